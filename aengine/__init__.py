@@ -1,0 +1,81 @@
+"""aengine: an async streaming LLM inference engine that lives inside your own event loop.
+
+Importing this package is cheap: it loads neither torch nor transformers. Names are resolved at first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aengine.config import EngineConfig
+    from aengine.engine.async_engine import AsyncEngine
+    from aengine.engine.stream import TokenStream
+    from aengine.errors import (
+        AEngineError,
+        ConfigError,
+        EngineDeadError,
+        EngineStateError,
+        InsufficientMemoryError,
+        InvalidRequestError,
+        ModelLoadError,
+        RequestIdInUseError,
+    )
+    from aengine.outputs import Completion, EngineStats, FinishReason, Token, Usage
+    from aengine.params import SamplingParams
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "AsyncEngine": "aengine.engine.async_engine",
+    "TokenStream": "aengine.engine.stream",
+    "EngineConfig": "aengine.config",
+    "SamplingParams": "aengine.params",
+    **dict.fromkeys(("Completion", "EngineStats", "FinishReason", "Token", "Usage"), "aengine.outputs"),
+    **dict.fromkeys(
+        (
+            "AEngineError",
+            "ConfigError",
+            "EngineDeadError",
+            "EngineStateError",
+            "InsufficientMemoryError",
+            "InvalidRequestError",
+            "ModelLoadError",
+            "RequestIdInUseError",
+        ),
+        "aengine.errors",
+    ),
+}
+
+__all__ = [
+    "AEngineError",
+    "AsyncEngine",
+    "Completion",
+    "ConfigError",
+    "EngineConfig",
+    "EngineDeadError",
+    "EngineStateError",
+    "EngineStats",
+    "FinishReason",
+    "InsufficientMemoryError",
+    "InvalidRequestError",
+    "ModelLoadError",
+    "RequestIdInUseError",
+    "SamplingParams",
+    "Token",
+    "TokenStream",
+    "Usage",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'aengine' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,100 @@
+"""`EngineConfig`: how an engine is set up. Validates what can be known without touching the model or the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from aengine.errors import ConfigError, FieldViolation
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+ATTENTION_BACKENDS = ("auto", "torch_native")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything that is fixed for the life of an engine. Raises `ConfigError` naming every field that is out of range."""
+
+    model: str
+    """A Hugging Face id, a local directory, or "demo" for the bundled model."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hugging Face id."""
+    dtype: str = "auto"
+    """Of weights and KV cache: auto (the checkpoint's), float32, bfloat16, float16."""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:N."""
+    max_model_len: int | None = None
+    """Longest prompt plus output in tokens. Default: the model's context."""
+    max_num_seqs: int = 256
+    """Most sequences that hold KV at once."""
+    max_num_batched_tokens: int = 2048
+    """Most tokens computed in one step."""
+    page_size: int = 16
+    """Tokens per KV page: a power of two, 1..256."""
+    kv_cache_memory: int | None = None
+    """Bytes of KV cache. Default: on CUDA what gpu_memory_utilization leaves; on a CPU 1 GiB, at most a quarter of the free memory."""
+    gpu_memory_utilization: float = 0.9
+    """Fraction of the GPU's memory for weights, activations and KV cache together, in (0, 1]."""
+    attention_backend: str = "auto"
+    """auto, torch_native."""
+    load_format: str = "auto"
+    """auto, safetensors, dummy (random weights, no download of weights)."""
+    seed: int = 0
+    """Seeds the random weights of load_format dummy. Requests without a seed draw a fresh one, whatever this is."""
+
+    def __post_init__(self) -> None:
+        violations: list[FieldViolation] = []
+
+        def refuse(name: str, accepted: str) -> None:
+            violations.append(FieldViolation(name, f"{getattr(self, name)!r} is not {accepted}"))
+
+        def check_int(name: str, low: int, high: int | None = None, *, optional: bool = False) -> None:
+            value = getattr(self, name)
+            if value is None and optional:
+                return
+            if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+                refuse(name, f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]")
+
+        def check_choice(name: str, choices: tuple[str, ...]) -> None:
+            if getattr(self, name) not in choices:
+                refuse(name, "one of " + ", ".join(choices))
+
+        if not isinstance(self.model, str) or not self.model:
+            refuse("model", "a Hugging Face id, a directory, or 'demo'")
+        if self.revision is not None and not isinstance(self.revision, str):
+            refuse("revision", "a string")
+        check_choice("dtype", DTYPES)
+        base, _, number = str(self.device).partition(":")
+        if base not in ("auto", "cpu", "cuda") or (number and not (base == "cuda" and number.isdigit())):
+            refuse("device", "one of auto, cpu, cuda, cuda:N")
+        check_int("max_model_len", 2, optional=True)
+        check_int("max_num_seqs", 1, 65536)
+        check_int("max_num_batched_tokens", 1)
+        check_int("page_size", 1, 256)
+        if isinstance(self.page_size, int) and self.page_size & (self.page_size - 1):
+            refuse("page_size", "a power of two in [1, 256]")
+        check_int("kv_cache_memory", 1, optional=True)
+        utilization = self.gpu_memory_utilization
+        if not isinstance(utilization, int | float) or isinstance(utilization, bool) or not 0 < utilization <= 1:
+            refuse("gpu_memory_utilization", "a number in (0, 1]")
+        check_choice("attention_backend", ATTENTION_BACKENDS)
+        check_choice("load_format", LOAD_FORMATS)
+        check_int("seed", 0, 2**64 - 1)
+        if not violations and self.max_num_batched_tokens < self.max_num_seqs:
+            refuse("max_num_batched_tokens", f">= max_num_seqs ({self.max_num_seqs}): a step must hold one token of each sequence")
+        if violations:
+            raise ConfigError(violations)
+
+    @classmethod
+    def of(cls, model_or_config: str | EngineConfig, **overrides: Any) -> EngineConfig:
+        """The config of a model name, or a config, with `overrides`; an unknown name is refused with the names there are."""
+        names = [field.name for field in fields(cls)]
+        unknown = [FieldViolation(name, f"unknown option; there are {', '.join(names)}") for name in overrides if name not in names]
+        if unknown:
+            raise ConfigError(unknown)
+        if isinstance(model_or_config, EngineConfig):
+            given = {name: getattr(model_or_config, name) for name in names}
+        else:
+            given = {"model": model_or_config}
+        return cls(**{**given, **overrides})

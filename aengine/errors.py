@@ -1,0 +1,73 @@
+"""The error tree. Owns every exception that aengine raises on purpose.
+
+Errors belong to requests: one `InvalidRequestError` never touches another stream. Only `EngineDeadError` is shared by all
+streams of an engine, and it carries the original failure as its `__cause__`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class AEngineError(Exception):
+    """Base of every error raised by aengine."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One field that was refused: `field` is its name, `description` states the value and the accepted range."""
+
+    field: str
+    description: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.description}"
+
+
+class _FieldError(AEngineError, ValueError):
+    """An error about named fields; the message lists every violation."""
+
+    def __init__(self, violations: Sequence[FieldViolation]) -> None:
+        self.violations = tuple(violations)
+        super().__init__("; ".join(str(violation) for violation in self.violations))
+
+    @property
+    def field(self) -> str:
+        """The first offending field."""
+        return self.violations[0].field
+
+    @classmethod
+    def of(cls, field: str, description: str) -> _FieldError:
+        return cls((FieldViolation(field, description),))
+
+    def __reduce__(self) -> tuple[type[_FieldError], tuple[tuple[FieldViolation, ...]]]:
+        return type(self), (self.violations,)
+
+
+class InvalidRequestError(_FieldError):
+    """A request was refused before it ran: a field is out of range, of the wrong type, or cannot fit. Nothing else is disturbed."""
+
+
+class RequestIdInUseError(InvalidRequestError):
+    """The given `request_id` belongs to a request that is still in flight."""
+
+
+class ConfigError(_FieldError):
+    """An `EngineConfig` field is out of range, of the wrong type, unknown, or not possible on this machine."""
+
+
+class ModelLoadError(AEngineError):
+    """The model could not be found, read, or is of a kind that aengine does not run. The message is one plain sentence."""
+
+
+class InsufficientMemoryError(AEngineError):
+    """Weights or KV cache do not fit into the memory that the configuration allows."""
+
+
+class EngineStateError(AEngineError, RuntimeError):
+    """The engine was used before `start()`, after `aclose()`, or from another event loop than the one that started it."""
+
+
+class EngineDeadError(AEngineError, RuntimeError):
+    """The step thread died; every stream of the engine ends with this error. The original failure is its `__cause__`."""

@@ -1,0 +1,70 @@
+"""What the engine hands back: tokens, completions, usage, statistics. Plain frozen data; knows nothing of how it was made."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended."""
+
+    EOS = "eos"  # the model produced one of its end-of-sequence ids
+    STOP_TOKEN = "stop_token"  # the model produced one of the request's stop_token_ids
+    MAX_TOKENS = "max_tokens"  # max_tokens were generated
+    CONTEXT_LENGTH = "context_length"  # prompt and output fill max_model_len
+    DEADLINE = "deadline"  # the request's timeout passed
+    CANCELLED = "cancelled"  # cancelled by engine.cancel(), aclose() or engine shutdown
+    ERROR = "error"  # the request failed; the stream raises the cause
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token.
+
+    `text` is whole UTF-8: characters that span tokens appear with the token that completes them, so it may be empty, and the
+    concatenation of all texts is the decoded output. The last token of a sequence carries `finish_reason`. A sequence that is
+    ended from outside (CANCELLED, DEADLINE) closes with a token whose `token_id` is -1 and whose text is what was held back.
+    """
+
+    index: int  # which of the request's sequences, from 0
+    token_id: int
+    text: str
+    logprob: float | None = None  # natural log
+    top_logprobs: Mapping[int, float] | None = None  # token id -> logprob
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a request, so far."""
+
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer: the fold of a stream."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None  # None while the stream is still running
+    stop_reason: int | str | None  # the stop token id that matched, None for every other reason
+    usage: Usage
+    logprobs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot taken by the step thread after its latest step."""
+
+    running: int = 0  # sequences that hold a row and are scheduled
+    waiting: int = 0  # requests that hold no pages yet
+    parked: int = 0  # sequences that keep their pages but are not scheduled
+    pages_used: int = 0  # pages referenced by sequences
+    pages_total: int = 0
+    cached_tokens: int = 0  # tokens whose KV stays in unreferenced pages of the prefix cache
+    steps: int = 0  # steps committed since start
