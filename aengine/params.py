@@ -95,7 +95,7 @@ class SamplingParams:
 
     def with_defaults(self, generation_config: Mapping[str, Any]) -> SamplingParams:
         """A copy in which temperature, top_p, top_k and min_p are set: from here, else the model's config, else the engine's."""
-        unset = {
+        unset: dict[str, Any] = {
             name: generation_config.get(name) if generation_config.get(name) is not None else default
             for name, default in _ENGINE_DEFAULTS.items()
             if getattr(self, name) is None

@@ -1,0 +1,9 @@
+"""Pages of KV: who holds them, which are free, and which still carry a prefix that another sequence can use.
+
+Owns page numbers and their bookkeeping. Must not know what a page contains on the device, nor why a sequence wants one.
+"""
+
+from aengine.cache.pages import OutOfPages, PageCache
+from aengine.cache.prefix import PageChain
+
+__all__ = ["OutOfPages", "PageCache", "PageChain"]

@@ -1,0 +1,22 @@
+"""Who runs in a step, with how many tokens, on which pages; and what the outcome changes.
+
+Owns requests from submission to release. Must not know torch, threads, streams or text: plans go down and results come up as
+plain data (`plan.py`), updates go out as plain data (`request.py`).
+"""
+
+from aengine.scheduler.plan import NewRow, RowParams, StepPlan, StepResult
+from aengine.scheduler.request import Finished, Request, Updates
+from aengine.scheduler.scheduler import Scheduler, SchedulerConfig, SchedulerStats
+
+__all__ = [
+    "Finished",
+    "NewRow",
+    "Request",
+    "RowParams",
+    "Scheduler",
+    "SchedulerConfig",
+    "SchedulerStats",
+    "StepPlan",
+    "StepResult",
+    "Updates",
+]

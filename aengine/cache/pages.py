@@ -1,0 +1,143 @@
+"""The page pool: every page is free, cached, or referenced, and never two of these.
+
+*Referenced*: one or more sequences hold it (`refs > 0`). *Cached*: nobody holds it, but its content is published in the prefix
+index and can be taken up again; it counts as available, least recently released first. *Free*: its content means nothing.
+Page 0 is reserved: padding points at it and it is never handed out. All operations cost O(1) per page.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aengine.cache.prefix import PageChain, PrefixIndex
+
+IntArray = NDArray[np.int32]
+
+
+class OutOfPages(Exception):
+    """More pages were asked for than are available."""
+
+
+class PageCache:
+    """`num_pages` pages of `page_size` tokens, the reserved page included."""
+
+    def __init__(self, num_pages: int, page_size: int, *, enable_prefix_cache: bool = True) -> None:
+        if num_pages < 2:
+            raise ValueError(f"num_pages: {num_pages} leaves no page beside the reserved one")
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self.refs = np.zeros(num_pages, np.int32)
+        self._free = np.arange(num_pages - 1, -1, -1, dtype=np.int32)  # a stack; the reserved page 0 lies below its bottom
+        self._free = self._free[:-1].copy()
+        self._num_free = num_pages - 1
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
+        self._index = PrefixIndex()
+        self._enable_prefix_cache = enable_prefix_cache
+
+    @property
+    def usable(self) -> int:
+        """Pages that can be handed out at all."""
+        return self.num_pages - 1
+
+    @property
+    def available(self) -> int:
+        """Pages that `allocate` could hand out now."""
+        return self._num_free + len(self._cached)
+
+    @property
+    def referenced(self) -> int:
+        return self.usable - self.available
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens whose KV lies in pages that nobody holds."""
+        return len(self._cached) * self.page_size
+
+    def allocate(self, count: int) -> IntArray:
+        """`count` pages with one reference each; free ones first, then the least recently used cached ones."""
+        if count > self.available:
+            raise OutOfPages(f"{count} pages asked for, {self.available} available")
+        taken = min(count, self._num_free)
+        pages = np.empty(count, np.int32)
+        self._num_free -= taken
+        pages[:taken] = self._free[self._num_free : self._num_free + taken][::-1]
+        for i in range(taken, count):
+            page, _ = self._cached.popitem(last=False)
+            self._index.remove(page)
+            pages[i] = page
+        self.refs[pages] = 1
+        return pages
+
+    def release(self, pages: IntArray) -> None:
+        """Give up one reference to each of a sequence's `pages`, given first to last. The tail is evicted before the head."""
+        self.refs[pages] -= 1
+        dropped = pages[self.refs[pages] == 0]
+        if not len(self._index):
+            self._push_free(dropped)
+            return
+        free = []
+        for page in dropped[::-1].tolist():
+            if page in self._index:
+                self._cached[page] = None
+            else:
+                free.append(page)
+        self._push_free(np.array(free, np.int32))
+
+    def _push_free(self, pages: IntArray) -> None:
+        self._free[self._num_free : self._num_free + len(pages)] = pages
+        self._num_free += len(pages)
+
+    def match(self, chain: PageChain, tokens: IntArray) -> list[int]:
+        """The pages that hold the longest published prefix of `tokens`, not yet referenced by the caller (see `retain`).
+
+        The last token is never covered: it must be computed to have logits.
+        """
+        pages: list[int] = []
+        if not self._enable_prefix_cache:
+            return pages
+        size = self.page_size
+        for i in range(min((len(tokens) - 1) // size, len(chain.digests))):
+            page = self._index.find(chain.digests[i], tokens[i * size : (i + 1) * size])
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def retain(self, pages: list[int]) -> None:
+        """Take one more reference to each of these matched pages."""
+        for page in pages:
+            if self.refs[page] == 0:
+                del self._cached[page]
+            self.refs[page] += 1
+
+    def num_unreferenced(self, pages: list[int]) -> int:
+        """How many of these matched pages are available now, and so would lower `available` when retained."""
+        return sum(1 for page in pages if self.refs[page] == 0)
+
+    def publish(self, page: int, digest: bytes, tokens: IntArray) -> None:
+        """Offer a full, computed, referenced page to others. If its content is published already, it stays private."""
+        if self._enable_prefix_cache:
+            self._index.add(page, digest, tokens)
+
+    def flush(self) -> int:
+        """Forget every cached page; referenced pages stay, unpublished. Returns the number of pages that became free."""
+        flushed = list(self._cached)
+        self._cached.clear()
+        self._index = PrefixIndex()
+        self._push_free(np.array(flushed, np.int32))
+        return len(flushed)
+
+    def check(self) -> None:
+        """Raise AssertionError unless every page is in exactly one state. O(num_pages); for tests and debugging."""
+        free = self._free[: self._num_free].tolist()
+        assert 0 not in free, "the reserved page is in the free list"
+        assert len(set(free)) == len(free), "a page is free twice"
+        assert not set(free) & set(self._cached), "a page is free and cached"
+        assert all(self.refs[page] == 0 for page in [*free, *self._cached]), "an available page is referenced"
+        assert int((self.refs > 0).sum()) + len(free) + len(self._cached) == self.usable, "a page is lost"
+        assert (self.refs >= 0).all(), "a page was released more often than taken"
+        assert all(page in self._index for page in self._cached), "a cached page is not published"
+        assert not any(page in self._index for page in free), "a free page is published"

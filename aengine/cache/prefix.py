@@ -1,0 +1,65 @@
+"""The names of page contents: chained hashes, and the index from hash to the page that holds the content.
+
+A page's hash covers its own token ids, everything before it, and the salt, so equal hashes mean equal KV. Hashes are 128-bit
+BLAKE2b; a hit is still compared on token ids, so even a constructed collision cannot serve foreign KV. Knows nothing of
+ref counts or free lists.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+DIGEST_BYTES = 16
+
+
+class PageChain:
+    """The hashes of one sequence's full pages, each computed once, extended as tokens become known."""
+
+    __slots__ = ("_page_size", "_root", "digests")
+
+    def __init__(self, page_size: int, salt: str = "") -> None:
+        self._page_size = page_size
+        self._root = blake2b(salt.encode(), digest_size=DIGEST_BYTES).digest()
+        self.digests: list[bytes] = []
+
+    def extend(self, tokens: NDArray[np.int32]) -> None:
+        """Hash the full pages of `tokens` (the sequence from its start) that have no hash yet."""
+        size = self._page_size
+        digests = self.digests
+        parent = digests[-1] if digests else self._root
+        for page in range(len(digests), len(tokens) // size):
+            parent = blake2b(parent + tokens[page * size : (page + 1) * size].tobytes(), digest_size=DIGEST_BYTES).digest()
+            digests.append(parent)
+
+
+class PrefixIndex:
+    """Which page holds the content of a hash: at most one page per hash, at most one hash per page."""
+
+    def __init__(self) -> None:
+        self._by_digest: dict[bytes, tuple[int, bytes]] = {}  # digest -> page, the page's own token ids
+        self._by_page: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_page)
+
+    def __contains__(self, page: int) -> bool:
+        return page in self._by_page
+
+    def find(self, digest: bytes, tokens: NDArray[np.int32]) -> int | None:
+        """The page that holds `digest`, if its token ids are `tokens`."""
+        entry = self._by_digest.get(digest)
+        return entry[0] if entry is not None and entry[1] == tokens.tobytes() else None
+
+    def add(self, page: int, digest: bytes, tokens: NDArray[np.int32]) -> bool:
+        """Publish `page` under `digest`. False when another page already carries it; then `page` stays private."""
+        if digest in self._by_digest:
+            return False
+        self._by_digest[digest] = (page, tokens.tobytes())
+        self._by_page[page] = digest
+        return True
+
+    def remove(self, page: int) -> None:
+        del self._by_digest[self._by_page.pop(page)]

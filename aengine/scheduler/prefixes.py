@@ -1,0 +1,64 @@
+"""Which prompt pages are being computed right now, and who waits for them, so that a shared prefix is computed once.
+
+Keyed by page digest. Knows neither pages nor rows.
+"""
+
+from __future__ import annotations
+
+from aengine.scheduler.request import Sequence
+
+
+class PrefixesInFlight:
+    """A running sequence claims the digests it is going to publish; another that needs one waits until it is settled."""
+
+    def __init__(self) -> None:
+        self._owner: dict[bytes, Sequence] = {}
+        self._claims: dict[Sequence, list[bytes]] = {}
+        self._awaiting: dict[bytes, list[Sequence]] = {}
+
+    @property
+    def num_awaiting(self) -> int:
+        return sum(len(waiting) for waiting in self._awaiting.values())
+
+    def claimed(self, digest: bytes) -> bool:
+        return digest in self._owner
+
+    def claim(self, sequence: Sequence, digests: list[bytes]) -> None:
+        mine = [digest for digest in digests if self._owner.setdefault(digest, sequence) is sequence]
+        self._claims[sequence] = mine
+
+    def wait(self, sequence: Sequence, digest: bytes) -> None:
+        sequence.awaits = digest
+        self._awaiting.setdefault(digest, []).append(sequence)
+
+    def stop_waiting(self, sequence: Sequence) -> bool:
+        """The sequence no longer waits; False when it did not."""
+        digest = sequence.awaits
+        if digest is None:
+            return False
+        sequence.awaits = None
+        waiting = self._awaiting[digest]
+        waiting.remove(sequence)
+        if not waiting:
+            del self._awaiting[digest]
+        return True
+
+    def settle(self, sequence: Sequence, digest: bytes) -> list[Sequence]:
+        """`sequence` published the page. Returns those that waited for it."""
+        if self._owner.get(digest) is not sequence:
+            return []
+        del self._owner[digest]
+        return self._wake(digest)
+
+    def abandon(self, sequence: Sequence) -> list[Sequence]:
+        """`sequence` computes no further pages. Returns those that waited for one of them."""
+        woken: list[Sequence] = []
+        for digest in self._claims.pop(sequence, ()):
+            woken.extend(self.settle(sequence, digest))
+        return woken
+
+    def _wake(self, digest: bytes) -> list[Sequence]:
+        woken = self._awaiting.pop(digest, [])
+        for sequence in woken:
+            sequence.awaits = None
+        return woken

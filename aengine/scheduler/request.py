@@ -1,0 +1,87 @@
+"""What the scheduler is given (`Request`), what it keeps of it (`Sequence`), and what it reports (`Updates`).
+
+`Request` and `Updates` are plain data that cross the thread edge. `Sequence` never leaves the scheduler.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aengine.cache import PageChain
+from aengine.outputs import FinishReason
+from aengine.scheduler.plan import RowParams
+
+IntArray = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A validated request: it fits the context and the page pool, and every default is applied."""
+
+    key: int  # unique for the life of the engine
+    prompt: IntArray  # [p], p >= 1
+    params: RowParams
+    max_tokens: int  # >= 1; p + max_tokens fits the context
+    stop_token_ids: frozenset[int] = frozenset()  # the request's own
+    eos_token_ids: frozenset[int] = frozenset()  # the model's; empty with ignore_eos
+    fills_context: bool = False  # max_tokens stands for the end of the context: running into it is CONTEXT_LENGTH
+    priority: int = 0  # lower runs first
+    tenant: str = ""
+    arrival: float = 0.0  # seconds on the scheduler's clock
+    deadline: float | None = None  # seconds on the scheduler's clock
+    cache_salt: str = ""
+
+
+class SequenceState(enum.Enum):
+    WAITING = enum.auto()  # holds neither row nor pages
+    RUNNING = enum.auto()  # holds a row and pages
+    LEAVING = enum.auto()  # finished, but a step that computes it is still in flight
+    FINISHED = enum.auto()  # holds nothing
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sequence of a request. While it holds a row, its counters and tokens live in the `RowTable`."""
+
+    request: Request
+    chain: PageChain
+    tokens: IntArray  # every known token; kept up to date only while WAITING
+    state: SequenceState = SequenceState.WAITING
+    row: int = -1
+    parked: bool = False
+    preemptions: int = 0
+    started: bool = False  # it held a row before
+    awaits: bytes | None = None  # digest of the page that another sequence is computing for it
+
+    @property
+    def limit(self) -> int:
+        """Number of tokens, prompt included, at which the sequence ends."""
+        return len(self.request.prompt) + self.request.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request ended: it gets no further tokens. Its pages are free once its key is in `Updates.released`."""
+
+    key: int
+    reason: FinishReason
+    stop_token_id: int | None = None
+    error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class Updates:
+    """What one step changed for the outside, in order: starts, tokens, ends, releases."""
+
+    started: list[tuple[int, int]] = field(default_factory=list)  # key, prompt tokens found in the prefix cache
+    keys: list[int] = field(default_factory=list)  # the requests that got a token, and
+    token_ids: list[int] = field(default_factory=list)  # the token of each
+    finished: list[Finished] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)  # keys of which nothing is left in queues, rows or pages
+
+    def __bool__(self) -> bool:
+        return bool(self.started or self.keys or self.finished or self.released)

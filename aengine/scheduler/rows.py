@@ -1,0 +1,99 @@
+"""The state of the sequences that hold a row, as a struct of arrays indexed by row, so that a step over all of them is a few
+vectorised operations. Knows no policy: who runs and why is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aengine.scheduler.request import Sequence
+
+IntArray = NDArray[np.int32]
+
+
+class RowTable:
+    """`num_rows` rows of up to `max_model_len` tokens in pages of `page_size`.
+
+    Per row: `num_tokens` counts the tokens of the sequence including those whose ids a step in flight will tell, `num_known`
+    without them; `num_computed` counts the tokens whose KV is in pages or being written by a step in flight, `num_committed`
+    without the latter. So num_committed <= num_known <= num_tokens and num_committed <= num_computed <= num_tokens.
+    """
+
+    def __init__(self, num_rows: int, max_model_len: int, page_size: int) -> None:
+        self.num_rows = num_rows
+        max_pages = -(-max_model_len // page_size)
+        self.sequences: list[Sequence | None] = [None] * num_rows
+        self.keys = np.zeros(num_rows, np.int64)
+        self.num_tokens = np.zeros(num_rows, np.int32)
+        self.num_known = np.zeros(num_rows, np.int32)
+        self.num_computed = np.zeros(num_rows, np.int32)
+        self.num_committed = np.zeros(num_rows, np.int32)
+        self.num_published = np.zeros(num_rows, np.int32)  # pages offered to the prefix index
+        self.num_pages = np.zeros(num_rows, np.int32)
+        self.limit = np.zeros(num_rows, np.int32)  # tokens at which the sequence ends
+        self.flights = np.zeros(num_rows, np.int32)  # steps in flight that compute the row
+        self.active = np.zeros(num_rows, np.bool_)  # RUNNING: tokens of returning steps count
+        self.decoding = np.zeros(num_rows, np.bool_)  # all but the last token computed, and that one sampled by the runner
+        self.parked = np.zeros(num_rows, np.bool_)
+        self.tenants = np.zeros(num_rows, np.int32)
+        # Large tables are mapped lazily: only the parts that are used take memory.
+        self.page_table = np.zeros((num_rows, max_pages), np.int32)
+        self.tokens = np.zeros((num_rows, max_model_len), np.int32)
+        self.stop_ids = np.full((num_rows, 4), -1, np.int32)  # padded with -1
+        self._free = list(range(num_rows - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def assign(self, sequence: Sequence, tenant: int) -> int:
+        """Give `sequence` a row; it holds no pages and has nothing computed yet."""
+        row = self._free.pop()
+        request = sequence.request
+        num_tokens = len(sequence.tokens)
+        self.sequences[row] = sequence
+        self.keys[row] = request.key
+        self.num_tokens[row] = self.num_known[row] = num_tokens
+        self.num_computed[row] = self.num_committed[row] = self.num_published[row] = self.num_pages[row] = 0
+        self.limit[row] = sequence.limit
+        self.flights[row] = 0
+        self.active[row] = True
+        self.decoding[row] = False
+        self.parked[row] = sequence.parked
+        self.tenants[row] = tenant
+        self.tokens[row, :num_tokens] = sequence.tokens
+        stop_ids = sorted(request.stop_token_ids | request.eos_token_ids)
+        if len(stop_ids) > self.stop_ids.shape[1]:
+            wider = np.full((self.num_rows, len(stop_ids)), -1, np.int32)
+            wider[:, : self.stop_ids.shape[1]] = self.stop_ids
+            self.stop_ids = wider
+        self.stop_ids[row] = -1
+        self.stop_ids[row, : len(stop_ids)] = stop_ids
+        sequence.row = row
+        return row
+
+    def clear(self, row: int) -> None:
+        """Make the row free. Its pages must have been released."""
+        sequence = self.sequences[row]
+        assert sequence is not None
+        sequence.row = -1
+        self.sequences[row] = None
+        self.active[row] = self.decoding[row] = self.parked[row] = False
+        self.num_pages[row] = 0
+        self._free.append(row)
+
+    def pages(self, row: int) -> IntArray:
+        """The pages of the row, first to last (a view)."""
+        view: IntArray = self.page_table[row, : self.num_pages[row]]
+        return view
+
+    def known_tokens(self, row: int) -> IntArray:
+        """A copy of the tokens whose ids are known."""
+        known: IntArray = self.tokens[row, : self.num_known[row]].copy()
+        return known
+
+    def append_pages(self, row: int, pages: IntArray) -> None:
+        first = int(self.num_pages[row])
+        self.page_table[row, first : first + len(pages)] = pages
+        self.num_pages[row] = first + len(pages)

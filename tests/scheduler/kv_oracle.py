@@ -1,0 +1,149 @@
+"""The KV-content oracle: a runner without a model that knows what every page slot must hold.
+
+A slot's content is the hash of the salt and of every token up to its own position, so a read of a wrong, stale or foreign slot
+is seen at once. The next token is a function of that hash, so the right output of a request is known in advance: its solo run.
+Requests are told apart by their seed, which is their key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from aengine.outputs import FinishReason
+from aengine.scheduler import Request, RowParams, StepPlan, StepResult
+
+MASK = (1 << 61) - 1
+
+
+def _mix(state: int, token: int) -> int:
+    return (state * 6364136223846793005 + token * 1442695040888963407 + 11400714819323198485) % MASK
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A request's solo run."""
+
+    request: Request
+    tokens: np.ndarray  # prompt and output
+    hashes: np.ndarray  # [j]: hash of the salt and tokens[: j + 1]
+    reason: FinishReason
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[len(self.request.prompt) :].tolist()
+
+
+def solo_run(request: Request, vocab_size: int) -> Truth:
+    state = sum((i + 1) * ord(c) for i, c in enumerate(request.cache_salt)) + 17
+    tokens: list[int] = []
+    hashes: list[int] = []
+
+    def push(token: int) -> None:
+        nonlocal state
+        state = _mix(state, token)
+        tokens.append(token)
+        hashes.append(state)
+
+    for token in request.prompt.tolist():
+        push(token)
+    limit = len(request.prompt) + request.max_tokens
+    while True:
+        token = int((state >> 20) % vocab_size)
+        push(token)
+        if token in request.stop_token_ids:
+            reason = FinishReason.STOP_TOKEN
+        elif token in request.eos_token_ids:
+            reason = FinishReason.EOS
+        elif len(tokens) == limit:
+            reason = FinishReason.CONTEXT_LENGTH if request.fills_context else FinishReason.MAX_TOKENS
+        else:
+            continue
+        return Truth(request, np.array(tokens), np.array(hashes), reason)
+
+
+class OracleError(AssertionError):
+    pass
+
+
+class OracleFlight:
+    def __init__(self, runner: OracleRunner, plan: StepPlan, result: StepResult) -> None:
+        self._runner, self._plan, self._result = runner, plan, result
+        self._reads = [
+            (runner.slots_of(row, start + length), runner.truth_of(row).hashes[: start + length])
+            for row, start, length in zip(plan.rows.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True)
+        ]
+        self.check()
+
+    def check(self) -> None:
+        """What the step reads is there, and stays there until it returned."""
+        for slots, hashes in self._reads:
+            if not np.array_equal(self._runner.slots[slots], hashes):
+                raise OracleError(f"step {self._plan.step} reads wrong KV")
+
+    def result(self) -> StepResult:
+        self.check()
+        return self._result
+
+
+class OracleRunner:
+    def __init__(self, num_pages: int, page_size: int, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.page_size = page_size
+        self.slots = np.full(num_pages * page_size, -1, np.int64)
+        self.truths: dict[int, Truth] = {}  # by key
+        self.num_computed = 0  # tokens computed in all steps
+        self._key: dict[int, int] = {}  # row -> key
+        self._pages: dict[int, list[int]] = {}
+        self._last_token: dict[int, int] = {}
+        self._next_step = 0
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+
+    def truth_of(self, row: int) -> Truth:
+        return self.truths[self._key[row]]
+
+    def slots_of(self, row: int, num_tokens: int) -> np.ndarray:
+        positions = np.arange(num_tokens)
+        return np.array(self._pages[row])[positions // self.page_size] * self.page_size + positions % self.page_size
+
+    def launch(self, plan: StepPlan) -> OracleFlight:
+        assert plan.step == self._next_step
+        self._next_step += 1
+        assert len(set(plan.rows.tolist())) == len(plan.rows) <= self._max_num_seqs
+        assert int(plan.lengths.sum()) <= self._max_num_batched_tokens
+        assert (plan.lengths >= 1).all()
+        assert (plan.lengths[: plan.num_decodes] == 1).all()
+        assert plan.samples[: plan.num_decodes].all()
+        for new in plan.new_rows:
+            self._key[new.row], self._pages[new.row] = new.params.seed, []
+            self._last_token.pop(new.row, None)
+        for row, column, page in zip(plan.page_rows.tolist(), plan.page_cols.tolist(), plan.page_ids.tolist(), strict=True):
+            assert page != 0, "the reserved page was handed out"
+            assert column == len(self._pages[row])
+            self._pages[row].append(page)
+        given = 0
+        tokens = []
+        for i, (row, start, length) in enumerate(zip(plan.rows.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True)):
+            truth = self.truth_of(row)
+            if i < plan.num_decodes:
+                ids = [self._last_token[row]]
+            else:
+                ids = plan.token_ids[given : given + length].tolist()
+                given += length
+            if ids != truth.tokens[start : start + length].tolist():
+                raise OracleError(f"step {plan.step} computes other tokens than the sequence has at {start}")
+            self.slots[self.slots_of(row, start + length)[start:]] = truth.hashes[start : start + length]
+            self.num_computed += length
+            if plan.samples[i]:
+                # A row that ended in a step still in flight runs once more; what it samples is dropped.
+                token = int(truth.tokens[start + length]) if start + length < len(truth.tokens) else 0
+                self._last_token[row] = token
+                tokens.append(token)
+        assert given == len(plan.token_ids)
+        return OracleFlight(self, plan, StepResult(plan.step, np.array(tokens, np.int32)))
+
+
+def make_request(key: int, prompt: list[int], max_tokens: int, **fields: object) -> Request:
+    params = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=key)
+    return Request(key=key, prompt=np.array(prompt, np.int32), params=params, max_tokens=max_tokens, **fields)  # type: ignore[arg-type]

@@ -1,0 +1,119 @@
+"""Drives a Scheduler against the KV-content oracle as the step loop would, one step ahead where `overlap` is set, and checks the
+scheduler's invariants after every commit."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from kv_oracle import OracleFlight, OracleRunner, Truth, solo_run
+
+from aengine.outputs import FinishReason
+from aengine.scheduler import Finished, Request, Scheduler, SchedulerConfig, StepPlan
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Simulation:
+    def __init__(self, config: SchedulerConfig, *, overlap: bool = False, vocab_size: int = 50) -> None:
+        self.config = config
+        self.clock = FakeClock()
+        self.scheduler = Scheduler(config, self.clock)
+        self.runner = OracleRunner(config.num_pages, config.page_size, config.max_num_seqs, config.max_num_batched_tokens)
+        self.overlap = overlap
+        self.vocab_size = vocab_size
+        self.flights: deque[tuple[StepPlan, OracleFlight]] = deque()
+        self.received: dict[int, list[int]] = {}
+        self.cached: dict[int, int] = {}
+        self.finished: dict[int, Finished] = {}
+        self.released: set[int] = set()
+        self.plans: list[StepPlan] = []
+        self.forced: set[int] = set()  # ended from outside
+
+    def submit(self, request: Request) -> Truth:
+        truth = solo_run(request, self.vocab_size)
+        self.runner.truths[request.key] = truth
+        self.received[request.key] = []
+        self.scheduler.submit(request)
+        return truth
+
+    def cancel(self, key: int) -> None:
+        if key not in self.finished:
+            self.forced.add(key)
+        self.scheduler.cancel(key)
+
+    def step(self) -> bool:
+        """One turn of the step loop; False when there was nothing to run and nothing in flight."""
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self.plans.append(plan)
+            self.flights.append((plan, self.runner.launch(plan)))
+        if self.flights and (plan is None or len(self.flights) > self.overlap):
+            returned, flight = self.flights.popleft()
+            self.scheduler.commit(returned, flight.result())
+            worked = True
+        else:
+            worked = plan is not None
+        self._receive()
+        self._check()
+        return worked
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(max_steps):
+            if not self.step():
+                return
+        raise AssertionError(f"still not done after {max_steps} steps")
+
+    def _receive(self) -> None:
+        updates = self.scheduler.take_updates()
+        for key, cached in updates.started:
+            assert key not in self.cached, "started twice"
+            self.cached[key] = cached
+        for key, token in zip(updates.keys, updates.token_ids, strict=True):
+            assert key not in self.finished, "a token after the end"
+            self.received[key].append(token)
+        for finished in updates.finished:
+            assert finished.key not in self.finished, "ended twice"
+            self.finished[finished.key] = finished
+        for key in updates.released:
+            assert key in self.finished
+            assert key not in self.released
+            self.released.add(key)
+
+    def _check(self) -> None:
+        rows, cache = self.scheduler._rows, self.scheduler._cache
+        cache.check()
+        refs = np.zeros_like(cache.refs)
+        for row, sequence in enumerate(rows.sequences):
+            if sequence is not None:
+                np.add.at(refs, rows.pages(row), 1)
+        assert np.array_equal(refs, cache.refs), "ref counts do not add up"
+        free = set(cache._free[: cache._num_free].tolist())
+        for plan, _ in self.flights:
+            for row in plan.rows.tolist():
+                assert not free & set(rows.pages(row).tolist()), "a page of a step in flight is free"
+
+    def check_finished(self) -> None:
+        """Everything ended as in its solo run (or was ended from outside), and nothing is left."""
+        for key, truth in self.runner.truths.items():
+            output = truth.output
+            if key in self.forced or self.finished[key].reason is FinishReason.DEADLINE:
+                assert self.received[key] == output[: len(self.received[key])]
+            else:
+                assert self.received[key] == output, f"request {key} differs from its solo run"
+                assert self.finished[key].reason is truth.reason
+        assert self.released == set(self.runner.truths)
+        stats = self.scheduler.stats()
+        assert (stats.running, stats.waiting, stats.parked, stats.pages_used) == (0, 0, 0, 0)
+        assert not self.scheduler._sequences
+        assert not self.scheduler._prefixes._owner
+        assert not self.scheduler._prefixes._awaiting
+        assert not self.scheduler._prefixes._claims
+        assert self.scheduler._rows.num_free == self.config.max_num_seqs

@@ -1,0 +1,154 @@
+"""Random workloads against the KV-content oracle, and proof that the oracle sees what it is there to see."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from kv_oracle import OracleError, make_request
+from simulation import Simulation
+
+from aengine.cache import PageCache
+from aengine.scheduler import Request, Scheduler, SchedulerConfig
+
+WORKLOADS = 2000
+PARTS = 8
+
+
+def random_config(rng: random.Random) -> SchedulerConfig:
+    page_size = rng.choice([1, 1, 16, 16, 16, 64])
+    max_model_len = rng.choice([24, 60, 130])
+    pages_of_one = -(-max_model_len // page_size)
+    max_num_seqs = rng.choice([1, 2, 5, 16])
+    return SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max(max_num_seqs, rng.choice([1, 8, 16, 40, 300])),
+        max_model_len=max_model_len,
+        num_pages=1 + pages_of_one + rng.choice([0, 0, 1, pages_of_one // 2, 2 * pages_of_one, 8 * pages_of_one]),
+        page_size=page_size,
+        enable_prefix_cache=rng.random() < 0.85,
+        ageing_seconds=rng.choice([5.0, 50.0]),
+    )
+
+
+def random_request(rng: random.Random, key: int, prefixes: list[list[int]], config: SchedulerConfig, now: float) -> Request:
+    prompt = list(rng.choice(prefixes))[: rng.randint(0, config.max_model_len - 2)]
+    prompt += [rng.randrange(50) for _ in range(rng.choice([0, 1, 3, 20]))]
+    prompt = prompt[: config.max_model_len - 1] or [rng.randrange(50)]
+    room = config.max_model_len - len(prompt)
+    fills_context = rng.random() < 0.2
+    return make_request(
+        key,
+        prompt,
+        room if fills_context else rng.randint(1, room),
+        fills_context=fills_context,
+        eos_token_ids=frozenset({7}) if rng.random() < 0.5 else frozenset(),
+        stop_token_ids=frozenset({3, 9}) if rng.random() < 0.2 else frozenset(),
+        priority=rng.choice([0, 0, 0, -1, 2]),
+        tenant=rng.choice(["", "a", "b"]),
+        arrival=now,
+        deadline=now + rng.choice([3.0, 30.0]) if rng.random() < 0.05 else None,
+        cache_salt=rng.choice(["", "", "", "salt"]),
+    )
+
+
+def run_workload(seed: int) -> Simulation:
+    rng = random.Random(seed)
+    config = random_config(rng)
+    simulation = Simulation(config, overlap=rng.random() < 0.5)
+    prefixes = [[rng.randrange(50) for _ in range(config.max_model_len)] for _ in range(rng.randint(1, 3))]
+    p_submit, p_cancel, p_park = rng.choice([0.3, 1.0]), rng.choice([0.0, 0.0, 0.1]), rng.choice([0.0, 0.1, 0.3])
+    num_requests = rng.randint(1, 14)
+    parked: set[int] = set()
+    key = 0
+    idle = 0
+    while True:
+        while key < num_requests and rng.random() < p_submit:
+            simulation.submit(random_request(rng, key, prefixes, config, simulation.clock.now))
+            key += 1
+        if key and rng.random() < p_cancel:
+            simulation.cancel(rng.randrange(key))
+        if key and rng.random() < p_park and len(simulation.plans) < 1000:  # readers become steady in the end
+            parked.add(chosen := rng.randrange(key))
+            simulation.scheduler.park(chosen)
+        if parked and rng.random() < 0.2:
+            simulation.scheduler.unpark(parked.pop())
+        simulation.clock.now += 1.0
+        worked = simulation.step()
+        idle = 0 if worked else idle + 1
+        if not worked and key == num_requests:
+            if not parked:
+                break
+            simulation.scheduler.unpark(parked.pop())
+        assert idle < 200
+        assert len(simulation.plans) < 8000, "no progress"
+    simulation.check_finished()
+    return simulation
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_workloads(part: int) -> None:
+    for seed in range(part, WORKLOADS, PARTS):
+        try:
+            run_workload(seed)
+        except BaseException as error:
+            error.add_note(f"workload {seed}")
+            raise
+
+
+def fails(seeds: range) -> bool:
+    for seed in seeds:
+        try:
+            run_workload(seed)
+        except (OracleError, AssertionError):
+            return True
+    return False
+
+
+class TestTheOracleCanFail:
+    """Each of these breaks one promise of the code on purpose."""
+
+    def test_release_one_step_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = Scheduler._finish
+
+        def finish(self: Scheduler, sequence: object, *args: object, **kwargs: object) -> None:
+            row = sequence.row  # type: ignore[attr-defined]
+            if row >= 0:
+                self._rows.flights[row] = 0
+            real(self, sequence, *args, **kwargs)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Scheduler, "_finish", finish)
+        assert fails(range(200))
+
+    def test_publish_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = Scheduler._admit
+
+        def admit(self: Scheduler, sequence: object, hits: list[int]) -> None:
+            real(self, sequence, hits)  # type: ignore[arg-type]
+            rows, row = self._rows, sequence.row  # type: ignore[attr-defined]
+            committed = int(rows.num_committed[row])
+            rows.num_committed[row] = rows.num_known[row]
+            import numpy as np
+
+            self._publish(np.array([row], np.int32))
+            rows.num_committed[row] = committed
+
+        monkeypatch.setattr(Scheduler, "_admit", admit)
+        assert fails(range(200))
+
+    def test_broken_ref_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def retain(self: PageCache, pages: list[int]) -> None:
+            for page in pages:
+                if self.refs[page] == 0:
+                    del self._cached[page]
+                    self.refs[page] = 1
+
+        monkeypatch.setattr(PageCache, "retain", retain)
+        assert fails(range(200))
+
+    def test_salt_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import aengine.scheduler.scheduler as module
+
+        real = module.PageChain
+        monkeypatch.setattr(module, "PageChain", lambda page_size, salt: real(page_size))
+        assert fails(range(400))
