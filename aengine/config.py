@@ -40,6 +40,8 @@ class EngineConfig:
     """auto, torch_native."""
     load_format: str = "auto"
     """auto, safetensors, dummy (random weights, no download of weights)."""
+    max_unread_tokens: int = 256
+    """A request whose reader lags by more tokens than this is parked until the reader has caught up by half."""
     seed: int = 0
     """Seeds the random weights of load_format dummy. Requests without a seed draw a fresh one, whatever this is."""
 
@@ -80,6 +82,7 @@ class EngineConfig:
             refuse("gpu_memory_utilization", "a number in (0, 1]")
         check_choice("attention_backend", ATTENTION_BACKENDS)
         check_choice("load_format", LOAD_FORMATS)
+        check_int("max_unread_tokens", 1)
         check_int("seed", 0, 2**64 - 1)
         if not violations and self.max_num_batched_tokens < self.max_num_seqs:
             refuse("max_num_batched_tokens", f">= max_num_seqs ({self.max_num_seqs}): a step must hold one token of each sequence")

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from aengine.params import SamplingParams
+
 
 class FinishReason(enum.Enum):
     """Why a sequence ended."""
@@ -68,3 +70,18 @@ class EngineStats:
     pages_total: int = 0
     cached_tokens: int = 0  # tokens whose KV stays in unreferenced pages of the prefix cache
     steps: int = 0  # steps committed since start
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a started engine serves."""
+
+    name: str  # as it was given: an id, a directory, "demo"
+    architecture: str  # as in the model's config, for example Qwen3ForCausalLM
+    max_model_len: int  # prompt and output together, in tokens
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str  # of weights and KV cache
+    num_parameters: int
+    chat_template: bool  # whether chat messages can be a prompt
+    generation_defaults: SamplingParams  # what unset parameters mean

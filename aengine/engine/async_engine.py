@@ -1,0 +1,332 @@
+"""`AsyncEngine`: the engine as its user sees it. Owns its life cycle and the registry of requests in flight.
+
+Everything here runs in the event loop that started the engine, except what is handed to the step thread (`StepLoop`) and to the
+tokenizer's worker thread. Must not know schedulers, batches or devices.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import itertools
+import sys
+import time
+import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import anyio
+import numpy as np
+from numpy.typing import NDArray
+
+from aengine.config import EngineConfig
+from aengine.engine.loading import LoadedModel, load_model
+from aengine.engine.loop_edge import LoopEdge
+from aengine.engine.mailbox import Cancel, Park, Stop, Submit, Unpark
+from aengine.engine.prompts import Limits, Options, Prompt, check_options, draw_seed, encode_prompt, make_request, needs_worker
+from aengine.engine.step_loop import Ready, Report, StepLoop, Stopped
+from aengine.engine.stream import StreamState, TokenStream
+from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, InvalidRequestError, RequestIdInUseError
+from aengine.outputs import Completion, EngineStats, ModelInfo
+from aengine.params import SamplingParams
+from aengine.scheduler import SchedulerConfig, Updates
+
+SWITCH_INTERVAL = 2e-4
+"""Seconds a thread may keep the GIL while another wants it. The step thread waits for it once per step, so the default of 5 ms
+would add up to 5 ms to each step beside busy Python code."""
+
+
+class _Phase(enum.Enum):
+    NEW = enum.auto()
+    STARTING = enum.auto()
+    RUNNING = enum.auto()
+    CLOSED = enum.auto()
+    DEAD = enum.auto()
+
+
+class AsyncEngine:
+    """An LLM inference engine inside your event loop, asyncio or trio.
+
+        async with AsyncEngine("demo") as engine:
+            async for token in engine.stream("It is a truth", SamplingParams(max_tokens=64)):
+                print(token.text, end="", flush=True)
+
+    `model_or_config` is a model name (see `EngineConfig.model`) or an `EngineConfig`; `overrides` are fields of `EngineConfig`.
+    An engine is started once and belongs to the loop that started it.
+    """
+
+    def __init__(self, model_or_config: str | EngineConfig, **overrides: Any) -> None:
+        """Raises `ConfigError` naming every field that is unknown or out of range. Loads nothing yet."""
+        self.config = EngineConfig.of(model_or_config, **overrides)
+        self._phase = _Phase.NEW
+        self._streams: dict[int, StreamState] = {}  # every request of which something is left, by key
+        self._keys: dict[str, int] = {}  # the same by request id
+        self._next_key = itertools.count()
+        self._num_submitted = 0
+        self._error: BaseException | None = None
+
+    # ---- life cycle ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the model and start serving. Raises `ModelLoadError`, `InsufficientMemoryError` or `ConfigError`."""
+        if self._phase is not _Phase.NEW:
+            raise EngineStateError("the engine was started before; make a new one")
+        self._phase = _Phase.STARTING
+        self._edge = LoopEdge()
+        self._settled = anyio.Event()  # serving, or failed to
+        self._stopped = anyio.Event()  # the step thread is at its end
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
+        self._workers = ThreadPoolExecutor(1, thread_name_prefix="aengine-tokenizer")
+        self._steps: StepLoop[LoadedModel] = StepLoop(self._load, self._configure, self._report)
+        self._steps.start()
+        try:
+            await self._settled.wait()
+        except BaseException:  # cancelled: the thread ends as soon as loading returns
+            self._steps.post(Stop())
+            self._phase = _Phase.CLOSED
+            raise
+        if self._error is not None:
+            self._workers.shutdown(wait=False)
+            raise self._error
+
+    async def aclose(self) -> None:
+        """Cancel whatever runs and stop. Returns when the step thread has ended and the model is unloaded."""
+        if self._phase in (_Phase.NEW, _Phase.CLOSED):
+            self._phase = _Phase.CLOSED
+            return
+        if self._phase is not _Phase.DEAD:
+            self._phase = _Phase.CLOSED
+            self._steps.post(Stop())
+        with anyio.CancelScope(shield=True):
+            await self._stopped.wait()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    async def __aenter__(self) -> AsyncEngine:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        await self.aclose()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests are being served."""
+        return self._phase is _Phase.RUNNING
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """What is served. Raises `EngineStateError` before `start()`."""
+        if not hasattr(self, "_loaded"):
+            raise EngineStateError("the engine is not started")
+        return self._loaded.info
+
+    # ---- requests ------------------------------------------------------------------------------------------------------
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        timeout: float | None = None,
+        cache_salt: str | None = None,
+    ) -> TokenStream:
+        """Submit a request at once; iterate the result for its tokens.
+
+        `prompt`: text, token ids, or chat messages (rendered with the model's chat template). `request_id`: 1..128 of
+        `A-Za-z0-9._:-`, not in use; drawn if None. `priority`: -100..100, lower runs first. `tenant`: whose fair share it counts for.
+        `timeout`: seconds after which the request ends with what it has (FinishReason.DEADLINE). `cache_salt`: requests share cached
+        prefixes only with requests of the same salt.
+
+        Raises `InvalidRequestError`, `RequestIdInUseError`, `EngineStateError` or `EngineDeadError`. Long texts and chats are
+        tokenized in the background; what is wrong with those is raised by the first iteration, and by `TokenStream.started()`.
+        """
+        self._check_serving()
+        now = time.monotonic()
+        if params is None:
+            params = SamplingParams()
+        elif not isinstance(params, SamplingParams):
+            raise InvalidRequestError((FieldViolation("params", f"a {type(params).__name__} is not SamplingParams"),))
+        options = check_options(request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt, now=now)
+        if request_id is None:
+            request_id = uuid.uuid4().hex
+        elif request_id in self._keys:
+            raise RequestIdInUseError((FieldViolation("request_id", f"{request_id!r} is in use by a request in flight"),))
+        state = StreamState(
+            key=next(self._next_key),
+            request_id=request_id,
+            seed=draw_seed() if params.seed is None else params.seed,
+            lag_limit=self.config.max_unread_tokens,
+            on_lag=self._on_lag,
+        )
+        tokenizer, info = self._loaded.tokenizer, self._loaded.info
+        if needs_worker(prompt):
+            self._register(state)
+            future = self._workers.submit(encode_prompt, prompt, tokenizer, info)
+            future.add_done_callback(functools.partial(self._edge.call_soon, self._on_encoded, state, params, options))
+        else:
+            self._submit(state, encode_prompt(prompt, tokenizer, info), params, options)
+        return TokenStream(state, tokenizer.detokenizer(), self._cancel)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        timeout: float | None = None,
+        cache_salt: str | None = None,
+    ) -> Completion:
+        """`stream()`, read to its end. Cancelling the caller cancels the request."""
+        stream = self.stream(
+            prompt, params, request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt
+        )
+        async with stream:
+            async for _ in stream:
+                pass
+            return stream.completion()
+
+    async def cancel(self, request_id: str) -> bool:
+        """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""
+        self._edge.check_current()
+        key = self._keys.get(request_id)
+        if key is None:
+            return False
+        state = self._streams[key]
+        was_running = state.finished is None
+        self._cancel(state)
+        with anyio.CancelScope(shield=True):  # bounded by one step
+            await state.released.wait()
+        return was_running
+
+    def stats(self) -> EngineStats:
+        """What the engine holds now; requests still being tokenized or handed over count as waiting."""
+        if self._phase in (_Phase.NEW, _Phase.STARTING):
+            return EngineStats()
+        snapshot = self._steps.snapshot
+        encoding = sum(not state.submitted for state in self._streams.values())
+        underway = self._num_submitted - snapshot.num_received + encoding
+        return replace(snapshot.stats, waiting=snapshot.stats.waiting + underway)
+
+    # ---- inside --------------------------------------------------------------------------------------------------------
+
+    def _load(self) -> LoadedModel:
+        return load_model(self.config)
+
+    def _configure(self, loaded: LoadedModel) -> SchedulerConfig:
+        runner = loaded.runner
+        return SchedulerConfig(
+            max_num_seqs=runner.max_num_seqs,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_model_len=runner.max_model_len,
+            num_pages=runner.num_pages,
+            page_size=runner.page_size,
+        )
+
+    def _check_serving(self) -> None:
+        match self._phase:
+            case _Phase.RUNNING:
+                self._edge.check_current()
+            case _Phase.NEW | _Phase.STARTING:
+                raise EngineStateError("the engine is not started")
+            case _Phase.CLOSED:
+                raise EngineStateError("the engine is closed")
+            case _Phase.DEAD:
+                raise self._death()
+
+    def _register(self, state: StreamState) -> None:
+        self._streams[state.key] = state
+        self._keys[state.request_id] = state.key
+
+    def _submit(self, state: StreamState, prompt: NDArray[np.int32], params: SamplingParams, options: Options) -> None:
+        runner, now = self._loaded.runner, time.monotonic()
+        limits = Limits(self._loaded.info, (runner.num_pages - 1) * runner.page_size)
+        request = make_request(state.key, prompt, params, state.seed, options, limits, now)
+        self._register(state)
+        state.prompt_tokens = len(prompt)
+        state.submitted = True
+        state.ready.set()
+        self._num_submitted += 1
+        self._steps.post(Submit(request))
+
+    def _on_encoded(self, state: StreamState, params: SamplingParams, options: Options, future: Future[NDArray[np.int32]]) -> None:
+        """A prompt comes back from the worker thread."""
+        if state.released.is_set():
+            return
+        try:
+            self._submit(state, future.result(), params, options)
+        except Exception as error:
+            self._drop(state, error)
+
+    def _cancel(self, state: StreamState) -> None:
+        """Nobody wants the request any more. Callable from a destructor, so in any thread and at any time."""
+        if state.submitted:
+            self._steps.post(Cancel(state.key))
+        else:
+            self._edge.call_soon(self._drop, state, None)
+
+    def _drop(self, state: StreamState, error: BaseException | None) -> None:
+        """End a request that has not reached the step thread."""
+        if state.submitted:
+            self._steps.post(Cancel(state.key))
+            return
+        if self._streams.pop(state.key, None) is not None:
+            del self._keys[state.request_id]
+        state.end(error)
+
+    def _on_lag(self, key: int, lagging: bool) -> None:
+        self._steps.post(Park(key) if lagging else Unpark(key))
+
+    def _report(self, report: Report[LoadedModel]) -> None:
+        """Called in the step thread."""
+        self._edge.call_soon(self._receive, report)
+
+    def _receive(self, report: Report[LoadedModel]) -> None:
+        match report:
+            case Updates():
+                self._update(report)
+            case Ready(loaded):
+                self._loaded = loaded
+                if self._phase is _Phase.STARTING:
+                    self._phase = _Phase.RUNNING
+                self._settled.set()
+            case Stopped(error):
+                self._on_stopped(error)
+
+    def _update(self, updates: Updates) -> None:
+        streams = self._streams
+        for key, cached_tokens in updates.started:
+            streams[key].cached_prompt_tokens = cached_tokens
+        for key, token_id in zip(updates.keys, updates.token_ids, strict=True):
+            streams[key].push(token_id)
+        for finished in updates.finished:
+            streams[finished.key].finish(finished)
+        for key in updates.released:
+            state = streams.pop(key)
+            del self._keys[state.request_id]
+            state.released.set()
+
+    def _on_stopped(self, error: BaseException | None) -> None:
+        """The step thread ended: nothing answers any more, so whoever waits must be told now."""
+        self._error = error
+        if self._phase is _Phase.RUNNING:
+            self._phase = _Phase.DEAD
+        elif self._phase is _Phase.STARTING:
+            self._phase = _Phase.CLOSED
+        for state in list(self._streams.values()):
+            state.end(self._death() if error is not None else EngineStateError("the engine is closed"))
+        self._streams.clear()
+        self._keys.clear()
+        self._settled.set()
+        self._stopped.set()
+
+    def _death(self) -> EngineDeadError:
+        dead = EngineDeadError(f"the step thread died: {type(self._error).__name__}: {self._error}")
+        dead.__cause__ = self._error
+        return dead

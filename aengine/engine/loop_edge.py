@@ -1,0 +1,37 @@
+"""Thread edge 2: from the step thread into the event loop, asyncio's or trio's. Knows nothing of what is handed over."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import anyio.lowlevel
+
+from aengine.errors import EngineStateError
+
+
+class LoopEdge:
+    """The event loop it was created in, as seen from another thread."""
+
+    def __init__(self) -> None:
+        self._native = _running_loop()
+        # asyncio's event loop, or trio's TrioToken
+        self._schedule = self._native.call_soon_threadsafe if hasattr(self._native, "call_soon_threadsafe") else self._native.run_sync_soon
+
+    def call_soon(self, function: Callable[..., object], *args: object) -> None:
+        """Run `function(*args)` in the loop, after whatever was handed over before. Does nothing once the loop is closed."""
+        with contextlib.suppress(RuntimeError):  # raised by both loops when they are closed
+            self._schedule(function, *args)
+
+    def check_current(self) -> None:
+        """Raise EngineStateError unless called from this loop."""
+        if _running_loop() is not self._native:
+            raise EngineStateError("the engine belongs to another event loop than the one that is running")
+
+
+def _running_loop() -> Any:
+    try:
+        return anyio.lowlevel.current_token().native_token
+    except RuntimeError:
+        raise EngineStateError("the engine must be used from a running asyncio or trio event loop") from None

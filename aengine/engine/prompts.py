@@ -1,0 +1,158 @@
+"""What a user hands to `stream()`, checked and made into a `Request`. Every refusal names the field, the value and the range.
+
+Pure functions over plain data; knows the model's limits and the tokenizer, nothing of streams or threads.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aengine.engine.tokenizer import Tokenizer
+from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.outputs import ModelInfo
+from aengine.params import SamplingParams
+from aengine.scheduler import Request, RowParams
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+INLINE_CHARACTERS = 1000
+"""Longer texts are tokenized in a worker thread: up to here it takes well under a millisecond."""
+PRIORITIES = range(-100, 101)
+MAX_LABEL_LENGTH = 128
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request must fit into."""
+
+    model: ModelInfo
+    kv_tokens: int  # tokens that the whole page pool holds
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The keyword arguments of `stream()`, checked."""
+
+    priority: int
+    tenant: str
+    deadline: float | None  # on time.monotonic
+    cache_salt: str
+
+
+def check_options(
+    *, request_id: str | None, priority: int, tenant: str, timeout: float | None, cache_salt: str | None, now: float
+) -> Options:
+    """Raises `InvalidRequestError` naming every argument that is out of range."""
+    violations: list[FieldViolation] = []
+    if request_id is not None and not (isinstance(request_id, str) and _REQUEST_ID.fullmatch(request_id)):
+        violations.append(FieldViolation("request_id", f"{request_id!r} does not match {_REQUEST_ID.pattern}"))
+    if not isinstance(priority, int) or isinstance(priority, bool) or priority not in PRIORITIES:
+        violations.append(FieldViolation("priority", f"{priority!r} is not an integer in [{PRIORITIES[0]}, {PRIORITIES[-1]}]"))
+    for name, value in (("tenant", tenant), ("cache_salt", "" if cache_salt is None else cache_salt)):
+        if not isinstance(value, str) or len(value) > MAX_LABEL_LENGTH:
+            violations.append(FieldViolation(name, f"{value!r:.60} is not a string of at most {MAX_LABEL_LENGTH} characters"))
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, int | float) or not math.isfinite(timeout) or timeout <= 0
+    ):
+        violations.append(FieldViolation("timeout", f"{timeout!r} is not a number of seconds > 0"))
+    if violations:
+        raise InvalidRequestError(violations)
+    return Options(priority, tenant, None if timeout is None else now + timeout, cache_salt or "")
+
+
+def needs_worker(prompt: Prompt) -> bool:
+    """Whether encoding the prompt takes long enough to keep it off the event loop."""
+    if isinstance(prompt, str):
+        return len(prompt) > INLINE_CHARACTERS
+    return _is_chat(prompt)
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, model: ModelInfo) -> NDArray[np.int32]:
+    """The prompt's token ids, at least one, each below the model's vocabulary size. Raises `InvalidRequestError`."""
+    ids: Sequence[int]
+    if isinstance(prompt, str):
+        ids = tokenizer.encode(prompt)
+    elif isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Sequence | np.ndarray):
+        raise _refused("prompt", f"a {type(prompt).__name__} is not a string, a list of token ids or a list of chat messages")
+    elif _is_chat(prompt):
+        ids = tokenizer.render_chat(prompt)  # type: ignore[arg-type]
+    else:
+        ids = prompt  # type: ignore[assignment]
+    if not len(ids):
+        raise _refused("prompt", "it is empty; at least one token is needed")
+    try:
+        array = np.asarray(ids)
+    except ValueError:
+        array = np.empty(0, object)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise _refused("prompt", "token ids must be integers")
+    outside = array[(array < 0) | (array >= model.vocab_size)]
+    if len(outside):
+        raise _refused("prompt", f"token id {int(outside[0])} is not in [0, {model.vocab_size - 1}]")
+    return array.astype(np.int32)
+
+
+def make_request(
+    key: int, prompt: NDArray[np.int32], params: SamplingParams, seed: int, options: Options, limits: Limits, now: float
+) -> Request:
+    """The request as the scheduler takes it, all defaults applied. Raises `InvalidRequestError` for what can never fit."""
+    model = limits.model
+    fields = params.with_defaults_of(model.generation_defaults)
+    capacity = min(model.max_model_len, limits.kv_tokens)
+    unit = "the context" if capacity == model.max_model_len else "the KV cache"
+    room = capacity - len(prompt)
+    if room < 1:
+        raise _refused("prompt", f"{len(prompt)} tokens leave no room for a new one in {unit} of {capacity} tokens")
+    if params.max_tokens is not None and params.max_tokens > room:
+        raise _refused(
+            "max_tokens", f"{params.max_tokens} beside a prompt of {len(prompt)} tokens is more than {unit} of {capacity} tokens holds"
+        )
+    outside = [token_id for token_id in params.stop_token_ids if token_id >= model.vocab_size]
+    if outside:
+        raise _refused("stop_token_ids", f"{outside[0]} is not in [0, {model.vocab_size - 1}]")
+    return Request(
+        key=key,
+        prompt=prompt,
+        params=RowParams(
+            temperature=0.0 if fields.greedy else _set(fields.temperature),
+            top_k=min(int(_set(fields.top_k)), model.vocab_size),
+            top_p=_set(fields.top_p),
+            min_p=_set(fields.min_p),
+            seed=seed,
+        ),
+        max_tokens=params.max_tokens or room,
+        fills_context=params.max_tokens is None,
+        stop_token_ids=frozenset(params.stop_token_ids),
+        eos_token_ids=frozenset() if params.ignore_eos else frozenset(model.eos_token_ids),
+        priority=options.priority,
+        tenant=options.tenant,
+        arrival=now,
+        deadline=options.deadline,
+        cache_salt=options.cache_salt,
+    )
+
+
+def _is_chat(prompt: object) -> bool:
+    return isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def draw_seed() -> int:
+    return secrets.randbits(64)
+
+
+def _set(value: float | None) -> float:
+    assert value is not None, "defaults are applied"
+    return value
+
+
+def _refused(field: str, description: str) -> InvalidRequestError:
+    return InvalidRequestError((FieldViolation(field, description),))

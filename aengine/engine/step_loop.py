@@ -1,0 +1,156 @@
+"""The step thread: it owns scheduler and runner from the first to the last instruction, and nothing else touches them.
+
+It takes commands from the mailbox, runs steps while there is work, and reports what changed, once per step. It must not know
+streams, text or event loops: reports go to a callback that hands them on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from aengine.engine.mailbox import Cancel, Command, Mailbox, Park, Stop, Submit, Unpark
+from aengine.outputs import EngineStats
+from aengine.runner.base import InFlightStep, Runner
+from aengine.scheduler import Scheduler, SchedulerConfig, StepPlan, Updates
+
+
+class Loaded(Protocol):
+    """What loading a model yields, as far as this thread is concerned."""
+
+    @property
+    def runner(self) -> Runner: ...
+
+
+LoadedT = TypeVar("LoadedT", bound=Loaded)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Generic[LoadedT]):
+    """The model is loaded; commands are being served."""
+
+    loaded: LoadedT
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The thread is at its end: asked to (no error), or of a failure to load or to run. Nothing follows."""
+
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    stats: EngineStats
+    num_received: int  # submissions that the stats know of
+
+
+Report = Ready[LoadedT] | Updates | Stopped
+
+
+class StepLoop(Generic[LoadedT]):
+    """`load` makes the model in the thread; `configure` derives the scheduler's limits from it; `report` must not block or raise."""
+
+    def __init__(
+        self,
+        load: Callable[[], LoadedT],
+        configure: Callable[[LoadedT], SchedulerConfig],
+        report: Callable[[Report[LoadedT]], None],
+    ) -> None:
+        self._load = load
+        self._configure = configure
+        self._report = report
+        self._mailbox = Mailbox()
+        self.post = self._mailbox.post
+        self._num_received = 0
+        self._num_steps = 0
+        self.snapshot = Snapshot(EngineStats(), 0)  # replaced as a whole, so any thread may read it
+        self._thread = threading.Thread(target=self._main, name="aengine-step", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the thread to end. It does so right after it reported `Stopped`."""
+        self._thread.join()
+
+    def _main(self) -> None:
+        error: BaseException | None = None
+        try:
+            loaded = self._load()
+            try:
+                scheduler = Scheduler(self._configure(loaded))
+                self._publish(scheduler)
+                self._report(Ready(loaded))
+                self._serve(scheduler, loaded.runner)
+            finally:
+                loaded.runner.close()
+        except BaseException as failure:  # whatever it is, those who wait must hear of it
+            error = failure
+        self._report(Stopped(error))
+
+    def _serve(self, scheduler: Scheduler, runner: Runner) -> None:
+        depth = 1 if runner.asynchronous else 0
+        flights: deque[tuple[StepPlan, InFlightStep]] = deque()
+        keys: set[int] = set()  # of every request not yet released
+        stopping = False
+        while True:
+            for command in self._mailbox.take():
+                stopping |= self._apply(command, scheduler, keys)
+            if stopping:
+                for key in sorted(keys):
+                    scheduler.cancel(key)
+            plan = scheduler.schedule()
+            if plan is not None:
+                flights.append((plan, runner.launch(plan)))
+            if flights and (plan is None or len(flights) > depth):
+                returned, flight = flights.popleft()
+                scheduler.commit(returned, flight.result())
+                self._num_steps += 1
+            updates = scheduler.take_updates()
+            keys.difference_update(updates.released)
+            if updates:
+                self._publish(scheduler)
+                self._report(updates)
+            if plan is None and not flights:
+                if stopping:
+                    return
+                self._publish(scheduler)
+                deadline = scheduler.next_deadline
+                self._mailbox.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def _apply(self, command: Command, scheduler: Scheduler, keys: set[int]) -> bool:
+        """Carry out a command; True for the one that ends the thread."""
+        match command:
+            case Submit(request):
+                self._num_received += 1
+                keys.add(request.key)
+                scheduler.submit(request)
+            case Cancel(key):
+                scheduler.cancel(key)
+            case Park(key):
+                scheduler.park(key)
+            case Unpark(key):
+                scheduler.unpark(key)
+            case Stop():
+                return True
+        return False
+
+    def _publish(self, scheduler: Scheduler) -> None:
+        stats = scheduler.stats()
+        self.snapshot = Snapshot(
+            EngineStats(
+                running=stats.running,
+                waiting=stats.waiting,
+                parked=stats.parked,
+                pages_used=stats.pages_used,
+                pages_total=stats.pages_total,
+                cached_tokens=stats.cached_tokens,
+                steps=self._num_steps,
+            ),
+            self._num_received,
+        )

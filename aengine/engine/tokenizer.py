@@ -1,0 +1,234 @@
+"""`Tokenizer`: text and chat messages to ids, ids to text. Owns the tokenizer files of a model directory.
+
+Knows nothing of models, requests or the event loop. All methods may be called from several threads at once.
+
+Which rules are honoured. A `tokenizer.json` is the whole truth about text and ids, read by the `tokenizers` library without
+transformers. In particular special tokens are added as its post-processor says: `add_bos_token` and `add_eos_token` of
+`tokenizer_config.json` are ignored, just as transformers 5 ignores them when there is a tokenizer.json, so a file whose
+post-processor lacks BOS yields no BOS. `legacy` is ignored too; transformers passes it to a few classes (LlamaTokenizer) that
+rebuild their pre-tokenizer rather than take the file's. Truncation and padding stored in the file are switched off.
+From `tokenizer_config.json` come only the names of special tokens: those are left out of decoded text even when the file
+does not mark them. `clean_up_tokenization_spaces` is not applied (transformers applies it to no BPE tokenizer either).
+A directory without tokenizer.json is read by transformers' AutoTokenizer, which applies all of these by its own rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+
+from aengine.engine.detokenizer import Detokenizer
+from aengine.errors import FieldViolation, InvalidRequestError, ModelLoadError
+
+_HEX = "0123456789abcdefABCDEF"
+_BYTE_TOKENS = tuple(f"<0x{high}{low}>" for high, low in itertools.product(_HEX, _HEX))  # as SentencePiece writes raw bytes
+
+
+class _Codec(Protocol):
+    """What a tokenizer library must do for us."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+    def decode(self, ids: Sequence[int]) -> str: ...
+    def omits(self, token_id: int) -> bool: ...
+    def byte_ids(self) -> frozenset[int]: ...
+    def vocab_size(self) -> int: ...
+
+
+class Tokenizer:
+    """The tokenizer of one model. Made by `Tokenizer.load`."""
+
+    def __init__(self, codec: _Codec, load_template: Callable[[], Any] | None) -> None:
+        """`load_template`: gives the transformers tokenizer that renders chats; None for a model without a chat template."""
+        self._codec = codec
+        self._load_template = load_template
+        self._template: Any = None
+        self._template_lock = threading.Lock()
+
+    @classmethod
+    def load(cls, model_dir: Path) -> Tokenizer:
+        """Reads the tokenizer of a local model directory. Raises `ModelLoadError` when there is none that can be read."""
+        config = _read_config(model_dir)
+        path = model_dir / "tokenizer.json"
+        if path.is_file():
+            try:
+                core = tokenizers.Tokenizer.from_file(str(path))
+            except Exception as error:  # the library raises bare Exception
+                raise ModelLoadError(f"{path} is not a tokenizer that can be read: {error}") from error
+            _mark_special(core, config)
+            has_chat_template = (model_dir / "chat_template.jinja").is_file() or bool(config.get("chat_template"))
+            return cls(_TokenizersCodec(core), (lambda: _auto_tokenizer(model_dir)) if has_chat_template else None)
+        auto = _auto_tokenizer(model_dir)
+        codec = _TokenizersCodec(auto.backend_tokenizer) if auto.is_fast else _TransformersCodec(auto)
+        return cls(codec, (lambda: auto) if auto.chat_template else None)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render_chat` can work."""
+        return self._load_template is not None
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are, added ones included. A model's embedding may have more rows."""
+        return self._codec.vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, with the special tokens that the post-processor adds. Long texts do not hold the GIL.
+
+        Special tokens written out in `text` become their ids. Raises `InvalidRequestError` (prompt) for text that is not Unicode.
+        """
+        return self._encode(text, add_special_tokens=True)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The ids of a conversation, rendered with the model's chat template and the opening of the assistant's turn.
+
+        A message has a string `role` and a `content` that is a string or a list of parts; the template decides what else it reads.
+        The template writes the special tokens itself, none are added. The first call imports transformers.
+        Raises `InvalidRequestError` (prompt) for messages the template cannot render, or a model without a template.
+        """
+        if self._load_template is None:
+            raise _refusal("chat messages need a chat template and this model has none; give text or token ids")
+        _check_messages(messages)
+        with self._template_lock:  # not at the import and the files by every thread at once
+            if self._template is None:
+                self._template = self._load_template()
+        try:
+            text = self._template.apply_chat_template([dict(message) for message in messages], tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is a program: it may raise anything
+            raise _refusal(f"the model's chat template refuses these messages: {error}") from error
+        return self._encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids` (each >= 0). Special tokens and ids without a token are left out; bytes that are not UTF-8 become U+FFFD."""
+        return self._codec.decode(ids)
+
+    def detokenizer(self) -> Detokenizer:
+        """Fresh incremental decoding of one sequence; its pieces add up to `decode` of the sequence."""
+        return Detokenizer(self._codec.decode, self._codec.omits, self._byte_ids)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise _refusal(f"not valid Unicode: {error.reason} at character {error.start}") from None
+        return self._codec.encode(text, add_special_tokens)
+
+    @cached_property
+    def _byte_ids(self) -> frozenset[int]:
+        return self._codec.byte_ids()
+
+
+class _TokenizersCodec:
+    """The `tokenizers` library, alone."""
+
+    def __init__(self, core: tokenizers.Tokenizer) -> None:
+        core.no_truncation()
+        core.no_padding()
+        self._core = core
+        self._special = frozenset(token_id for token_id, token in core.get_added_tokens_decoder().items() if token.special)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # The batch call releases the GIL while it works; `encode` holds it.
+        return self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._core.decode(ids, skip_special_tokens=True)
+
+    def omits(self, token_id: int) -> bool:
+        return token_id in self._special or self._core.id_to_token(token_id) is None
+
+    def byte_ids(self) -> frozenset[int]:
+        decoder = self._core.decoder
+        if decoder is None or decoder.decode(["<0x41>"]) != "A":
+            return frozenset()  # the decoder does not read such tokens as bytes
+        return frozenset(token_id for token in _BYTE_TOKENS if (token_id := self._core.token_to_id(token)) is not None)
+
+    def vocab_size(self) -> int:
+        return self._core.get_vocab_size(with_added_tokens=True)
+
+
+class _TransformersCodec:
+    """A tokenizer that transformers runs in Python. It holds the GIL."""
+
+    def __init__(self, auto: Any) -> None:
+        self._auto = auto
+        self._special = frozenset(auto.all_special_ids)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self._auto.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        # Cleaning up would take back spaces that were handed out already.
+        return str(self._auto.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def omits(self, token_id: int) -> bool:
+        return token_id in self._special
+
+    def byte_ids(self) -> frozenset[int]:
+        vocab = self._auto.get_vocab()
+        return frozenset(vocab[token] for token in _BYTE_TOKENS if token in vocab)
+
+    def vocab_size(self) -> int:
+        return len(self._auto)
+
+
+def _read_config(model_dir: Path) -> dict[str, Any]:
+    path = model_dir / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelLoadError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelLoadError(f"{path} is not a JSON object")
+    return config
+
+
+def _mark_special(core: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
+    """Marks the tokens that the config names as special. Names without an id stay out: the model has no embedding for them."""
+    named = [value for key, value in config.items() if key.endswith("_token")]
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        extra = config.get(key) or ()
+        named.extend(extra.values() if isinstance(extra, dict) else extra)
+    contents = {value.get("content") if isinstance(value, dict) else value for value in named}
+    marked = {token.content for token in core.get_added_tokens_decoder().values() if token.special}
+    for content in sorted(content for content in contents if isinstance(content, str) and content not in marked):
+        if core.token_to_id(content) is not None:
+            core.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False)])
+
+
+def _auto_tokenizer(model_dir: Path) -> Any:
+    # Imported here: it takes seconds, and most models never need it.
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
+    except Exception as error:  # depends on the tokenizer's class what is raised
+        raise ModelLoadError(f"{model_dir} has no tokenizer that can be read: {error}") from error
+
+
+def _refusal(description: str) -> InvalidRequestError:
+    return InvalidRequestError([FieldViolation("prompt", description)])
+
+
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    if not messages:
+        raise _refusal("there are no messages")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise _refusal(f"message {index} is a {type(message).__name__}, not a dict with role and content")
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise _refusal(f"message {index} has role {role!r}, which is not a non-empty string")
+        content = message.get("content")
+        if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
+            continue
+        if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+            raise _refusal(f"message {index} has content of type {type(content).__name__}, not a string or a list of parts")

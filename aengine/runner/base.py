@@ -1,0 +1,30 @@
+"""What an engine expects of a runner. Owns the contract alone: importing it loads neither torch nor a model."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from aengine.scheduler.plan import StepPlan, StepResult
+
+
+class InFlightStep(Protocol):
+    """A step that was launched and may still be running on the device."""
+
+    def result(self) -> StepResult:
+        """Waits until the step is done. May be called more than once."""
+
+
+class Runner(Protocol):
+    """Executes plans in the order of their step numbers. All methods are called from one thread, the one that created it."""
+
+    num_pages: int  # of the pool, the reserved page 0 included
+    page_size: int  # tokens
+    max_model_len: int  # tokens
+    max_num_seqs: int  # rows are 0 .. max_num_seqs - 1
+    asynchronous: bool  # whether launch returns before the device is done
+
+    def launch(self, plan: StepPlan) -> InFlightStep:
+        """Starts a step. Tokens sampled in earlier steps are known to it, also when their results were not yet asked for."""
+
+    def close(self) -> None:
+        """Releases the weights and the KV cache."""

@@ -1,0 +1,91 @@
+"""An engine whose runner is the KV-content oracle: no model, but the real scheduler, thread and streams.
+
+The next token is a hash of all tokens before it, so every stream can be compared with its solo run. Hooks let a test hold,
+count or break steps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kv_oracle import OracleFlight, OracleRunner, make_request, solo_run
+
+import aengine
+from aengine import AsyncEngine, SamplingParams
+from aengine.engine.loading import LoadedModel
+from aengine.engine.tokenizer import Tokenizer
+from aengine.outputs import FinishReason, ModelInfo
+from aengine.scheduler import StepPlan
+from aengine.scheduler.request import Request
+
+VOCAB_SIZE = 50
+DEMO_DIR = Path(aengine.__file__).parent / "demo_model"
+
+
+class HookedRunner(OracleRunner):
+    """`before_launch(plan)` runs in the step thread before each step."""
+
+    def __init__(self, *, num_pages: int, page_size: int, max_num_seqs: int, max_num_batched_tokens: int, asynchronous: bool) -> None:
+        super().__init__(num_pages, page_size, max_num_seqs, max_num_batched_tokens)
+        self.num_pages = num_pages
+        self.max_model_len = 400
+        self.max_num_seqs = max_num_seqs
+        self.asynchronous = asynchronous
+        self.before_launch: Callable[[StepPlan], None] = lambda plan: None
+        self.closed = threading.Event()
+
+    def launch(self, plan: StepPlan) -> OracleFlight:
+        self.before_launch(plan)
+        return super().launch(plan)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class OracleEngine(AsyncEngine):
+    def __init__(self, *, num_pages: int = 1000, asynchronous: bool = False, **overrides: Any) -> None:
+        super().__init__("demo", **{"page_size": 4, "max_num_seqs": 32, "max_num_batched_tokens": 64, **overrides})
+        config = self.config
+        self.runner = HookedRunner(
+            num_pages=num_pages,
+            page_size=config.page_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            asynchronous=asynchronous,
+        )
+
+    def _load(self) -> LoadedModel:
+        info = ModelInfo("oracle", "Oracle", self.runner.max_model_len, VOCAB_SIZE, (7,), "none", 0, False, SamplingParams())
+        return LoadedModel(self.runner, Tokenizer.load(DEMO_DIR), info)
+
+    def stream(self, prompt: Any, params: SamplingParams | None = None, **options: Any) -> Any:
+        """The oracle must know a request before its first step: its prompt, and its seed, by which it tells requests apart."""
+        known = isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
+        if known and isinstance(params, SamplingParams) and params.seed is not None:
+            self.runner.truths[params.seed] = solo_run(self.request(prompt, params, options.get("cache_salt")), VOCAB_SIZE)
+        return super().stream(prompt, params, **options)
+
+    def request(self, prompt: list[int], params: SamplingParams, cache_salt: str | None = None) -> Request:
+        room = self.runner.max_model_len - len(prompt)
+        return make_request(
+            params.seed or 0,
+            prompt,
+            params.max_tokens or room,
+            fills_context=params.max_tokens is None,
+            eos_token_ids=frozenset() if params.ignore_eos else frozenset({7}),
+            stop_token_ids=frozenset(params.stop_token_ids),
+            cache_salt=cache_salt or "",
+        )
+
+    def solo(self, seed: int) -> tuple[list[int], FinishReason]:
+        truth = self.runner.truths[seed]
+        return truth.output, truth.reason
+
+
+def idle(engine: AsyncEngine) -> bool:
+    """Whether nothing of any request is left."""
+    stats = engine.stats()
+    return (stats.running, stats.waiting, stats.parked, stats.pages_used) == (0, 0, 0, 0) and not engine._streams and not engine._keys
