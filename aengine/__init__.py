@@ -20,7 +20,9 @@ if TYPE_CHECKING:
         InsufficientMemoryError,
         InvalidRequestError,
         ModelLoadError,
+        QueueFullError,
         RequestIdInUseError,
+        StepHangError,
     )
     from aengine.outputs import Completion, EngineStats, FinishReason, Token, Usage
     from aengine.params import SamplingParams
@@ -42,7 +44,9 @@ _HOME = {
             "InsufficientMemoryError",
             "InvalidRequestError",
             "ModelLoadError",
+            "QueueFullError",
             "RequestIdInUseError",
+            "StepHangError",
         ),
         "aengine.errors",
     ),
@@ -61,8 +65,10 @@ __all__ = [
     "InsufficientMemoryError",
     "InvalidRequestError",
     "ModelLoadError",
+    "QueueFullError",
     "RequestIdInUseError",
     "SamplingParams",
+    "StepHangError",
     "Token",
     "TokenStream",
     "Usage",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from aengine.errors import ConfigError, FieldViolation
@@ -40,8 +42,20 @@ class EngineConfig:
     """auto, torch_native."""
     load_format: str = "auto"
     """auto, safetensors, dummy (random weights, no download of weights)."""
+    enable_prefix_cache: bool = True
+    """Keep the KV of finished sequences while memory allows, and use it for requests that begin with the same tokens."""
+    max_queued_requests: int | None = 4096
+    """Most requests that wait for their first step; one more is refused with QueueFullError. None: no limit."""
+    max_queued_tokens: int | None = None
+    """Most prompt tokens that wait for their first step, unless it is a single request. None: no limit."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    """Shares of the tenants that compete within a priority; 1 for one that is not named."""
+    ageing_seconds: float = 30.0
+    """Waiting this long improves a request's priority by one, so that none starves."""
     max_unread_tokens: int = 256
     """A request whose reader lags by more tokens than this is parked until the reader has caught up by half."""
+    step_timeout: float = 300.0
+    """Seconds after which a step counts as hung: every stream fails, and the engine is dead."""
     seed: int = 0
     """Seeds the random weights of load_format dummy. Requests without a seed draw a fresh one, whatever this is."""
 
@@ -57,6 +71,10 @@ class EngineConfig:
                 return
             if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
                 refuse(name, f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]")
+
+        def check_positive(name: str) -> None:
+            if not _is_positive(getattr(self, name)):
+                refuse(name, "a finite number > 0")
 
         def check_choice(name: str, choices: tuple[str, ...]) -> None:
             if getattr(self, name) not in choices:
@@ -82,7 +100,16 @@ class EngineConfig:
             refuse("gpu_memory_utilization", "a number in (0, 1]")
         check_choice("attention_backend", ATTENTION_BACKENDS)
         check_choice("load_format", LOAD_FORMATS)
+        if not isinstance(self.enable_prefix_cache, bool):
+            refuse("enable_prefix_cache", "true or false")
+        check_int("max_queued_requests", 1, optional=True)
+        check_int("max_queued_tokens", 1, optional=True)
         check_int("max_unread_tokens", 1)
+        check_positive("ageing_seconds")
+        check_positive("step_timeout")
+        weights = self.tenant_weights
+        if not isinstance(weights, Mapping) or not all(isinstance(name, str) and _is_positive(weight) for name, weight in weights.items()):
+            refuse("tenant_weights", "a mapping from tenant to a finite number > 0")
         check_int("seed", 0, 2**64 - 1)
         if not violations and self.max_num_batched_tokens < self.max_num_seqs:
             refuse("max_num_batched_tokens", f">= max_num_seqs ({self.max_num_seqs}): a step must hold one token of each sequence")
@@ -92,7 +119,7 @@ class EngineConfig:
     @classmethod
     def of(cls, model_or_config: str | EngineConfig, **overrides: Any) -> EngineConfig:
         """The config of a model name, or a config, with `overrides`; an unknown name is refused with the names there are."""
-        names = [field.name for field in fields(cls)]
+        names = [option.name for option in fields(cls)]
         unknown = [FieldViolation(name, f"unknown option; there are {', '.join(names)}") for name in overrides if name not in names]
         if unknown:
             raise ConfigError(unknown)
@@ -101,3 +128,7 @@ class EngineConfig:
         else:
             given = {"model": model_or_config}
         return cls(**{**given, **overrides})
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0

@@ -53,6 +53,10 @@ class RequestIdInUseError(InvalidRequestError):
     """The given `request_id` belongs to a request that is still in flight."""
 
 
+class QueueFullError(AEngineError):
+    """So much waits already that the request was refused; the same request may be accepted later."""
+
+
 class ConfigError(_FieldError):
     """An `EngineConfig` field is out of range, of the wrong type, unknown, or not possible on this machine."""
 
@@ -71,3 +75,7 @@ class EngineStateError(AEngineError, RuntimeError):
 
 class EngineDeadError(AEngineError, RuntimeError):
     """The step thread died; every stream of the engine ends with this error. The original failure is its `__cause__`."""
+
+
+class StepHangError(AEngineError):
+    """A step took longer than `step_timeout`; the engine gave the step thread up. Cause of an `EngineDeadError`."""

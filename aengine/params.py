@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aengine.errors import FieldViolation, InvalidRequestError
@@ -93,18 +92,14 @@ class SamplingParams:
         """Whether decoding is argmax; meaningful once the defaults are applied."""
         return self.temperature is not None and self.temperature < GREEDY_BELOW
 
-    def with_defaults(self, generation_config: Mapping[str, Any]) -> SamplingParams:
-        """A copy in which temperature, top_p, top_k and min_p are set: from here, else the model's config, else the engine's."""
-        unset: dict[str, Any] = {
-            name: generation_config.get(name) if generation_config.get(name) is not None else default
-            for name, default in _ENGINE_DEFAULTS.items()
-            if getattr(self, name) is None
-        }
+    def with_defaults_of(self, model: SamplingParams) -> SamplingParams:
+        """A copy in which temperature, top_p, top_k and min_p are set: from here, else from `model`, else the engine's default."""
+        unset: dict[str, Any] = {}
+        for name, default in _ENGINE_DEFAULTS.items():
+            if getattr(self, name) is None:
+                value = getattr(model, name)
+                unset[name] = default if value is None else value
         return replace(self, **unset)
-
-    @classmethod
-    def field_names(cls) -> tuple[str, ...]:
-        return tuple(field.name for field in fields(cls))
 
 
 _ENGINE_DEFAULTS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}

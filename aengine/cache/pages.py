@@ -24,7 +24,7 @@ class OutOfPages(Exception):
 class PageCache:
     """`num_pages` pages of `page_size` tokens, the reserved page included."""
 
-    def __init__(self, num_pages: int, page_size: int, *, enable_prefix_cache: bool = True) -> None:
+    def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 2:
             raise ValueError(f"num_pages: {num_pages} leaves no page beside the reserved one")
         self.page_size = page_size
@@ -35,7 +35,6 @@ class PageCache:
         self._num_free = num_pages - 1
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
         self._index = PrefixIndex()
-        self._enable_prefix_cache = enable_prefix_cache
 
     @property
     def usable(self) -> int:
@@ -96,11 +95,10 @@ class PageCache:
         The last token is never covered: it must be computed to have logits.
         """
         pages: list[int] = []
-        if not self._enable_prefix_cache:
-            return pages
-        size = self.page_size
-        for i in range(min((len(tokens) - 1) // size, len(chain.digests))):
-            page = self._index.find(chain.digests[i], tokens[i * size : (i + 1) * size])
+        size = self.page_size * tokens.itemsize
+        raw = tokens.tobytes()
+        for i in range(min((len(tokens) - 1) // self.page_size, len(chain.digests))):
+            page = self._index.find(chain.digests[i], raw[i * size : (i + 1) * size])
             if page is None:
                 break
             pages.append(page)
@@ -117,10 +115,12 @@ class PageCache:
         """How many of these matched pages are available now, and so would lower `available` when retained."""
         return sum(1 for page in pages if self.refs[page] == 0)
 
-    def publish(self, page: int, digest: bytes, tokens: IntArray) -> None:
-        """Offer a full, computed, referenced page to others. If its content is published already, it stays private."""
-        if self._enable_prefix_cache:
-            self._index.add(page, digest, tokens)
+    def publish(self, page: int, digest: bytes, page_tokens: bytes) -> None:
+        """Offer a full, computed, referenced page to others; `page_tokens`: the bytes of its int32 ids.
+
+        If its content is published already, it stays private.
+        """
+        self._index.add(page, digest, page_tokens)
 
     def flush(self) -> int:
         """Forget every cached page; referenced pages stay, unpublished. Returns the number of pages that became free."""

@@ -18,28 +18,36 @@ DIGEST_BYTES = 16
 class PageChain:
     """The hashes of one sequence's full pages, each computed once, extended as tokens become known."""
 
-    __slots__ = ("_page_size", "_root", "digests")
+    __slots__ = ("_page_bytes", "_root", "digests")
 
     def __init__(self, page_size: int, salt: str = "") -> None:
-        self._page_size = page_size
+        self._page_bytes = page_size * np.dtype(np.int32).itemsize
         self._root = blake2b(salt.encode(), digest_size=DIGEST_BYTES).digest()
         self.digests: list[bytes] = []
 
     def extend(self, tokens: NDArray[np.int32]) -> None:
         """Hash the full pages of `tokens` (the sequence from its start) that have no hash yet."""
-        size = self._page_size
+        size = self._page_bytes
+        raw = tokens.tobytes()
+        for start in range(len(self.digests) * size, len(raw) - size + 1, size):
+            self.append(raw[start : start + size])
+
+    def append(self, page_tokens: bytes | memoryview) -> None:
+        """Hash the next page: the bytes of its int32 token ids."""
         digests = self.digests
-        parent = digests[-1] if digests else self._root
-        for page in range(len(digests), len(tokens) // size):
-            parent = blake2b(parent + tokens[page * size : (page + 1) * size].tobytes(), digest_size=DIGEST_BYTES).digest()
-            digests.append(parent)
+        digest = blake2b(digests[-1] if digests else self._root, digest_size=DIGEST_BYTES)
+        digest.update(page_tokens)
+        digests.append(digest.digest())
 
 
 class PrefixIndex:
-    """Which page holds the content of a hash: at most one page per hash, at most one hash per page."""
+    """Which page holds the content of a hash: at most one page per hash, at most one hash per page.
+
+    A page's own token ids come as the bytes of its int32 ids.
+    """
 
     def __init__(self) -> None:
-        self._by_digest: dict[bytes, tuple[int, bytes]] = {}  # digest -> page, the page's own token ids
+        self._by_digest: dict[bytes, tuple[int, bytes]] = {}  # digest -> page, token ids
         self._by_page: dict[int, bytes] = {}
 
     def __len__(self) -> int:
@@ -48,16 +56,16 @@ class PrefixIndex:
     def __contains__(self, page: int) -> bool:
         return page in self._by_page
 
-    def find(self, digest: bytes, tokens: NDArray[np.int32]) -> int | None:
-        """The page that holds `digest`, if its token ids are `tokens`."""
+    def find(self, digest: bytes, page_tokens: bytes) -> int | None:
+        """The page that holds `digest`, if its token ids are `page_tokens`."""
         entry = self._by_digest.get(digest)
-        return entry[0] if entry is not None and entry[1] == tokens.tobytes() else None
+        return entry[0] if entry is not None and entry[1] == page_tokens else None
 
-    def add(self, page: int, digest: bytes, tokens: NDArray[np.int32]) -> bool:
+    def add(self, page: int, digest: bytes, page_tokens: bytes) -> bool:
         """Publish `page` under `digest`. False when another page already carries it; then `page` stays private."""
         if digest in self._by_digest:
             return False
-        self._by_digest[digest] = (page, tokens.tobytes())
+        self._by_digest[digest] = (page, page_tokens)
         self._by_page[page] = digest
         return True
 

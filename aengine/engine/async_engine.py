@@ -26,6 +26,7 @@ from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Cancel, Park, Stop, Submit, Unpark
 from aengine.engine.prompts import Limits, Options, Prompt, check_options, draw_seed, encode_prompt, make_request, needs_worker
+from aengine.engine.queue_bound import QueueBound
 from aengine.engine.step_loop import Ready, Report, StepLoop, Stopped
 from aengine.engine.stream import StreamState, TokenStream
 from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, InvalidRequestError, RequestIdInUseError
@@ -64,6 +65,7 @@ class AsyncEngine:
         self._streams: dict[int, StreamState] = {}  # every request of which something is left, by key
         self._keys: dict[str, int] = {}  # the same by request id
         self._next_key = itertools.count()
+        self._queue_bound = QueueBound(self.config.max_queued_requests, self.config.max_queued_tokens)
         self._num_submitted = 0
         self._error: BaseException | None = None
 
@@ -79,7 +81,7 @@ class AsyncEngine:
         self._stopped = anyio.Event()  # the step thread is at its end
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="aengine-tokenizer")
-        self._steps: StepLoop[LoadedModel] = StepLoop(self._load, self._configure, self._report)
+        self._steps: StepLoop[LoadedModel] = StepLoop(self._load, self._configure, self._report, step_timeout=self.config.step_timeout)
         self._steps.start()
         try:
             await self._settled.wait()
@@ -109,6 +111,14 @@ class AsyncEngine:
 
     async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
         await self.aclose()
+
+    async def wait_stopped(self) -> None:
+        """Wait until the engine no longer runs. Raises `EngineDeadError` if it died rather than being closed."""
+        if self._phase is _Phase.NEW:
+            raise EngineStateError("the engine is not started")
+        await self._stopped.wait()
+        if self._phase is _Phase.DEAD:
+            raise self._death()
 
     @property
     def healthy(self) -> bool:
@@ -142,8 +152,9 @@ class AsyncEngine:
         `timeout`: seconds after which the request ends with what it has (FinishReason.DEADLINE). `cache_salt`: requests share cached
         prefixes only with requests of the same salt.
 
-        Raises `InvalidRequestError`, `RequestIdInUseError`, `EngineStateError` or `EngineDeadError`. Long texts and chats are
-        tokenized in the background; what is wrong with those is raised by the first iteration, and by `TokenStream.started()`.
+        Raises `InvalidRequestError`, `RequestIdInUseError`, `QueueFullError`, `EngineStateError` or `EngineDeadError`. Long texts
+        and chats are tokenized in the background; what is wrong with those is raised by the first iteration, and by
+        `TokenStream.started()`.
         """
         self._check_serving()
         now = time.monotonic()
@@ -165,6 +176,7 @@ class AsyncEngine:
         )
         tokenizer, info = self._loaded.tokenizer, self._loaded.info
         if needs_worker(prompt):
+            self._queue_bound.enter(state.key, 0)
             self._register(state)
             future = self._workers.submit(encode_prompt, prompt, tokenizer, info)
             future.add_done_callback(functools.partial(self._edge.call_soon, self._on_encoded, state, params, options))
@@ -227,6 +239,9 @@ class AsyncEngine:
             max_model_len=runner.max_model_len,
             num_pages=runner.num_pages,
             page_size=runner.page_size,
+            enable_prefix_cache=self.config.enable_prefix_cache,
+            tenant_weights=self.config.tenant_weights,
+            ageing_seconds=self.config.ageing_seconds,
         )
 
     def _check_serving(self) -> None:
@@ -248,6 +263,7 @@ class AsyncEngine:
         runner, now = self._loaded.runner, time.monotonic()
         limits = Limits(self._loaded.info, (runner.num_pages - 1) * runner.page_size)
         request = make_request(state.key, prompt, params, state.seed, options, limits, now)
+        self._queue_bound.enter(state.key, len(prompt))
         self._register(state)
         state.prompt_tokens = len(prompt)
         state.submitted = True
@@ -278,6 +294,7 @@ class AsyncEngine:
             return
         if self._streams.pop(state.key, None) is not None:
             del self._keys[state.request_id]
+            self._queue_bound.leave(state.key)
         state.end(error)
 
     def _on_lag(self, key: int, lagging: bool) -> None:
@@ -303,6 +320,7 @@ class AsyncEngine:
         streams = self._streams
         for key, cached_tokens in updates.started:
             streams[key].cached_prompt_tokens = cached_tokens
+            self._queue_bound.leave(key)
         for key, token_id in zip(updates.keys, updates.token_ids, strict=True):
             streams[key].push(token_id)
         for finished in updates.finished:
@@ -310,10 +328,13 @@ class AsyncEngine:
         for key in updates.released:
             state = streams.pop(key)
             del self._keys[state.request_id]
+            self._queue_bound.leave(key)
             state.released.set()
 
     def _on_stopped(self, error: BaseException | None) -> None:
         """The step thread ended: nothing answers any more, so whoever waits must be told now."""
+        if self._stopped.is_set():
+            return
         self._error = error
         if self._phase is _Phase.RUNNING:
             self._phase = _Phase.DEAD

@@ -6,17 +6,22 @@ streams, text or event loops: reports go to a callback that hands them on.
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from aengine.engine.mailbox import Cancel, Command, Mailbox, Park, Stop, Submit, Unpark
+from aengine.engine.watchdog import Watchdog
+from aengine.errors import StepHangError
 from aengine.outputs import EngineStats
 from aengine.runner.base import InFlightStep, Runner
-from aengine.scheduler import Scheduler, SchedulerConfig, StepPlan, Updates
+from aengine.scheduler import RowsFailed, Scheduler, SchedulerConfig, StepPlan, Updates
 
 
 class Loaded(Protocol):
@@ -25,6 +30,8 @@ class Loaded(Protocol):
     @property
     def runner(self) -> Runner: ...
 
+
+_log = logging.getLogger("aengine")
 
 LoadedT = TypeVar("LoadedT", bound=Loaded)
 
@@ -60,15 +67,21 @@ class StepLoop(Generic[LoadedT]):
         load: Callable[[], LoadedT],
         configure: Callable[[LoadedT], SchedulerConfig],
         report: Callable[[Report[LoadedT]], None],
+        *,
+        step_timeout: float,
     ) -> None:
+        """A turn of the loop that takes more than `step_timeout` seconds ends with `Stopped(StepHangError)`."""
         self._load = load
         self._configure = configure
-        self._report = report
+        self._hand_on = report
         self._mailbox = Mailbox()
         self.post = self._mailbox.post
         self._num_received = 0
         self._num_steps = 0
         self.snapshot = Snapshot(EngineStats(), 0)  # replaced as a whole, so any thread may read it
+        self._busy_since: float | None = None  # on time.monotonic
+        self._given_up = False
+        self._watchdog = Watchdog(step_timeout, lambda: self._busy_since, self._give_up)
         self._thread = threading.Thread(target=self._main, name="aengine-step", daemon=True)
 
     def start(self) -> None:
@@ -86,19 +99,35 @@ class StepLoop(Generic[LoadedT]):
                 scheduler = Scheduler(self._configure(loaded))
                 self._publish(scheduler)
                 self._report(Ready(loaded))
+                self._watchdog.start()
                 self._serve(scheduler, loaded.runner)
             finally:
+                self._watchdog.stop()
                 loaded.runner.close()
         except BaseException as failure:  # whatever it is, those who wait must hear of it
             error = failure
         self._report(Stopped(error))
+
+    def _report(self, report: Report[LoadedT]) -> None:
+        if not self._given_up:
+            self._hand_on(report)
+
+    def _give_up(self, seconds: float) -> None:
+        """Called by the watchdog. The thread cannot be ended, but nobody waits for it any longer."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        _log.critical("a step hangs for %.1f s; the step thread is at\n%s", seconds, stack)
+        error = StepHangError(f"a step hangs for {seconds:.1f} s")
+        self._report(Stopped(error))
+        self._given_up = True
 
     def _serve(self, scheduler: Scheduler, runner: Runner) -> None:
         depth = 1 if runner.asynchronous else 0
         flights: deque[tuple[StepPlan, InFlightStep]] = deque()
         keys: set[int] = set()  # of every request not yet released
         stopping = False
-        while True:
+        while not self._given_up:
+            self._busy_since = time.monotonic()
             for command in self._mailbox.take():
                 stopping |= self._apply(command, scheduler, keys)
             if stopping:
@@ -106,7 +135,11 @@ class StepLoop(Generic[LoadedT]):
                     scheduler.cancel(key)
             plan = scheduler.schedule()
             if plan is not None:
-                flights.append((plan, runner.launch(plan)))
+                try:
+                    flights.append((plan, runner.launch(plan)))
+                except RowsFailed as failed:
+                    scheduler.rollback(plan, failed.errors)
+            idle = plan is None and not flights  # a plan may also be missing because a flight must return first
             if flights and (plan is None or len(flights) > depth):
                 returned, flight = flights.popleft()
                 scheduler.commit(returned, flight.result())
@@ -116,10 +149,11 @@ class StepLoop(Generic[LoadedT]):
             if updates:
                 self._publish(scheduler)
                 self._report(updates)
-            if plan is None and not flights:
+            if idle:
                 if stopping:
                     return
                 self._publish(scheduler)
+                self._busy_since = None
                 deadline = scheduler.next_deadline
                 self._mailbox.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 

@@ -4,7 +4,7 @@ Owns requests from submission to release. Must not know torch, threads, streams 
 plain data (`plan.py`), updates go out as plain data (`request.py`).
 """
 
-from aengine.scheduler.plan import NewRow, RowParams, StepPlan, StepResult
+from aengine.scheduler.plan import NewRow, RowParams, RowsFailed, StepPlan, StepResult
 from aengine.scheduler.request import Finished, Request, Updates
 from aengine.scheduler.scheduler import Scheduler, SchedulerConfig, SchedulerStats
 
@@ -13,6 +13,7 @@ __all__ = [
     "NewRow",
     "Request",
     "RowParams",
+    "RowsFailed",
     "Scheduler",
     "SchedulerConfig",
     "SchedulerStats",

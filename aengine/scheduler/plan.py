@@ -6,6 +6,7 @@ index. Nothing here refers to requests, streams or devices.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,3 +66,14 @@ class StepResult:
 
     step: int
     tokens: IntArray  # [samples.sum()]
+
+
+class RowsFailed(Exception):
+    """Raised instead of running a step: some of its rows cannot be built, each for a reason of its own.
+
+    Nothing of the step has happened that would matter: it can be planned again without those rows.
+    """
+
+    def __init__(self, errors: Mapping[int, BaseException]) -> None:
+        super().__init__(f"rows {sorted(errors)} cannot be built")
+        self.errors = dict(errors)

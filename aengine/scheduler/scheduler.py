@@ -18,16 +18,13 @@ from numpy.typing import NDArray
 
 from aengine.cache import PageCache, PageChain
 from aengine.outputs import FinishReason
-from aengine.scheduler.plan import NewRow, StepPlan, StepResult
-from aengine.scheduler.prefixes import PrefixesInFlight
+from aengine.scheduler.plan import StepPlan, StepResult
 from aengine.scheduler.queue import WaitingQueue
 from aengine.scheduler.request import Finished, Request, Sequence, SequenceState, Updates
+from aengine.scheduler.residency import Residency
 from aengine.scheduler.rows import RowTable
 
 IntArray = NDArray[np.int32]
-
-MAX_PREEMPTIONS = 3
-"""After this many preemptions a sequence is admitted only with room for everything that runs to grow to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +67,17 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._rows = RowTable(config.max_num_seqs, config.max_model_len, config.page_size)
-        self._cache = PageCache(config.num_pages, config.page_size, enable_prefix_cache=config.enable_prefix_cache)
+        self._cache = PageCache(config.num_pages, config.page_size)
+        self._residency = Residency(self._rows, self._cache, enable_prefix_cache=config.enable_prefix_cache)
         self._queue = WaitingQueue(tenant_weights=config.tenant_weights, ageing_seconds=config.ageing_seconds)
-        self._prefixes = PrefixesInFlight()
         self._sequences: dict[int, Sequence] = {}  # all that are not FINISHED
         self._prefilling: list[Sequence] = []  # RUNNING with known tokens left to compute, oldest admission first
         self._parked_waiting: set[Sequence] = set()  # WAITING and parked: in no queue
         self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, key); may name keys that are gone
-        self._watermark = max(1, self._cache.usable // 100)
         self._num_steps = 0
         self._num_in_flight = 0
-        self._num_protected = 0  # RUNNING sequences that were preempted MAX_PREEMPTIONS times
         self._num_preemptions = 0
         self._updates = Updates()
-        # Gathered for the next plan.
-        self._new_rows: list[NewRow] = []
-        self._page_writes: list[tuple[IntArray, IntArray, IntArray]] = []
 
     # ---- what comes in -------------------------------------------------------------------------------------------------
 
@@ -106,12 +98,6 @@ class Scheduler:
         if sequence is not None:
             self._finish(sequence, FinishReason.CANCELLED)
 
-    def fail(self, key: int, error: BaseException) -> None:
-        """End a request with an error of its own."""
-        sequence = self._sequences.get(key)
-        if sequence is not None:
-            self._finish(sequence, FinishReason.ERROR, error=error)
-
     def park(self, key: int) -> None:
         """Stop scheduling a request. It keeps its pages while memory allows."""
         sequence = self._sequences.get(key)
@@ -120,7 +106,7 @@ class Scheduler:
         sequence.parked = True
         if sequence.state is SequenceState.RUNNING:
             self._rows.parked[sequence.row] = True
-            self._requeue(self._prefixes.abandon(sequence))  # nobody waits for one that stands still
+            self._requeue(self._residency.prefixes.abandon(sequence))  # nobody waits for one that stands still
         elif sequence.state is SequenceState.WAITING:
             self._stop_waiting(sequence)
             self._parked_waiting.add(sequence)
@@ -144,18 +130,14 @@ class Scheduler:
         """When `schedule()` has something to end even if nothing else happens (maybe earlier than needed)."""
         return self._deadlines[0][0] if self._deadlines else None
 
-    @property
-    def num_in_flight(self) -> int:
-        """Steps scheduled and not yet committed."""
-        return self._num_in_flight
-
     def stats(self) -> SchedulerStats:
         rows = self._rows
-        parked = int((rows.active & rows.parked).sum())
+        num_active = int(np.count_nonzero(rows.active))
+        num_parked = int(np.count_nonzero(rows.active & rows.parked))
         return SchedulerStats(
-            running=int(rows.active.sum()) - parked,
-            waiting=len(self._queue) + self._prefixes.num_awaiting,
-            parked=parked + len(self._parked_waiting),
+            running=num_active - num_parked,
+            waiting=len(self._queue) + self._residency.prefixes.num_awaiting,
+            parked=num_parked + len(self._parked_waiting),
             pages_used=self._cache.referenced,
             pages_total=self._cache.usable,
             cached_tokens=self._cache.cached_tokens,
@@ -186,45 +168,49 @@ class Scheduler:
 
     def _plan_decodes(self) -> IntArray | None:
         """The rows that decode, each with a page for its next token; None when pages must first come back from a flight."""
-        rows, cache = self._rows, self._cache
+        rows = self._rows
         while True:
-            decodes = np.flatnonzero(rows.decoding & rows.active & ~rows.parked & (rows.num_tokens < rows.limit)).astype(np.int32)
-            columns = rows.num_computed[decodes] // self._config.page_size
-            growing = columns >= rows.num_pages[decodes]
-            num_growing = int(np.count_nonzero(growing))
-            if num_growing <= cache.available:
-                break
+            ready = rows.decoding & rows.active & ~rows.parked & (rows.num_tokens < rows.limit)
+            decodes = np.flatnonzero(ready).astype(np.int32)
+            if self._residency.grow(decodes):
+                return decodes
             if self._num_in_flight:
                 return None
-            self._preempt(self._victim())
-        if num_growing:
-            growing_rows, columns, pages = decodes[growing], columns[growing], cache.allocate(num_growing)
-            rows.page_table[growing_rows, columns] = pages
-            rows.num_pages[growing_rows] += 1
-            self._page_writes.append((growing_rows, columns, pages))
-        return decodes
+            self._preempt(self._residency.victim())
 
     def _plan_prefills(self, budget: int, now: float) -> list[_Chunk]:
         chunks: list[_Chunk] = []
-        for sequence in self._prefilling:
+        residency = self._residency
+        for prefilling in self._prefilling:
             if budget == 0:
                 break
-            if not sequence.parked:
-                budget -= self._add_chunk(sequence, budget, chunks)
-        while budget > 0 and (admitted := self._queue.pop(now)) is not None:
-            hits = self._match(admitted)
-            if self._await_prefix(admitted, len(hits)):
+            if not prefilling.parked:
+                budget -= self._add_chunk(prefilling, budget, chunks)
+        while budget > 0 and (sequence := self._queue.pop(now)) is not None:
+            hits = residency.match(sequence)
+            digest = residency.computed_by_another(sequence, len(hits))
+            if digest is not None:
+                residency.prefixes.wait(sequence, digest)
                 continue
-            while not (has_room := self._has_room(admitted, hits)) and self._preempt_parked():
-                hits = self._match(admitted)  # the pages of the preempted one may have been among the hits
+            while not (has_room := residency.has_room(sequence, hits)) and residency.has_parked():
+                self._preempt(residency.victim())
+                hits = residency.match(sequence)  # its pages may have been among the hits
             if not has_room:
-                self._queue.push(admitted)
+                self._queue.push(sequence)
                 break
-            self._admit(admitted, hits)
-            budget -= self._add_chunk(admitted, budget, chunks)
+            self._admit(sequence, hits)
+            budget -= self._add_chunk(sequence, budget, chunks)
         if chunks:
             self._prefilling = [sequence for sequence in self._prefilling if not self._rows.decoding[sequence.row]]
         return chunks
+
+    def _admit(self, sequence: Sequence, hits: list[int]) -> None:
+        self._residency.admit(sequence, hits, self._queue.tenant_id(sequence))
+        sequence.state = SequenceState.RUNNING
+        self._prefilling.append(sequence)
+        if not sequence.started:
+            sequence.started = True
+            self._updates.started.append((sequence.request.key, len(hits) * self._config.page_size))
 
     def _add_chunk(self, sequence: Sequence, budget: int, chunks: list[_Chunk]) -> int:
         rows, row = self._rows, sequence.row
@@ -250,24 +236,22 @@ class Scheduler:
         rows.flights[plan_rows] += 1
         self._queue.charge(rows.tenants[plan_rows], lengths)
         pieces = [rows.tokens[chunk.row, chunk.start : chunk.start + chunk.length] for chunk in chunks]
-        writes = self._page_writes
-        plan = StepPlan(
-            step=self._num_steps,
+        new_rows, page_rows, page_cols, page_ids = self._residency.take_writes()
+        self._num_steps += 1
+        self._num_in_flight += 1
+        return StepPlan(
+            step=self._num_steps - 1,
             rows=plan_rows,
             num_decodes=num_decodes,
             starts=starts,
             lengths=lengths,
             samples=samples,
-            token_ids=np.concatenate(pieces) if pieces else _EMPTY,
-            new_rows=tuple(self._new_rows),
-            page_rows=np.concatenate([write[0] for write in writes]) if writes else _EMPTY,
-            page_cols=np.concatenate([write[1] for write in writes]) if writes else _EMPTY,
-            page_ids=np.concatenate([write[2] for write in writes]) if writes else _EMPTY,
+            token_ids=np.concatenate(pieces) if pieces else np.zeros(0, np.int32),
+            new_rows=new_rows,
+            page_rows=page_rows,
+            page_cols=page_cols,
+            page_ids=page_ids,
         )
-        self._new_rows, self._page_writes = [], []
-        self._num_steps += 1
-        self._num_in_flight += 1
-        return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Apply what a step produced. Steps are committed in the order they were scheduled."""
@@ -284,103 +268,50 @@ class Scheduler:
         rows.num_known[sampled] = positions + 1
         self._updates.keys.extend(rows.keys[sampled].tolist())
         self._updates.token_ids.extend(tokens.tolist())
-        if self._config.enable_prefix_cache:
-            self._publish(plan.rows)
+        self._requeue(self._residency.publish(plan.rows))
         stopped = (rows.stop_ids[sampled] == tokens[:, None]).any(axis=1)
         for i in np.flatnonzero(stopped | (positions + 1 >= rows.limit[sampled])).tolist():
-            sequence = rows.sequences[sampled[i]]
-            assert sequence is not None
-            request, token = sequence.request, int(tokens[i])
-            if token in request.stop_token_ids:
-                self._finish(sequence, FinishReason.STOP_TOKEN, stop_token_id=token)
-            elif stopped[i]:
-                self._finish(sequence, FinishReason.EOS)
-            else:
-                self._finish(sequence, FinishReason.CONTEXT_LENGTH if request.fills_context else FinishReason.MAX_TOKENS)
+            self._end_of_tokens(int(sampled[i]), int(tokens[i]), stopped=bool(stopped[i]))
         for row in plan.rows[~rows.active[plan.rows] & (rows.flights[plan.rows] == 0)].tolist():
             sequence = rows.sequences[row]
             if sequence is not None and sequence.state is SequenceState.LEAVING:
                 self._release(sequence)
 
-    # ---- admission and preemption --------------------------------------------------------------------------------------
-
-    def _match(self, sequence: Sequence) -> list[int]:
-        if not self._config.enable_prefix_cache:
-            return []
-        sequence.chain.extend(sequence.tokens)
-        return self._cache.match(sequence.chain, sequence.tokens)
-
-    def _await_prefix(self, sequence: Sequence, num_hits: int) -> bool:
-        """Whether the sequence now waits for the page after its hits, because another one is computing it."""
-        if num_hits < (len(sequence.tokens) - 1) // self._config.page_size and num_hits < len(sequence.chain.digests):
-            digest = sequence.chain.digests[num_hits]
-            if self._prefixes.claimed(digest):
-                self._prefixes.wait(sequence, digest)
-                return True
-        return False
-
-    def _has_room(self, sequence: Sequence, hits: list[int]) -> bool:
-        """Whether the sequence can be admitted now: its known tokens, and enough to grow that it is not soon preempted again."""
-        rows, size = self._rows, self._config.page_size
-        if not rows.num_free:
-            return False
-        if not rows.active.any():
-            return self._pages(len(sequence.tokens)) - len(hits) + self._cache.num_unreferenced(hits) <= self._cache.available
-        taken = self._cache.num_unreferenced(hits) - len(hits)
-        if self._num_protected or sequence.preemptions >= MAX_PREEMPTIONS:
-            growth = int((-(-rows.limit[rows.active] // size) - rows.num_pages[rows.active]).sum())
-            needed = self._pages(sequence.limit) + growth
+    def _end_of_tokens(self, row: int, token: int, *, stopped: bool) -> None:
+        sequence = self._rows.sequences[row]
+        assert sequence is not None
+        request = sequence.request
+        if token in request.stop_token_ids:
+            self._finish(sequence, FinishReason.STOP_TOKEN, stop_token_id=token)
+        elif stopped:
+            self._finish(sequence, FinishReason.EOS)
         else:
-            headroom = self._watermark + (2**sequence.preemptions - 1)
-            needed = min(self._pages(len(sequence.tokens)) + headroom, self._pages(sequence.limit) + self._watermark)
-        return needed + taken <= self._cache.available
+            self._finish(sequence, FinishReason.CONTEXT_LENGTH if request.fills_context else FinishReason.MAX_TOKENS)
 
-    def _pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._config.page_size)
-
-    def _admit(self, sequence: Sequence, hits: list[int]) -> None:
-        rows, size = self._rows, self._config.page_size
-        row = rows.assign(sequence, self._queue.tenant_id(sequence))
-        self._cache.retain(hits)
-        pages = np.empty(self._pages(len(sequence.tokens)), np.int32)
-        pages[: len(hits)] = hits
-        pages[len(hits) :] = self._cache.allocate(len(pages) - len(hits))
-        rows.append_pages(row, pages)
-        self._page_writes.append((np.full(len(pages), row, np.int32), np.arange(len(pages), dtype=np.int32), pages))
-        self._new_rows.append(NewRow(row, sequence.request.params))
-        rows.num_published[row] = len(hits)
-        rows.num_computed[row] = rows.num_committed[row] = len(hits) * size
-        self._prefixes.claim(sequence, sequence.chain.digests[len(hits) :])
-        self._num_protected += sequence.preemptions >= MAX_PREEMPTIONS
-        sequence.state = SequenceState.RUNNING
-        self._prefilling.append(sequence)
-        if not sequence.started:
-            sequence.started = True
-            self._updates.started.append((sequence.request.key, len(hits) * size))
-
-    def _victim(self) -> Sequence:
-        """Who gives way: parked ones first, then the lowest priority, then the newest."""
+    def rollback(self, plan: StepPlan, errors: Mapping[int, BaseException]) -> None:
+        """Undo the latest `schedule()`, whose step did not run because of the rows in `errors`: their sequences fail with the
+        given errors, and the next plan computes for the others exactly what this one would have."""
         rows = self._rows
-        running = [rows.sequences[row] for row in np.flatnonzero(rows.active & (rows.flights == 0)).tolist()]
-        candidates = [
-            sequence for sequence in running if sequence is not None and (sequence.parked or sequence.preemptions < MAX_PREEMPTIONS)
-        ]
-        return max(
-            candidates, key=lambda sequence: (sequence.parked, sequence.request.priority, sequence.request.arrival, sequence.request.key)
-        )
-
-    def _preempt_parked(self) -> bool:
-        """Make room for a waiting sequence at the cost of a parked one; False when there is none that is in no flight."""
-        if not (self._rows.active & self._rows.parked & (self._rows.flights == 0)).any():
-            return False
-        self._preempt(self._victim())
-        return True
+        self._num_steps -= 1
+        self._num_in_flight -= 1
+        rows.flights[plan.rows] -= 1
+        rows.num_computed[plan.rows] = plan.starts
+        rows.num_tokens[plan.rows] -= plan.samples
+        self._queue.charge(rows.tenants[plan.rows], -plan.lengths)
+        completed = plan.rows[plan.num_decodes :][plan.samples[plan.num_decodes :]].tolist()  # prompts that this step was to finish
+        rows.decoding[completed] = False
+        self._prefilling[:0] = [sequence for row in completed if (sequence := rows.sequences[row]) is not None]
+        self._residency.tell_again(plan.new_rows, (plan.page_rows, plan.page_cols, plan.page_ids), gone=list(errors))
+        for row, error in errors.items():
+            sequence = rows.sequences[row]
+            if sequence is not None:
+                self._finish(sequence, FinishReason.ERROR, error=error)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take row and pages from a running sequence that is in no flight; it computes its tokens anew when it comes back."""
         sequence.tokens = self._rows.known_tokens(sequence.row)
         self._stop_running(sequence)
-        self._vacate(sequence)
+        self._residency.vacate(sequence)
         self._num_preemptions += 1
         sequence.preemptions += not sequence.parked  # a parked one loses nothing but its place
         sequence.state = SequenceState.WAITING
@@ -388,22 +319,6 @@ class Scheduler:
             self._parked_waiting.add(sequence)
         else:
             self._queue.push(sequence)
-
-    def _publish(self, plan_rows: IntArray) -> None:
-        """Offer the pages that the step filled to the prefix index."""
-        rows, size = self._rows, self._config.page_size
-        due = plan_rows[(rows.num_committed[plan_rows] // size > rows.num_published[plan_rows]) & rows.active[plan_rows]]
-        for row in due.tolist():
-            sequence = rows.sequences[row]
-            assert sequence is not None
-            num_full = int(rows.num_committed[row]) // size
-            sequence.chain.extend(rows.tokens[row, : num_full * size])
-            for column in range(int(rows.num_published[row]), num_full):
-                digest = sequence.chain.digests[column]
-                page = int(rows.page_table[row, column])
-                self._cache.publish(page, digest, rows.tokens[row, column * size : (column + 1) * size])
-                self._requeue(self._prefixes.settle(sequence, digest))
-            rows.num_published[row] = num_full
 
     # ---- the one exit door ---------------------------------------------------------------------------------------------
 
@@ -426,29 +341,22 @@ class Scheduler:
 
     def _stop_waiting(self, sequence: Sequence) -> None:
         """Take a WAITING sequence out of wherever it waits."""
-        if not self._queue.remove(sequence) and not self._prefixes.stop_waiting(sequence):
+        if not self._queue.remove(sequence) and not self._residency.prefixes.stop_waiting(sequence):
             self._parked_waiting.discard(sequence)
 
     def _stop_running(self, sequence: Sequence) -> None:
         """A RUNNING sequence computes no further."""
         if not self._rows.decoding[sequence.row]:
             self._prefilling.remove(sequence)
-        self._num_protected -= sequence.preemptions >= MAX_PREEMPTIONS
-        self._requeue(self._prefixes.abandon(sequence))
+        self._requeue(self._residency.stop(sequence))
 
     def _requeue(self, woken: list[Sequence]) -> None:
         for sequence in woken:
             self._queue.push(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        self._vacate(sequence)
+        self._residency.vacate(sequence)
         self._forget(sequence)
-
-    def _vacate(self, sequence: Sequence) -> None:
-        """Give back pages and row."""
-        assert self._rows.flights[sequence.row] == 0
-        self._cache.release(self._rows.pages(sequence.row).copy())
-        self._rows.clear(sequence.row)
 
     def _forget(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.FINISHED
@@ -456,6 +364,3 @@ class Scheduler:
         del self._sequences[key]
         self._queue.leave(sequence)
         self._updates.released.append(key)
-
-
-_EMPTY: IntArray = np.zeros(0, np.int32)

@@ -189,7 +189,7 @@ class TestLeaving:
 async def test_request_ids() -> None:
     async with OracleEngine() as engine:
         stream = engine.stream([1], SamplingParams(seed=1, ignore_eos=True), request_id="a.b:c-1")
-        with pytest.raises(RequestIdInUseError, match="request_id: 'a.b:c-1' is in use"):
+        with pytest.raises(RequestIdInUseError, match=r"request_id: 'a\.b:c-1' is in use"):
             engine.stream([1], request_id="a.b:c-1")
         with pytest.raises(InvalidRequestError, match="request_id"):
             engine.stream([1], request_id="no spaces")

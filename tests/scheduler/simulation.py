@@ -3,6 +3,7 @@ scheduler's invariants after every commit."""
 
 from __future__ import annotations
 
+import random
 from collections import deque
 
 import numpy as np
@@ -21,12 +22,14 @@ class FakeClock:
 
 
 class Simulation:
-    def __init__(self, config: SchedulerConfig, *, overlap: bool = False, vocab_size: int = 50) -> None:
+    def __init__(self, config: SchedulerConfig, *, overlap: bool = False, vocab_size: int = 50, rng: random.Random | None = None) -> None:
+        """With `rng`, one step in twenty fails for one of its rows before it runs."""
         self.config = config
         self.clock = FakeClock()
         self.scheduler = Scheduler(config, self.clock)
         self.runner = OracleRunner(config.num_pages, config.page_size, config.max_num_seqs, config.max_num_batched_tokens)
         self.overlap = overlap
+        self.rng = rng
         self.vocab_size = vocab_size
         self.flights: deque[tuple[StepPlan, OracleFlight]] = deque()
         self.received: dict[int, list[int]] = {}
@@ -51,6 +54,13 @@ class Simulation:
     def step(self) -> bool:
         """One turn of the step loop; False when there was nothing to run and nothing in flight."""
         plan = self.scheduler.schedule()
+        if plan is not None and self.rng is not None and self.rng.random() < 0.05:
+            row = self.rng.choice(plan.rows.tolist())
+            sequence = self.scheduler._rows.sequences[row]
+            assert sequence is not None
+            self.forced.add(sequence.request.key)
+            self.scheduler.rollback(plan, {row: RuntimeError("this row cannot be built")})
+            plan = self.scheduler.schedule()
         if plan is not None:
             self.plans.append(plan)
             self.flights.append((plan, self.runner.launch(plan)))
@@ -113,7 +123,7 @@ class Simulation:
         stats = self.scheduler.stats()
         assert (stats.running, stats.waiting, stats.parked, stats.pages_used) == (0, 0, 0, 0)
         assert not self.scheduler._sequences
-        assert not self.scheduler._prefixes._owner
-        assert not self.scheduler._prefixes._awaiting
-        assert not self.scheduler._prefixes._claims
+        assert not self.scheduler._residency.prefixes._owner
+        assert not self.scheduler._residency.prefixes._awaiting
+        assert not self.scheduler._residency.prefixes._claims
         assert self.scheduler._rows.num_free == self.config.max_num_seqs

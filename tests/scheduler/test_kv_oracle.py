@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import numpy as np
 import pytest
 from kv_oracle import OracleError, make_request
 from simulation import Simulation
 
-from aengine.cache import PageCache
+import aengine.scheduler.scheduler as scheduler_module
+from aengine.cache import PageCache, PageChain
+from aengine.outputs import FinishReason
 from aengine.scheduler import Request, Scheduler, SchedulerConfig
+from aengine.scheduler.request import Sequence
+from aengine.scheduler.residency import Residency
 
 WORKLOADS = 2000
 PARTS = 8
@@ -55,7 +61,7 @@ def random_request(rng: random.Random, key: int, prefixes: list[list[int]], conf
 def run_workload(seed: int) -> Simulation:
     rng = random.Random(seed)
     config = random_config(rng)
-    simulation = Simulation(config, overlap=rng.random() < 0.5)
+    simulation = Simulation(config, overlap=rng.random() < 0.5, rng=rng if rng.random() < 0.3 else None)
     prefixes = [[rng.randrange(50) for _ in range(config.max_model_len)] for _ in range(rng.randint(1, 3))]
     p_submit, p_cancel, p_park = rng.choice([0.3, 1.0]), rng.choice([0.0, 0.0, 0.1]), rng.choice([0.0, 0.1, 0.3])
     num_requests = rng.randint(1, 14)
@@ -111,29 +117,26 @@ class TestTheOracleCanFail:
     def test_release_one_step_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real = Scheduler._finish
 
-        def finish(self: Scheduler, sequence: object, *args: object, **kwargs: object) -> None:
-            row = sequence.row  # type: ignore[attr-defined]
-            if row >= 0:
-                self._rows.flights[row] = 0
-            real(self, sequence, *args, **kwargs)  # type: ignore[arg-type]
+        def finish(self: Scheduler, sequence: Sequence, reason: FinishReason, **details: Any) -> None:
+            if sequence.row >= 0:
+                self._rows.flights[sequence.row] = 0
+            real(self, sequence, reason, **details)
 
         monkeypatch.setattr(Scheduler, "_finish", finish)
         assert fails(range(200))
 
     def test_publish_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = Scheduler._admit
+        real = Residency.admit
 
-        def admit(self: Scheduler, sequence: object, hits: list[int]) -> None:
-            real(self, sequence, hits)  # type: ignore[arg-type]
-            rows, row = self._rows, sequence.row  # type: ignore[attr-defined]
+        def admit(self: Residency, sequence: Sequence, hits: list[int], tenant_id: int) -> None:
+            real(self, sequence, hits, tenant_id)
+            rows, row = self.rows, sequence.row
             committed = int(rows.num_committed[row])
             rows.num_committed[row] = rows.num_known[row]
-            import numpy as np
-
-            self._publish(np.array([row], np.int32))
+            self.publish(np.array([row], np.int32))
             rows.num_committed[row] = committed
 
-        monkeypatch.setattr(Scheduler, "_admit", admit)
+        monkeypatch.setattr(Residency, "admit", admit)
         assert fails(range(200))
 
     def test_broken_ref_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +150,5 @@ class TestTheOracleCanFail:
         assert fails(range(200))
 
     def test_salt_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import aengine.scheduler.scheduler as module
-
-        real = module.PageChain
-        monkeypatch.setattr(module, "PageChain", lambda page_size, salt: real(page_size))
+        monkeypatch.setattr(scheduler_module, "PageChain", lambda page_size, salt: PageChain(page_size))
         assert fails(range(400))

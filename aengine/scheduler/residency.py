@@ -1,0 +1,173 @@
+"""Which sequences hold a row and pages, and how they come by them and lose them.
+
+Owns rows, pages and the prefixes in flight, and gathers what the runner must be told of them. Decides whether there is room and
+who would give way; knows nothing of the waiting queue, of budgets, or of why a sequence leaves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aengine.cache import PageCache
+from aengine.scheduler.plan import NewRow
+from aengine.scheduler.prefixes import PrefixesInFlight
+from aengine.scheduler.request import Sequence
+from aengine.scheduler.rows import RowTable
+
+IntArray = NDArray[np.int32]
+
+MAX_PREEMPTIONS = 3
+"""After this many preemptions a sequence is admitted only with room for everything that runs to grow to its end. As long as it
+runs, newcomers are held to the same, so nothing runs out of pages and it is never preempted again."""
+
+
+class Residency:
+    def __init__(self, rows: RowTable, cache: PageCache, *, enable_prefix_cache: bool) -> None:
+        self.rows = rows
+        self.cache = cache
+        self.prefixes = PrefixesInFlight()
+        self._enable_prefix_cache = enable_prefix_cache
+        self._watermark = max(1, cache.usable // 100)
+        self._num_protected = 0  # residents that were preempted MAX_PREEMPTIONS times
+        # What the runner has not been told yet.
+        self._new_rows: list[NewRow] = []
+        self._page_writes: list[tuple[IntArray, IntArray, IntArray]] = []
+
+    def _num_pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.cache.page_size)
+
+    # ---- coming in -----------------------------------------------------------------------------------------------------
+
+    def match(self, sequence: Sequence) -> list[int]:
+        """The published pages that hold the longest prefix of a waiting sequence."""
+        if not self._enable_prefix_cache:
+            return []
+        sequence.chain.extend(sequence.tokens)
+        return self.cache.match(sequence.chain, sequence.tokens)
+
+    def computed_by_another(self, sequence: Sequence, num_hits: int) -> bytes | None:
+        """The digest of the page after the hits, if a resident is computing it."""
+        if num_hits == (len(sequence.tokens) - 1) // self.cache.page_size or num_hits == len(sequence.chain.digests):
+            return None  # the rest must be computed anyway
+        digest = sequence.chain.digests[num_hits]
+        return digest if self.prefixes.claimed(digest) else None
+
+    def has_room(self, sequence: Sequence, hits: list[int]) -> bool:
+        """Whether the sequence can come in now: with its known tokens, and enough to grow that it is not soon preempted."""
+        rows, size = self.rows, self.cache.page_size
+        if not rows.num_free:
+            return False
+        known, limit = self._num_pages(len(sequence.tokens)), self._num_pages(sequence.limit)
+        if not rows.active.any():
+            needed = known
+        elif self._num_protected or sequence.preemptions >= MAX_PREEMPTIONS:
+            needed = limit + int((-(-rows.limit[rows.active] // size) - rows.num_pages[rows.active]).sum())
+        else:
+            # The headroom doubles with every preemption, so that two that do not fit together soon take turns.
+            needed = min(known + 2**sequence.preemptions - 1, limit) + self._watermark
+        return needed - len(hits) + self.cache.num_unreferenced(hits) <= self.cache.available
+
+    def admit(self, sequence: Sequence, hits: list[int], tenant_id: int) -> None:
+        """Give the sequence a row, the pages it matched, and pages for its other known tokens."""
+        rows = self.rows
+        row = rows.assign(sequence, tenant_id)
+        pages = np.empty(self._num_pages(len(sequence.tokens)), np.int32)
+        self.cache.retain(hits)
+        pages[: len(hits)] = hits
+        pages[len(hits) :] = self.cache.allocate(len(pages) - len(hits))
+        rows.append_pages(row, pages)
+        rows.num_published[row] = len(hits)
+        rows.num_computed[row] = rows.num_committed[row] = len(hits) * self.cache.page_size
+        self.prefixes.claim(sequence, sequence.chain.digests[len(hits) :])
+        self._num_protected += sequence.preemptions >= MAX_PREEMPTIONS
+        self._new_rows.append(NewRow(row, sequence.request.params))
+        self._page_writes.append((np.full(len(pages), row, np.int32), np.arange(len(pages), dtype=np.int32), pages))
+
+    # ---- being there ---------------------------------------------------------------------------------------------------
+
+    def grow(self, decodes: IntArray) -> bool:
+        """Give every row in `decodes` a page for its next token; False, and nothing is changed, when there are too few."""
+        rows = self.rows
+        columns = rows.num_computed[decodes] // self.cache.page_size
+        growing = columns >= rows.num_pages[decodes]
+        count = int(np.count_nonzero(growing))
+        if count > self.cache.available:
+            return False
+        if count:
+            growing_rows, columns, pages = decodes[growing], columns[growing], self.cache.allocate(count)
+            rows.page_table[growing_rows, columns] = pages
+            rows.num_pages[growing_rows] += 1
+            self._page_writes.append((growing_rows, columns, pages))
+        return True
+
+    def publish(self, plan_rows: IntArray) -> list[Sequence]:
+        """Offer the pages that a returned step filled to others. Returns the waiting sequences that can now use one."""
+        rows, size = self.rows, self.cache.page_size
+        woken: list[Sequence] = []
+        num_full = rows.num_committed[plan_rows] // size
+        due = (num_full > rows.num_published[plan_rows]) & rows.active[plan_rows]
+        if not self._enable_prefix_cache or not due.any():
+            return woken
+        due_rows, last = plan_rows[due], num_full[due]
+        first = rows.num_published[due_rows]
+        rows.num_published[due_rows] = last
+        page_bytes = size * rows.tokens.itemsize
+        for row, start, end in zip(due_rows.tolist(), first.tolist(), last.tolist(), strict=True):
+            sequence = rows.sequences[row]
+            assert sequence is not None
+            digests = sequence.chain.digests
+            raw = rows.tokens[row, start * size : end * size].tobytes()
+            for i, page in enumerate(rows.page_table[row, start:end].tolist()):
+                page_tokens = raw[i * page_bytes : (i + 1) * page_bytes]
+                if len(digests) == start + i:
+                    sequence.chain.append(page_tokens)
+                self.cache.publish(page, digests[start + i], page_tokens)
+                if self.prefixes.claimed(digests[start + i]):
+                    woken.extend(self.prefixes.settle(sequence, digests[start + i]))
+        return woken
+
+    def take_writes(self) -> tuple[tuple[NewRow, ...], IntArray, IntArray, IntArray]:
+        """What the runner must be told before the next step: new rows; rows, columns and ids of page-table writes."""
+        new_rows, writes = tuple(self._new_rows), self._page_writes
+        self._new_rows, self._page_writes = [], []
+        if not writes:
+            return new_rows, _EMPTY, _EMPTY, _EMPTY
+        page_rows, page_cols, page_ids = (np.concatenate(arrays) for arrays in zip(*writes, strict=True))
+        return new_rows, page_rows, page_cols, page_ids
+
+    def tell_again(self, new_rows: tuple[NewRow, ...], writes: tuple[IntArray, IntArray, IntArray], gone: list[int]) -> None:
+        """The runner did not take in what `take_writes` gave out last. Rows in `gone` are of no interest any more."""
+        self._new_rows = [new for new in new_rows if new.row not in gone]
+        keep = ~np.isin(writes[0], gone)
+        self._page_writes = [(writes[0][keep], writes[1][keep], writes[2][keep])]
+
+    # ---- going ---------------------------------------------------------------------------------------------------------
+
+    def victim(self) -> Sequence:
+        """Who gives way: parked residents first, then the lowest priority, then the newest. Only those in no flight."""
+        rows = self.rows
+        residents = [rows.sequences[row] for row in np.flatnonzero(rows.active & (rows.flights == 0)).tolist()]
+        candidates = [
+            sequence for sequence in residents if sequence is not None and (sequence.parked or sequence.preemptions < MAX_PREEMPTIONS)
+        ]
+        return max(candidates, key=lambda one: (one.parked, one.request.priority, one.request.arrival, one.request.key))
+
+    def has_parked(self) -> bool:
+        """Whether a parked resident could give way now."""
+        rows = self.rows
+        return bool((rows.active & rows.parked & (rows.flights == 0)).any())
+
+    def stop(self, sequence: Sequence) -> list[Sequence]:
+        """A resident computes no further. Returns the sequences that waited for pages it would have computed."""
+        self._num_protected -= sequence.preemptions >= MAX_PREEMPTIONS
+        return self.prefixes.abandon(sequence)
+
+    def vacate(self, sequence: Sequence) -> None:
+        """Take row and pages from a stopped sequence that is in no flight."""
+        assert self.rows.flights[sequence.row] == 0
+        self.cache.release(self.rows.pages(sequence.row).copy())
+        self.rows.clear(sequence.row)
+
+
+_EMPTY: IntArray = np.zeros(0, np.int32)

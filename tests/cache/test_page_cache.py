@@ -1,0 +1,187 @@
+"""The page cache against a plain model of it, and its single promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from aengine.cache import OutOfPages, PageCache, PageChain
+
+PAGE_SIZE = 2
+
+
+def tokens_of(*pages: int) -> np.ndarray:
+    """Each number stands for one page of equal tokens."""
+    return np.repeat(np.array(pages, np.int32), PAGE_SIZE)
+
+
+def chain_of(tokens: np.ndarray, salt: str = "") -> PageChain:
+    chain = PageChain(PAGE_SIZE, salt)
+    chain.extend(tokens)
+    return chain
+
+
+def store(cache: PageCache, tokens: np.ndarray, salt: str = "") -> np.ndarray:
+    """A sequence that computes `tokens` and is done."""
+    pages = cache.allocate(len(tokens) // PAGE_SIZE)
+    for page, digest, own in zip(pages.tolist(), chain_of(tokens, salt).digests, tokens.reshape(-1, PAGE_SIZE), strict=True):
+        cache.publish(page, digest, own.tobytes())
+    return pages
+
+
+class TestPrefix:
+    def test_longest_published_prefix(self) -> None:
+        cache = PageCache(20, PAGE_SIZE)
+        pages = store(cache, tokens_of(1, 2, 3))
+        asked = tokens_of(1, 2, 9, 3)
+        assert cache.match(chain_of(asked), asked) == pages[:2].tolist()
+        other = tokens_of(2, 3)
+        assert cache.match(chain_of(other), other) == []
+
+    def test_the_last_token_is_never_covered(self) -> None:
+        cache = PageCache(20, PAGE_SIZE)
+        pages = store(cache, tokens_of(1, 2))
+        asked = tokens_of(1, 2)
+        assert cache.match(chain_of(asked), asked) == pages[:1].tolist()
+
+    def test_salts_do_not_meet(self) -> None:
+        cache = PageCache(20, PAGE_SIZE)
+        store(cache, tokens_of(1, 2, 3), salt="a")
+        asked = tokens_of(1, 2, 3)
+        assert cache.match(chain_of(asked, "b"), asked) == []
+        assert cache.match(chain_of(asked), asked) == []
+        assert len(cache.match(chain_of(asked, "a"), asked)) == 2
+
+    def test_a_forged_digest_does_not_serve_foreign_pages(self) -> None:
+        cache = PageCache(20, PAGE_SIZE)
+        store(cache, tokens_of(1, 2))
+        forged = chain_of(tokens_of(1, 2))
+        asked = tokens_of(7, 2, 3)
+        assert cache.match(forged, asked) == []
+
+    def test_hashes_are_computed_once_and_extended(self) -> None:
+        tokens = tokens_of(1, 2, 3)
+        grown = PageChain(PAGE_SIZE)
+        for length in range(len(tokens) + 1):
+            grown.extend(tokens[:length])
+        assert grown.digests == chain_of(tokens).digests
+        first = grown.digests[0]
+        grown.extend(tokens_of(9, 9, 9))
+        assert grown.digests[0] is first
+
+    def test_a_second_page_of_the_same_content_stays_private(self) -> None:
+        cache = PageCache(20, PAGE_SIZE)
+        first = store(cache, tokens_of(1, 2))
+        second = store(cache, tokens_of(1, 2))
+        cache.release(second)
+        assert cache.cached_tokens == 0
+        cache.release(first)
+        assert cache.cached_tokens == 2 * PAGE_SIZE
+        cache.check()
+
+
+class TestEviction:
+    def test_free_pages_first_then_least_recently_used_tail_first(self) -> None:
+        cache = PageCache(7, PAGE_SIZE)
+        old = store(cache, tokens_of(1, 2, 3))
+        new = store(cache, tokens_of(4, 5))
+        cache.release(old)
+        cache.release(new)
+        assert cache.available == 6
+        taken = [int(cache.allocate(1)[0]) for _ in range(6)]
+        assert taken[0] not in {*old.tolist(), *new.tolist()}
+        assert taken[1:] == [*old[::-1].tolist(), *new[::-1].tolist()]
+        cache.check()
+
+    def test_use_renews(self) -> None:
+        cache = PageCache(5, PAGE_SIZE)
+        one, two = store(cache, tokens_of(1, 1)), store(cache, tokens_of(2, 2))
+        cache.release(one)
+        cache.release(two)
+        cache.retain(one.tolist())
+        cache.release(one)
+        assert cache.allocate(2).tolist() == two[::-1].tolist()
+
+    def test_out_of_pages(self) -> None:
+        cache = PageCache(4, PAGE_SIZE)
+        cache.allocate(2)
+        with pytest.raises(OutOfPages, match="2 pages asked for, 1 available"):
+            cache.allocate(2)
+        cache.check()
+
+    def test_flush(self) -> None:
+        cache = PageCache(10, PAGE_SIZE)
+        kept, dropped = store(cache, tokens_of(1, 2)), store(cache, tokens_of(3, 4))
+        cache.release(dropped)
+        assert cache.flush() == 2
+        asked = tokens_of(1, 2, 3)
+        assert cache.match(chain_of(asked), asked) == []
+        cache.release(kept)
+        assert (cache.cached_tokens, cache.available) == (0, 9)
+        cache.check()
+
+    def test_the_reserved_page_is_never_handed_out(self) -> None:
+        cache = PageCache(9, PAGE_SIZE)
+        assert sorted(cache.allocate(8).tolist()) == list(range(1, 9))
+        with pytest.raises(ValueError, match="num_pages"):
+            PageCache(1, PAGE_SIZE)
+
+
+class PageCacheMachine(RuleBasedStateMachine):
+    """Sequences come, share prefixes, grow, publish and go, in any order."""
+
+    @initialize(num_pages=st.integers(2, 12))
+    def start(self, num_pages: int) -> None:
+        self.cache = PageCache(num_pages, PAGE_SIZE)
+        self.holders: list[tuple[list[int], list[int], str]] = []  # content per page, pages, salt
+        self.content: dict[int, tuple[str, tuple[int, ...]]] = {}  # what each page was last written with
+
+    @rule(content=st.lists(st.integers(0, 2), min_size=1, max_size=4), salt=st.sampled_from(["", "s"]), publish=st.booleans())
+    def come(self, content: list[int], salt: str, publish: bool) -> None:
+        tokens = tokens_of(*content)
+        chain = chain_of(tokens, salt)
+        hits = self.cache.match(chain, tokens)
+        for i, page in enumerate(hits):
+            assert self.content[page] == (salt, tuple(content[: i + 1])), "a hit holds something else"
+        needed = len(content) - len(hits)
+        if needed + self.cache.num_unreferenced(hits) > self.cache.available:
+            return
+        before = self.cache.available
+        taken = self.cache.num_unreferenced(hits)
+        self.cache.retain(hits)
+        assert self.cache.available == before - taken
+        fresh = self.cache.allocate(needed).tolist()
+        held = {page for _, pages, _ in self.holders for page in pages}
+        assert not held & set(fresh), "a page in use was handed out"
+        for i, page in enumerate(fresh, len(hits)):
+            self.content[page] = (salt, tuple(content[: i + 1]))
+            if publish:
+                self.cache.publish(page, chain.digests[i], tokens_of(content[i]).tobytes())
+        self.holders.append((content, hits + fresh, salt))
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def go(self, data: st.DataObject) -> None:
+        _, pages, _ = self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1)))
+        self.cache.release(np.array(pages, np.int32))
+
+    @rule()
+    def flush(self) -> None:
+        self.cache.flush()
+
+    @invariant()
+    def sound(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check()
+        refs = np.zeros_like(self.cache.refs)
+        for _, pages, _ in self.holders:
+            np.add.at(refs, pages, 1)
+        assert np.array_equal(refs, self.cache.refs)
+
+
+TestPageCacheMachine = PageCacheMachine.TestCase
+TestPageCacheMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

@@ -1,0 +1,179 @@
+"""Faults and limits of the engine: rows that cannot be built, steps that hang, queues that are full, readers that interleave."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+
+import anyio
+import pytest
+from oracle_engine import OracleEngine, idle
+
+from aengine import EngineDeadError, FinishReason, QueueFullError, SamplingParams, StepHangError
+from aengine.scheduler import RowsFailed, StepPlan
+
+pytestmark = pytest.mark.anyio
+
+
+class CannotBuild(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_row_that_fails_leaves_the_others_equal(asynchronous: bool) -> None:
+    async with OracleEngine(asynchronous=asynchronous) as engine:
+        rng = random.Random(5)
+        errors: dict[int, CannotBuild] = {}
+
+        def fail_sometimes(plan: StepPlan) -> None:
+            if len(plan.rows) > 1 and rng.random() < 0.1 and not plan.new_rows:
+                row = rng.choice(plan.rows.tolist())
+                key = engine.runner.truth_of(row).request.key
+                errors[key] = CannotBuild(f"request {key}")
+                raise RowsFailed({row: errors[key]})
+
+        engine.runner.before_launch = fail_sometimes
+
+        async def read(i: int) -> None:
+            stream = engine.stream([i % 50, 1], SamplingParams(seed=i, max_tokens=40, ignore_eos=True))
+            got = []
+            failure = None
+            try:
+                async for token in stream:
+                    got.append(token.token_id)
+            except CannotBuild as error:
+                failure = error
+            assert failure is errors.get(i)
+            assert got == engine.solo(i)[0][: len(got) if failure else None]
+            await stream.aclose()
+
+        async with anyio.create_task_group() as group:
+            for i in range(40):
+                group.start_soon(read, i)
+        assert errors
+        assert engine.healthy
+        assert idle(engine)
+
+
+async def test_a_step_that_hangs_is_reported_and_ends_every_stream(caplog: pytest.LogCaptureFixture) -> None:
+    gate = threading.Event()
+    engine = OracleEngine(step_timeout=0.2)
+    await engine.start()
+    engine.runner.before_launch = lambda plan: gate.wait() and None
+    with caplog.at_level(logging.CRITICAL, logger="aengine"), anyio.fail_after(20):
+        with pytest.raises(EngineDeadError, match="a step hangs for") as caught:
+            await engine.generate([1], SamplingParams(seed=1))
+        assert isinstance(caught.value.__cause__, StepHangError)
+        assert not engine.healthy
+        with pytest.raises(EngineDeadError):
+            await engine.wait_stopped()
+        await engine.aclose()
+    assert "before_launch" in caplog.text, "the log shows where the thread is"
+    gate.set()
+    await anyio.to_thread.run_sync(engine._steps.join)
+    assert engine.runner.closed.is_set()
+
+
+async def test_an_idle_engine_does_not_hang() -> None:
+    async with OracleEngine(step_timeout=0.05) as engine:
+        await anyio.sleep(0.3)  # the time in which a wrong watchdog would bite
+        assert (await engine.generate([1], SamplingParams(seed=1, max_tokens=2, ignore_eos=True))).token_ids
+
+
+async def test_wait_stopped_returns_after_aclose() -> None:
+    engine = OracleEngine()
+    await engine.start()
+    async with anyio.create_task_group() as group:
+        group.start_soon(engine.wait_stopped)
+        await engine.aclose()
+
+
+class TestFullQueue:
+    async def test_requests(self) -> None:
+        gate = threading.Event()
+        async with OracleEngine(max_queued_requests=3) as engine:
+            engine.runner.before_launch = lambda plan: gate.wait() and None
+            params = SamplingParams(max_tokens=2, ignore_eos=True)
+            streams = [engine.stream([i + 1], SamplingParams(seed=i, max_tokens=2, ignore_eos=True)) for i in range(3)]
+            with pytest.raises(QueueFullError, match="3 requests wait already; max_queued_requests is 3"):
+                engine.stream([9], params)
+            with pytest.raises(QueueFullError):
+                engine.stream("long text " * 200, params)
+            gate.set()
+            for i, stream in enumerate(streams):
+                assert [token.token_id async for token in stream] == engine.solo(i)[0]
+            assert (await engine.generate([1], SamplingParams(seed=7, max_tokens=2, ignore_eos=True))).token_ids
+            assert not engine._queue_bound._waiting
+
+    async def test_cancelled_ones_do_not_count(self) -> None:
+        gate = threading.Event()
+        async with OracleEngine(max_queued_requests=1) as engine:
+            engine.runner.before_launch = lambda plan: gate.wait() and None
+            running = engine.stream([1], SamplingParams(seed=1, max_tokens=2, ignore_eos=True))
+            gate.set()
+            await running.aclose()
+            again = engine.stream([2], SamplingParams(seed=2, max_tokens=2, ignore_eos=True))
+            assert [token.token_id async for token in again] == engine.solo(2)[0]
+
+    async def test_tokens(self) -> None:
+        gate = threading.Event()
+        async with OracleEngine(max_queued_tokens=100) as engine:
+            engine.runner.before_launch = lambda plan: gate.wait() and None
+            first = engine.stream([1] * 101, SamplingParams(seed=1, max_tokens=2, ignore_eos=True))  # alone it may be longer
+            with pytest.raises(QueueFullError, match=r"101 prompt tokens wait already; 1 more would exceed max_queued_tokens \(100\)"):
+                engine.stream([1])
+            gate.set()
+            assert [token.token_id async for token in first] == engine.solo(1)[0]
+
+
+@pytest.mark.parametrize("workload", range(12))
+async def test_any_interleaving_equals_the_solo_run(workload: int) -> None:
+    """Submit, cancel, slow reads, parking and preemption in any order: each stream is its solo run, and every await ends."""
+    rng = random.Random(workload)
+    async with OracleEngine(
+        num_pages=1 + rng.choice([120, 200, 1000]),
+        page_size=rng.choice([1, 4]) if workload % 2 else 4,
+        max_num_seqs=rng.choice([2, 8]),
+        max_num_batched_tokens=rng.choice([8, 64]),
+        max_unread_tokens=rng.choice([1, 8, 256]),
+        asynchronous=bool(workload % 3),
+    ) as engine:
+        prefixes = [[rng.randrange(50) for _ in range(30)] for _ in range(2)]
+        num_done = 0
+
+        async def use(i: int) -> None:
+            nonlocal num_done
+            prompt = [*rng.choice(prefixes)[: rng.randint(1, 30)], rng.randrange(50)]
+            params = SamplingParams(seed=i, max_tokens=rng.randint(1, 60), ignore_eos=rng.random() < 0.7)
+            behaviour = rng.choice(["read", "read", "slow", "leave", "cancel"])
+            leave_after = rng.randint(0, 20)
+            for _ in range(rng.randint(0, 30)):
+                await anyio.lowlevel.checkpoint()
+            got = []
+            async with engine.stream(prompt, params, request_id=f"r{i}", priority=rng.choice([0, 1]), tenant=rng.choice("ab")) as stream:
+                async for token in stream:
+                    if token.token_id >= 0:
+                        got.append(token.token_id)
+                    if behaviour == "slow":
+                        for _ in range(rng.randint(0, 20)):
+                            await anyio.lowlevel.checkpoint()
+                    if len(got) == leave_after and behaviour == "leave":
+                        break
+                    if len(got) == leave_after and behaviour == "cancel":
+                        await engine.cancel(f"r{i}")
+            output, reason = engine.solo(i)
+            assert got == output[: len(got)]
+            ended = stream.completion().finish_reason
+            if behaviour in ("read", "slow"):
+                assert (got, ended) == (output, reason)
+            elif behaviour == "cancel":
+                assert ended in (FinishReason.CANCELLED, reason)
+            num_done += 1
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                for i in range(40):
+                    group.start_soon(use, i)
+        assert num_done == 40
+        assert idle(engine)

@@ -1,0 +1,325 @@
+"""What the scheduler promises, one promise at a time. Output is compared with the solo run throughout."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from kv_oracle import make_request
+from simulation import Simulation
+
+from aengine.outputs import FinishReason
+from aengine.scheduler import SchedulerConfig
+from aengine.scheduler.residency import MAX_PREEMPTIONS
+
+CONFIG = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=200, num_pages=200, page_size=4)
+
+
+def config(**changes: object) -> SchedulerConfig:
+    return dataclasses.replace(CONFIG, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=[False, True], ids=["in-turn", "one-ahead"])
+def overlap(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+class TestPrefixSharing:
+    def test_two_cold_requests_compute_the_shared_part_once(self, overlap: bool) -> None:
+        simulation = Simulation(config(max_num_batched_tokens=16), overlap=overlap)
+        prompt = list(range(40))
+        simulation.submit(make_request(0, [*prompt, 1], 4))
+        simulation.submit(make_request(1, [*prompt, 2], 4))
+        simulation.run()
+        simulation.check_finished()
+        assert simulation.cached == {0: 0, 1: 40}
+        assert simulation.runner.num_computed <= 41 + 1 + 2 * 4
+
+    def test_a_warm_prefix_is_reported(self) -> None:
+        simulation = Simulation(CONFIG)
+        simulation.submit(make_request(0, list(range(20)), 2))
+        simulation.run()
+        simulation.submit(make_request(1, list(range(20)), 2))
+        simulation.submit(make_request(2, list(range(18)), 2, cache_salt="other"))
+        simulation.run()
+        simulation.check_finished()
+        assert simulation.cached == {0: 0, 1: 16, 2: 0}
+
+    def test_output_is_cached_too(self) -> None:
+        simulation = Simulation(CONFIG)
+        first = simulation.submit(make_request(0, [1, 2, 3], 14))
+        simulation.run()
+        simulation.submit(make_request(1, [*first.tokens.tolist(), 5], 2))
+        simulation.run()
+        simulation.check_finished()
+        assert simulation.cached[1] == 16
+
+    def test_off(self) -> None:
+        simulation = Simulation(config(enable_prefix_cache=False))
+        for key in range(2):
+            simulation.submit(make_request(key, list(range(20)), 2))
+        simulation.run()
+        simulation.check_finished()
+        assert simulation.cached == {0: 0, 1: 0}
+        assert simulation.scheduler.stats().cached_tokens == 0
+
+    @pytest.mark.parametrize("leave", ["cancel", "park"])
+    def test_whoever_waits_for_a_prefix_goes_on_when_it_is_abandoned(self, leave: str, overlap: bool) -> None:
+        simulation = Simulation(config(max_num_batched_tokens=8), overlap=overlap)
+        prompt = list(range(60))
+        simulation.submit(make_request(0, [*prompt, 1], 4))
+        simulation.submit(make_request(1, [*prompt, 2], 4))
+        simulation.step()
+        assert simulation.scheduler.stats().waiting == 1
+        if leave == "cancel":
+            simulation.cancel(0)
+        else:
+            simulation.scheduler.park(0)
+        simulation.run()
+        assert simulation.received[1] == simulation.runner.truths[1].output
+        simulation.scheduler.unpark(0)
+        simulation.run()
+        simulation.check_finished()
+
+
+class TestPreemption:
+    def test_two_that_do_not_fit_together_take_turns(self, overlap: bool) -> None:
+        simulation = Simulation(config(num_pages=1 + 25, max_model_len=100), overlap=overlap)
+        for key in range(2):
+            simulation.submit(make_request(key, [key + 1] * 20, 80, arrival=float(key)))
+        simulation.run()
+        simulation.check_finished()
+        preemptions = simulation.scheduler.stats().preemptions
+        assert 1 <= preemptions <= MAX_PREEMPTIONS
+
+    def test_preemptions_per_request_are_bounded(self, overlap: bool) -> None:
+        simulation = Simulation(config(num_pages=1 + 30, max_model_len=100, max_num_seqs=8), overlap=overlap)
+        counts: dict[int, int] = {}
+        preempt = simulation.scheduler._preempt
+
+        def counted(sequence: object) -> None:
+            key = sequence.request.key  # type: ignore[attr-defined]
+            counts[key] = counts.get(key, 0) + 1
+            preempt(sequence)  # type: ignore[arg-type]
+
+        simulation.scheduler._preempt = counted  # type: ignore[method-assign]
+        for key in range(12):
+            simulation.submit(make_request(key, [key + 1] * 5, 95, arrival=float(key)))
+        simulation.run()
+        simulation.check_finished()
+        assert counts
+        assert max(counts.values()) <= MAX_PREEMPTIONS
+
+    def test_the_newest_of_the_lowest_priority_gives_way(self) -> None:
+        simulation = Simulation(config(num_pages=1 + 20, max_model_len=80, enable_prefix_cache=False))
+        for key, priority in enumerate([0, 5, 5, 0]):
+            simulation.submit(make_request(key, [key + 1] * 12, 40, priority=priority, arrival=float(key)))
+        victims: list[int] = []
+        preempt = simulation.scheduler._preempt
+        simulation.scheduler._preempt = lambda one: (victims.append(one.request.key), preempt(one))[0]  # type: ignore[method-assign, func-returns-value]
+        simulation.run()
+        simulation.check_finished()
+        assert victims[0] == 2
+
+    def test_a_parked_one_gives_way_first_and_continues_where_it_was(self, overlap: bool) -> None:
+        simulation = Simulation(config(num_pages=1 + 25, max_model_len=100, enable_prefix_cache=False), overlap=overlap)
+        simulation.submit(make_request(0, [1] * 40, 30, priority=-5, arrival=0.0))
+        for _ in range(10):
+            simulation.step()
+        received = len(simulation.received[0])
+        simulation.scheduler.park(0)
+        simulation.submit(make_request(1, [2] * 80, 20, arrival=1.0))
+        simulation.run()
+        assert simulation.finished.keys() == {1}
+        assert len(simulation.received[0]) <= received + 1
+        assert simulation.scheduler.stats().parked == 1
+        assert simulation.scheduler.stats().pages_used == 0
+        simulation.scheduler.unpark(0)
+        simulation.run()
+        simulation.check_finished()
+
+    def test_a_parked_one_keeps_its_pages_while_memory_allows(self, overlap: bool) -> None:
+        simulation = Simulation(CONFIG, overlap=overlap)
+        simulation.submit(make_request(0, [1] * 40, 30))
+        for _ in range(5):
+            simulation.step()
+        simulation.scheduler.park(0)
+        simulation.run()
+        used, computed = simulation.scheduler.stats().pages_used, simulation.runner.num_computed
+        assert used >= 10
+        simulation.submit(make_request(1, [2] * 40, 5))
+        simulation.run()
+        assert simulation.scheduler.stats().pages_used == used
+        simulation.scheduler.unpark(0)
+        simulation.run()
+        simulation.check_finished()
+        assert simulation.runner.num_computed <= computed + 45 + 30
+
+    def test_a_parked_one_gives_up_its_row(self) -> None:
+        simulation = Simulation(config(max_num_seqs=1))
+        simulation.submit(make_request(0, [1] * 8, 20))
+        simulation.step()
+        simulation.scheduler.park(0)
+        simulation.submit(make_request(1, [2] * 8, 5))
+        simulation.run()
+        assert simulation.finished.keys() == {1}
+        simulation.scheduler.unpark(0)
+        simulation.run()
+        simulation.check_finished()
+
+
+class TestOrder:
+    def order_of_starts(self, simulation: Simulation) -> list[int]:
+        simulation.run()
+        simulation.check_finished()
+        return list(simulation.cached)
+
+    def test_priority_then_arrival(self) -> None:
+        simulation = Simulation(config(max_num_seqs=1))
+        simulation.clock.now = 9.0
+        for key, (priority, arrival) in enumerate([(0, 3.0), (1, 0.0), (-1, 9.0), (0, 2.0)]):
+            simulation.submit(make_request(key, [key], 3, priority=priority, arrival=arrival))
+        assert self.order_of_starts(simulation) == [2, 3, 0, 1]
+
+    def test_waiting_improves_priority(self) -> None:
+        simulation = Simulation(config(max_num_seqs=1, ageing_seconds=10.0))
+        simulation.clock.now = 100.0
+        simulation.submit(make_request(0, [1], 3, priority=0, arrival=100.0))
+        simulation.submit(make_request(1, [2], 3, priority=5, arrival=35.0))  # has waited for six levels
+        simulation.submit(make_request(2, [3], 3, priority=5, arrival=65.0))  # for three
+        assert self.order_of_starts(simulation) == [1, 0, 2]
+
+    def test_nothing_starves(self) -> None:
+        simulation = Simulation(config(max_num_seqs=1, ageing_seconds=5.0))
+        simulation.submit(make_request(0, [1], 2, priority=3, arrival=0.0))
+        key = 1
+        while 0 not in simulation.finished:
+            simulation.submit(make_request(key, [key % 50], 2, priority=0, arrival=simulation.clock.now))
+            key += 1
+            for _ in range(2):
+                simulation.step()
+            simulation.clock.now += 1.0
+            assert key < 100
+        assert key > 10
+
+    @pytest.mark.parametrize(("weight", "share"), [(1.0, 0.5), (3.0, 0.75)])
+    def test_fair_share_between_tenants(self, weight: float, share: float) -> None:
+        """One tenant has ten times the load; while both are backlogged each is served its share."""
+        simulation = Simulation(config(max_num_seqs=4, num_pages=400, tenant_weights={"quiet": weight}))
+        key = 0
+        for i in range(300):
+            for tenant in ["loud"] * 10 + ["quiet"] if i < 30 else []:
+                simulation.submit(make_request(key, [key % 50, 1, 2, 3], 16, tenant=tenant, arrival=float(i), eos_token_ids=frozenset()))
+                key += 1
+        served = {"loud": 0, "quiet": 0}
+        while simulation.scheduler._queue._alive.min() > 4:  # both are backlogged
+            simulation.step()
+            plan = simulation.plans[-1]
+            for row, length in zip(plan.rows.tolist(), plan.lengths.tolist(), strict=True):
+                served[simulation.runner.truth_of(row).request.tenant] += length
+        assert sum(served.values()) > 500
+        assert served["quiet"] / sum(served.values()) == pytest.approx(share, abs=0.05)
+
+    def test_an_idle_tenant_saves_up_no_credit(self) -> None:
+        simulation = Simulation(config(max_num_seqs=1, ageing_seconds=1e9))
+        simulation.clock.now = 100.0
+        for key in range(40):
+            simulation.submit(make_request(key, [key], 8, tenant="busy", arrival=float(key)))
+        for _ in range(160):
+            simulation.step()
+        for key in range(40, 50):
+            simulation.submit(make_request(key, [key], 8, tenant="late", arrival=100.0))
+        already = set(simulation.cached)
+        simulation.run()
+        simulation.check_finished()
+        order = ["late" if key >= 40 else "busy" for key in simulation.cached if key not in already][:10]
+        assert 4 <= order.count("late") <= 6
+
+
+class TestDeadlines:
+    def test_what_cannot_start_in_time_costs_no_prefill(self) -> None:
+        simulation = Simulation(config(max_num_seqs=1))
+        simulation.submit(make_request(0, [1], 50, deadline=None))
+        simulation.submit(make_request(1, [2], 5, deadline=10.0))
+        for _ in range(20):
+            simulation.step()
+            simulation.clock.now += 1.0
+        assert simulation.finished[1].reason is FinishReason.DEADLINE
+        assert 1 in simulation.released
+        assert 1 not in simulation.cached
+        simulation.run()
+        simulation.check_finished()
+
+    def test_an_expired_one_ends_with_what_it_has(self, overlap: bool) -> None:
+        simulation = Simulation(CONFIG, overlap=overlap)
+        simulation.submit(make_request(0, [1], 100, deadline=10.0))
+        for _ in range(30):
+            simulation.step()
+            simulation.clock.now += 1.0
+        assert simulation.finished[0].reason is FinishReason.DEADLINE
+        assert 8 <= len(simulation.received[0]) <= 11
+        simulation.check_finished()
+
+    def test_deadlines_of_gone_requests_are_forgotten(self) -> None:
+        simulation = Simulation(CONFIG)
+        for key in range(500):
+            simulation.submit(make_request(key, [1], 1, deadline=1e9))
+            simulation.run()
+        assert len(simulation.scheduler._deadlines) < 100
+
+
+class TestSteps:
+    def test_a_running_decode_gets_a_token_in_every_step(self, overlap: bool) -> None:
+        """However many long prompts arrive."""
+        simulation = Simulation(
+            config(max_num_seqs=64, max_model_len=1200, num_pages=40000, max_num_batched_tokens=256, page_size=16), overlap=overlap
+        )
+        simulation.submit(make_request(0, [1, 2, 3], 60))
+        simulation.step()
+        for key in range(1, 30):
+            simulation.submit(make_request(key, [(key * 7 + i) % 50 for i in range(1024)], 4, arrival=float(key)))
+            simulation.step()
+            if 0 in simulation.finished:
+                break
+            assert simulation.plans[-1].rows[: simulation.plans[-1].num_decodes].tolist().count(0) == 1
+            assert int(simulation.plans[-1].lengths.sum()) == 256
+        simulation.run()
+        simulation.check_finished()
+
+    def test_a_finished_one_does_not_run_past_its_length(self, overlap: bool) -> None:
+        simulation = Simulation(CONFIG, overlap=overlap)
+        simulation.submit(make_request(0, [1, 2, 3], 5))
+        simulation.run()
+        simulation.check_finished()
+        assert simulation.runner.num_computed == 3 + 4
+
+    def test_what_a_step_in_flight_uses_is_released_only_when_it_returned(self) -> None:
+        simulation = Simulation(CONFIG, overlap=True)
+        simulation.submit(make_request(0, [1] * 9, 50))
+        for _ in range(4):
+            simulation.step()
+        assert simulation.flights
+        simulation.cancel(0)
+        assert simulation.scheduler.stats().pages_used > 0
+        assert simulation.scheduler.stats().running == 0
+        simulation.step()
+        assert simulation.scheduler.stats().pages_used == 0
+        simulation.check_finished()
+
+    def test_failed_rows_leave_the_others_untouched(self, overlap: bool) -> None:
+        simulation = Simulation(CONFIG, overlap=overlap)
+        for key in range(4):
+            simulation.submit(make_request(key, [key] * 10, 30))
+        for _ in range(5):
+            simulation.step()
+        plan = simulation.scheduler.schedule()
+        assert plan is not None
+        row = int(plan.rows[2])
+        failing = simulation.runner.truth_of(row).request.key
+        error = RuntimeError("no")
+        simulation.scheduler.rollback(plan, {row: error})
+        simulation.forced.add(failing)
+        simulation.run()
+        simulation.check_finished()
+        assert simulation.finished[failing].error is error
+        assert simulation.finished[failing].reason is FinishReason.ERROR
