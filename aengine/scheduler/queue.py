@@ -2,7 +2,7 @@
 
 1. Lower priority number first, where waiting `ageing_seconds` improves it by one, so that nothing starves.
 2. Among equals, the tenant that was served least: virtual token counters (Sheng et al., "Fairness in Serving Large Language
-   Models", 2024). A counter grows by tokens computed over the tenant's weight; a tenant that comes back from idle starts at
+   Models", 2024). A counter grows by the tokens served over the tenant's weight; a tenant that comes back from idle starts at
    the smallest counter of those that have work, so idling saves up no credit.
 3. Then arrival.
 """
@@ -58,9 +58,10 @@ class WaitingQueue:
         """A small number for the tenant of a sequence that has entered."""
         return self._tenant_ids[sequence.request.tenant]
 
-    def charge(self, tenant_ids: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
-        """Count computed tokens for tenants; one pair per row of a step."""
-        self._served += np.bincount(tenant_ids, num_tokens, minlength=len(self._served)) / self._weight
+    def charge(self, tenant_ids: NDArray[np.int32], num_tokens: int = 1) -> None:
+        """Count `num_tokens` for each of the given tenants: a prompt at its admission, so that it counts for the next choice
+        already, and every decoded token. What is computed again after a preemption is not charged."""
+        self._served += np.bincount(tenant_ids, minlength=len(self._served)) * (num_tokens / self._weight)
 
     def push(self, sequence: Sequence) -> None:
         """Put a sequence (back) into the queue; its place is that of its arrival."""

@@ -210,7 +210,9 @@ class Scheduler:
         self._prefilling.append(sequence)
         if not sequence.started:
             sequence.started = True
-            self._updates.started.append((sequence.request.key, len(hits) * self._config.page_size))
+            num_cached = len(hits) * self._config.page_size
+            self._queue.charge(self._rows.tenants[[sequence.row]], len(sequence.tokens) - num_cached)
+            self._updates.started.append((sequence.request.key, num_cached))
 
     def _add_chunk(self, sequence: Sequence, budget: int, chunks: list[_Chunk]) -> int:
         rows, row = self._rows, sequence.row
@@ -234,7 +236,7 @@ class Scheduler:
         rows.num_computed[plan_rows] += lengths
         rows.num_tokens[plan_rows] += samples
         rows.flights[plan_rows] += 1
-        self._queue.charge(rows.tenants[plan_rows], lengths)
+        self._queue.charge(rows.tenants[decodes])
         pieces = [rows.tokens[chunk.row, chunk.start : chunk.start + chunk.length] for chunk in chunks]
         new_rows, page_rows, page_cols, page_ids = self._residency.take_writes()
         self._num_steps += 1
@@ -297,7 +299,7 @@ class Scheduler:
         rows.flights[plan.rows] -= 1
         rows.num_computed[plan.rows] = plan.starts
         rows.num_tokens[plan.rows] -= plan.samples
-        self._queue.charge(rows.tenants[plan.rows], -plan.lengths)
+        self._queue.charge(rows.tenants[plan.rows[: plan.num_decodes]], -1)
         completed = plan.rows[plan.num_decodes :][plan.samples[plan.num_decodes :]].tolist()  # prompts that this step was to finish
         rows.decoding[completed] = False
         self._prefilling[:0] = [sequence for row in completed if (sequence := rows.sequences[row]) is not None]
