@@ -1,0 +1,58 @@
+"""What an attention backend is. Owns the contract; knows nothing of models, schedulers or of how a backend stores KV.
+
+A backend owns the KV tensors and their layout: everyone else counts pages and hands over slots. Page 0 is reserved: it is
+never given to a sequence, nothing is written to it, and padding points at it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from aengine.attention.metadata import AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What a backend must know of a model and of the page pool."""
+
+    num_heads: int
+    num_kv_heads: int  # divides num_heads; query head h reads KV head h // (num_heads // num_kv_heads)
+    head_dim: int
+    scale: float  # multiplies the scores
+    windows: tuple[int | None, ...]  # per layer: a query attends to this many latest positions, itself included; None: to all
+    page_size: int
+    dtype: torch.dtype  # of queries, of the KV cache and of the output
+    device: torch.device
+
+
+class AttentionStep(Protocol):
+    """One step's attention, planned once and used by every layer."""
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Stores [T, num_kv_heads, head_dim] keys and values at the step's slots; slot -1 is skipped."""
+
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        """Causal attention of the [T, num_heads, head_dim] queries over their rows' pages; returns the same shape.
+
+        Reads what `write` of this step and of all steps before stored, nothing beyond a row's length.
+        """
+
+
+class AttentionBackend(Protocol):
+    """KV storage of all layers and the attention over it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def bytes_per_page(self) -> int:
+        """Bytes that one page takes in all layers together, K and V."""
+
+    def allocate(self, num_pages: int) -> None:
+        """Creates the KV tensors, zeroed; `num_pages` includes the reserved page 0. Frees what was allocated before."""
+
+    def plan(self, metadata: AttentionMetadata) -> AttentionStep:
+        """Prepares a step. Its result is valid until the next `plan`."""

@@ -1,0 +1,206 @@
+"""Attention in plain torch: the float32-exact reference, and the backend that runs everywhere.
+
+Scores, softmax and the weighted sum are computed in float32 whatever the storage dtype. Decode rows are computed together,
+padded to a common number of pages; prefill rows one by one, in blocks of queries. Layout per layer and for K and V each:
+[num_kv_heads, num_pages, page_size, head_dim], so that gathered pages are a batch of matrices without another copy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aengine.attention.base import AttentionSpec, AttentionStep
+from aengine.attention.metadata import AttentionMetadata, StepLayout
+
+_ALIGNMENT = 64  # bytes; a cache line and the widest vector register
+_GATHER_ELEMENTS = 1 << 23  # of one padded K (or V) of decode rows: 32 MiB in float32
+_SCORE_ELEMENTS = 1 << 24  # of one block of prefill scores: 64 MiB in float32
+
+
+class TorchNativeBackend:
+    """See the module. Satisfies `AttentionBackend`."""
+
+    name = "torch_native"
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self.spec = spec
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def bytes_per_page(self) -> int:
+        spec = self.spec
+        return 2 * len(spec.windows) * spec.num_kv_heads * spec.page_size * spec.head_dim * spec.dtype.itemsize
+
+    def allocate(self, num_pages: int) -> None:
+        self._keys, self._values = [], []  # the old pool goes before the new one comes
+        spec = self.spec
+        shape = (spec.num_kv_heads, num_pages, spec.page_size, spec.head_dim)
+        self._keys = [_zeros(shape, spec.dtype, spec.device) for _ in spec.windows]
+        self._values = [_zeros(shape, spec.dtype, spec.device) for _ in spec.windows]
+
+    def plan(self, metadata: AttentionMetadata) -> AttentionStep:
+        return _Step(self.spec, self._keys, self._values, metadata)
+
+
+class _Step:
+    def __init__(self, spec: AttentionSpec, keys: list[Tensor], values: list[Tensor], metadata: AttentionMetadata) -> None:
+        self._spec = spec
+        self._keys = keys
+        self._values = values
+        host = metadata.host
+        device = spec.device
+        self._slots = metadata.slot_mapping.long()
+        self._written: Tensor | None = None  # the tokens with a slot, where not all have one
+        if len(host.slot_mapping) and host.slot_mapping.min() < 0:
+            written = np.flatnonzero(host.slot_mapping >= 0)
+            self._written = torch.from_numpy(written).to(device)
+            self._slots = torch.from_numpy(host.slot_mapping[written]).to(device).long()
+        self._decodes = _plan_decodes(spec, host)
+        self._prefills = _plan_prefills(host, metadata.kv_indices)
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        for cache, new in ((self._keys[layer], key), (self._values[layer], value)):
+            rows = new if self._written is None else new.index_select(0, self._written)
+            cache.view(cache.shape[0], -1, cache.shape[3]).index_copy_(1, self._slots, rows.transpose(0, 1))
+
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        keys, values = self._keys[layer], self._values[layer]
+        window = self._spec.windows[layer]
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        for group in self._decodes:
+            one = group.attend(query.index_select(0, group.rows), keys, values, self._spec.scale, window)
+            out.index_copy_(0, group.rows, one)
+        for prefill in self._prefills:
+            prefill.attend(query, keys, values, self._spec.scale, window, out)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeGroup:
+    """Decode rows of similar length, g of them, padded to P pages with the reserved page 0."""
+
+    rows: Tensor  # [g] int64, row = query index
+    pages: Tensor  # [g * P] int32
+    seq_lens: Tensor  # [g, 1] int32
+    last_pages: Tensor  # [g] int64, where in `pages` a row's last page is
+    unused: Tensor  # [g, page_size, 1] bool, the slots of the last page beyond the row's length
+    offsets: Tensor  # [P * page_size] int32, 0, 1, ...
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
+        """[g, num_heads, head_dim] -> the same shape."""
+        num_kv_heads, _, _, head_dim = keys.shape
+        rows, num_heads, _ = query.shape
+        key = keys.index_select(1, self.pages).float()
+        value = values.index_select(1, self.pages).float()
+        # A weight of zero does not silence a NaN: what a page's former owner left must not reach the weighted sum.
+        value.index_copy_(1, self.last_pages, value.index_select(1, self.last_pages).masked_fill_(self.unused, 0.0))
+        key = key.view(num_kv_heads, rows, -1, head_dim)
+        value = value.view(num_kv_heads, rows, -1, head_dim)
+        grouped = query.float().view(rows, num_kv_heads, -1, head_dim).transpose(0, 1)  # [Hkv, g, group, D]
+        scores = torch.matmul(grouped * scale, key.transpose(2, 3))
+        hidden = self.offsets >= self.seq_lens  # [g, P * page_size]
+        if window is not None:
+            hidden = hidden | (self.offsets < self.seq_lens - window)
+        weights = scores.masked_fill_(hidden[:, None, :], -math.inf).softmax(-1)
+        return torch.matmul(weights, value).transpose(0, 1).reshape(rows, num_heads, head_dim).to(query.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    """One row that computes `length` tokens from position `start`; its first query is number `first`."""
+
+    first: int
+    start: int
+    length: int
+    pages: Tensor  # [P] int32
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, out: Tensor) -> None:
+        num_kv_heads, _, _, head_dim = keys.shape
+        num_heads = query.shape[1]
+        seq_len = self.start + self.length
+        key = keys.index_select(1, self.pages).view(num_kv_heads, -1, head_dim)[:, :seq_len].float()
+        value = values.index_select(1, self.pages).view(num_kv_heads, -1, head_dim)[:, :seq_len].float()
+        block = max(1, _SCORE_ELEMENTS // (num_heads * seq_len))
+        for begin in range(0, self.length, block):
+            size = min(block, self.length - begin)
+            first_position = self.start + begin
+            high = first_position + size
+            low = 0 if window is None else max(0, first_position - window + 1)
+            rows = slice(self.first + begin, self.first + begin + size)
+            grouped = query[rows].float().view(size, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [Hkv, group, size, D]
+            scores = torch.matmul((grouped * scale).reshape(num_kv_heads, -1, head_dim), key[:, low:high].transpose(1, 2))
+            scores = scores.view(num_kv_heads, -1, size, high - low)
+            at = torch.arange(first_position, high, device=query.device)[:, None]
+            source = torch.arange(low, high, device=query.device)[None, :]
+            hidden = source > at
+            if window is not None:
+                hidden |= source <= at - window
+            weights = scores.masked_fill_(hidden, -math.inf).softmax(-1).view(num_kv_heads, -1, high - low)
+            summed = torch.matmul(weights, value[:, low:high]).view(num_kv_heads, -1, size, head_dim)
+            out[rows] = summed.permute(2, 0, 1, 3).reshape(size, num_heads, head_dim)
+
+
+def _plan_decodes(spec: AttentionSpec, host: StepLayout) -> list[_DecodeGroup]:
+    """Splits the decode rows into groups whose padded gather stays small and at most half padding."""
+    if host.num_decodes == 0:
+        return []
+    num_pages = np.diff(host.kv_indptr[: host.num_decodes + 1])
+    order = np.argsort(-num_pages, kind="stable")
+    descending = num_pages[order]
+    page_elements = spec.num_kv_heads * spec.page_size * spec.head_dim
+    groups = []
+    begin = 0
+    while begin < host.num_decodes:
+        width = int(descending[begin])
+        fitting = max(1, _GATHER_ELEMENTS // (width * page_elements))
+        long_enough = int(np.searchsorted(-descending, -(width // 2), side="right"))
+        end = min(begin + fitting, max(long_enough, begin + 1))
+        groups.append(_decode_group(spec, host, order[begin:end], width))
+        begin = end
+    return groups
+
+
+def _decode_group(spec: AttentionSpec, host: StepLayout, rows: np.ndarray[tuple[int], np.dtype[np.int64]], width: int) -> _DecodeGroup:
+    begins = host.kv_indptr[rows]
+    counts = host.kv_indptr[rows + 1] - begins
+    columns = np.arange(width, dtype=np.int32)
+    present = columns < counts[:, None]
+    pages = np.where(present, host.kv_indices.take(begins[:, None] + columns, mode="clip"), 0).astype(np.int32)
+    unused = np.arange(host.page_size, dtype=np.int32) >= host.last_page_len[rows][:, None]
+    last_pages = np.arange(len(rows), dtype=np.int64) * width + counts - 1
+
+    def put(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
+        return torch.from_numpy(array).to(spec.device)
+
+    return _DecodeGroup(
+        rows=put(rows),
+        pages=put(pages.reshape(-1)),
+        seq_lens=put(host.seq_lens[rows][:, None]),
+        last_pages=put(last_pages),
+        unused=put(unused[:, :, None]),
+        offsets=put(np.arange(width * host.page_size, dtype=np.int32)),
+    )
+
+
+def _plan_prefills(host: StepLayout, kv_indices: Tensor) -> list[_Prefill]:
+    prefills = []
+    for row in range(host.num_decodes, host.num_rows):
+        first, end = int(host.qo_indptr[row]), int(host.qo_indptr[row + 1])
+        pages = kv_indices[int(host.kv_indptr[row]) : int(host.kv_indptr[row + 1])]
+        prefills.append(_Prefill(first, int(host.seq_lens[row]) - (end - first), end - first, pages))
+    return prefills
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy's zeros come from calloc: memory is committed page by page at first use, so a large pool costs nothing at start.
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
+    shift = -raw.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(raw[shift : shift + size]).view(dtype).view(shape)

@@ -1,0 +1,38 @@
+"""What a model says about its own generation: end-of-sequence ids and sampling defaults, from generation_config.json."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aengine.errors import InvalidRequestError, ModelLoadError
+from aengine.models.spec import ModelSpec, read_json, read_token_ids
+from aengine.params import SamplingParams
+
+_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """`sampling` holds those of temperature, top_p, top_k and min_p that the model sets: keywords of `SamplingParams`."""
+
+    eos_token_ids: tuple[int, ...]
+    sampling: Mapping[str, Any]
+
+
+def load_generation(model_dir: pathlib.Path, spec: ModelSpec) -> GenerationDefaults:
+    """Reads `model_dir`/generation_config.json if there is one. Raises ModelLoadError for values out of range.
+
+    Its end-of-sequence ids come first; a file without any leaves those of config.json.
+    """
+    path = model_dir / "generation_config.json"
+    config = read_json(path) if path.is_file() else {}
+    sampling = {key: config[key] for key in _SAMPLING_KEYS if config.get(key) is not None}
+    try:
+        SamplingParams(**sampling)
+    except InvalidRequestError as error:
+        raise ModelLoadError(f"{path} has a value out of range: {error}") from error
+    eos = read_token_ids(config.get("eos_token_id"), "eos_token_id")
+    return GenerationDefaults(eos_token_ids=eos or spec.eos_token_ids, sampling=sampling)

@@ -1,0 +1,73 @@
+"""The named weights of a `ModelSpec`: every parameter, its shape, and the checkpoint tensors it is made of.
+
+Owns the names, ours and Hugging Face's, in one place; the loader and every executor read them from here.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from aengine.models.spec import ModelSpec
+
+
+class Init(enum.Enum):
+    """How a parameter starts where there is no checkpoint."""
+
+    NORMAL = "normal"  # N(0, initializer_range^2)
+    ONES = "ones"
+    ZEROS = "zeros"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A checkpoint tensor that becomes `rows` consecutive rows of a parameter."""
+
+    source: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class NamedWeight:
+    """One parameter: the parts, one after another, are its first dimension."""
+
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+    init: Init
+
+
+def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
+    """Parameter name -> `NamedWeight`, in the order of execution. A tied head is no parameter of its own."""
+    weights: dict[str, NamedWeight] = {}
+
+    def vector(name: str, source: str, size: int) -> None:
+        weights[f"{name}.weight"] = NamedWeight((size,), (Part(f"{source}.weight", size),), Init.ONES)
+
+    def matrix(name: str, columns: int, *sources: tuple[str, int], bias: bool = False) -> None:
+        rows = sum(size for _, size in sources)
+        parts = tuple(Part(f"{source}.weight", size) for source, size in sources)
+        weights[f"{name}.weight"] = NamedWeight((rows, columns), parts, Init.NORMAL)
+        if bias:
+            biases = tuple(Part(f"{source}.bias", size) for source, size in sources)
+            weights[f"{name}.bias"] = NamedWeight((rows,), biases, Init.ZEROS)
+
+    hidden, intermediate = spec.hidden_size, spec.intermediate_size
+    q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    matrix("embedding", hidden, ("model.embed_tokens", spec.vocab_size))
+    for layer in range(spec.num_layers):
+        ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
+        attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
+        vector(f"{ours}.attention_norm", f"{theirs}.input_layernorm", hidden)
+        projections = ((f"{attention}.q_proj", q_size), (f"{attention}.k_proj", kv_size), (f"{attention}.v_proj", kv_size))
+        matrix(f"{ours}.qkv", hidden, *projections, bias=spec.qkv_bias)
+        if spec.qk_norm:
+            vector(f"{ours}.q_norm", f"{attention}.q_norm", spec.head_dim)
+            vector(f"{ours}.k_norm", f"{attention}.k_norm", spec.head_dim)
+        matrix(f"{ours}.output", q_size, (f"{attention}.o_proj", hidden), bias=spec.output_bias)
+        vector(f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm", hidden)
+        matrix(f"{ours}.gate_up", hidden, (f"{mlp}.gate_proj", intermediate), (f"{mlp}.up_proj", intermediate), bias=spec.mlp_bias)
+        matrix(f"{ours}.down", intermediate, (f"{mlp}.down_proj", hidden), bias=spec.mlp_bias)
+    vector("norm", "model.norm", hidden)
+    if not spec.tied_head:
+        matrix("head", hidden, ("lm_head", spec.vocab_size))
+    return weights

@@ -1,0 +1,95 @@
+"""Reads the rotary part of a config.json, in its present form (`rope_parameters`) and the older one (`rope_theta`, `rope_scaling`).
+
+Owns which keys each rope type may carry; anything else is refused by name, because a scaling that is silently dropped
+changes the model's answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from aengine.errors import ModelLoadError
+from aengine.layers.rotary import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+
+_DEFAULT_THETA = 10000.0
+_COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+_KEYS = {
+    "default": frozenset(),
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
+    "yarn": frozenset(
+        {
+            "factor",
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        }
+    ),
+}
+
+
+def read_rope(config: Mapping[str, Any], head_dim: int, max_position_embeddings: int) -> tuple[RopeSpec, int]:
+    """The rope of a config.json, and the context in tokens. Raises ModelLoadError naming what is not supported.
+
+    The context is `max_position_embeddings`, or what YaRN extends the original context to where that is more.
+    """
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise ModelLoadError(f"rope_scaling {given!r} in config.json is not an object")
+    parameters = {key: value for key, value in given.items() if value is not None}
+    rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+    if rope_type not in _KEYS:
+        raise ModelLoadError(f"rope type {rope_type!r} is not supported; supported are {', '.join(_KEYS)}")
+    unknown = sorted(set(parameters) - _COMMON_KEYS - _KEYS[rope_type])
+    if unknown:
+        raise ModelLoadError(f"rope parameter {unknown[0]!r} is not supported for rope type {rope_type!r}")
+    partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise ModelLoadError(f"partial_rotary_factor {partial!r} is not supported; supported is 1.0")
+
+    def number(key: str, fallback: float | None = None) -> float:
+        value = parameters.get(key, fallback)
+        if value is None:
+            raise ModelLoadError(f"rope type {rope_type!r} needs {key!r} in config.json")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+            raise ModelLoadError(f"rope parameter {key} {value!r} is not a positive number")
+        return float(value)
+
+    parameters.setdefault("rope_theta", config.get("rope_theta") or _DEFAULT_THETA)
+    theta = number("rope_theta")
+    # A top-level original_max_position_embeddings comes before the one in the rope dict.
+    original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
+    original = int(original or max_position_embeddings)
+    if rope_type == "linear":
+        return RopeSpec(head_dim, theta, LinearScaling(number("factor"))), max_position_embeddings
+    if rope_type == "llama3":
+        llama3 = Llama3Scaling(number("factor"), number("low_freq_factor"), number("high_freq_factor"), original)
+        return RopeSpec(head_dim, theta, llama3), max_position_embeddings
+    if rope_type == "yarn":
+        factor = number("factor", max_position_embeddings / original)
+        scaling = YarnScaling(
+            factor=factor,
+            original_max_position_embeddings=original,
+            beta_fast=number("beta_fast", 32.0),
+            beta_slow=number("beta_slow", 1.0),
+            attention_factor=number("attention_factor", _yarn_attention_factor(factor, parameters)),
+            truncate=bool(parameters.get("truncate", True)),
+        )
+        return RopeSpec(head_dim, theta, scaling), max(max_position_embeddings, int(original * factor))
+    return RopeSpec(head_dim, theta), max_position_embeddings
+
+
+def _yarn_attention_factor(factor: float, parameters: Mapping[str, Any]) -> float:
+    """What YaRN multiplies cos and sin by: 0.1 ln(factor) + 1, or the ratio of two such terms where mscale says so."""
+
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    weight, weight_all = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    return mscale(weight) / mscale(weight_all) if weight and weight_all else mscale(1.0)

@@ -1,0 +1,81 @@
+"""How many KV pages there are, and how long a sequence may be. Arithmetic on byte counts; touches no tensors."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from dataclasses import dataclass
+
+from aengine.errors import InsufficientMemoryError
+
+GIB = 1 << 30
+DEFAULT_CPU_BYTES = GIB
+RESERVED_PAGES = 1  # page 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """`num_pages` includes the reserved page; `max_model_len` is what was wanted, or less where that was allowed."""
+
+    num_pages: int
+    max_model_len: int
+
+
+def size_pool(budget: int, bytes_per_page: int, page_size: int, max_num_seqs: int, max_model_len: int, *, may_shorten: bool) -> PoolSize:
+    """The pool that `budget` bytes hold: at least one sequence of `max_model_len` tokens, at most `max_num_seqs` of them.
+
+    With `may_shorten`, a context that does not fit is cut to what does. Raises InsufficientMemoryError with the numbers.
+    """
+    pages_per_seq = -(-max_model_len // page_size)
+    fitting = budget // bytes_per_page
+    if fitting < pages_per_seq + RESERVED_PAGES:
+        shortened = (fitting - RESERVED_PAGES) * page_size
+        if not may_shorten or shortened < 2:
+            smallest = pages_per_seq if not may_shorten else -(-2 // page_size)
+            needed = (smallest + RESERVED_PAGES) * bytes_per_page
+            tokens = max_model_len if not may_shorten else 2
+            raise InsufficientMemoryError(
+                f"the KV cache may take {show_bytes(max(budget, 0))}, but one sequence of {tokens} tokens needs {show_bytes(needed)} "
+                f"({smallest} + {RESERVED_PAGES} pages of {show_bytes(bytes_per_page)}): "
+                "raise kv_cache_memory or gpu_memory_utilization, or lower max_model_len"
+            )
+        return PoolSize(fitting, shortened)
+    return PoolSize(min(fitting, max_num_seqs * pages_per_seq + RESERVED_PAGES), max_model_len)
+
+
+def cpu_budget() -> int:
+    """Bytes of KV cache on a CPU where nothing is configured: 1 GiB, at most a quarter of the free memory."""
+    return min(DEFAULT_CPU_BYTES, free_host_memory() // 4)
+
+
+def free_host_memory() -> int:
+    """Bytes that new allocations can take without swapping, within the limit of the process's control group."""
+    free = _meminfo_available()
+    if free is None:
+        pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+        free = os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+    limit, used = (_number(pathlib.Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
+    return free if limit is None or used is None else max(0, min(free, limit - used))
+
+
+def show_bytes(count: int) -> str:
+    for unit, size in (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} bytes"
+
+
+def _meminfo_available() -> int | None:
+    try:
+        lines = pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _number(path: pathlib.Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

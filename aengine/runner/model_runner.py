@@ -1,0 +1,223 @@
+"""`ModelRunner`: executes plans on one device.
+
+Owns the weights, the KV pool and the state of every row: its last token, its pages, its sampling parameters. A plan changes
+what it names and nothing else, so a step uploads only what is new. Knows nothing of requests, queues or why a row runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, build_layout, select_backend
+from aengine.config import EngineConfig
+from aengine.errors import ConfigError, ModelLoadError
+from aengine.models.batch import ForwardBatch
+from aengine.models.decoder import Decoder
+from aengine.models.generation import load_generation
+from aengine.models.spec import ModelSpec, load_spec
+from aengine.models.weights import checkpoint_dtype, load_weights, random_weights
+from aengine.runner.memory import cpu_budget, show_bytes, size_pool
+from aengine.runner.profile import widest_step
+from aengine.runner.upload import upload
+from aengine.sampling import Sampler
+from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan, StepResult
+
+_log = logging.getLogger("aengine")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step on its way; satisfies `InFlightStep`. `tokens` is host memory, filled once `done` has happened."""
+
+    step: int
+    tokens: Tensor
+    done: torch.cuda.Event | None
+
+    def result(self) -> StepResult:
+        if self.done is not None:
+            self.done.synchronize()  # releases the GIL
+        return StepResult(step=self.step, tokens=self.tokens.numpy().astype(np.int32))
+
+
+class ModelRunner:
+    """Satisfies `Runner`. Create, launch and close it in one thread: CUDA streams and inference mode are thread-local."""
+
+    def __init__(self, config: EngineConfig, model_dir: pathlib.Path) -> None:
+        """Loads the model and sizes the KV pool.
+
+        Raises ModelLoadError, InsufficientMemoryError, or ConfigError for what this model or machine cannot do.
+        """
+        self.device = _device(config.device)
+        self.asynchronous = self.device.type != "cpu"
+        self.spec = load_spec(model_dir)
+        self.generation = load_generation(model_dir, self.spec)
+        self.page_size = config.page_size
+        self.max_num_seqs = config.max_num_seqs
+        context = self.spec.max_position_embeddings
+        if config.max_model_len is not None and config.max_model_len > context:
+            raise ConfigError.of("max_model_len", f"{config.max_model_len} is more than the model's context of {context} tokens")
+        wanted_len = config.max_model_len or context
+        with torch.inference_mode():
+            self.dtype = _dtype(config, self.spec, model_dir)
+            if config.load_format == "dummy":
+                weights = random_weights(self.spec, self.dtype, self.device, config.seed)
+            else:
+                weights = load_weights(self.spec, model_dir, self.dtype, self.device)
+            self._model = Decoder.build(self.spec, weights, wanted_len)
+            self._sampler = Sampler(config.max_num_seqs, self.spec.vocab_size, self.device)
+            self._backend = select_backend(config.attention_backend, self._attention_spec())
+            self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int32, device=self.device)
+            budget = config.kv_cache_memory
+            if budget is None:
+                budget = self._gpu_budget(config, wanted_len) if self.asynchronous else cpu_budget()
+            bytes_per_page = self._backend.bytes_per_page()
+            pool = size_pool(
+                budget, bytes_per_page, self.page_size, self.max_num_seqs, wanted_len, may_shorten=config.max_model_len is None
+            )
+            self.num_pages, self.max_model_len = pool.num_pages, pool.max_model_len
+            self._backend.allocate(self.num_pages)
+        if self.max_model_len < wanted_len:
+            _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", wanted_len, self.max_model_len)
+        self._page_table = np.zeros((self.max_num_seqs, -(-self.max_model_len // self.page_size)), dtype=np.int32)
+        _log.info(
+            "%s: %s weights on %s, %d KV pages of %d tokens (%s)",
+            self.spec.architecture,
+            str(self.dtype).removeprefix("torch."),
+            self.device,
+            self.num_pages,
+            self.page_size,
+            show_bytes(self.num_pages * bytes_per_page),
+        )
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Applies the plan's row changes, runs the model over its tokens and samples. Returns before the device is done."""
+        with torch.inference_mode():
+            self._take_over(plan.new_rows)
+            self._page_table[plan.page_rows, plan.page_cols] = plan.page_ids
+            layout = build_layout(plan.rows, plan.num_decodes, plan.starts, plan.lengths, self._page_table, self.page_size)
+            tokens = self.forward(layout, plan.rows, plan.samples, plan.token_ids)
+            return self._in_flight(plan.step, tokens)
+
+    def _take_over(self, new_rows: tuple[NewRow, ...]) -> None:
+        """Prepares the rows that changed hands. Raises `RowsFailed` for those for which that fails."""
+        try:
+            self._sampler.update(new_rows)
+        except Exception:
+            errors: dict[int, BaseException] = {}
+            for new_row in new_rows:
+                try:
+                    self._sampler.update((new_row,))
+                except Exception as error:  # belongs to this row alone
+                    errors[new_row.row] = error
+            if not errors:
+                raise
+            raise RowsFailed(errors) from None
+
+    def forward(
+        self, layout: StepLayout, rows: NDArray[np.int32], samples: NDArray[np.bool_], token_ids: NDArray[np.int32]
+    ) -> Tensor | None:
+        """One pass over a layout: the model, then the sampler for the rows with `samples`. Must run in inference mode.
+
+        Returns their tokens [samples.sum()] int64 on the device, None when there are none; writes them to the rows' last tokens.
+        """
+        sampled = np.flatnonzero(samples)
+        sampled_rows = rows[sampled]
+        logits_indices = layout.qo_indptr[sampled + 1] - 1
+        arrays = (
+            layout.qo_indptr,
+            layout.kv_indptr,
+            layout.kv_indices,
+            layout.last_page_len,
+            layout.slot_mapping,
+            layout.positions,
+            token_ids,
+            rows[: layout.num_decodes],
+            logits_indices,
+            sampled_rows,
+            layout.seq_lens[sampled],
+        )
+        *metadata, positions, prompt_ids, decode_rows, indices, device_rows, next_positions = upload(arrays, self.device)
+        attention = self._backend.plan(AttentionMetadata(layout, *metadata))
+        input_ids = torch.cat((self._last_tokens.index_select(0, decode_rows), prompt_ids)) if layout.num_decodes else prompt_ids
+        batch = ForwardBatch(input_ids=input_ids, positions=positions, logits_indices=indices, attention=attention)
+        hidden = self._model(batch)
+        if len(sampled) == 0:
+            return None
+        tokens = self._sampler.sample(self._model.logits(hidden, batch), sampled_rows, device_rows, next_positions)
+        self._last_tokens.index_copy_(0, device_rows.long(), tokens.to(torch.int32))
+        return tokens
+
+    def close(self) -> None:
+        """Releases the weights and the KV cache. The runner cannot be used afterwards."""
+        del self._model, self._sampler, self._backend, self._last_tokens
+        if self.asynchronous:
+            torch.cuda.empty_cache()
+
+    def _attention_spec(self) -> AttentionSpec:
+        return AttentionSpec(
+            num_heads=self.spec.num_heads,
+            num_kv_heads=self.spec.num_kv_heads,
+            head_dim=self.spec.head_dim,
+            scale=self.spec.head_dim**-0.5,
+            windows=self.spec.windows,
+            page_size=self.page_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def _gpu_budget(self, config: EngineConfig, max_model_len: int) -> int:
+        """Bytes that gpu_memory_utilization leaves for KV beside weights, the widest step and other users of the device."""
+        self._backend.allocate(1)
+        step = widest_step(self.max_num_seqs, config.max_num_batched_tokens, max_model_len, self.page_size)
+        self._sampler.update(step.new_rows)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.forward(step.layout, step.rows, step.samples, step.token_ids)
+        torch.cuda.synchronize(self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
+        others = total - free - torch.cuda.memory_reserved(self.device)
+        ours = torch.cuda.max_memory_reserved(self.device)
+        torch.cuda.empty_cache()
+        return int(total * config.gpu_memory_utilization) - others - ours
+
+    def _in_flight(self, step: int, tokens: Tensor | None) -> LaunchedStep:
+        if tokens is None:
+            tokens = torch.empty(0, dtype=torch.int64)
+        if tokens.device.type == "cpu":
+            return LaunchedStep(step, tokens, None)
+        landing = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        landing.copy_(tokens, non_blocking=True)
+        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call] # sleeps rather than spins while it waits
+        done.record(torch.cuda.current_stream(tokens.device))
+        return LaunchedStep(step, landing, done)
+
+
+def _device(name: str) -> torch.device:
+    available = torch.cuda.is_available()
+    if name == "auto":
+        name = "cuda" if available else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not available:
+        raise ConfigError.of("device", f"{name!r} is not possible here: torch finds no CUDA device")
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise ConfigError.of("device", f"{name!r} is not possible here: there are {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def _dtype(config: EngineConfig, spec: ModelSpec, model_dir: pathlib.Path) -> torch.dtype:
+    """Of weights and KV cache: the configured one, else what config.json names, else what the checkpoint holds."""
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    if spec.dtype is None:
+        return torch.float32 if config.load_format == "dummy" else checkpoint_dtype(model_dir)
+    if spec.dtype not in _DTYPES:
+        raise ModelLoadError(f"dtype {spec.dtype!r} in config.json is not supported; choose one of {', '.join(_DTYPES)}")
+    return _DTYPES[spec.dtype]

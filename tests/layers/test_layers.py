@@ -1,0 +1,94 @@
+"""Layers against the formulas they claim."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from aengine.layers.linear import Linear
+from aengine.layers.norm import RMSNorm
+from aengine.layers.rotary import RopeSpec, apply_rotary, cos_sin_cache, inverse_frequencies
+from aengine.models.rope_config import read_rope
+
+ROPES = {
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "yarn": {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0, "original_max_position_embeddings": 32768},
+    "yarn with everything": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 20.0,
+        "beta_slow": 2.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.707,
+        "truncate": False,
+    },
+    "yarn with a factor of its own": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 2.0,
+        "original_max_position_embeddings": 4096,
+        "attention_factor": 0.9,
+    },
+}
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_frequencies_equal_transformers(name: str) -> None:
+    parameters = ROPES[name]
+    config = transformers.LlamaConfig(rope_parameters=dict(parameters), head_dim=128, max_position_embeddings=131072)
+    expected, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
+    spec, _ = read_rope({"rope_parameters": parameters}, 128, 131072)
+    torch.testing.assert_close(inverse_frequencies(spec), expected, rtol=1e-6, atol=0.0)
+    cache = cos_sin_cache(spec, 10, torch.device("cpu"))
+    assert cache.dtype == torch.float32
+    torch.testing.assert_close(cache[0], torch.cat((torch.full((64,), factor), torch.zeros(64))))
+
+
+def test_rotation_is_by_the_angle() -> None:
+    """As complex numbers: (x1 + i x2) * exp(i position theta^(-2j/d))."""
+    spec = RopeSpec(head_dim=8, theta=100.0)
+    positions = torch.tensor([0, 3, 11])
+    x = torch.randn(3, 2, 8)
+    cos, sin = cos_sin_cache(spec, 12, torch.device("cpu"))[positions].unsqueeze(1).chunk(2, -1)
+    rotated = apply_rotary(x, cos, sin)
+    angles = positions[:, None, None] * 100.0 ** (-torch.arange(4) / 4)
+    expected = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angles), angles)
+    torch.testing.assert_close(torch.complex(rotated[..., :4], rotated[..., 4:]), expected)
+    assert apply_rotary(x.bfloat16(), cos, sin).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm_does_not_touch_its_input(dtype: torch.dtype) -> None:
+    norm = RMSNorm(16, 1e-5)
+    norm.weight.data = torch.linspace(0.5, 2.0, 16).to(dtype)
+    x = (torch.randn(4, 16) * 30).to(dtype)
+    before = x.clone()
+    out = norm(x)
+    wide = x.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
+    assert out.dtype == dtype
+    assert torch.equal(x, before)
+    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_fused_linear_splits_into_its_projections() -> None:
+    linear = Linear(5, 3, 2, bias=True)
+    torch.nn.init.normal_(linear.weight)
+    torch.nn.init.normal_(linear.bias)
+    x = torch.randn(7, 5)
+    first, second = linear.split(x)
+    torch.testing.assert_close(first, x @ linear.weight[:3].T + linear.bias[:3])
+    torch.testing.assert_close(second, x @ linear.weight[3:].T + linear.bias[3:])

@@ -1,0 +1,130 @@
+"""What a config.json means, and which ones are refused and how."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from aengine.errors import ModelLoadError
+from aengine.layers.rotary import LinearScaling, Llama3Scaling, YarnScaling
+from aengine.models.spec import load_spec, read_spec
+
+BASE = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+def config(architecture: str = "LlamaForCausalLM", **changes):
+    return {**BASE, "architectures": [architecture], **changes}
+
+
+def test_defaults_are_those_of_the_family() -> None:
+    bare = {key: value for key, value in config().items() if key not in ("num_key_value_heads", "max_position_embeddings")}
+    llama = read_spec(bare)
+    assert (llama.num_kv_heads, llama.head_dim, llama.max_position_embeddings, llama.rope.theta) == (4, 16, 2048, 10000.0)
+    assert (llama.qkv_bias, llama.output_bias, llama.mlp_bias, llama.qk_norm, llama.tied_head) == (False,) * 5
+    assert llama.windows == (None,) * 4
+    qwen3 = read_spec(config("Qwen3ForCausalLM"))
+    assert (qwen3.head_dim, qwen3.qk_norm, qwen3.qkv_bias) == (128, True, False)
+    qwen2 = read_spec(config("Qwen2ForCausalLM"))
+    assert (qwen2.head_dim, qwen2.qk_norm, qwen2.qkv_bias, qwen2.output_bias) == (16, False, True, False)
+    assert read_spec(config("MistralForCausalLM")).windows == (4096,) * 4
+
+
+def test_model_type_is_enough() -> None:
+    assert read_spec({**BASE, "model_type": "qwen2"}).architecture == "Qwen2ForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "windows"),
+    [
+        ("MistralForCausalLM", {"sliding_window": None}, (None,) * 4),
+        ("MistralForCausalLM", {"sliding_window": 9}, (9,) * 4),
+        ("LlamaForCausalLM", {"sliding_window": 9}, (None,) * 4),
+        ("Qwen2ForCausalLM", {"sliding_window": 9}, (None,) * 4),
+        ("Qwen2ForCausalLM", {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 3}, (None, None, None, 9)),
+        ("Qwen3ForCausalLM", {"sliding_window": None, "use_sliding_window": True, "max_window_layers": 0}, (None,) * 4),
+        (
+            "Qwen3ForCausalLM",
+            {"sliding_window": 9, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"] * 2},
+            (9, None, 9, None),
+        ),
+    ],
+)
+def test_windows(architecture: str, changes, windows) -> None:
+    assert read_spec(config(architecture, **changes)).windows == windows
+
+
+@pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("type_key", ["rope_type", "type"])
+def test_both_forms_of_rope(form: str, type_key: str) -> None:
+    def read(rope, **changes):
+        if form == "rope_parameters":
+            return read_spec(config(rope_parameters={**rope, "rope_theta": 5000.0}, **changes))
+        return read_spec(config(rope_scaling=rope, rope_theta=5000.0, **changes))
+
+    linear = read({type_key: "linear", "factor": 2})
+    assert (linear.rope.theta, linear.rope.scaling) == (5000.0, LinearScaling(2.0))
+    llama3 = read({type_key: "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 64})
+    assert llama3.rope.scaling == Llama3Scaling(8.0, 1.0, 4.0, 64)
+    assert llama3.max_position_embeddings == 512
+    yarn = read({type_key: "yarn", "factor": 4.0, "original_max_position_embeddings": 512})
+    assert isinstance(yarn.rope.scaling, YarnScaling)
+    assert yarn.rope.scaling.attention_factor == pytest.approx(1.1386294)
+    assert yarn.max_position_embeddings == 2048
+    plain = read({type_key: "default"})
+    assert (plain.rope.theta, plain.rope.scaling) == (5000.0, None)
+
+
+def test_ids_of_the_end() -> None:
+    assert read_spec(config(eos_token_id=3)).eos_token_ids == (3,)
+    assert read_spec(config(eos_token_id=[3, 5, 3])).eos_token_ids == (3, 5)
+    assert read_spec(config()).eos_token_ids == ()
+
+
+REFUSED = [
+    (config("GPT2LMHeadModel"), "architecture 'GPT2LMHeadModel' .* Qwen3ForCausalLM, Qwen2ForCausalLM, LlamaForCausalLM, Mistral"),
+    ({**BASE, "model_type": "gemma3"}, "model_type 'gemma3' is not supported; supported are Qwen3"),
+    (config(quantization_config={"quant_method": "awq"}), "quantization_config .*'awq'"),
+    (config(hidden_act="gelu"), "hidden_act 'gelu' .* silu"),
+    (config(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope type 'dynamic' .* default, linear, llama3, yarn"),
+    (config(rope_scaling={"type": "longrope", "factor": 2.0}), "rope type 'longrope'"),
+    (config(rope_scaling={"type": "linear", "factor": 2.0, "mrope_section": [1, 2]}), "rope parameter 'mrope_section'"),
+    (config(rope_parameters={"rope_type": "default", "factor": 2.0}), "rope parameter 'factor' is not supported for rope type 'default'"),
+    (config(rope_scaling={"type": "linear"}), "rope type 'linear' needs 'factor'"),
+    (config(rope_scaling={"type": "linear", "factor": "2"}), "factor '2' is not a positive number"),
+    (config(rope_scaling=[1]), "rope_scaling"),
+    (config(rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5}), "partial_rotary_factor 0.5"),
+    (config(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),
+    (config(num_key_value_heads=3), "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
+    (config(hidden_size=66), "hidden_size 66 is not a multiple"),
+    (config(head_dim=15), "head_dim 15 is odd"),
+    (config(vocab_size=None), "lacks vocab_size"),
+    (config(vocab_size="100"), "vocab_size '100' in config.json is not a positive integer"),
+    (config(eos_token_id="</s>"), "eos_token_id '</s>'"),
+    (config("Qwen3ForCausalLM", layer_types=["chunked_attention"] * 4), "layer_types 'chunked_attention'"),
+    (config("Qwen3ForCausalLM", layer_types=["full_attention"]), "layer_types has 1 entries for 4 layers"),
+    (config("MistralForCausalLM", layer_types=["full_attention", "sliding_attention"] * 2), "layer_types other than sliding_attention"),
+    (config("LlamaForCausalLM", layer_types=["sliding_attention"] * 4), "layer_types other than full_attention"),
+]
+
+
+@pytest.mark.parametrize(("refused", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_refusals_name_the_feature(refused, message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        read_spec(refused)
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "not valid JSON"), ("[]", "does not hold a JSON object"), (None, "cannot read")])
+def test_unreadable_config(tmp_path: pathlib.Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelLoadError, match=message):
+        load_spec(tmp_path)

@@ -1,0 +1,105 @@
+"""Drives a runner without a scheduler: hands out rows and pages, cuts prompts, and makes the plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from aengine.runner.base import Runner
+from aengine.scheduler.plan import NewRow, RowParams, StepPlan
+
+GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+
+
+@dataclass
+class Sequence_:
+    prompt: list[int]
+    row: int
+    params: RowParams
+    output: list[int] = field(default_factory=list)
+    computed: int = 0
+    pages: int = 0  # that the row has so far
+    known: bool = False  # whether the runner has seen the row
+
+
+class Driver:
+    """Generates for several prompts at once; pages are handed out in a scrambled order, as an old pool would."""
+
+    def __init__(self, runner: Runner, *, chunk: int | None = None, budget: int = 1 << 30, seed: int = 0) -> None:
+        self.runner = runner
+        self.chunk = chunk
+        self.budget = budget
+        self.step = 0
+        rng = np.random.default_rng(seed)
+        self.free_pages = [int(page) for page in rng.permutation(np.arange(1, runner.num_pages))]
+        self.free_rows = [int(row) for row in rng.permutation(runner.max_num_seqs)]
+
+    def add(self, prompt: Sequence[int], params: RowParams = GREEDY) -> Sequence_:
+        return Sequence_(list(prompt), self.free_rows.pop(), params)
+
+    def run_step(self, sequences: Sequence[Sequence_]) -> None:
+        """One step for all of them: one token of each that decodes, a chunk of each that does not (while the budget lasts)."""
+        decodes = [s for s in sequences if s.computed >= len(s.prompt)]
+        prefills = [s for s in sequences if s.computed < len(s.prompt)]
+        left = self.budget - len(decodes)
+        entries: list[tuple[Sequence_, int]] = [(s, 1) for s in decodes]
+        for s in prefills:
+            length = min(len(s.prompt) - s.computed, self.chunk or len(s.prompt), left)
+            if length > 0:
+                entries.append((s, length))
+                left -= length
+        plan = self._plan(entries, len(decodes))
+        tokens = iter(self.runner.launch(plan).result().tokens.tolist())
+        for (s, length), samples in zip(entries, plan.samples, strict=True):
+            s.computed += length
+            if samples:
+                s.output.append(next(tokens))
+        assert next(tokens, None) is None
+
+    def generate(self, prompts: Sequence[Sequence[int]], count: int, params: RowParams | Sequence[RowParams] = GREEDY) -> list[list[int]]:
+        """`count` tokens for each prompt, all prompts together."""
+        each = [params] * len(prompts) if isinstance(params, RowParams) else params
+        sequences = [self.add(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
+        while running := [s for s in sequences if len(s.output) < count]:
+            self.run_step(running)
+        for s in sequences:
+            self.free_rows.append(s.row)
+        return [s.output for s in sequences]
+
+    def _plan(self, entries: list[tuple[Sequence_, int]], num_decodes: int) -> StepPlan:
+        page_rows, page_cols, page_ids, new_rows = [], [], [], []
+        for s, length in entries:
+            if not s.known:
+                new_rows.append(NewRow(s.row, s.params))
+                s.known = True
+            while s.pages * self.runner.page_size < s.computed + length:
+                page_rows.append(s.row)
+                page_cols.append(s.pages)
+                page_ids.append(self.free_pages.pop())
+                s.pages += 1
+        prompt_ids = [s.prompt[s.computed : s.computed + length] for s, length in entries[num_decodes:]]
+        plan = StepPlan(
+            step=self.step,
+            rows=_int32(s.row for s, _ in entries),
+            num_decodes=num_decodes,
+            starts=_int32(s.computed for s, _ in entries),
+            lengths=_int32(length for _, length in entries),
+            samples=np.array([s.computed + length >= len(s.prompt) for s, length in entries], dtype=np.bool_),
+            token_ids=_int32(token for ids in prompt_ids for token in ids),
+            new_rows=tuple(new_rows),
+            page_rows=_int32(page_rows),
+            page_cols=_int32(page_cols),
+            page_ids=_int32(page_ids),
+        )
+        self.step += 1
+        return plan
+
+
+def sampled(seed: int, temperature: float = 1.0, **changes: float) -> RowParams:
+    return replace(GREEDY, temperature=temperature, seed=seed, **changes)
+
+
+def _int32(values) -> np.ndarray:
+    return np.array(list(values), dtype=np.int32)
