@@ -26,6 +26,8 @@ class EngineConfig:
     """Of weights and KV cache: auto (the checkpoint's), float32, bfloat16, float16."""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:N."""
+    threads: int | None = None
+    """CPU threads of a step, on a CPU. Default: torch's (one per core), and 1 for models below 20 million parameters."""
     max_model_len: int | None = None
     """Longest prompt plus output in tokens. Default: the model's context."""
     max_num_seqs: int = 256
@@ -88,6 +90,7 @@ class EngineConfig:
         base, _, number = str(self.device).partition(":")
         if base not in ("auto", "cpu", "cuda") or (number and not (base == "cuda" and number.isdigit())):
             refuse("device", "one of auto, cpu, cuda, cuda:N")
+        check_int("threads", 1, 1024, optional=True)
         check_int("max_model_len", 2, optional=True)
         check_int("max_num_seqs", 1, 65536)
         check_int("max_num_batched_tokens", 1)

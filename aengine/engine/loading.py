@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     """Raises `ModelLoadError`, `InsufficientMemoryError` or `ConfigError`."""
     # Imported here: the device side brings torch, and importing the engine should not.
     from aengine.models.hub import resolve_model
-    from aengine.models.named_weights import named_weights
+    from aengine.models.named_weights import num_parameters
     from aengine.runner.model_runner import ModelRunner
 
     model_dir = resolve_model(config.model, config.revision, weights=config.load_format != "dummy")
@@ -45,7 +44,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         vocab_size=runner.spec.vocab_size,
         eos_token_ids=runner.generation.eos_token_ids,
         dtype=str(runner.dtype).removeprefix("torch."),
-        num_parameters=sum(math.prod(weight.shape) for weight in named_weights(runner.spec).values()),
+        num_parameters=num_parameters(runner.spec),
         chat_template=tokenizer.has_chat_template,
         generation_defaults=SamplingParams(**runner.generation.sampling),
     )

@@ -6,6 +6,7 @@ Owns the names, ours and Hugging Face's, in one place; the loader and every exec
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 from aengine.models.spec import ModelSpec
@@ -71,3 +72,7 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
     if not spec.tied_head:
         matrix("head", hidden, ("lm_head", spec.vocab_size))
     return weights
+
+
+def num_parameters(spec: ModelSpec) -> int:
+    return sum(math.prod(weight.shape) for weight in named_weights(spec).values())

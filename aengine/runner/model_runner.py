@@ -21,6 +21,7 @@ from aengine.errors import ConfigError, ModelLoadError
 from aengine.models.batch import ForwardBatch
 from aengine.models.decoder import Decoder
 from aengine.models.generation import load_generation
+from aengine.models.named_weights import num_parameters
 from aengine.models.spec import ModelSpec, load_spec
 from aengine.models.weights import checkpoint_dtype, load_weights, random_weights
 from aengine.runner.memory import cpu_budget, show_bytes, size_pool
@@ -30,6 +31,8 @@ from aengine.sampling import Sampler
 from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan, StepResult
 
 _log = logging.getLogger("aengine")
+SMALL_MODEL = 20_000_000
+"""Parameters below which a second thread costs more in waiting than it saves in work."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -65,6 +68,8 @@ class ModelRunner:
         if config.max_model_len is not None and config.max_model_len > context:
             raise ConfigError.of("max_model_len", f"{config.max_model_len} is more than the model's context of {context} tokens")
         wanted_len = config.max_model_len or context
+        if not self.asynchronous:
+            _set_threads(config.threads, self.spec)
         with torch.inference_mode():
             self.dtype = _dtype(config, self.spec, model_dir)
             if config.load_format == "dummy":
@@ -210,6 +215,14 @@ def _device(name: str) -> torch.device:
     if device.index is not None and device.index >= torch.cuda.device_count():
         raise ConfigError.of("device", f"{name!r} is not possible here: there are {torch.cuda.device_count()} CUDA devices")
     return device
+
+
+def _set_threads(threads: int | None, spec: ModelSpec) -> None:
+    """OpenMP keeps the number per thread that starts parallel work, so this is the step thread's own."""
+    if threads is None and num_parameters(spec) < SMALL_MODEL:
+        threads = 1
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 def _dtype(config: EngineConfig, spec: ModelSpec, model_dir: pathlib.Path) -> torch.dtype:

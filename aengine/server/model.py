@@ -1,0 +1,36 @@
+"""`ModelService`, and the rule which model names are answered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aengine.outputs import ModelInfo
+from aengine.server.convert import write_model
+from aengine.server.errors import ModelNotFoundError
+from aengine.v1.model_service_pb2 import GetModelRequest, GetModelResponse
+from aengine.v1.model_service_pb2_grpc import ModelServiceServicer
+
+if TYPE_CHECKING:
+    import grpc
+
+    from aengine.engine.async_engine import AsyncEngine
+
+
+def require_model(engine: AsyncEngine, name: str) -> ModelInfo:
+    """The model that `name` means. Empty is the served one; raises `ModelNotFoundError` for another name."""
+    info = engine.model_info
+    if name not in ("", info.name):
+        raise ModelNotFoundError(name, info.name)
+    return info
+
+
+class ModelServicer(ModelServiceServicer):
+    """Describes the model of `engine`."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def GetModel(self, request: GetModelRequest, context: grpc.ServicerContext) -> GetModelResponse:
+        response = GetModelResponse()
+        write_model(require_model(self._engine, request.model), response.model)
+        return response

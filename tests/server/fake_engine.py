@@ -1,0 +1,117 @@
+"""An engine without a model: streams say what the test tells them to say, when it tells them. The API is that of AsyncEngine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from aengine.errors import EngineStateError, FieldViolation, RequestIdInUseError
+from aengine.outputs import FinishReason, ModelInfo, Token, Usage
+from aengine.params import SamplingParams
+
+INFO = ModelInfo(
+    name="fake",
+    architecture="FakeForCausalLM",
+    max_model_len=512,
+    vocab_size=1000,
+    eos_token_ids=(1, 2),
+    dtype="float32",
+    num_parameters=7,
+    chat_template=True,
+    generation_defaults=SamplingParams(temperature=0.5, top_p=1.0, top_k=0, min_p=0.0),
+)
+
+
+def tokens(*texts: str, reason: FinishReason = FinishReason.MAX_TOKENS) -> list[Token]:
+    """One token per text, ids from 10; the last one ends the sequence."""
+    last = len(texts) - 1
+    return [Token(0, 10 + i, text, finish_reason=reason if i == last else None) for i, text in enumerate(texts)]
+
+
+class FakeStream:
+    def __init__(self, engine: FakeEngine, request_id: str, call: dict[str, Any], seed: int) -> None:
+        self.request_id = request_id
+        self.call = call
+        self.seed = seed
+        self.closed = asyncio.Event()
+        self._engine = engine
+        self._items: asyncio.Queue[Token | Exception] = asyncio.Queue()
+        self._read = 0
+        self._ended = False
+
+    def push(self, items: Iterable[Token | Exception]) -> None:
+        for item in items:
+            self._items.put_nowait(item)
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(3, 1, self._read)
+
+    async def started(self) -> None:
+        await asyncio.sleep(0)
+
+    async def aclose(self) -> None:
+        self._engine.streams.pop(self.request_id, None)
+        self.closed.set()
+
+    async def __aenter__(self) -> FakeStream:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> Token:
+        if self._ended:
+            raise StopAsyncIteration
+        item = await self._items.get()
+        if isinstance(item, Exception):
+            raise item
+        self._read += item.token_id >= 0
+        self._ended = item.finish_reason is not None and self._items.empty()
+        return item
+
+
+class FakeEngine:
+    """`script` is what every stream says; without it streams wait for `push`. `refusal` is raised by `stream()`."""
+
+    def __init__(self, script: Iterable[Token | Exception] = (), *, running: bool = True) -> None:
+        self.script = list(script)
+        self.refusal: Exception | None = None
+        self.running = running
+        self.streams: dict[str, FakeStream] = {}
+        self.submitted: asyncio.Queue[FakeStream] = asyncio.Queue()
+
+    @property
+    def healthy(self) -> bool:
+        return self.running
+
+    @property
+    def model_info(self) -> ModelInfo:
+        if not self.running:
+            raise EngineStateError("the engine is not started")
+        return INFO
+
+    def stream(self, prompt: Any, params: SamplingParams, *, request_id: str | None = None, **options: Any) -> FakeStream:
+        if self.refusal is not None:
+            raise self.refusal
+        request_id = request_id or f"drawn-{len(self.streams)}"
+        if request_id in self.streams:
+            raise RequestIdInUseError((FieldViolation("request_id", f"{request_id!r} is in use"),))
+        seed = 77 if params.seed is None else params.seed
+        stream = FakeStream(self, request_id, {"prompt": prompt, "params": params, **options}, seed)
+        stream.push(self.script)
+        self.streams[request_id] = stream
+        self.submitted.put_nowait(stream)
+        return stream
+
+    async def cancel(self, request_id: str) -> bool:
+        stream = self.streams.get(request_id)
+        if stream is None:
+            return False
+        stream.push([Token(0, -1, "", finish_reason=FinishReason.CANCELLED)])
+        await stream.closed.wait()
+        return True

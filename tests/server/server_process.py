@@ -1,0 +1,54 @@
+"""`aengine-grpc` as a process of its own, with the demo model on a free port."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+COMMAND = (sys.executable, "-m", "aengine.server.cli")
+LISTENING = re.compile(r"aengine-grpc listening on (127\.0\.0\.1:\d+) \(model demo\)")
+TIMEOUT = 60  # seconds; only a hang takes that long
+
+
+@dataclass
+class ServerProcess:
+    process: subprocess.Popen[str]
+    address: str
+    log: list[str] = field(default_factory=list)
+
+    def wait_for(self, text: str) -> None:
+        """Read the log up to the first line with `text`."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if text in line:
+                return
+        raise AssertionError(f"{text!r} is not in the log: {''.join(self.log)}")
+
+    def end(self) -> int:
+        """Wait for the exit code, with the rest of the log."""
+        _, rest = self.process.communicate(timeout=TIMEOUT)
+        self.log.append(rest)
+        return self.process.returncode
+
+
+@contextmanager
+def server_process(*flags: str, program: Sequence[str] = COMMAND) -> Iterator[ServerProcess]:
+    command = [*program, "--port", "0", "--kv-cache-memory", str(64 * 1024 * 1024), *flags]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        server = ServerProcess(process, "")
+        server.wait_for("listening")
+        match = LISTENING.search(server.log[-1])
+        assert match is not None, server.log
+        server.address = match[1]
+        yield server
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()

@@ -1,0 +1,118 @@
+"""The server around the services: health, reflection, options, drain, bind."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+from fake_engine import INFO, FakeEngine, tokens
+from grpc import aio
+from grpc._cython import cygrpc
+from grpc_harness import events_of, failure_of, serving, stream_request
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from aengine.server.app import CHANNEL_OPTIONS, SERVICES, BindError, Server
+from aengine.v1.generation_service_pb2 import CancelRequestsRequest
+from aengine.v1.model_service_pb2 import GetModelRequest
+
+pytestmark = pytest.mark.anyio
+
+Status = health_pb2.HealthCheckResponse
+
+
+def test_core_knows_every_channel_option() -> None:
+    binary = Path(cygrpc.__file__).read_bytes()
+    assert [key for key, _ in CHANNEL_OPTIONS if key.encode() + b"\0" not in binary] == []
+    assert b"grpc.http2.min_recv_ping_interval_without_data_ms\0" not in binary  # the check can fail
+
+
+async def test_get_model(engine: FakeEngine) -> None:
+    async with serving(engine) as serve:
+        for name in ("", "fake"):
+            model = (await serve.model.GetModel(GetModelRequest(model=name))).model
+            assert (model.name, model.architecture, model.max_model_len, model.vocab_size) == ("fake", "FakeForCausalLM", 512, 1000)
+            assert (list(model.eos_token_ids), model.dtype, model.num_parameters, model.has_chat_template) == ([1, 2], "float32", 7, True)
+            defaults = model.generation_defaults
+            assert (defaults.temperature, defaults.top_p, defaults.HasField("top_k"), defaults.top_k) == (0.5, 1.0, True, 0)
+            assert not defaults.HasField("seed")
+    assert INFO.generation_defaults.seed is None
+
+
+async def test_health_follows_the_engine() -> None:
+    async with serving(FakeEngine(running=False)) as serve:
+        health = health_pb2_grpc.HealthStub(serve.channel)
+        for name in ("", *SERVICES):
+            assert (await health.Check(health_pb2.HealthCheckRequest(service=name))).status == Status.NOT_SERVING
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICES[0]))
+        assert (await watch.read()).status == Status.NOT_SERVING
+        await serve.server.set_serving()
+        assert (await watch.read()).status == Status.SERVING
+        for name in ("", *SERVICES):
+            assert (await health.Check(health_pb2.HealthCheckRequest(service=name))).status == Status.SERVING
+        await serve.server.drain(0)
+        assert (await watch.read()).status == Status.NOT_SERVING
+        await serve.server.set_serving()
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == Status.NOT_SERVING
+
+
+async def test_reflection_lists_the_services(engine: FakeEngine) -> None:
+    async with serving(engine) as serve:
+        stub = reflection_pb2_grpc.ServerReflectionStub(serve.channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        response = await call.read()
+        names = {service.name for service in response.list_services_response.service}
+    assert names == {
+        "aengine.v1.GenerationService", "aengine.v1.ModelService",
+        "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection",
+    }  # fmt: skip
+
+
+async def test_a_port_in_use_is_refused(engine: FakeEngine) -> None:
+    async with serving(engine) as serve:
+        port = int(serve.server.address.rpartition(":")[2])
+        with pytest.raises(BindError, match=f"cannot listen on 127.0.0.1:{port}"):
+            await Server(engine, port=port).start()
+
+
+async def test_a_drain_finishes_what_runs_and_refuses_what_comes(engine: FakeEngine) -> None:
+    async with serving(engine) as serve:
+        watch = health_pb2_grpc.HealthStub(serve.channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == Status.SERVING
+        call = serve.generation.StreamGenerate(stream_request(request_id="mine"))
+        stream = await engine.submitted.get()
+        draining = asyncio.create_task(serve.server.drain(30))
+        assert (await watch.read()).status == Status.NOT_SERVING
+        with pytest.raises(aio.AioRpcError) as caught:
+            await events_of(serve.generation.StreamGenerate(stream_request()))
+        failure = failure_of(caught.value)
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        # What runs can still be cancelled or described.
+        response = await serve.generation.CancelRequests(CancelRequestsRequest(request_ids=["nobody"]))
+        assert list(response.unknown_request_ids) == ["nobody"]
+        assert not draining.done()
+        stream.push(tokens("a"))
+        assert len(await events_of(call)) == 4
+        assert await draining is True
+
+
+async def test_a_drain_that_takes_too_long_ends_the_rest_with_unavailable(engine: FakeEngine) -> None:
+    async with serving(engine) as serve:
+        call = serve.generation.StreamGenerate(stream_request())
+        stream = await engine.submitted.get()
+        assert await serve.server.drain(0.05) is False
+        await serve.server.stop()
+        with pytest.raises(aio.AioRpcError) as caught:
+            await events_of(call)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        await asyncio.wait_for(stream.closed.wait(), 5)
+
+
+async def test_a_health_watcher_does_not_hold_up_the_stop(engine: FakeEngine) -> None:
+    async with serving(engine) as serve:
+        watch = health_pb2_grpc.HealthStub(serve.channel).Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+        assert await serve.server.drain(30) is True
+        await asyncio.wait_for(serve.server.stop(), 5)
