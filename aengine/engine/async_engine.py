@@ -305,6 +305,8 @@ class AsyncEngine:
         self._edge.call_soon(self._receive, report)
 
     def _receive(self, report: Report[LoadedModel]) -> None:
+        if self._stopped.is_set():
+            return  # from a thread that was given up and came back
         match report:
             case Updates():
                 self._update(report)
@@ -333,8 +335,6 @@ class AsyncEngine:
 
     def _on_stopped(self, error: BaseException | None) -> None:
         """The step thread ended: nothing answers any more, so whoever waits must be told now."""
-        if self._stopped.is_set():
-            return
         self._error = error
         if self._phase is _Phase.RUNNING:
             self._phase = _Phase.DEAD

@@ -118,8 +118,9 @@ class StepLoop(Generic[LoadedT]):
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         _log.critical("a step hangs for %.1f s; the step thread is at\n%s", seconds, stack)
         error = StepHangError(f"a step hangs for {seconds:.1f} s")
-        self._report(Stopped(error))
-        self._given_up = True
+        self._given_up = True  # before anyone can act on the report: the thread may come back at any moment
+        self._hand_on(Stopped(error))
+        self._mailbox.post(Stop())  # it may have come back already, and wait
 
     def _serve(self, scheduler: Scheduler, runner: Runner) -> None:
         depth = 1 if runner.asynchronous else 0

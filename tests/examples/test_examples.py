@@ -1,0 +1,52 @@
+"""The scripts in examples/ run as a newcomer runs them. (grpc_client.py needs a server: it runs with the README's commands.)"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(EXAMPLES / script), *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_stream() -> None:
+    done = run("stream.py")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 20
+    assert done.stderr == ""
+
+
+def test_demo_streams_text_and_tells_its_speed() -> None:
+    done = run("demo.py", "The morning was so fine", "--max-tokens", "20")
+    assert done.returncode == 0, done.stderr
+    text, _, facts = done.stdout.rpartition("\n\n")
+    assert text.startswith("The morning was so fine")
+    assert len(text) > 40
+    found = re.fullmatch(r"\[(\d+) tokens, \d+ tok/s after the first, first token (\d+\.\d\d) s after process start\]\n", facts)
+    assert found is not None, facts
+    assert int(found[1]) == 20
+    assert 0.1 < float(found[2]) < 60, "counted from the start of the process: importing torch alone takes longer than 0.1 s"
+
+
+def test_demo_gives_the_same_text_every_time() -> None:
+    first, second = (run("demo.py", "--max-tokens", "12").stdout.rpartition("\n\n")[0] for _ in range(2))
+    assert first == second != ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--model", "/no/such/model"], "demo: model directory '/no/such/model' does not exist\n"),
+        (["--max-tokens", "0"], "demo: max_tokens: 0 is not in [1, 2147483647]\n"),
+    ],
+)
+def test_demo_says_what_is_wrong_in_one_line(arguments: list[str], sentence: str) -> None:
+    done = run("demo.py", *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", sentence)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import aengine
+import aengine.v1
+
+GENERATED = sorted(module.name for module in pkgutil.iter_modules(aengine.v1.__path__, "aengine.v1."))
+
+
+def run(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import aengine",
+        "import aengine.v1, " + ", ".join(GENERATED),
+        "import aengine; aengine.EngineConfig(model='demo'), aengine.SamplingParams(), aengine.Token, aengine.InvalidRequestError",
+        "import aengine.scheduler, aengine.cache",
+        "import aengine.server.cli",
+    ],
+)
+def test_light_imports_leave_torch_and_transformers_out(statement: str) -> None:
+    run(f"""
+        import sys
+        {statement}
+        heavy = {{"torch", "transformers", "tokenizers"}} & set(sys.modules)
+        assert not heavy, heavy
+    """)
+
+
+def test_there_is_generated_code() -> None:
+    assert {"aengine.v1.generation_pb2", "aengine.v1.generation_service_pb2_grpc"} <= set(GENERATED)
+
+
+def test_the_engine_resolves_at_first_use() -> None:
+    run("""
+        import sys
+        import aengine
+        assert "aengine.engine.async_engine" not in sys.modules
+        assert "AsyncEngine" in dir(aengine)
+        engine = aengine.AsyncEngine
+        assert engine is sys.modules["aengine.engine.async_engine"].AsyncEngine
+        assert aengine.AsyncEngine is engine
+    """)
+
+
+def test_importing_the_engine_leaves_transformers_out() -> None:
+    run("""
+        import sys
+        import aengine
+        aengine.AsyncEngine("demo")
+        assert "transformers" not in sys.modules
+    """)
+
+
+@pytest.mark.parametrize("name", aengine.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    assert getattr(aengine, name).__name__ == name
+    assert name in dir(aengine)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Engine'"):
+        aengine.Engine  # noqa: B018

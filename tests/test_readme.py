@@ -1,0 +1,143 @@
+"""What the README shows is run, and its tables are those of the code.
+
+`make demo` and `make test` build an environment and run a command in it. That command is read from the Makefile and compared; the
+demo's is run, with this interpreter instead of a fresh environment, and the suite's is running right now.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from aengine import EngineConfig, SamplingParams
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BIN = Path(sys.executable).parent
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    return [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+
+
+def command(part: str) -> list[str]:
+    """The command of the README that contains `part`, with this interpreter's environment in place of .venv."""
+    found = [line for line in commands() if part in line]
+    assert len(found) == 1, found
+    return [word.replace(".venv/bin", str(BIN)) if word.startswith(".venv/bin/") else word for word in shlex.split(found[0])]
+
+
+def made_by(target: str) -> list[str]:
+    """The last command of a make target."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTEST_ARGS"))}  # `make test` sets them
+    done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    return shlex.split(done.stdout.splitlines()[-1])
+
+
+def test_every_command_is_one_that_is_run_here() -> None:
+    assert [line.split(" ")[0] + " " + line.split(" ")[1] for line in commands()] == [
+        "make demo",
+        "make test",
+        ".venv/bin/aengine-grpc --port",
+        ".venv/bin/python examples/grpc_client.py",
+    ]
+
+
+def test_make_demo() -> None:
+    assert made_by("demo") == [".venv/bin/python", "examples/demo.py"]
+    done = subprocess.run([sys.executable, "examples/demo.py"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    shown = README.partition("$ make demo\n")[2].partition("$ make test")[0]
+    prompt = runpy.run_path(str(ROOT / "examples" / "demo.py"))["PROMPT"]
+    for text in (shown, done.stdout):  # what follows may differ where a device rounds otherwise
+        assert text.startswith(prompt)
+    shape, shape_shown = (re.sub(r"[\d.]+", "0", text.splitlines()[-1]) for text in (done.stdout, shown))
+    assert shape == shape_shown
+
+
+def test_make_test() -> None:
+    assert made_by("test") == [".venv/bin/python", "-m", "pytest"]
+
+
+def test_python_blocks_are_the_examples() -> None:
+    """tests/examples runs them."""
+    assert blocks("python") == [(ROOT / "examples" / "stream.py").read_text(encoding="utf-8")]
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """The README's server on a free port; yields its address."""
+    words = command("aengine-grpc")
+    assert words[1:] == ["--port", "50051"]
+    if not Path(words[0]).exists():
+        pytest.skip("aengine is not installed in this environment")
+    process = subprocess.Popen([words[0], "--port", "0"], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        log = ""
+        for line in process.stderr:
+            log += line
+            if found := re.search(r"INFO aengine-grpc listening on (\S+) \(model demo\)", line):
+                yield found[1]
+                break
+        else:
+            pytest.fail(log)
+    finally:
+        process.terminate()
+        _, rest = process.communicate(timeout=60)
+    assert process.returncode == 0, rest
+
+
+def test_server_and_client() -> None:
+    words = command("grpc_client.py")
+    assert words[-1] == "127.0.0.1:50051"
+    with server() as address:
+        done = subprocess.run([*words[:-1], address], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("It is a truth universally")
+    assert re.search(r"\n\[FINISH_REASON_\w+, \d+ tokens in \d+ ms\]\n$", done.stdout)
+
+
+def table(start: str) -> dict[str, str]:
+    """Field -> default, of the table that follows `start`."""
+    rows = README.partition(start)[2].partition("\n\n")[2].partition("\n\n")[0]
+    return {match[1]: match[2] for match in re.finditer(r"^\| `(\w+)` \| (.*?) \|", rows, re.MULTILINE)}
+
+
+def test_engine_config_table() -> None:
+    shown = table("`EngineConfig`: ")
+    assert list(shown) == [field.name for field in fields(EngineConfig)]
+    config = EngineConfig(model="demo")
+    assert {name: shown[name] for name in shown if name != "model"} == {
+        name: f"`{getattr(config, name)}`" for name in shown if name != "model"
+    }
+
+
+def test_sampling_params_table() -> None:
+    shown = table("`SamplingParams`: ")
+    assert list(shown) == [field.name for field in fields(SamplingParams)]
+    defaults = SamplingParams().with_defaults_of(SamplingParams())
+    for name in shown:
+        if (value := getattr(defaults, name)) is not None:
+            assert shown[name] == f"`{value}`", name
+
+
+def test_links_lead_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)#]+)\)", README)
+    missing = [target for target in targets if "://" not in target and not (ROOT / target).exists()]
+    assert targets
+    assert not missing
