@@ -70,6 +70,7 @@ class EngineStats:
     pages_total: int = 0
     cached_tokens: int = 0  # tokens whose KV stays in unreferenced pages of the prefix cache
     steps: int = 0  # steps committed since start
+    preemptions: int = 0  # sequences that gave way to others since start, and were or will be computed anew
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,6 +186,7 @@ class StepLoop(Generic[LoadedT]):
                 pages_total=stats.pages_total,
                 cached_tokens=stats.cached_tokens,
                 steps=self._num_steps,
+                preemptions=stats.preemptions,
             ),
             self._num_received,
         )

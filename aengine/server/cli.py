@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import asyncio
+import gc
 import inspect
 import ipaddress
 import logging
@@ -98,6 +99,8 @@ class _Process:
         try:
             if not await _before(engine.start(), self._drain):
                 return 0
+            gc.collect()
+            gc.freeze()  # what is loaded stays: a collection that looks through it would hold up every stream for tens of milliseconds
             await server.set_serving()
             self._warn_if_exposed()
             logger.info("aengine-grpc listening on %s (model %s)", server.address, engine.model_info.name)

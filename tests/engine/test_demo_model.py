@@ -109,6 +109,25 @@ async def test_seeds_alone_and_in_a_crowd() -> None:
         assert again.token_ids == drawn.completion().token_ids
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_preemption_changes_nothing() -> None:
+    """Greedy and seeded requests in a pool that holds two of them, against one that holds all."""
+    bytes_per_page = 5 * 2 * 2 * 64 * 16 * 4  # layers, K and V, heads, head_dim, tokens, float32
+    results: dict[tuple[int, int], tuple[int, ...]] = {}
+    for num_pages in (17 + 16, 2000):
+        async with AsyncEngine("demo", dtype="float32", max_model_len=256, kv_cache_memory=num_pages * bytes_per_page) as engine:
+
+            async def run(i: int, engine: AsyncEngine = engine, num_pages: int = num_pages) -> None:
+                params = SamplingParams(max_tokens=120, seed=i, temperature=0.0 if i % 2 else 0.9, ignore_eos=True)
+                results[num_pages, i] = (await engine.generate("The morning was so fine " * (i + 1), params)).token_ids
+
+            async with anyio.create_task_group() as group:
+                for i in range(6):
+                    group.start_soon(run, i)
+            assert (engine.stats().preemptions > 0) == (num_pages < 2000)
+    assert all(results[17 + 16, i] == results[2000, i] for i in range(6))
+
+
 async def test_text_chat_and_model_info() -> None:
     async with AsyncEngine("demo", kv_cache_memory=32 << 20) as engine:
         info = engine.model_info
