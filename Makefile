@@ -1,0 +1,61 @@
+# `make demo` and `make test` need python3 (with venv), make and a C++ compiler; `make lint` needs node's npm too.
+PYTHON ?= python3
+PYTEST_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+BUF := tools/node_modules/.bin/buf
+# Stamps say what an environment holds, so that a second call installs nothing.
+RUNTIME := $(VENV)/.aengine-runtime
+DEV := $(VENV)/.aengine-dev
+NODE := tools/node_modules/.package-lock.json
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint benchmarks protos node clean
+
+help: ## this list
+	@sed -n "s/^\([a-z]*\):.*## /  make \1\t/p" $(firstword $(MAKEFILE_LIST))
+
+demo: $(RUNTIME) ## stream a continuation of a prompt from the bundled model
+	@$(BIN)/python examples/demo.py
+
+test: $(DEV) ## run all tests; PYTEST_ARGS="-k name" for some of them
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(DEV) $(NODE) ## check format, style, types, the schema and that generated code is up to date
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BUF) lint
+	$(BUF) format --diff --exit-code
+	$(BIN)/python tools/generate.py --check
+
+benchmarks: $(RUNTIME) ## print what the host's work costs per step
+	@$(BIN)/python -m aengine.bench.scheduling
+
+protos: $(DEV) $(NODE) ## format protos/ and write aengine/v1/ from it
+	$(BUF) format --write
+	$(BIN)/python tools/generate.py
+
+node: $(NODE) ## install buf and the Node client that some tests use
+
+clean: ## remove the environment, node packages and caches
+	rm -rf $(VENV) tools/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find aengine tests examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUNTIME): pyproject.toml constraints.txt
+	$(call install,.)
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt
+	$(call install,'.[dev]')
+	@touch $@ $(RUNTIME)
+
+$(NODE): tools/package.json tools/package-lock.json
+	npm ci --prefix tools --no-fund --no-audit
+	@touch $@
+
+define install
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; set PYTHON=/path/to/python3")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e $(1)
+endef
