@@ -24,8 +24,8 @@ if TYPE_CHECKING:
         RequestIdInUseError,
         StepHangError,
     )
-    from aengine.outputs import Completion, EngineStats, FinishReason, Token, Usage
-    from aengine.params import SamplingParams
+    from aengine.outputs import Completion, EngineStats, FinishReason, Token, TokenLogprob, Usage
+    from aengine.params import SamplingParams, StructuredOutput
 
 __version__ = "0.1.0"
 
@@ -34,7 +34,8 @@ _HOME = {
     "TokenStream": "aengine.engine.stream",
     "EngineConfig": "aengine.config",
     "SamplingParams": "aengine.params",
-    **dict.fromkeys(("Completion", "EngineStats", "FinishReason", "Token", "Usage"), "aengine.outputs"),
+    "StructuredOutput": "aengine.params",
+    **dict.fromkeys(("Completion", "EngineStats", "FinishReason", "Token", "TokenLogprob", "Usage"), "aengine.outputs"),
     **dict.fromkeys(
         (
             "AEngineError",
@@ -69,7 +70,9 @@ __all__ = [
     "RequestIdInUseError",
     "SamplingParams",
     "StepHangError",
+    "StructuredOutput",
     "Token",
+    "TokenLogprob",
     "TokenStream",
     "Usage",
 ]

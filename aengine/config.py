@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -12,6 +13,8 @@ from aengine.errors import ConfigError, FieldViolation
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTION_BACKENDS = ("auto", "torch_native")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,8 @@ class EngineConfig:
     """Shares of the tenants that compete within a priority; 1 for one that is not named."""
     ageing_seconds: float = 30.0
     """Waiting this long improves a request's priority by one, so that none starves."""
+    max_logprobs: int = 20
+    """Most alternatives that a request may ask for with logprobs and prompt_logprobs."""
     max_unread_tokens: int = 256
     """A request whose reader lags by more tokens than this is parked until the reader has caught up by half."""
     step_timeout: float = 300.0
@@ -87,15 +92,13 @@ class EngineConfig:
         if self.revision is not None and not isinstance(self.revision, str):
             refuse("revision", "a string")
         check_choice("dtype", DTYPES)
-        base, _, number = str(self.device).partition(":")
-        if base not in ("auto", "cpu", "cuda") or (number and not (base == "cuda" and number.isdigit())):
+        if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
             refuse("device", "one of auto, cpu, cuda, cuda:N")
         check_int("threads", 1, 1024, optional=True)
         check_int("max_model_len", 2, optional=True)
         check_int("max_num_seqs", 1, 65536)
         check_int("max_num_batched_tokens", 1)
-        check_int("page_size", 1, 256)
-        if isinstance(self.page_size, int) and self.page_size & (self.page_size - 1):
+        if not isinstance(self.page_size, int) or isinstance(self.page_size, bool) or self.page_size not in PAGE_SIZES:
             refuse("page_size", "a power of two in [1, 256]")
         check_int("kv_cache_memory", 1, optional=True)
         utilization = self.gpu_memory_utilization
@@ -107,6 +110,7 @@ class EngineConfig:
             refuse("enable_prefix_cache", "true or false")
         check_int("max_queued_requests", 1, optional=True)
         check_int("max_queued_tokens", 1, optional=True)
+        check_int("max_logprobs", 0)
         check_int("max_unread_tokens", 1)
         check_positive("ageing_seconds")
         check_positive("step_timeout")
@@ -134,4 +138,4 @@ class EngineConfig:
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

@@ -13,6 +13,7 @@ class FinishReason(enum.Enum):
     """Why a sequence ended."""
 
     EOS = "eos"  # the model produced one of its end-of-sequence ids
+    STOP_STRING = "stop_string"  # the text holds one of the request's stop strings
     STOP_TOKEN = "stop_token"  # the model produced one of the request's stop_token_ids
     MAX_TOKENS = "max_tokens"  # max_tokens were generated
     CONTEXT_LENGTH = "context_length"  # prompt and output fill max_model_len
@@ -33,9 +34,20 @@ class Token:
     index: int  # which of the request's sequences, from 0
     token_id: int
     text: str
-    logprob: float | None = None  # natural log
-    top_logprobs: Mapping[int, float] | None = None  # token id -> logprob
+    logprob: float | None = None  # natural log, under the model's own distribution (see TokenLogprob)
+    rank: int | None = None  # 1 for the most likely token
+    top_logprobs: Mapping[int, float] | None = None  # token id -> logprob, most likely first
     finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely a token was under the model itself: natural log-softmax of the logits before any sampling parameter."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 for the most likely token
+    top_logprobs: Mapping[int, float]  # token id -> logprob of the most likely tokens, most likely first
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +66,11 @@ class Completion:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None  # None while the stream is still running
-    stop_reason: int | str | None  # the stop token id that matched, None for every other reason
-    usage: Usage
-    logprobs: tuple[float, ...] | None = None
+    stop_reason: int | str | None  # the stop token id or stop string that matched, None for every other reason
+    usage: Usage  # of the whole request
+    logprobs: tuple[TokenLogprob, ...] | None = None  # of the tokens, where asked for
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # of the prompt's tokens; the first has none
+    others: tuple[Completion, ...] = ()  # with n > 1: the sequences after this, the first one
 
 
 @dataclass(frozen=True, slots=True)

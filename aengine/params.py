@@ -5,18 +5,84 @@ Unset (`None`) means: the model's `generation_config`, then the engine's default
 
 from __future__ import annotations
 
-import math
+import json
+import numbers
 import operator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aengine.errors import FieldViolation, InvalidRequestError
 
+if TYPE_CHECKING:
+    import torch
+
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy decoding
 MAX_TEMPERATURE = 100.0
+MAX_N = 128
+MAX_PENALTY = 2.0
 MAX_STOP_TOKEN_IDS = 128
+MAX_STOP_STRINGS = 16
+MAX_BIASED_TOKENS = 1024
+MAX_BIAS = 100.0
+MAX_BANNED_TOKENS = 1024
+MAX_BAD_WORDS = 64
+MAX_STRING_BYTES = 256
+MAX_CHOICES = 4096
+MAX_GRAMMAR_BYTES = 1 << 20
 MAX_UINT64 = 2**64 - 1
 MAX_INT32 = 2**31 - 1
+
+
+class LogitsProcessor(Protocol):
+    """Custom code of an in-process user that may change the logits of a request before its next token is chosen.
+
+    It runs in the step thread, once per step and sequence, after the built-in processors and before temperature. What it raises
+    fails the request, and no other.
+    """
+
+    def __call__(self, logits: torch.Tensor, token_ids: list[int]) -> None:
+        """`logits`: [vocab_size] float32, a view to be changed in place. `token_ids`: prompt and output so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutput:
+    """What the output must look like. Exactly one field is set; a schema that does not compile is refused with the reason."""
+
+    json_schema: str | Mapping[str, Any] | None = None
+    """A JSON Schema, as JSON text or as a mapping."""
+    json_object: bool = False
+    """Any JSON object."""
+    regex: str | None = None
+    """The whole output matches this regular expression."""
+    choice: tuple[str, ...] = ()
+    """The output is one of these strings: 1..4096."""
+    grammar: str | None = None
+    """An EBNF grammar in the notation of xgrammar (GBNF); its start rule is `root`."""
+
+    def __post_init__(self) -> None:
+        name = "structured_output"
+        if isinstance(self.choice, list):
+            object.__setattr__(self, "choice", tuple(self.choice))
+        if not isinstance(self.json_object, bool):
+            raise _refused(f"{name}.json_object", f"{self.json_object!r} is not true or false")
+        given = [one.name for one in fields(self) if getattr(self, one.name) not in (None, False, ())]
+        if len(given) != 1:
+            raise _refused(name, f"exactly one of json_schema, json_object, regex, choice, grammar must be set, not {given or 'none'}")
+        if isinstance(self.json_schema, Mapping):
+            try:
+                object.__setattr__(self, "json_schema", json.dumps(dict(self.json_schema), allow_nan=False))
+            except (TypeError, ValueError, RecursionError) as error:
+                raise _refused(f"{name}.json_schema", f"is not JSON: {error}") from error
+        for kind in ("json_schema", "regex", "grammar"):
+            value = getattr(self, kind)
+            if value is not None and not _is_grammar_text(value):
+                raise _refused(f"{name}.{kind}", f"must be a string of 1 to {MAX_GRAMMAR_BYTES} bytes of UTF-8")
+        if not isinstance(self.choice, tuple) or not all(_is_grammar_text(one) for one in self.choice):
+            raise _refused(f"{name}.choice", f"must be strings of 1 to {MAX_GRAMMAR_BYTES} bytes of UTF-8")
+        if len(self.choice) > MAX_CHOICES:
+            raise _refused(f"{name}.choice", f"{len(self.choice)} choices are more than {MAX_CHOICES}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,59 +99,96 @@ class SamplingParams:
     """In [0, 1]: drop tokens less likely than min_p times the likeliest one. Default: the model's, then 0 (off)."""
     seed: int | None = None
     """0..2^64-1. The same seeded request gives the same tokens whatever runs beside it. Default: a fresh random one."""
+    n: int = 1
+    """1..128 sequences, with seeds derived from `seed` by their index; more than one is refused with greedy decoding."""
+    presence_penalty: float | None = None
+    """In [-2, 2]: subtracted from the logits of tokens that the output holds. Default: 0."""
+    frequency_penalty: float | None = None
+    """In [-2, 2]: subtracted once for every time that the output holds the token. Default: 0."""
+    repetition_penalty: float | None = None
+    """In (0, 2]: divides positive and multiplies negative logits of tokens in prompt or output. Default: the model's, then 1 (off)."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Up to 1024 token ids and what is added to their logits, in [-100, 100]."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Only these can be chosen; at least one."""
+    banned_token_ids: tuple[int, ...] = ()
+    """Up to 1024 ids that are never chosen."""
+    bad_words: tuple[str, ...] = ()
+    """Up to 64 strings of 1..256 bytes whose token sequences, with and without a leading space, are never completed."""
     max_tokens: int | None = None
     """>= 1. Default: up to the end of the context."""
+    min_tokens: int = 0
+    """0..max_tokens: until then no end-of-sequence id, stop token or stop string ends the sequence."""
+    stop: tuple[str, ...] = ()
+    """Up to 16 strings of 1..256 bytes that end the sequence where the earliest of them begins (a single string is taken too)."""
     stop_token_ids: tuple[int, ...] = ()
-    """Up to 128 ids that end the sequence; the id is kept in the token ids."""
+    """Up to 128 ids that end the sequence; the id is kept in the token ids, not in the text."""
     ignore_eos: bool = False
     """Do not stop at the model's end-of-sequence ids. stop_token_ids still stop."""
+    include_stop_str_in_output: bool = False
+    """Whether the text keeps the stop string, or the text of the stop token, that ended it."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    detokenize: bool = True
+    """Whether to make text at all; stop strings need it."""
+    logprobs: int | None = None
+    """0..max_logprobs: report the logprob and rank of each token, and this many most likely alternatives. Default: nothing."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt, from the second on."""
+    structured_output: StructuredOutput | None = None
+    """What the output must look like."""
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    """Custom code that changes logits, in process only."""
 
     def __post_init__(self) -> None:
-        violations: list[FieldViolation] = []
+        check = _Checker(self)
+        check.number("temperature", float, 0.0, MAX_TEMPERATURE)
+        check.number("top_p", float, 0.0, 1.0, open_low=True)
+        check.number("top_k", int, 0, MAX_INT32)
+        check.number("min_p", float, 0.0, 1.0)
+        check.number("seed", int, 0, MAX_UINT64)
+        check.number("n", int, 1, MAX_N, optional=False)
+        check.number("presence_penalty", float, -MAX_PENALTY, MAX_PENALTY)
+        check.number("frequency_penalty", float, -MAX_PENALTY, MAX_PENALTY)
+        check.number("repetition_penalty", float, 0.0, MAX_PENALTY, open_low=True)
+        check.number("max_tokens", int, 1, MAX_INT32)
+        check.number("min_tokens", int, 0, MAX_INT32, optional=False)
+        check.number("logprobs", int, 0, MAX_INT32)
+        check.number("prompt_logprobs", int, 0, MAX_INT32)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
+            check.flag(name)
+        check.token_ids("stop_token_ids", MAX_STOP_TOKEN_IDS)
+        check.token_ids("banned_token_ids", MAX_BANNED_TOKENS)
+        if self.allowed_token_ids is not None:
+            check.token_ids("allowed_token_ids", MAX_INT32)
+        check.strings("stop", MAX_STOP_STRINGS)
+        check.strings("bad_words", MAX_BAD_WORDS)
+        check.biases("logit_bias")
+        if self.structured_output is not None and not isinstance(self.structured_output, StructuredOutput):
+            check.refuse("structured_output", f"a {type(self.structured_output).__name__} is not StructuredOutput")
+        if not isinstance(self.logits_processors, tuple | list) or not all(callable(one) for one in self.logits_processors):
+            check.refuse("logits_processors", f"{self.logits_processors!r:.100} is not a list of callables")
+        else:
+            object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
+        if not check.violations:
+            self._check_together(check)
+        if check.violations:
+            raise InvalidRequestError(check.violations)
 
-        def convert(name: str, kind: type, low: float, high: float, *, open_low: bool = False) -> None:
-            value = getattr(self, name)
-            if value is None:
-                return
-            accepted = f"{'(' if open_low else '['}{_show(low)}, {_show(high)}]"
-            try:
-                if isinstance(value, bool | str):
-                    raise TypeError
-                number = float(value) if kind is float else operator.index(value)
-            except (TypeError, ValueError):
-                noun = "a number" if kind is float else "an integer"
-                violations.append(FieldViolation(name, f"{value!r} is not {noun} in {accepted}"))
-                return
-            if not math.isfinite(number) or number < low or number > high or (open_low and number == low):
-                violations.append(FieldViolation(name, f"{number!r} is not in {accepted}"))
-                return
-            object.__setattr__(self, name, number)
-
-        convert("temperature", float, 0.0, MAX_TEMPERATURE)
-        convert("top_p", float, 0.0, 1.0, open_low=True)
-        convert("top_k", int, 0, MAX_INT32)
-        convert("min_p", float, 0.0, 1.0)
-        convert("seed", int, 0, MAX_UINT64)
-        convert("max_tokens", int, 1, MAX_INT32)
-        if not isinstance(self.ignore_eos, bool):
-            violations.append(FieldViolation("ignore_eos", f"{self.ignore_eos!r} is not true or false"))
-        violations.extend(self._convert_stop_token_ids())
-        if violations:
-            raise InvalidRequestError(violations)
-
-    def _convert_stop_token_ids(self) -> list[FieldViolation]:
-        name = "stop_token_ids"
-        try:
-            ids = tuple(dict.fromkeys(operator.index(token_id) for token_id in self.stop_token_ids))
-        except TypeError:
-            return [FieldViolation(name, f"{self.stop_token_ids!r} is not a list of token ids")]
-        if len(ids) > MAX_STOP_TOKEN_IDS:
-            return [FieldViolation(name, f"{len(ids)} ids are more than {MAX_STOP_TOKEN_IDS}")]
-        bad = [token_id for token_id in ids if not 0 <= token_id <= MAX_INT32]
-        if bad:
-            return [FieldViolation(name, f"{bad[0]} is not a token id")]
-        object.__setattr__(self, name, ids)
-        return []
+    def _check_together(self, check: _Checker) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            check.refuse("min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}")
+        if self.stop and not self.detokenize:
+            check.refuse("stop", "stop strings need detokenize")
+        if self.structured_output is not None and self.ignore_eos:
+            check.refuse("ignore_eos", "structured output ends with an end-of-sequence id")
+        if self.n > 1 and self.greedy:
+            check.refuse("n", f"{self.n} greedy sequences would be the same")
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                check.refuse("allowed_token_ids", "must not be empty")
+            elif both := set(self.allowed_token_ids) & set(self.banned_token_ids):
+                check.refuse("banned_token_ids", f"{min(both)} is also in allowed_token_ids")
 
     @property
     def greedy(self) -> bool:
@@ -93,7 +196,7 @@ class SamplingParams:
         return self.temperature is not None and self.temperature < GREEDY_BELOW
 
     def with_defaults_of(self, model: SamplingParams) -> SamplingParams:
-        """A copy in which temperature, top_p, top_k and min_p are set: from here, else from `model`, else the engine's default."""
+        """A copy in which what has a default of the model's is set: from here, else from `model`, else the engine's default."""
         unset: dict[str, Any] = {}
         for name, default in _ENGINE_DEFAULTS.items():
             if getattr(self, name) is None:
@@ -102,8 +205,119 @@ class SamplingParams:
         return replace(self, **unset)
 
 
-_ENGINE_DEFAULTS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+_ENGINE_DEFAULTS: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+
+
+class _Checker:
+    """Checks and normalizes the fields of one `SamplingParams`, gathering what is wrong."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+        self.violations: list[FieldViolation] = []
+
+    def refuse(self, name: str, description: str) -> None:
+        self.violations.append(FieldViolation(name, description))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self._params, name, value)
+
+    def number(self, name: str, kind: type, low: float, high: float, *, open_low: bool = False, optional: bool = True) -> None:
+        value = getattr(self._params, name)
+        if value is None and optional:
+            return
+        accepted = f"{'(' if open_low else '['}{_show(low)}, {_show(high)}]"
+        try:
+            number = _real(value) if kind is float else _integer(value)
+        except (TypeError, ValueError, OverflowError):
+            self.refuse(name, f"{value!r} is not {'a number' if kind is float else 'an integer'} in {accepted}")
+            return
+        if not low <= number <= high or (open_low and number == low):  # NaN is in no range
+            self.refuse(name, f"{number!r} is not in {accepted}")
+            return
+        self._set(name, number)
+
+    def flag(self, name: str) -> None:
+        if not isinstance(getattr(self._params, name), bool):
+            self.refuse(name, f"{getattr(self._params, name)!r} is not true or false")
+
+    def token_ids(self, name: str, most: int) -> None:
+        value = getattr(self._params, name)
+        try:
+            if isinstance(value, str | bytes | bytearray | Mapping):
+                raise TypeError
+            ids = tuple(dict.fromkeys(_integer(token_id) for token_id in value))
+        except TypeError:
+            self.refuse(name, f"{value!r} is not a list of token ids")
+            return
+        bad = [token_id for token_id in ids if not 0 <= token_id <= MAX_INT32]
+        if len(ids) > most:
+            self.refuse(name, f"{len(ids)} ids are more than {most}")
+        elif bad:
+            self.refuse(name, f"{bad[0]} is not a token id")
+        else:
+            self._set(name, ids)
+
+    def strings(self, name: str, most: int) -> None:
+        value = getattr(self._params, name)
+        if isinstance(value, str):
+            value = (value,)
+        if not isinstance(value, tuple | list) or not all(isinstance(one, str) for one in value):
+            self.refuse(name, f"{value!r:.100} is not a list of strings")
+        elif len(value) > most:
+            self.refuse(name, f"{len(value)} strings are more than {most}")
+        elif any(not 1 <= len(one.encode(errors="replace")) <= MAX_STRING_BYTES for one in value):
+            self.refuse(name, f"each string must have 1 to {MAX_STRING_BYTES} bytes")
+        else:
+            self._set(name, tuple(dict.fromkeys(value)))
+
+    def biases(self, name: str) -> None:
+        value = getattr(self._params, name)
+        try:
+            biases = {_integer(token_id): _real(bias) for token_id, bias in value.items()}
+        except (AttributeError, TypeError, ValueError, OverflowError):
+            self.refuse(name, f"{value!r:.100} is not a mapping from token ids to numbers")
+            return
+        bad = [(key, bias) for key, bias in biases.items() if not 0 <= key <= MAX_INT32 or not -MAX_BIAS <= bias <= MAX_BIAS]
+        if len(biases) > MAX_BIASED_TOKENS:
+            self.refuse(name, f"{len(biases)} tokens are more than {MAX_BIASED_TOKENS}")
+        elif bad:
+            self.refuse(name, f"{bad[0][0]}: {bad[0][1]!r} is not a token id and a number in [{-MAX_BIAS:g}, {MAX_BIAS:g}]")
+        else:
+            self._set(name, biases)
+
+
+def _integer(value: Any) -> int:
+    """`value` of an integer type, numpy's too; raises TypeError for others."""
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def _real(value: Any) -> float:
+    """`value` of a number's type, numpy's too; raises TypeError for others, OverflowError for an integer that no float holds."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError
+    return float(value)
+
+
+def _is_grammar_text(value: object) -> bool:
+    try:
+        return isinstance(value, str) and 1 <= len(value.encode()) <= MAX_GRAMMAR_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 def _show(bound: float) -> str:
     return "2^64-1" if bound == MAX_UINT64 else f"{bound:g}" if isinstance(bound, float) else str(bound)
+
+
+def _refused(name: str, description: str) -> InvalidRequestError:
+    return InvalidRequestError((FieldViolation(name, description),))

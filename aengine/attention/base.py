@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention.metadata import AttentionMetadata
@@ -53,6 +55,12 @@ class AttentionBackend(Protocol):
 
     def allocate(self, num_pages: int) -> None:
         """Creates the KV tensors, zeroed; `num_pages` includes the reserved page 0. Frees what was allocated before."""
+
+    def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
+        """Copies page sources[i] to page destinations[i], [c] each, K and V of all layers, after the writes of steps before.
+
+        No page is twice a destination, and all sources are read before any destination is written.
+        """
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
         """Prepares a step. Its result is valid until the next `plan`."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention.base import AttentionSpec, AttentionStep
@@ -42,6 +43,11 @@ class TorchNativeBackend:
         shape = (spec.num_kv_heads, num_pages, spec.page_size, spec.head_dim)
         self._keys = [_zeros(shape, spec.dtype, spec.device) for _ in spec.windows]
         self._values = [_zeros(shape, spec.dtype, spec.device) for _ in spec.windows]
+
+    def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
+        read, write = (torch.from_numpy(pages.astype(np.int64)).to(self.spec.device) for pages in (sources, destinations))
+        for cache in (*self._keys, *self._values):
+            cache.index_copy_(1, write, cache.index_select(1, read))
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
         return _Step(self.spec, self._keys, self._values, metadata)

@@ -1,34 +1,31 @@
-"""`AsyncEngine`: the engine as its user sees it. Owns its life cycle and the registry of requests in flight.
+"""`AsyncEngine`: the engine as its user sees it. Owns its life cycle.
 
 Everything here runs in the event loop that started the engine, except what is handed to the step thread (`StepLoop`) and to the
-tokenizer's worker thread. Must not know schedulers, batches or devices.
+tokenizer's worker thread. Requests in flight are the `Registry`'s. Must not know schedulers, batches or devices.
 """
 
 from __future__ import annotations
 
 import enum
-import functools
-import itertools
 import sys
 import time
 import uuid
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 import anyio
-import numpy as np
-from numpy.typing import NDArray
 
 from aengine.config import EngineConfig
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
-from aengine.engine.mailbox import Cancel, Park, Stop, Submit, Unpark
-from aengine.engine.prompts import Limits, Options, Prompt, check_options, draw_seed, encode_prompt, make_request, needs_worker
-from aengine.engine.queue_bound import QueueBound
+from aengine.engine.mailbox import Stop
+from aengine.engine.prompts import Prompt, check_options, draw_seed
+from aengine.engine.registry import Registry
 from aengine.engine.step_loop import Ready, Report, StepLoop, Stopped
-from aengine.engine.stream import StreamState, TokenStream
+from aengine.engine.stream import TokenStream
+from aengine.engine.tokenizer import Tokenizer
 from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, InvalidRequestError, RequestIdInUseError
 from aengine.outputs import Completion, EngineStats, ModelInfo
 from aengine.params import SamplingParams
@@ -58,15 +55,13 @@ class AsyncEngine:
     An engine is started once and belongs to the loop that started it.
     """
 
+    _loaded: LoadedModel  # from the moment that the model is loaded
+    _registry: Registry
+
     def __init__(self, model_or_config: str | EngineConfig, **overrides: Any) -> None:
         """Raises `ConfigError` naming every field that is unknown or out of range. Loads nothing yet."""
         self.config = EngineConfig.of(model_or_config, **overrides)
         self._phase = _Phase.NEW
-        self._streams: dict[int, StreamState] = {}  # every request of which something is left, by key
-        self._keys: dict[str, int] = {}  # the same by request id
-        self._next_key = itertools.count()
-        self._queue_bound = QueueBound(self.config.max_queued_requests, self.config.max_queued_tokens)
-        self._num_submitted = 0
         self._error: BaseException | None = None
 
     # ---- life cycle ----------------------------------------------------------------------------------------------------
@@ -132,6 +127,13 @@ class AsyncEngine:
             raise EngineStateError("the engine is not started")
         return self._loaded.info
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; it may be used from any thread. Raises `EngineStateError` before `start()`."""
+        if not hasattr(self, "_loaded"):
+            raise EngineStateError("the engine is not started")
+        return self._loaded.tokenizer
+
     # ---- requests ------------------------------------------------------------------------------------------------------
 
     def stream(
@@ -165,24 +167,11 @@ class AsyncEngine:
         options = check_options(request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt, now=now)
         if request_id is None:
             request_id = uuid.uuid4().hex
-        elif request_id in self._keys:
+        elif self._registry.find(request_id) is not None:
             raise RequestIdInUseError((FieldViolation("request_id", f"{request_id!r} is in use by a request in flight"),))
-        state = StreamState(
-            key=next(self._next_key),
-            request_id=request_id,
-            seed=draw_seed() if params.seed is None else params.seed,
-            lag_limit=self.config.max_unread_tokens,
-            on_lag=self._on_lag,
-        )
-        tokenizer, info = self._loaded.tokenizer, self._loaded.info
-        if needs_worker(prompt):
-            self._queue_bound.enter(state.key, 0)
-            self._register(state)
-            future = self._workers.submit(encode_prompt, prompt, tokenizer, info)
-            future.add_done_callback(functools.partial(self._edge.call_soon, self._on_encoded, state, params, options))
-        else:
-            self._submit(state, encode_prompt(prompt, tokenizer, info), params, options)
-        return TokenStream(state, tokenizer.detokenizer(), self._cancel)
+        if params.seed is None:
+            params = replace(params, seed=draw_seed())
+        return TokenStream(self._registry.open(request_id, prompt, params, options))
 
     async def generate(
         self,
@@ -207,12 +196,11 @@ class AsyncEngine:
     async def cancel(self, request_id: str) -> bool:
         """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""
         self._edge.check_current()
-        key = self._keys.get(request_id)
-        if key is None:
+        state = self._registry.find(request_id)
+        if state is None:
             return False
-        state = self._streams[key]
-        was_running = state.finished is None
-        self._cancel(state)
+        was_running = not state.finished
+        state.hooks.cancel(state)
         with anyio.CancelScope(shield=True):  # bounded by one step
             await state.released.wait()
         return was_running
@@ -222,8 +210,7 @@ class AsyncEngine:
         if self._phase in (_Phase.NEW, _Phase.STARTING):
             return EngineStats()
         snapshot = self._steps.snapshot
-        encoding = sum(not state.submitted for state in self._streams.values())
-        underway = self._num_submitted - snapshot.num_received + encoding
+        underway = self._registry.num_submitted - snapshot.num_received + self._registry.num_preparing
         return replace(snapshot.stats, waiting=snapshot.stats.waiting + underway)
 
     # ---- inside --------------------------------------------------------------------------------------------------------
@@ -255,51 +242,6 @@ class AsyncEngine:
             case _Phase.DEAD:
                 raise self._death()
 
-    def _register(self, state: StreamState) -> None:
-        self._streams[state.key] = state
-        self._keys[state.request_id] = state.key
-
-    def _submit(self, state: StreamState, prompt: NDArray[np.int32], params: SamplingParams, options: Options) -> None:
-        runner, now = self._loaded.runner, time.monotonic()
-        limits = Limits(self._loaded.info, (runner.num_pages - 1) * runner.page_size)
-        request = make_request(state.key, prompt, params, state.seed, options, limits, now)
-        self._queue_bound.enter(state.key, len(prompt))
-        self._register(state)
-        state.prompt_tokens = len(prompt)
-        state.submitted = True
-        state.ready.set()
-        self._num_submitted += 1
-        self._steps.post(Submit(request))
-
-    def _on_encoded(self, state: StreamState, params: SamplingParams, options: Options, future: Future[NDArray[np.int32]]) -> None:
-        """A prompt comes back from the worker thread."""
-        if state.released.is_set():
-            return
-        try:
-            self._submit(state, future.result(), params, options)
-        except Exception as error:
-            self._drop(state, error)
-
-    def _cancel(self, state: StreamState) -> None:
-        """Nobody wants the request any more. Callable from a destructor, so in any thread and at any time."""
-        if state.submitted:
-            self._steps.post(Cancel(state.key))
-        else:
-            self._edge.call_soon(self._drop, state, None)
-
-    def _drop(self, state: StreamState, error: BaseException | None) -> None:
-        """End a request that has not reached the step thread."""
-        if state.submitted:
-            self._steps.post(Cancel(state.key))
-            return
-        if self._streams.pop(state.key, None) is not None:
-            del self._keys[state.request_id]
-            self._queue_bound.leave(state.key)
-        state.end(error)
-
-    def _on_lag(self, key: int, lagging: bool) -> None:
-        self._steps.post(Park(key) if lagging else Unpark(key))
-
     def _report(self, report: Report[LoadedModel]) -> None:
         """Called in the step thread."""
         self._edge.call_soon(self._receive, report)
@@ -309,29 +251,15 @@ class AsyncEngine:
             return  # from a thread that was given up and came back
         match report:
             case Updates():
-                self._update(report)
+                self._registry.update(report)
             case Ready(loaded):
                 self._loaded = loaded
+                self._registry = Registry(self.config, loaded, self._edge, self._steps.post, self._workers)
                 if self._phase is _Phase.STARTING:
                     self._phase = _Phase.RUNNING
                 self._settled.set()
             case Stopped(error):
                 self._on_stopped(error)
-
-    def _update(self, updates: Updates) -> None:
-        streams = self._streams
-        for key, cached_tokens in updates.started:
-            streams[key].cached_prompt_tokens = cached_tokens
-            self._queue_bound.leave(key)
-        for key, token_id in zip(updates.keys, updates.token_ids, strict=True):
-            streams[key].push(token_id)
-        for finished in updates.finished:
-            streams[finished.key].finish(finished)
-        for key in updates.released:
-            state = streams.pop(key)
-            del self._keys[state.request_id]
-            self._queue_bound.leave(key)
-            state.released.set()
 
     def _on_stopped(self, error: BaseException | None) -> None:
         """The step thread ended: nothing answers any more, so whoever waits must be told now."""
@@ -340,10 +268,8 @@ class AsyncEngine:
             self._phase = _Phase.DEAD
         elif self._phase is _Phase.STARTING:
             self._phase = _Phase.CLOSED
-        for state in list(self._streams.values()):
-            state.end(self._death() if error is not None else EngineStateError("the engine is closed"))
-        self._streams.clear()
-        self._keys.clear()
+        if hasattr(self, "_registry"):
+            self._registry.end_all(self._death() if error is not None else EngineStateError("the engine is closed"))
         self._settled.set()
         self._stopped.set()
 

@@ -9,7 +9,8 @@ import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ class Limits:
 
     model: ModelInfo
     kv_tokens: int  # tokens that the whole page pool holds
+    max_logprobs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,52 +103,114 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, model: ModelInfo) -> NDA
     return array.astype(np.int32)
 
 
-def make_request(
-    key: int, prompt: NDArray[np.int32], params: SamplingParams, seed: int, options: Options, limits: Limits, now: float
-) -> Request:
-    """The request as the scheduler takes it, all defaults applied. Raises `InvalidRequestError` for what can never fit."""
+def effective_params(params: SamplingParams, prompt_len: int, limits: Limits) -> SamplingParams:
+    """`params` with every default applied. Raises `InvalidRequestError` for what this model or this engine cannot do."""
     model = limits.model
-    fields = params.with_defaults_of(model.generation_defaults)
     capacity = min(model.max_model_len, limits.kv_tokens)
     unit = "the context" if capacity == model.max_model_len else "the KV cache"
-    room = capacity - len(prompt)
+    room = capacity - prompt_len
     if room < 1:
-        raise _refused("prompt", f"{len(prompt)} tokens leave no room for a new one in {unit} of {capacity} tokens")
+        raise _refused("prompt", f"{prompt_len} tokens leave no room for a new one in {unit} of {capacity} tokens")
     if params.max_tokens is not None and params.max_tokens > room:
         raise _refused(
-            "max_tokens", f"{params.max_tokens} beside a prompt of {len(prompt)} tokens is more than {unit} of {capacity} tokens holds"
+            "max_tokens", f"{params.max_tokens} beside a prompt of {prompt_len} tokens is more than {unit} of {capacity} tokens holds"
         )
-    outside = [token_id for token_id in params.stop_token_ids if token_id >= model.vocab_size]
-    if outside:
-        raise _refused("stop_token_ids", f"{outside[0]} is not in [0, {model.vocab_size - 1}]")
-    return Request(
-        key=key,
-        prompt=prompt,
-        params=RowParams(
-            temperature=0.0 if fields.greedy else _set(fields.temperature),
-            top_k=min(int(_set(fields.top_k)), model.vocab_size),
-            top_p=_set(fields.top_p),
-            min_p=_set(fields.min_p),
-            seed=seed,
-        ),
-        max_tokens=params.max_tokens or room,
-        fills_context=params.max_tokens is None,
-        stop_token_ids=frozenset(params.stop_token_ids),
-        eos_token_ids=frozenset() if params.ignore_eos else frozenset(model.eos_token_ids),
-        priority=options.priority,
-        tenant=options.tenant,
-        arrival=now,
-        deadline=options.deadline,
-        cache_salt=options.cache_salt,
+    if params.min_tokens > room:
+        raise _refused(
+            "min_tokens", f"{params.min_tokens} beside a prompt of {prompt_len} tokens is more than {unit} of {capacity} tokens holds"
+        )
+    for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
+        outside = [token_id for token_id in getattr(params, name) or () if token_id >= model.vocab_size]
+        if outside:
+            raise _refused(name, f"{outside[0]} is not in [0, {model.vocab_size - 1}]")
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        if wanted is not None and wanted > limits.max_logprobs:
+            raise _refused(name, f"{wanted} is not in [0, {limits.max_logprobs}] (max_logprobs)")
+    return params.with_defaults_of(model.generation_defaults)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a worker thread made of a request."""
+
+    prompt: NDArray[np.int32]
+    bad_words: tuple[tuple[int, ...], ...]
+    grammar: object | None
+
+
+def prepare(prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer, model: ModelInfo, grammar: object | None = None) -> Prepared:
+    """Tokenize whatever a request brings as text. Raises `InvalidRequestError`."""
+    bad_words: dict[tuple[int, ...], None] = {}
+    for word in params.bad_words:
+        sequences = tokenizer.bad_word_ids(word)
+        if not sequences:
+            raise _refused("bad_words", f"{word!r} has no tokens in this model's vocabulary")
+        bad_words.update(dict.fromkeys(sequences))
+    return Prepared(encode_prompt(prompt, tokenizer, model), tuple(bad_words), grammar)
+
+
+def make_requests(
+    keys: Sequence[int], prepared: Prepared, params: SamplingParams, options: Options, limits: Limits, now: float
+) -> list[Request]:
+    """One request for each sequence, as the scheduler takes them; all but the first are forks of it. `params` are effective."""
+    model, prompt = limits.model, prepared.prompt
+    eos_token_ids = frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
+    stop_token_ids = frozenset(params.stop_token_ids)
+    room = min(model.max_model_len, limits.kv_tokens) - len(prompt)
+    assert params.seed is not None
+    row_params = RowParams(
+        temperature=0.0 if params.greedy else _set(params.temperature),
+        top_k=min(int(_set(params.top_k)), model.vocab_size),
+        top_p=_set(params.top_p),
+        min_p=_set(params.min_p),
+        seed=params.seed,
+        presence_penalty=_set(params.presence_penalty),
+        frequency_penalty=_set(params.frequency_penalty),
+        repetition_penalty=_set(params.repetition_penalty),
+        logit_bias=tuple(params.logit_bias.items()),
+        allowed_token_ids=params.allowed_token_ids,
+        banned_token_ids=params.banned_token_ids,
+        bad_words=prepared.bad_words,
+        min_tokens=params.min_tokens,
+        stop_ids=tuple(sorted(eos_token_ids | stop_token_ids)) if params.min_tokens else (),
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        grammar=prepared.grammar,
+        processors=params.logits_processors,
     )
-
-
-def _is_chat(prompt: object) -> bool:
-    return isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    return [
+        Request(
+            key=key,
+            prompt=prompt,
+            params=row_params if not index else replace(row_params, seed=derive_seed(params.seed, index), prompt_logprobs=None),
+            max_tokens=params.max_tokens or room,
+            fills_context=params.max_tokens is None,
+            stop_token_ids=stop_token_ids,
+            eos_token_ids=eos_token_ids,
+            priority=options.priority,
+            tenant=options.tenant,
+            arrival=now,
+            deadline=options.deadline,
+            cache_salt=options.cache_salt,
+            num_forks=0 if index else len(keys) - 1,
+            fork_of=keys[0] if index else None,
+        )
+        for index, key in enumerate(keys)
+    ]
 
 
 def draw_seed() -> int:
     return secrets.randbits(64)
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """The seed of sequence `index` > 0 of a request: 64 bits of BLAKE2b over both."""
+    return int.from_bytes(blake2b(seed.to_bytes(8, "little") + index.to_bytes(4, "little"), digest_size=8).digest(), "little")
+
+
+def _is_chat(prompt: object) -> bool:
+    return isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _set(value: float | None) -> float:

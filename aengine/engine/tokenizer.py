@@ -35,8 +35,9 @@ class _Codec(Protocol):
     """What a tokenizer library must do for us."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
-    def decode(self, ids: Sequence[int]) -> str: ...
-    def omits(self, token_id: int) -> bool: ...
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
+    def omits(self, token_id: int, skip_special_tokens: bool) -> bool: ...
+    def piece(self, token_id: int) -> str | None: ...
     def byte_ids(self) -> frozenset[int]: ...
     def vocab_size(self) -> int: ...
 
@@ -104,24 +105,53 @@ class Tokenizer:
             raise _refusal(f"the model's chat template refuses these messages: {error}") from error
         return self._encode(text, add_special_tokens=False)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids` (each >= 0). Special tokens and ids without a token are left out; bytes that are not UTF-8 become U+FFFD."""
-        return self._codec.decode(ids)
+    def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
+        """The token sequences that write `word`, each once and none empty: as a text begins with it, behind a space (which belongs
+        to the sequence) and behind a line break (which does not). A space that `word` itself begins with is that space.
 
-    def detokenizer(self) -> Detokenizer:
+        No special tokens are added; one written out in `word` becomes its id. The line break matters to tokenizers that put a
+        space before every text: elsewhere it gives what the start of a text gives. Other ways to cut the same characters into
+        tokens are not listed. Empty if the tokenizer drops the word. Raises `InvalidRequestError` (bad_words) for text that is
+        not Unicode.
+        """
+        bare = word.removeprefix(" ")
+        start, behind_space, line, behind_line = (
+            self._encode(text, add_special_tokens=False, field="bad_words") for text in (bare, f" {bare}", "\n", f"\n{bare}")
+        )
+        sequences = [start, behind_space]
+        if behind_line[: len(line)] == line:  # else the two merge into tokens of both
+            sequences.append(behind_line[len(line) :])
+        return tuple(dict.fromkeys(tuple(ids) for ids in sequences if ids))
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids` (each >= 0). Ids without a token are left out, and special tokens if they are to be skipped; bytes that
+        are not UTF-8 become U+FFFD."""
+        return self._codec.decode(ids, skip_special_tokens)
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """Fresh incremental decoding of one sequence; its pieces add up to `decode` of the sequence."""
-        return Detokenizer(self._codec.decode, self._codec.omits, self._byte_ids)
+        codec = self._codec
+        return Detokenizer(
+            lambda ids: codec.decode(ids, skip_special_tokens),
+            lambda token_id: codec.omits(token_id, skip_special_tokens),
+            self.byte_ids,
+        )
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def piece(self, token_id: int) -> str | None:
+        """A token (id >= 0) as the vocabulary spells it, which is not its text; None for ids that `decode` leaves out."""
+        return None if self._codec.omits(token_id, True) else self._codec.piece(token_id)
+
+    @cached_property
+    def byte_ids(self) -> frozenset[int]:
+        """The ids that stand for one raw byte, spelled `<0x41>`."""
+        return self._codec.byte_ids()
+
+    def _encode(self, text: str, *, add_special_tokens: bool, field: str = "prompt") -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise _refusal(f"not valid Unicode: {error.reason} at character {error.start}") from None
+            raise _refusal(f"not valid Unicode: {error.reason} at character {error.start}", field) from None
         return self._codec.encode(text, add_special_tokens)
-
-    @cached_property
-    def _byte_ids(self) -> frozenset[int]:
-        return self._codec.byte_ids()
 
 
 class _TokenizersCodec:
@@ -137,11 +167,14 @@ class _TokenizersCodec:
         # The batch call releases the GIL while it works; `encode` holds it.
         return self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._core.decode(ids, skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return self._core.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def omits(self, token_id: int) -> bool:
-        return token_id in self._special or self._core.id_to_token(token_id) is None
+    def omits(self, token_id: int, skip_special_tokens: bool) -> bool:
+        return (skip_special_tokens and token_id in self._special) or self._core.id_to_token(token_id) is None
+
+    def piece(self, token_id: int) -> str | None:
+        return self._core.id_to_token(token_id)
 
     def byte_ids(self) -> frozenset[int]:
         decoder = self._core.decoder
@@ -163,12 +196,15 @@ class _TransformersCodec:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._auto.encode(text, add_special_tokens=add_special_tokens))
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         # Cleaning up would take back spaces that were handed out already.
-        return str(self._auto.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(self._auto.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False))
 
-    def omits(self, token_id: int) -> bool:
-        return token_id in self._special
+    def omits(self, token_id: int, skip_special_tokens: bool) -> bool:
+        return skip_special_tokens and token_id in self._special
+
+    def piece(self, token_id: int) -> str | None:
+        return str(self._auto.convert_ids_to_tokens(token_id)) if token_id < len(self._auto) else None
 
     def byte_ids(self) -> frozenset[int]:
         vocab = self._auto.get_vocab()
@@ -214,8 +250,8 @@ def _auto_tokenizer(model_dir: Path) -> Any:
         raise ModelLoadError(f"{model_dir} has no tokenizer that can be read: {error}") from error
 
 
-def _refusal(description: str) -> InvalidRequestError:
-    return InvalidRequestError([FieldViolation("prompt", description)])
+def _refusal(description: str, field: str = "prompt") -> InvalidRequestError:
+    return InvalidRequestError([FieldViolation(field, description)])
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -11,12 +11,13 @@ from aengine.errors import InvalidRequestError, ModelLoadError
 from aengine.models.spec import ModelSpec, read_json, read_token_ids
 from aengine.params import SamplingParams
 
-_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
+_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """`sampling` holds those of temperature, top_p, top_k and min_p that the model sets: keywords of `SamplingParams`."""
+    """`sampling`: those of temperature, top_p, top_k, min_p and repetition_penalty that the model sets, as keyword arguments of
+    `SamplingParams`."""
 
     eos_token_ids: tuple[int, ...]
     sampling: Mapping[str, Any]

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 import pathlib
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, build_layout, select_backend
 from aengine.config import EngineConfig
@@ -24,30 +23,18 @@ from aengine.models.generation import load_generation
 from aengine.models.named_weights import num_parameters
 from aengine.models.spec import ModelSpec, load_spec
 from aengine.models.weights import checkpoint_dtype, load_weights, random_weights
+from aengine.runner.in_flight import LaunchedStep
 from aengine.runner.memory import cpu_budget, show_bytes, size_pool
 from aengine.runner.profile import widest_step
+from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
 from aengine.runner.upload import upload
-from aengine.sampling import Sampler
-from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan, StepResult
+from aengine.sampling import SampledTokens, Sampler
+from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan
 
 _log = logging.getLogger("aengine")
 SMALL_MODEL = 20_000_000
 """Parameters below which a second thread costs more in waiting than it saves in work."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    """A step on its way; satisfies `InFlightStep`. `tokens` is host memory, filled once `done` has happened."""
-
-    step: int
-    tokens: Tensor
-    done: torch.cuda.Event | None
-
-    def result(self) -> StepResult:
-        if self.done is not None:
-            self.done.synchronize()  # releases the GIL
-        return StepResult(step=self.step, tokens=self.tokens.numpy().astype(np.int32))
 
 
 class ModelRunner:
@@ -78,6 +65,7 @@ class ModelRunner:
                 weights = load_weights(self.spec, model_dir, self.dtype, self.device)
             self._model = Decoder.build(self.spec, weights, wanted_len)
             self._sampler = Sampler(config.max_num_seqs, self.spec.vocab_size, self.device)
+            self._scorer = PromptScorer(self.spec.vocab_size, self.device)
             self._backend = select_backend(config.attention_backend, self._attention_spec())
             self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int32, device=self.device)
             budget = config.kv_cache_memory
@@ -106,20 +94,26 @@ class ModelRunner:
         """Applies the plan's row changes, runs the model over its tokens and samples. Returns before the device is done."""
         with torch.inference_mode():
             self._take_over(plan.new_rows)
+            if len(plan.copy_from):
+                self._backend.copy_pages(plan.copy_from, plan.copy_to)
             self._page_table[plan.page_rows, plan.page_cols] = plan.page_ids
             layout = build_layout(plan.rows, plan.num_decodes, plan.starts, plan.lengths, self._page_table, self.page_size)
-            tokens = self.forward(layout, plan.rows, plan.samples, plan.token_ids)
-            return self._in_flight(plan.step, tokens)
+            sampled, scores = self.forward(layout, plan.rows, plan.samples, plan.token_ids)
+            return LaunchedStep.of(plan.step, plan.rows[plan.samples], sampled, scores, self._sampler)
+
+    def _update(self, new_rows: tuple[NewRow, ...]) -> None:
+        self._sampler.update(new_rows)
+        self._scorer.update(new_rows)
 
     def _take_over(self, new_rows: tuple[NewRow, ...]) -> None:
         """Prepares the rows that changed hands. Raises `RowsFailed` for those for which that fails."""
         try:
-            self._sampler.update(new_rows)
+            self._update(new_rows)
         except Exception:
             errors: dict[int, BaseException] = {}
             for new_row in new_rows:
                 try:
-                    self._sampler.update((new_row,))
+                    self._update((new_row,))
                 except Exception as error:  # belongs to this row alone
                     errors[new_row.row] = error
             if not errors:
@@ -128,14 +122,15 @@ class ModelRunner:
 
     def forward(
         self, layout: StepLayout, rows: NDArray[np.int32], samples: NDArray[np.bool_], token_ids: NDArray[np.int32]
-    ) -> Tensor | None:
-        """One pass over a layout: the model, then the sampler for the rows with `samples`. Must run in inference mode.
+    ) -> tuple[SampledTokens | None, PromptScores | None]:
+        """One pass over a layout: the model, the sampler for the rows with `samples`, prompt logprobs for rows that want them.
 
-        Returns their tokens [samples.sum()] int64 on the device, None when there are none; writes them to the rows' last tokens.
+        Must run in inference mode. Writes the tokens to the rows' last tokens. None where there is nothing to sample or to score.
         """
         sampled = np.flatnonzero(samples)
         sampled_rows = rows[sampled]
         logits_indices = layout.qo_indptr[sampled + 1] - 1
+        next_positions = layout.seq_lens[sampled]
         arrays = (
             layout.qo_indptr,
             layout.kv_indptr,
@@ -147,22 +142,24 @@ class ModelRunner:
             rows[: layout.num_decodes],
             logits_indices,
             sampled_rows,
-            layout.seq_lens[sampled],
+            next_positions,
         )
-        *metadata, positions, prompt_ids, decode_rows, indices, device_rows, next_positions = upload(arrays, self.device)
+        *metadata, positions, prompt_ids, decode_rows, indices, device_rows, device_positions = upload(arrays, self.device)
         attention = self._backend.plan(AttentionMetadata(layout, *metadata))
         input_ids = torch.cat((self._last_tokens.index_select(0, decode_rows), prompt_ids)) if layout.num_decodes else prompt_ids
         batch = ForwardBatch(input_ids=input_ids, positions=positions, logits_indices=indices, attention=attention)
         hidden = self._model(batch)
+        scores = self._scorer.score(rows, layout, lambda at: self._model.logits(hidden, replace(batch, logits_indices=at)))
         if len(sampled) == 0:
-            return None
-        tokens = self._sampler.sample(self._model.logits(hidden, batch), sampled_rows, device_rows, next_positions)
-        self._last_tokens.index_copy_(0, device_rows.long(), tokens.to(torch.int32))
-        return tokens
+            return None, scores
+        logits = self._model.logits(hidden, batch)
+        chosen = self._sampler.sample(logits, sampled_rows, next_positions, device_rows, device_positions)
+        self._last_tokens.index_copy_(0, device_rows.long(), chosen.tokens.to(torch.int32))
+        return chosen, scores
 
     def close(self) -> None:
         """Releases the weights and the KV cache. The runner cannot be used afterwards."""
-        del self._model, self._sampler, self._backend, self._last_tokens
+        del self._model, self._sampler, self._scorer, self._backend, self._last_tokens
         if self.asynchronous:
             torch.cuda.empty_cache()
 
@@ -192,17 +189,6 @@ class ModelRunner:
         ours = torch.cuda.max_memory_reserved(self.device)
         torch.cuda.empty_cache()
         return int(total * config.gpu_memory_utilization) - others - ours
-
-    def _in_flight(self, step: int, tokens: Tensor | None) -> LaunchedStep:
-        if tokens is None:
-            tokens = torch.empty(0, dtype=torch.int64)
-        if tokens.device.type == "cpu":
-            return LaunchedStep(step, tokens, None)
-        landing = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        landing.copy_(tokens, non_blocking=True)
-        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call] # sleeps rather than spins while it waits
-        done.record(torch.cuda.current_stream(tokens.device))
-        return LaunchedStep(step, landing, done)
 
 
 def _device(name: str) -> torch.device:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from aengine.attention import StepLayout, build_layout
 from aengine.scheduler.plan import NewRow, RowParams
 
-HEAVIEST_PARAMS = RowParams(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, seed=0)
+HEAVIEST_PARAMS = RowParams(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, seed=0, logit_bias=((0, 1.0),), logprobs=20)
 
 
 class WidestStep(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from aengine.sampling.sampler import Sampler
+from aengine.sampling.logprobs import DeviceLogprobs, join, token_logprobs
+from aengine.sampling.sampler import SampledTokens, Sampler
 
-__all__ = ["Sampler"]
+__all__ = ["DeviceLogprobs", "SampledTokens", "Sampler", "join", "token_logprobs"]

@@ -6,20 +6,48 @@ whatever the device, the algorithm behind topk, or the neighbours.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+_NARROWEST_BLOCK = 8  # ids; narrower ones cost more than they save
+
 
 def top_candidates(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """[m, V] float32 -> the `count` highest: scores [m, count] descending, and their ids [m, count] int64."""
+    """[m, V] float32 -> the `count` highest: scores [m, count] descending, and their ids [m, count] int64.
+
+    Most of it is one pass for the maxima of blocks of neighbouring ids. The best `count` blocks, by (maximum, -index), hold the best
+    `count` scores: whatever is in another block has `count` scores before it, the first maximum of each of those blocks.
+    """
     vocab_size = scores.shape[1]
-    bits = scores.view(torch.int32)
+    width = 1 << max(0, round(math.log2(vocab_size / count) / 2))
+    if width < _NARROWEST_BLOCK or vocab_size < 4 * count * width:
+        return _highest(scores, torch.arange(vocab_size, device=scores.device), count)
+    blocks = _highest(_block_maxima(scores, width), torch.arange(-(-vocab_size // width), device=scores.device), count)[1]
+    blocks = blocks.sort(dim=-1).values  # so that a lower id stays a lower index
+    ids = (blocks[:, :, None] * width + torch.arange(width, device=scores.device)).flatten(1)
+    beyond = ids >= vocab_size
+    some = scores.gather(1, ids.clamp_(max=vocab_size - 1)).masked_fill_(beyond, -math.inf)
+    best, at = _highest(some, torch.arange(ids.shape[1], device=scores.device), count)
+    return best, ids.gather(1, at)
+
+
+def _block_maxima(scores: Tensor, width: int) -> Tensor:
+    vocab_size = scores.shape[1]
+    whole = vocab_size // width
+    maxima = scores[:, : whole * width].view(len(scores), whole, width).amax(-1)
+    return maxima if whole * width == vocab_size else torch.cat((maxima, scores[:, whole * width :].amax(-1, keepdim=True)), 1)
+
+
+def _highest(scores: Tensor, indices: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` highest of each row by (score, -index), with their indices; `indices` are 0, 1, ..."""
+    bits = (scores + 0.0).view(torch.int32)  # there is no -0.0 after this: it equals 0.0
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers in the order of the floats
-    descending_ids = torch.arange(vocab_size - 1, -1, -1, device=scores.device)
-    keys = (ordered.to(torch.int64) << 32) | descending_ids  # all distinct: (score, -id)
-    best = keys.sort(dim=-1, descending=True).values if count == vocab_size else keys.topk(count, dim=-1).values
-    ids = (vocab_size - 1) - (best & 0xFFFFFFFF)
-    return scores.gather(1, ids), ids
+    keys = (ordered.to(torch.int64) << 32) | (0x7FFFFFFF - indices)  # all distinct
+    best = keys.sort(dim=-1, descending=True).values if count == len(indices) else keys.topk(count, dim=-1).values
+    found = 0x7FFFFFFF - (best & 0xFFFFFFFF)
+    return scores.gather(1, found), found
 
 
 def below_min_p(scores: Tensor, best: Tensor, min_p: Tensor) -> Tensor:

@@ -12,9 +12,13 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # odd fraction of 2^64, as a signed number
 
 
-def row_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """[m] int64 seeds and [m] integer positions -> [m, 2] int32: 64 bits per row, SplitMix64 (Steele et al. 2014) of both."""
-    state = _mix64(seeds + _GOLDEN) + positions.to(torch.int64) * _GOLDEN
+def row_keys(seeds: Tensor, positions: Tensor, stream: int = 0) -> Tensor:
+    """[m] int64 seeds and [m] integer positions -> [m, 2] int32: 64 bits per row, SplitMix64 (Steele et al. 2014) of both.
+
+    Each `stream` gives keys that are independent of those of the others.
+    """
+    counter = positions.to(torch.int64) + (stream << 40)  # beyond every position
+    state = _mix64(seeds + _GOLDEN) + counter * _GOLDEN
     return _mix64(state).view(torch.int32).view(-1, 2)
 
 

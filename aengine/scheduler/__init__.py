@@ -4,13 +4,14 @@ Owns requests from submission to release. Must not know torch, threads, streams 
 plain data (`plan.py`), updates go out as plain data (`request.py`).
 """
 
-from aengine.scheduler.plan import NewRow, RowParams, RowsFailed, StepPlan, StepResult
+from aengine.scheduler.plan import NewRow, PromptLogprobs, RowParams, RowsFailed, StepPlan, StepResult, TokenLogprobs
 from aengine.scheduler.request import Finished, Request, Updates
 from aengine.scheduler.scheduler import Scheduler, SchedulerConfig, SchedulerStats
 
 __all__ = [
     "Finished",
     "NewRow",
+    "PromptLogprobs",
     "Request",
     "RowParams",
     "RowsFailed",
@@ -19,5 +20,6 @@ __all__ = [
     "SchedulerStats",
     "StepPlan",
     "StepResult",
+    "TokenLogprobs",
     "Updates",
 ]

@@ -7,23 +7,61 @@ index. Nothing here refers to requests, streams or devices.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.params import LogitsProcessor
+
 IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+
+
+def _no_ints() -> IntArray:
+    return np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class RowParams:
-    """The sampling parameters of a row, with all defaults applied."""
+    """The sampling parameters of a row, with all defaults applied. Ids are below the vocabulary size."""
 
     temperature: float  # 0.0 is greedy
     top_k: int  # 0 is off
     top_p: float  # 1.0 is off
     min_p: float  # 0.0 is off
     seed: int  # 0..2^64-1
+    presence_penalty: float = 0.0  # 0.0 is off
+    frequency_penalty: float = 0.0  # 0.0 is off
+    repetition_penalty: float = 1.0  # 1.0 is off
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
+    min_tokens: int = 0  # output tokens before which no id in stop_ids can be chosen
+    stop_ids: tuple[int, ...] = ()  # the model's end-of-sequence ids and the request's own, where min_tokens needs them
+    logprobs: int | None = None  # most likely alternatives to report with every token; None: report nothing
+    prompt_logprobs: int | None = None
+    grammar: object | None = None  # a compiled grammar, opaque to everyone but the sampler
+    processors: tuple[LogitsProcessor, ...] = ()
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the runner needs the ids of the tokens before the first step of the row."""
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+            or bool(self.bad_words)
+            or self.min_tokens > 0
+            or self.prompt_logprobs is not None
+            or self.needs_last_token
+        )
+
+    @property
+    def needs_last_token(self) -> bool:
+        """Whether the host must know a token before it can prepare the choice of the next: no step ahead is possible."""
+        return self.grammar is not None or bool(self.processors) or any(len(word) > 1 for word in self.bad_words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +70,8 @@ class NewRow:
 
     row: int
     params: RowParams
+    prompt_len: int = 0  # how many tokens of the sequence are its prompt; later ones are output of before a preemption
+    tokens: IntArray = field(default_factory=_no_ints)  # every token so far, where `params.needs_history`; empty otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +98,48 @@ class StepPlan:
     page_rows: IntArray  # [p]
     page_cols: IntArray  # [p]
     page_ids: IntArray  # [p]
+    # Pages whose content is copied before the step, and after the copies of steps before: copy_from[i] to copy_to[i].
+    copy_from: IntArray = field(default_factory=_no_ints)  # [c]
+    copy_to: IntArray = field(default_factory=_no_ints)  # [c]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Logprobs of m tokens under the raw model: natural log-softmax of the logits before any processor, in float32."""
+
+    chosen: FloatArray  # [m], of the tokens themselves
+    ranks: IntArray  # [m], 1 for the most likely token of all
+    top_ids: IntArray  # [m, k], most likely first
+    top_logprobs: FloatArray  # [m, k]
+
+    def select(self, kept: NDArray[np.bool_]) -> TokenLogprobs:
+        """Those of the tokens in `kept` [m]."""
+        return TokenLogprobs(self.chosen[kept], self.ranks[kept], self.top_ids[kept], self.top_logprobs[kept])
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of tokens that a row's prompt goes on with: those at positions start .. start + m - 1, start >= 1."""
+
+    row: int
+    start: int
+    logprobs: TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step produced: `tokens[j]` is the token sampled for the j-th row with `samples`, in the order of the plan."""
+    """What a step produced: `tokens[j]` is the token sampled for the j-th row with `samples`, in the order of the plan.
+
+    `logprobs` is there if one of these rows wants them: [samples.sum()] rows in the same order, k the most that any row wants;
+    what a row did not ask for is undefined. `prompt_logprobs` has one entry per chunk of a prompt that wants them.
+    A row with `failures` was not sampled for the given reason; its token is undefined.
+    """
 
     step: int
     tokens: IntArray  # [samples.sum()]
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    failures: Mapping[int, BaseException] = field(default_factory=dict)  # by row
 
 
 class RowsFailed(Exception):

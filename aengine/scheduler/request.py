@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from aengine.cache import PageChain
 from aengine.outputs import FinishReason
-from aengine.scheduler.plan import RowParams
+from aengine.scheduler.plan import PromptLogprobs, RowParams, TokenLogprobs
 
 IntArray = NDArray[np.int32]
 
@@ -34,6 +34,8 @@ class Request:
     arrival: float = 0.0  # seconds on the scheduler's clock
     deadline: float | None = None  # seconds on the scheduler's clock
     cache_salt: str = ""
+    num_forks: int = 0  # requests with the same prompt that name this one in `fork_of`
+    fork_of: int | None = None  # key of a request with the same prompt, submitted before, whose prompt pages are shared
 
 
 class SequenceState(enum.Enum):
@@ -80,8 +82,10 @@ class Updates:
     started: list[tuple[int, int]] = field(default_factory=list)  # key, prompt tokens found in the prefix cache
     keys: list[int] = field(default_factory=list)  # the requests that got a token, and
     token_ids: list[int] = field(default_factory=list)  # the token of each
+    logprobs: TokenLogprobs | None = None  # of these tokens, in the same order; undefined for requests that want none
+    prompt_logprobs: list[tuple[int, PromptLogprobs]] = field(default_factory=list)  # key, a piece
     finished: list[Finished] = field(default_factory=list)
     released: list[int] = field(default_factory=list)  # keys of which nothing is left in queues, rows or pages
 
     def __bool__(self) -> bool:
-        return bool(self.started or self.keys or self.finished or self.released)
+        return bool(self.started or self.keys or self.prompt_logprobs or self.finished or self.released)

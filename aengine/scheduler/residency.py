@@ -6,6 +6,9 @@ who would give way; knows nothing of the waiting queue, of budgets, or of why a 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +19,23 @@ from aengine.scheduler.request import Sequence
 from aengine.scheduler.rows import RowTable
 
 IntArray = NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class News:
+    """What the runner must be told before the next step, in the order it happened."""
+
+    new_rows: list[NewRow] = field(default_factory=list)
+    writes: list[tuple[IntArray, IntArray, IntArray]] = field(default_factory=list)  # rows, columns and ids of page-table entries
+    copies: list[tuple[int, int, int]] = field(default_factory=list)  # row, page copied from, page copied to
+
+    def without(self, rows: Collection[int]) -> News:
+        kept = News([new for new in self.new_rows if new.row not in rows], [], [copy for copy in self.copies if copy[0] not in rows])
+        for written, columns, ids in self.writes:
+            keep = ~np.isin(written, list(rows))
+            kept.writes.append((written[keep], columns[keep], ids[keep]))
+        return kept
+
 
 MAX_PREEMPTIONS = 3
 """After this many preemptions a sequence is admitted only with room for everything that runs to grow to its end. As long as it
@@ -30,9 +50,7 @@ class Residency:
         self._enable_prefix_cache = enable_prefix_cache
         self._watermark = max(1, cache.usable // 100)
         self._num_protected = 0  # residents that were preempted MAX_PREEMPTIONS times
-        # What the runner has not been told yet.
-        self._new_rows: list[NewRow] = []
-        self._page_writes: list[tuple[IntArray, IntArray, IntArray]] = []
+        self._news = News()  # what the runner has not been told yet
 
     def _num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.cache.page_size)
@@ -44,10 +62,21 @@ class Residency:
         if not self._enable_prefix_cache:
             return []
         sequence.chain.extend(sequence.tokens)
+        if sequence.request.params.prompt_logprobs is not None:
+            return []  # cached KV has no logits
         return self.cache.match(sequence.chain, sequence.tokens)
 
+    def shared(self, sequence: Sequence, primary: Sequence) -> list[int]:
+        """The pages that a fork has in common with the resident that computed its prompt: all before its last prompt token."""
+        if self._enable_prefix_cache:
+            sequence.chain.extend(sequence.tokens)
+        pages: list[int] = self.rows.pages(primary.row)[: (len(sequence.tokens) - 1) // self.cache.page_size].tolist()
+        return pages
+
     def computed_by_another(self, sequence: Sequence, num_hits: int) -> bytes | None:
-        """The digest of the page after the hits, if a resident is computing it."""
+        """The digest of the page after the hits, if a resident is computing it; for a fork, of its whole prompt."""
+        if sequence.request.fork_of is not None and self.prefixes.claimed(digest := fork_digest(sequence.request.fork_of)):
+            return digest
         if num_hits == (len(sequence.tokens) - 1) // self.cache.page_size or num_hits == len(sequence.chain.digests):
             return None  # the rest must be computed anyway
         digest = sequence.chain.digests[num_hits]
@@ -68,21 +97,32 @@ class Residency:
             needed = min(known + 2**sequence.preemptions - 1, limit) + self._watermark
         return needed - len(hits) + self.cache.num_unreferenced(hits) <= self.cache.available
 
-    def admit(self, sequence: Sequence, hits: list[int], tenant_id: int) -> None:
-        """Give the sequence a row, the pages it matched, and pages for its other known tokens."""
-        rows = self.rows
+    def admit(self, sequence: Sequence, hits: list[int], tenant_id: int, primary: Sequence | None = None) -> None:
+        """Give the sequence a row, the pages it matched, and pages for its other known tokens.
+
+        With `primary`, from which the hits are shared, the page that both fill differently is copied, and only the last token of
+        the prompt is left to compute.
+        """
+        rows, size = self.rows, self.cache.page_size
+        request, tokens = sequence.request, sequence.tokens
         row = rows.assign(sequence, tenant_id)
-        pages = np.empty(self._num_pages(len(sequence.tokens)), np.int32)
+        pages = np.empty(self._num_pages(len(tokens)), np.int32)
         self.cache.retain(hits)
         pages[: len(hits)] = hits
         pages[len(hits) :] = self.cache.allocate(len(pages) - len(hits))
         rows.append_pages(row, pages)
+        num_computed = len(hits) * size
+        if primary is not None and (len(tokens) - 1) % size:
+            self._news.copies.append((row, int(rows.page_table[primary.row, len(hits)]), int(pages[len(hits)])))
+            num_computed = len(tokens) - 1
         rows.num_published[row] = len(hits)
-        rows.num_computed[row] = rows.num_committed[row] = len(hits) * self.cache.page_size
-        self.prefixes.claim(sequence, sequence.chain.digests[len(hits) :])
+        rows.num_computed[row] = rows.num_committed[row] = num_computed
+        claims = sequence.chain.digests[len(hits) :]
+        self.prefixes.claim(sequence, [*claims, fork_digest(request.key)] if request.num_forks else claims)
         self._num_protected += sequence.preemptions >= MAX_PREEMPTIONS
-        self._new_rows.append(NewRow(row, sequence.request.params))
-        self._page_writes.append((np.full(len(pages), row, np.int32), np.arange(len(pages), dtype=np.int32), pages))
+        history = tokens if request.params.needs_history else _EMPTY
+        self._news.new_rows.append(NewRow(row, request.params, len(request.prompt), history))
+        self._news.writes.append((np.full(len(pages), row, np.int32), np.arange(len(pages), dtype=np.int32), pages))
 
     # ---- being there ---------------------------------------------------------------------------------------------------
 
@@ -98,7 +138,7 @@ class Residency:
             growing_rows, columns, pages = decodes[growing], columns[growing], self.cache.allocate(count)
             rows.page_table[growing_rows, columns] = pages
             rows.num_pages[growing_rows] += 1
-            self._page_writes.append((growing_rows, columns, pages))
+            self._news.writes.append((growing_rows, columns, pages))
         return True
 
     def publish(self, plan_rows: IntArray) -> list[Sequence]:
@@ -127,20 +167,14 @@ class Residency:
                     woken.extend(self.prefixes.settle(sequence, digests[start + i]))
         return woken
 
-    def take_writes(self) -> tuple[tuple[NewRow, ...], IntArray, IntArray, IntArray]:
-        """What the runner must be told before the next step: new rows; rows, columns and ids of page-table writes."""
-        new_rows, writes = tuple(self._new_rows), self._page_writes
-        self._new_rows, self._page_writes = [], []
-        if not writes:
-            return new_rows, _EMPTY, _EMPTY, _EMPTY
-        page_rows, page_cols, page_ids = (np.concatenate(arrays) for arrays in zip(*writes, strict=True))
-        return new_rows, page_rows, page_cols, page_ids
+    def take_news(self) -> News:
+        """What happened since the last call."""
+        news, self._news = self._news, News()
+        return news
 
-    def tell_again(self, new_rows: tuple[NewRow, ...], writes: tuple[IntArray, IntArray, IntArray], gone: list[int]) -> None:
-        """The runner did not take in what `take_writes` gave out last. Rows in `gone` are of no interest any more."""
-        self._new_rows = [new for new in new_rows if new.row not in gone]
-        keep = ~np.isin(writes[0], gone)
-        self._page_writes = [(writes[0][keep], writes[1][keep], writes[2][keep])]
+    def tell_again(self, news: News) -> None:
+        """The runner did not take in what was taken last."""
+        self._news = news
 
     # ---- going ---------------------------------------------------------------------------------------------------------
 
@@ -168,6 +202,11 @@ class Residency:
         assert self.rows.flights[sequence.row] == 0
         self.cache.release(self.rows.pages(sequence.row).copy())
         self.rows.clear(sequence.row)
+
+
+def fork_digest(key: int) -> bytes:
+    """Stands for the whole prompt of a request in `PrefixesInFlight`; shorter than any page digest."""
+    return key.to_bytes(8, "little")
 
 
 _EMPTY: IntArray = np.zeros(0, np.int32)

@@ -36,6 +36,7 @@ class RowTable:
         self.active = np.zeros(num_rows, np.bool_)  # RUNNING: tokens of returning steps count
         self.decoding = np.zeros(num_rows, np.bool_)  # all but the last token computed, and that one sampled by the runner
         self.parked = np.zeros(num_rows, np.bool_)
+        self.lockstep = np.zeros(num_rows, np.bool_)  # the next step needs the token of the one before: never two in flight
         self.tenants = np.zeros(num_rows, np.int32)
         # Large tables are mapped lazily: only the parts that are used take memory.
         self.page_table = np.zeros((num_rows, max_pages), np.int32)
@@ -61,6 +62,7 @@ class RowTable:
         self.active[row] = True
         self.decoding[row] = False
         self.parked[row] = sequence.parked
+        self.lockstep[row] = request.params.needs_last_token
         self.tenants[row] = tenant
         self.tokens[row, :num_tokens] = sequence.tokens
         stop_ids = sorted(request.stop_token_ids | request.eos_token_ids)

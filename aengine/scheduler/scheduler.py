@@ -21,7 +21,7 @@ from aengine.outputs import FinishReason
 from aengine.scheduler.plan import StepPlan, StepResult
 from aengine.scheduler.queue import WaitingQueue
 from aengine.scheduler.request import Finished, Request, Sequence, SequenceState, Updates
-from aengine.scheduler.residency import Residency
+from aengine.scheduler.residency import News, Residency, fork_digest
 from aengine.scheduler.rows import RowTable
 
 IntArray = NDArray[np.int32]
@@ -78,6 +78,7 @@ class Scheduler:
         self._num_in_flight = 0
         self._num_preemptions = 0
         self._updates = Updates()
+        self._news = News()  # what the latest plan told the runner
 
     # ---- what comes in -------------------------------------------------------------------------------------------------
 
@@ -171,6 +172,8 @@ class Scheduler:
         rows = self._rows
         while True:
             ready = rows.decoding & rows.active & ~rows.parked & (rows.num_tokens < rows.limit)
+            if self._num_in_flight:
+                ready &= ~(rows.lockstep & (rows.flights > 0))
             decodes = np.flatnonzero(ready).astype(np.int32)
             if self._residency.grow(decodes):
                 return decodes
@@ -187,30 +190,40 @@ class Scheduler:
             if not prefilling.parked:
                 budget -= self._add_chunk(prefilling, budget, chunks)
         while budget > 0 and (sequence := self._queue.pop(now)) is not None:
-            hits = residency.match(sequence)
-            digest = residency.computed_by_another(sequence, len(hits))
+            hits, primary = self._prefix_of(sequence)
+            digest = residency.computed_by_another(sequence, len(hits)) if primary is None else None
             if digest is not None:
                 residency.prefixes.wait(sequence, digest)
                 continue
             while not (has_room := residency.has_room(sequence, hits)) and residency.has_parked():
                 self._preempt(residency.victim())
-                hits = residency.match(sequence)  # its pages may have been among the hits
+                hits, primary = self._prefix_of(sequence)  # its pages may have been among the hits
             if not has_room:
                 self._queue.push(sequence)
                 break
-            self._admit(sequence, hits)
+            self._admit(sequence, hits, primary)
             budget -= self._add_chunk(sequence, budget, chunks)
         if chunks:
             self._prefilling = [sequence for sequence in self._prefilling if not self._rows.decoding[sequence.row]]
         return chunks
 
-    def _admit(self, sequence: Sequence, hits: list[int]) -> None:
-        self._residency.admit(sequence, hits, self._queue.tenant_id(sequence))
+    def _prefix_of(self, sequence: Sequence) -> tuple[list[int], Sequence | None]:
+        """The pages that a waiting sequence need not compute, and the resident they are shared with if it is a fork of that."""
+        fork_of = sequence.request.fork_of
+        if fork_of is not None and not sequence.started:
+            primary = self._sequences.get(fork_of)
+            running = primary is not None and primary.state is SequenceState.RUNNING
+            if primary is not None and running and self._rows.num_committed[primary.row] >= len(sequence.tokens):
+                return self._residency.shared(sequence, primary), primary
+        return self._residency.match(sequence), None
+
+    def _admit(self, sequence: Sequence, hits: list[int], primary: Sequence | None) -> None:
+        self._residency.admit(sequence, hits, self._queue.tenant_id(sequence), primary)
         sequence.state = SequenceState.RUNNING
         self._prefilling.append(sequence)
         if not sequence.started:
             sequence.started = True
-            num_cached = len(hits) * self._config.page_size
+            num_cached = int(self._rows.num_computed[sequence.row])
             self._queue.charge(self._rows.tenants[[sequence.row]], len(sequence.tokens) - num_cached)
             self._updates.started.append((sequence.request.key, num_cached))
 
@@ -238,7 +251,11 @@ class Scheduler:
         rows.flights[plan_rows] += 1
         self._queue.charge(rows.tenants[decodes])
         pieces = [rows.tokens[chunk.row, chunk.start : chunk.start + chunk.length] for chunk in chunks]
-        new_rows, page_rows, page_cols, page_ids = self._residency.take_writes()
+        self._news = news = self._residency.take_news()
+        page_rows, page_cols, page_ids = (
+            (np.concatenate(arrays) for arrays in zip(*news.writes, strict=True)) if news.writes else _NO_WRITES
+        )
+        copies = np.array(news.copies, np.int32).reshape(-1, 3)
         self._num_steps += 1
         self._num_in_flight += 1
         return StepPlan(
@@ -249,10 +266,12 @@ class Scheduler:
             lengths=lengths,
             samples=samples,
             token_ids=np.concatenate(pieces) if pieces else np.zeros(0, np.int32),
-            new_rows=new_rows,
+            new_rows=tuple(news.new_rows),
             page_rows=page_rows,
             page_cols=page_cols,
             page_ids=page_ids,
+            copy_from=copies[:, 1],
+            copy_to=copies[:, 2],
         )
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
@@ -262,15 +281,23 @@ class Scheduler:
         rows.flights[plan.rows] -= 1
         committed = plan.starts + plan.lengths
         rows.num_committed[plan.rows] = committed
-        sampled, positions, tokens = plan.rows[plan.samples], committed[plan.samples], result.tokens
+        sampled, positions, tokens, logprobs = plan.rows[plan.samples], committed[plan.samples], result.tokens, result.logprobs
+        for prompt_logprobs in result.prompt_logprobs:
+            if rows.active[prompt_logprobs.row]:
+                self._updates.prompt_logprobs.append((int(rows.keys[prompt_logprobs.row]), prompt_logprobs))
+        if result.failures:
+            self._fail_rows(result.failures)
         live = rows.active[sampled]
         if not live.all():  # whoever left while the step was in flight gets no token from it
             sampled, positions, tokens = sampled[live], positions[live], tokens[live]
+            logprobs = logprobs.select(live) if logprobs is not None else None
         rows.tokens[sampled, positions] = tokens
         rows.num_known[sampled] = positions + 1
         self._updates.keys.extend(rows.keys[sampled].tolist())
         self._updates.token_ids.extend(tokens.tolist())
+        self._updates.logprobs = logprobs
         self._requeue(self._residency.publish(plan.rows))
+        self._settle_forks(plan)
         stopped = (rows.stop_ids[sampled] == tokens[:, None]).any(axis=1)
         for i in np.flatnonzero(stopped | (positions + 1 >= rows.limit[sampled])).tolist():
             self._end_of_tokens(int(sampled[i]), int(tokens[i]), stopped=bool(stopped[i]))
@@ -278,6 +305,13 @@ class Scheduler:
             sequence = rows.sequences[row]
             if sequence is not None and sequence.state is SequenceState.LEAVING:
                 self._release(sequence)
+
+    def _settle_forks(self, plan: StepPlan) -> None:
+        """Forks of a prompt that this step completed can start."""
+        for row in plan.rows[plan.num_decodes :][plan.samples[plan.num_decodes :]].tolist():
+            sequence = self._rows.sequences[row]
+            if sequence is not None and sequence.request.num_forks:
+                self._requeue(self._residency.prefixes.settle(sequence, fork_digest(sequence.request.key)))
 
     def _end_of_tokens(self, row: int, token: int, *, stopped: bool) -> None:
         sequence = self._rows.sequences[row]
@@ -303,9 +337,12 @@ class Scheduler:
         completed = plan.rows[plan.num_decodes :][plan.samples[plan.num_decodes :]].tolist()  # prompts that this step was to finish
         rows.decoding[completed] = False
         self._prefilling[:0] = [sequence for row in completed if (sequence := rows.sequences[row]) is not None]
-        self._residency.tell_again(plan.new_rows, (plan.page_rows, plan.page_cols, plan.page_ids), gone=list(errors))
+        self._residency.tell_again(self._news.without(errors.keys()))
+        self._fail_rows(errors)
+
+    def _fail_rows(self, errors: Mapping[int, BaseException]) -> None:
         for row, error in errors.items():
-            sequence = rows.sequences[row]
+            sequence = self._rows.sequences[row]
             if sequence is not None:
                 self._finish(sequence, FinishReason.ERROR, error=error)
 
@@ -366,3 +403,6 @@ class Scheduler:
         del self._sequences[key]
         self._queue.leave(sequence)
         self._updates.released.append(key)
+
+
+_NO_WRITES = (np.zeros(0, np.int32),) * 3

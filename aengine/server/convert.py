@@ -11,19 +11,42 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
 from aengine.engine.prompts import Prompt, check_options
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.outputs import FinishReason, ModelInfo, Usage
-from aengine.params import SamplingParams
+from aengine.params import SamplingParams, StructuredOutput
 from aengine.v1 import generation_pb2, generation_service_pb2, model_service_pb2
 
 GenerationRequest = generation_service_pb2.GenerateRequest | generation_service_pb2.StreamGenerateRequest
 
+# Parameters of the engine by the message that carries them, with their names there.
+_SAMPLING = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "n", "presence_penalty", "frequency_penalty")},
+    **{name: name for name in ("repetition_penalty", "logit_bias", "allowed_token_ids", "banned_token_ids")},
+    "bad_words": "banned_strings",
+}
+_STOPPING = {
+    **{name: name for name in ("max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")},
+    "stop": "stop_strings",
+    "include_stop_str_in_output": "include_stop_in_output",
+}
+_CONSTRAINTS = {
+    **{name: name for name in ("json_schema", "json_object", "regex", "grammar")},
+    "choice": "choices",
+}
+
 # Where the engine's names are found in the schema. The prompt's path depends on its form.
 _PATHS = {
-    **{name: f"spec.sampling.{name}" for name in ("temperature", "top_p", "top_k", "min_p", "seed")},
-    **{name: f"spec.stopping.{name}" for name in ("max_tokens", "stop_token_ids", "ignore_eos")},
+    **{name: f"spec.sampling.{ours}" for name, ours in _SAMPLING.items()},
+    **{name: f"spec.stopping.{ours}" for name, ours in _STOPPING.items()},
+    **{f"structured_output.{name}": f"spec.structured_output.{ours}" for name, ours in _CONSTRAINTS.items()},
+    "structured_output": "spec.structured_output",
+    "detokenize": "spec.output.text",
+    "skip_special_tokens": "spec.output.skip_special_tokens",
+    "logprobs": "spec.output.logprobs.top_k",
+    "prompt_logprobs": "spec.output.prompt_logprobs.top_k",
     "timeout": "spec.stopping.time_limit",
     "cache_salt": "spec.cache.salt",
     "priority": "spec.priority",
@@ -33,6 +56,7 @@ _PATHS = {
 # ERROR has no counterpart: a request that fails ends its call with a status.
 FINISH_REASONS: Mapping[FinishReason, generation_pb2.FinishReason.ValueType] = {
     FinishReason.EOS: generation_pb2.FINISH_REASON_EOS,
+    FinishReason.STOP_STRING: generation_pb2.FINISH_REASON_STOP_STRING,
     FinishReason.STOP_TOKEN: generation_pb2.FINISH_REASON_STOP_TOKEN,
     FinishReason.MAX_TOKENS: generation_pb2.FINISH_REASON_MAX_TOKENS,
     FinishReason.CONTEXT_LENGTH: generation_pb2.FINISH_REASON_CONTEXT_LENGTH,
@@ -54,6 +78,7 @@ class EngineRequest:
     cache_salt: str | None
     text: bool
     token_ids: bool
+    effective_params: bool
 
 
 def read_request(request: GenerationRequest) -> EngineRequest:
@@ -79,8 +104,9 @@ def read_request(request: GenerationRequest) -> EngineRequest:
         prompt=prompt,
         params=params,
         **options,
-        text=spec.output.text if spec.output.HasField("text") else True,
+        text=_wants_text(spec.output),
         token_ids=spec.output.token_ids,
+        effective_params=spec.output.effective_params,
     )
 
 
@@ -114,18 +140,68 @@ def _read_prompt(prompt: generation_pb2.Prompt, violations: list[FieldViolation]
 
 
 def _read_params(spec: generation_pb2.GenerationSpec, violations: list[FieldViolation]) -> SamplingParams:
-    stopping = spec.stopping
-    given: dict[str, Any] = {
-        field.name: _shortest(value) if isinstance(value, float) else value for field, value in spec.sampling.ListFields()
-    }
-    given.update(stop_token_ids=tuple(stopping.stop_token_ids), ignore_eos=stopping.ignore_eos)
-    if stopping.HasField("max_tokens"):
-        given["max_tokens"] = stopping.max_tokens
+    output = spec.output
+    given = {**_given(spec.sampling, _SAMPLING), **_given(spec.stopping, _STOPPING)}
+    given["detokenize"] = _wants_text(output) or bool(spec.stopping.stop_strings)
+    if output.HasField("skip_special_tokens"):
+        given["skip_special_tokens"] = output.skip_special_tokens
+    if output.HasField("logprobs"):
+        given["logprobs"] = output.logprobs.top_k
+    if output.HasField("prompt_logprobs"):
+        given["prompt_logprobs"] = output.prompt_logprobs.top_k
+    if spec.HasField("structured_output"):
+        given["structured_output"] = _read_structured_output(spec, violations)
     try:
         return SamplingParams(**given)
     except InvalidRequestError as error:
         violations.extend(located(error, spec).violations)
         return SamplingParams()
+
+
+def _given(message: Message, names: Mapping[str, str]) -> dict[str, Any]:
+    """Those of the engine's parameters `names` that are set in `message`, which calls them by the values."""
+    values: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
+    return {name: _plain(values[ours]) for name, ours in names.items() if ours in values}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case float():
+            return _shortest(value)
+        case Mapping():
+            return {key: _shortest(number) for key, number in value.items()}
+        case bool() | int():
+            return value
+    return tuple(value)
+
+
+def _read_structured_output(spec: generation_pb2.GenerationSpec, violations: list[FieldViolation]) -> StructuredOutput | None:
+    message = spec.structured_output
+    kind = message.WhichOneof("constraint")
+    try:
+        match kind:
+            case "json_object":
+                return StructuredOutput(json_object=True)
+            case "choices":
+                if message.choices.values:
+                    return StructuredOutput(choice=tuple(message.choices.values))
+                violations.append(FieldViolation("spec.structured_output.choices", "must not be empty"))
+            case "grammar":
+                return StructuredOutput(grammar=message.grammar.source)
+            case "json_schema":
+                return StructuredOutput(json_schema=message.json_schema)
+            case "regex":
+                return StructuredOutput(regex=message.regex)
+            case None:
+                description = "exactly one of json_schema, json_object, regex, choices, grammar must be set"
+                violations.append(FieldViolation("spec.structured_output", description))
+    except InvalidRequestError as error:
+        violations.extend(located(error, spec).violations)
+    return None
+
+
+def _wants_text(output: generation_pb2.OutputOptions) -> bool:
+    return output.text if output.HasField("text") else True
 
 
 def _shortest(value: float) -> float:
@@ -135,6 +211,24 @@ def _shortest(value: float) -> float:
 
 def _seconds(duration: Duration) -> float:
     return duration.seconds + duration.nanos / 1e9
+
+
+def effective_spec(given: generation_pb2.GenerationSpec, params: SamplingParams) -> generation_pb2.GenerationSpec:
+    """What a request comes to: as it was given, with the effective `params` filled in, and without the prompt."""
+    message = generation_pb2.GenerationSpec()
+    message.CopyFrom(given)
+    message.ClearField("prompt")
+    _write_numbers(params, _SAMPLING, message.sampling)
+    _write_numbers(params, _STOPPING, message.stopping)
+    return message
+
+
+def _write_numbers(params: SamplingParams, names: Mapping[str, str], message: Message) -> None:
+    """Set the numbers and flags among the parameters `names` where they are known."""
+    for name, ours in names.items():
+        value = getattr(params, name)
+        if isinstance(value, int | float):
+            setattr(message, ours, value)
 
 
 def write_usage(usage: Usage, message: generation_pb2.Usage) -> None:
@@ -152,7 +246,4 @@ def write_model(info: ModelInfo, message: model_service_pb2.Model) -> None:
     message.dtype = info.dtype
     message.num_parameters = info.num_parameters
     message.has_chat_template = info.chat_template
-    defaults = info.generation_defaults
-    for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
-        if getattr(defaults, name) is not None:
-            setattr(message.generation_defaults, name, getattr(defaults, name))
+    _write_numbers(info.generation_defaults, {name: name for name in _SAMPLING if name != "n"}, message.generation_defaults)

@@ -5,14 +5,22 @@ Fields are set in place, one by one: several times cheaper than building nested 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from itertools import repeat
 
-from aengine.outputs import FinishReason, Token, Usage
+from aengine.outputs import FinishReason, Token, TokenLogprob, Usage
 from aengine.server.convert import FINISH_REASONS, write_usage
-from aengine.v1.generation_pb2 import GeneratedSequence, GenerationEvent
+from aengine.v1.generation_pb2 import GeneratedSequence, GenerationEvent, GenerationSpec, TokenLogprobs
 from aengine.v1.generation_service_pb2 import GenerateResponse, StreamGenerateResponse
+
+MAX_PROMPT_LOGPROBS_BYTES = 512 * 1024
+"""Of one event, so that streams that share a connection do not wait for each other."""
+_ENTRY_BYTES = 9  # at most, of a float and a varint of 32 bits
+_OTHER_BYTES = 128  # more than what frames the columns
 
 
 class EventWriter:
@@ -27,14 +35,41 @@ class EventWriter:
         self._num_events = 0
         self._num_tokens: Counter[int] = Counter()
 
-    def started(self, *, request_id: str, model: str, prompt_tokens: int, seed: int) -> StreamGenerateResponse:
+    def started(
+        self, *, request_id: str, model: str, prompt_tokens: int, seed: int, effective_spec: GenerationSpec | None = None
+    ) -> StreamGenerateResponse:
         response = self._next()
         started = response.event.started
         started.request_id = request_id
         started.model = model
         started.prompt.num_tokens = prompt_tokens
         started.seed = seed
+        if effective_spec is not None:
+            started.effective_spec.CopyFrom(effective_spec)
         return response
+
+    def prompt_logprobs(self, entries: Sequence[TokenLogprob | None]) -> Iterator[StreamGenerateResponse]:
+        """The events of a prompt's logprobs; each is built when it is asked for. None is a token without one."""
+        top_k = max((len(entry.top_logprobs) for entry in entries if entry is not None), default=0)
+        step = max(1, (MAX_PROMPT_LOGPROBS_BYTES - _OTHER_BYTES) // (_ENTRY_BYTES * (1 + top_k)))
+        for offset in range(0, len(entries), step):
+            response = self._next()
+            piece = response.event.prompt_logprobs
+            piece.token_offset = offset
+            columns = piece.logprobs
+            columns.top_k = top_k
+            for entry in entries[offset : offset + step]:
+                if entry is None:
+                    columns.logprobs.append(math.nan)
+                    columns.ranks.append(0)
+                    columns.top_token_ids.extend(repeat(0, top_k))
+                    columns.top_logprobs.extend(repeat(math.nan, top_k))
+                else:
+                    columns.logprobs.append(entry.logprob)
+                    columns.ranks.append(entry.rank)
+                    columns.top_token_ids.extend(entry.top_logprobs.keys())
+                    columns.top_logprobs.extend(entry.top_logprobs.values())
+            yield response
 
     def delta(self, token: Token) -> StreamGenerateResponse | None:
         """The event of a token, or None for a closing token that brings nothing but the end of its sequence."""
@@ -55,9 +90,18 @@ class EventWriter:
                 delta.token_ids.append(token.token_id)
         if text:
             delta.text = text
+        if token.logprob is not None:
+            columns = delta.logprobs
+            columns.logprobs.append(token.logprob)
+            columns.ranks.append(token.rank or 0)
+            if token.top_logprobs:
+                columns.top_k = len(token.top_logprobs)
+                columns.top_token_ids.extend(token.top_logprobs.keys())
+                columns.top_logprobs.extend(token.top_logprobs.values())
         return response
 
-    def sequence_finished(self, token: Token, reason: FinishReason) -> StreamGenerateResponse:
+    def sequence_finished(self, token: Token, reason: FinishReason, stop_string: str | None) -> StreamGenerateResponse:
+        """`token` is the last one of its sequence; `stop_string` is what matched for STOP_STRING."""
         response = self._next()
         finished = response.event.sequence_finished
         finished.sequence_index = token.index
@@ -65,6 +109,8 @@ class EventWriter:
         finished.finish.reason = FINISH_REASONS[reason]
         if reason is FinishReason.STOP_TOKEN:
             finished.finish.stop_token_id = token.token_id
+        elif stop_string is not None:
+            finished.finish.stop_string = stop_string
         return response
 
     def finished(self, usage: Usage) -> StreamGenerateResponse:
@@ -100,6 +146,8 @@ class EventFold:
             sequence = self._sequence(delta.sequence_index)
             sequence.token_ids.extend(delta.token_ids)
             sequence.num_tokens += delta.num_tokens
+            if delta.HasField("logprobs"):
+                _extend(sequence.logprobs, delta.logprobs)
             self._texts[delta.sequence_index].append(delta.text)
         elif kind == "sequence_finished":
             self._sequence(event.sequence_finished.sequence_index).finish.CopyFrom(event.sequence_finished.finish)
@@ -109,6 +157,10 @@ class EventFold:
             response.model = started.model
             response.prompt.CopyFrom(started.prompt)
             response.seed = started.seed
+            if started.HasField("effective_spec"):
+                response.effective_spec.CopyFrom(started.effective_spec)
+        elif kind == "prompt_logprobs":
+            _extend(response.prompt_logprobs, event.prompt_logprobs.logprobs)
         elif kind == "finished":
             response.usage.CopyFrom(event.finished.usage)
             response.timing.CopyFrom(event.finished.timing)
@@ -125,3 +177,12 @@ class EventFold:
             sequences.add(index=len(sequences))
             self._texts.append([])
         return sequences[index]
+
+
+def _extend(columns: TokenLogprobs, more: TokenLogprobs) -> None:
+    """Add the tokens of `more`, which report as many alternatives each."""
+    columns.top_k = more.top_k
+    columns.logprobs.extend(more.logprobs)
+    columns.ranks.extend(more.ranks)
+    columns.top_token_ids.extend(more.top_token_ids)
+    columns.top_logprobs.extend(more.top_logprobs)

@@ -11,9 +11,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from aengine.errors import FieldViolation, InvalidRequestError
-from aengine.outputs import FinishReason
+from aengine.outputs import FinishReason, Token
 from aengine.server.admission import Admission
-from aengine.server.convert import GenerationRequest, located, read_request
+from aengine.server.convert import GenerationRequest, effective_spec, located, read_request
 from aengine.server.errors import DeadlinePassedError
 from aengine.server.events import EventFold, EventWriter
 from aengine.server.model import require_model
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import grpc
 
     from aengine.engine.async_engine import AsyncEngine
+    from aengine.engine.stream import TokenStream
 
 MAX_CANCEL_IDS = 1024
 
@@ -86,9 +87,18 @@ class GenerationServicer(GenerationServiceServicer):
                 ) as stream:
                     await stream.started()
                     yield writer.started(
-                        request_id=stream.request_id, model=model.name, prompt_tokens=stream.usage.prompt_tokens, seed=stream.seed
+                        request_id=stream.request_id,
+                        model=model.name,
+                        prompt_tokens=stream.usage.prompt_tokens,
+                        seed=stream.seed,
+                        effective_spec=effective_spec(request.spec, stream.effective_params) if wanted.effective_params else None,
                     )
+                    prompt_is_due = wanted.params.prompt_logprobs is not None
                     async for token in stream:
+                        if prompt_is_due:  # known by the first token
+                            prompt_is_due = False
+                            for piece in writer.prompt_logprobs(stream.completion().prompt_logprobs or ()):
+                                yield piece
                         reason = token.finish_reason
                         if reason is FinishReason.DEADLINE and by_call:
                             raise DeadlinePassedError("the deadline passed before the request was done")
@@ -96,7 +106,16 @@ class GenerationServicer(GenerationServiceServicer):
                         if delta is not None:
                             yield delta
                         if reason is not None and reason is not FinishReason.ERROR:
-                            yield writer.sequence_finished(token, reason)
+                            yield writer.sequence_finished(token, reason, _stop_string(stream, token))
                     yield writer.finished(stream.usage)
             except InvalidRequestError as error:
                 raise located(error, request.spec) from error
+
+
+def _stop_string(stream: TokenStream, last: Token) -> str | None:
+    """What matched in a sequence whose last token is `last`."""
+    if last.finish_reason is not FinishReason.STOP_STRING:
+        return None
+    first = stream.completion()
+    matched = (first, *first.others)[last.index].stop_reason
+    return matched if isinstance(matched, str) else None

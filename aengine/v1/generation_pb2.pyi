@@ -32,6 +32,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """Not an end."""
     FINISH_REASON_EOS: _FinishReason.ValueType  # 1
     """The model produced one of its end-of-sequence ids."""
+    FINISH_REASON_STOP_STRING: _FinishReason.ValueType  # 2
+    """The text holds one of the request's stop_strings."""
     FINISH_REASON_STOP_TOKEN: _FinishReason.ValueType  # 3
     """The model produced one of the request's stop_token_ids."""
     FINISH_REASON_MAX_TOKENS: _FinishReason.ValueType  # 5
@@ -50,6 +52,8 @@ FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 """Not an end."""
 FINISH_REASON_EOS: FinishReason.ValueType  # 1
 """The model produced one of its end-of-sequence ids."""
+FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 2
+"""The text holds one of the request's stop_strings."""
 FINISH_REASON_STOP_TOKEN: FinishReason.ValueType  # 3
 """The model produced one of the request's stop_token_ids."""
 FINISH_REASON_MAX_TOKENS: FinishReason.ValueType  # 5
@@ -72,6 +76,7 @@ class GenerationSpec(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOPPING_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
@@ -101,6 +106,10 @@ class GenerationSpec(_message.Message):
         """When to stop. Default: all fields unset."""
 
     @_builtins.property
+    def structured_output(self) -> _sampling_pb2.StructuredOutput:
+        """What the output must look like. Default: anything."""
+
+    @_builtins.property
     def output(self) -> Global___OutputOptions:
         """What the reply contains. Default: text."""
 
@@ -115,14 +124,15 @@ class GenerationSpec(_message.Message):
         prompt: Global___Prompt | None = ...,
         sampling: _sampling_pb2.SamplingParams | None = ...,
         stopping: _sampling_pb2.StoppingCriteria | None = ...,
+        structured_output: _sampling_pb2.StructuredOutput | None = ...,
         output: Global___OutputOptions | None = ...,
         cache: Global___CacheOptions | None = ...,
         priority: _builtins.int | None = ...,
         tenant: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache", b"cache", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache", b"cache", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "structured_output", b"structured_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache", b"cache", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache", b"cache", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "structured_output", b"structured_output", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
@@ -248,30 +258,86 @@ class OutputOptions(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_PARAMS_FIELD_NUMBER: _builtins.int
     text: _builtins.bool
     """Whether to send text. Default: true."""
     token_ids: _builtins.bool
     """Whether to send token ids. Default: false."""
+    skip_special_tokens: _builtins.bool
+    """Whether the text leaves out special tokens, such as end-of-sequence ids. Default: true."""
+    effective_params: _builtins.bool
+    """Whether to tell the parameters in use. Default: false."""
+    @_builtins.property
+    def logprobs(self) -> Global___LogprobOptions:
+        """Whether and how to report the logprob of each generated token. Default: unset, which is not."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___LogprobOptions:
+        """Whether and how to report the logprob of each token of the prompt. Default: unset, which is not."""
+
     def __init__(
         self,
         *,
         text: _builtins.bool | None = ...,
         token_ids: _builtins.bool | None = ...,
+        logprobs: Global___LogprobOptions | None = ...,
+        prompt_logprobs: Global___LogprobOptions | None = ...,
+        skip_special_tokens: _builtins.bool | None = ...,
+        effective_params: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "_token_ids", b"_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_token_ids", b"_token_ids", "effective_params", b"effective_params", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "_token_ids", b"_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_token_ids", b"_token_ids", "effective_params", b"effective_params", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__effective_params: _TypeAlias = _typing.Literal["effective_params"]  # noqa: Y015
+    _WhichOneofArgType__effective_params: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params"]  # noqa: Y015
+    _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
     _WhichOneofArgType__text: _TypeAlias = _typing.Literal["_text", b"_text"]  # noqa: Y015
     _WhichOneofReturnType__token_ids: _TypeAlias = _typing.Literal["token_ids"]  # noqa: Y015
     _WhichOneofArgType__token_ids: _TypeAlias = _typing.Literal["_token_ids", b"_token_ids"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__effective_params) -> _WhichOneofReturnType__effective_params | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_special_tokens) -> _WhichOneofReturnType__skip_special_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__text) -> _WhichOneofReturnType__text | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__token_ids) -> _WhichOneofReturnType__token_ids | None: ...
 
 Global___OutputOptions: _TypeAlias = OutputOptions  # noqa: Y015
+
+@_typing.final
+class LogprobOptions(_message.Message):
+    """What to report of the model's distribution. Being there asks for the logprob and rank of the token
+    itself.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOP_K_FIELD_NUMBER: _builtins.int
+    top_k: _builtins.int
+    """How many of the most likely tokens to report beside it. 0 to the server's max_logprobs, by
+    default 20. Default: 0.
+    """
+    def __init__(
+        self,
+        *,
+        top_k: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_k", b"_top_k", "top_k", b"top_k"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_k", b"_top_k", "top_k", b"top_k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
+
+Global___LogprobOptions: _TypeAlias = LogprobOptions  # noqa: Y015
 
 @_typing.final
 class CacheOptions(_message.Message):
@@ -301,14 +367,16 @@ Global___CacheOptions: _TypeAlias = CacheOptions  # noqa: Y015
 
 @_typing.final
 class GenerationEvent(_message.Message):
-    """One event of a stream. A stream is: one started, any number of deltas, one sequence_finished per
-    sequence, one finished. A stream that fails ends early with a status that is not OK.
+    """One event of a stream. A stream is: one started, prompt_logprobs if asked for, any number of
+    deltas, in which those of several sequences are mixed, one sequence_finished after the last delta
+    of each sequence, one finished. A stream that fails ends early with a status that is not OK.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENT_NUMBER_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     SEQUENCE_FINISHED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
@@ -317,6 +385,10 @@ class GenerationEvent(_message.Message):
     @_builtins.property
     def started(self) -> Global___GenerationStarted:
         """The request was admitted."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobs:
+        """Logprobs of the prompt, or of the next part of it."""
 
     @_builtins.property
     def delta(self) -> Global___GenerationDelta:
@@ -335,15 +407,16 @@ class GenerationEvent(_message.Message):
         *,
         event_number: _builtins.int = ...,
         started: Global___GenerationStarted | None = ...,
+        prompt_logprobs: Global___PromptLogprobs | None = ...,
         delta: Global___GenerationDelta | None = ...,
         sequence_finished: Global___SequenceFinished | None = ...,
         finished: Global___GenerationFinished | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "sequence_finished", b"sequence_finished", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "sequence_finished", b"sequence_finished", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "event_number", b"event_number", "finished", b"finished", "sequence_finished", b"sequence_finished", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "event_number", b"event_number", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "sequence_finished", b"sequence_finished", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "delta", "sequence_finished", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "prompt_logprobs", "delta", "sequence_finished", "finished"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -359,6 +432,7 @@ class GenerationStarted(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_SPEC_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request, for CancelRequests."""
     model: _builtins.str
@@ -369,6 +443,12 @@ class GenerationStarted(_message.Message):
     def prompt(self) -> Global___PromptInfo:
         """What the prompt became."""
 
+    @_builtins.property
+    def effective_spec(self) -> Global___GenerationSpec:
+        """The spec in use: the given one, with the defaults of model and engine filled in where they are
+        known, and without the prompt. Unset unless asked for with OutputOptions.effective_params.
+        """
+
     def __init__(
         self,
         *,
@@ -376,10 +456,11 @@ class GenerationStarted(_message.Message):
         model: _builtins.str = ...,
         prompt: Global___PromptInfo | None = ...,
         seed: _builtins.int = ...,
+        effective_spec: Global___GenerationSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["effective_spec", b"effective_spec", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prompt", b"prompt", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_spec", b"effective_spec", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -408,6 +489,86 @@ class PromptInfo(_message.Message):
 Global___PromptInfo: _TypeAlias = PromptInfo  # noqa: Y015
 
 @_typing.final
+class TokenLogprobs(_message.Message):
+    """How likely tokens are under the model itself: the natural logarithm of the softmax of its logits,
+    before any sampling parameter. In columns, one entry per token.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    top_k: _builtins.int
+    """How many of the most likely tokens are reported for each token."""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of the tokens themselves. NaN for the first token of a prompt, which nothing precedes."""
+
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Their places among all tokens of the vocabulary, 1 for the most likely one. 0 where the logprob
+        is NaN.
+        """
+
+    @_builtins.property
+    def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those ids: top_k for each token, most likely first. 0 where the logprob is NaN."""
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Their logprobs, in the same order."""
+
+    def __init__(
+        self,
+        *,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        top_k: _builtins.int = ...,
+        top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "ranks", b"ranks", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
+
+@_typing.final
+class PromptLogprobs(_message.Message):
+    """Logprobs of a part of the prompt, in the order of the prompt. At most 512 KiB unless a single token
+    has more. The parts cover the prompt; a request that ends before its first token may get fewer.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_OFFSET_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    token_offset: _builtins.int
+    """Index of the first of these tokens in the prompt, counted from 0."""
+    @_builtins.property
+    def logprobs(self) -> Global___TokenLogprobs:
+        """One entry per token."""
+
+    def __init__(
+        self,
+        *,
+        token_offset: _builtins.int = ...,
+        logprobs: Global___TokenLogprobs | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "token_offset", b"token_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
+
+@_typing.final
 class GenerationDelta(_message.Message):
     """New output of one sequence."""
 
@@ -418,6 +579,7 @@ class GenerationDelta(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Which of the request's sequences grew, counted from 0."""
     token_offset: _builtins.int
@@ -433,6 +595,10 @@ class GenerationDelta(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The new tokens. Empty unless asked for with OutputOptions.token_ids."""
 
+    @_builtins.property
+    def logprobs(self) -> Global___TokenLogprobs:
+        """Logprobs of the new tokens. Unset unless asked for with OutputOptions.logprobs."""
+
     def __init__(
         self,
         *,
@@ -441,10 +607,11 @@ class GenerationDelta(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_tokens: _builtins.int = ...,
         text: _builtins.str = ...,
+        logprobs: Global___TokenLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens", "sequence_index", b"sequence_index", "text", b"text", "token_ids", b"token_ids", "token_offset", b"token_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "num_tokens", b"num_tokens", "sequence_index", b"sequence_index", "text", b"text", "token_ids", b"token_ids", "token_offset", b"token_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -489,22 +656,26 @@ class Finish(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
+    STOP_STRING_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """The kind of end."""
+    stop_string: _builtins.str
+    """The string that ended the sequence, for FINISH_REASON_STOP_STRING."""
     stop_token_id: _builtins.int
     """The id that ended the sequence, for FINISH_REASON_STOP_TOKEN."""
     def __init__(
         self,
         *,
         reason: Global___FinishReason.ValueType = ...,
+        stop_string: _builtins.str = ...,
         stop_token_id: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "reason", b"reason", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["matched", b"matched", "reason", b"reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_matched: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
+    _WhichOneofReturnType_matched: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_matched: _TypeAlias = _typing.Literal["matched", b"matched"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_matched) -> _WhichOneofReturnType_matched | None: ...
 
@@ -616,6 +787,7 @@ class GeneratedSequence(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Which of the request's sequences this is, counted from 0."""
@@ -628,6 +800,10 @@ class GeneratedSequence(_message.Message):
         """All tokens. Empty unless asked for with OutputOptions.token_ids."""
 
     @_builtins.property
+    def logprobs(self) -> Global___TokenLogprobs:
+        """Logprobs of all tokens. Unset unless asked for with OutputOptions.logprobs."""
+
+    @_builtins.property
     def finish(self) -> Global___Finish:
         """Why it ended."""
 
@@ -638,11 +814,12 @@ class GeneratedSequence(_message.Message):
         text: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_tokens: _builtins.int = ...,
+        logprobs: Global___TokenLogprobs | None = ...,
         finish: Global___Finish | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "index", b"index", "num_tokens", b"num_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "index", b"index", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

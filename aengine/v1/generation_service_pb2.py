@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from aengine.v1 import generation_pb2 as aengine_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#aengine/v1/generation_service.proto\x12\naengine.v1\x1a\x1b\x61\x65ngine/v1/generation.proto\"c\n\x0fGenerateRequest\x12(\n\x04spec\x18\x01 \x01(\x0b\x32\x1a.aengine.v1.GenerationSpec\x12\x17\n\nrequest_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_request_id\"\xe3\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12&\n\x06prompt\x18\x03 \x01(\x0b\x32\x16.aengine.v1.PromptInfo\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x30\n\tsequences\x18\x06 \x03(\x0b\x32\x1d.aengine.v1.GeneratedSequence\x12 \n\x05usage\x18\x07 \x01(\x0b\x32\x11.aengine.v1.Usage\x12\"\n\x06timing\x18\x08 \x01(\x0b\x32\x12.aengine.v1.Timing\"i\n\x15StreamGenerateRequest\x12(\n\x04spec\x18\x01 \x01(\x0b\x32\x1a.aengine.v1.GenerationSpec\x12\x17\n\nrequest_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_request_id\"D\n\x16StreamGenerateResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.aengine.v1.GenerationEvent\",\n\x15\x43\x61ncelRequestsRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"T\n\x16\x43\x61ncelRequestsResponse\x12\x1d\n\x15\x63\x61ncelled_request_ids\x18\x01 \x03(\t\x12\x1b\n\x13unknown_request_ids\x18\x02 \x03(\t2\x8e\x02\n\x11GenerationService\x12\x45\n\x08Generate\x12\x1b.aengine.v1.GenerateRequest\x1a\x1c.aengine.v1.GenerateResponse\x12Y\n\x0eStreamGenerate\x12!.aengine.v1.StreamGenerateRequest\x1a\".aengine.v1.StreamGenerateResponse0\x01\x12W\n\x0e\x43\x61ncelRequests\x12!.aengine.v1.CancelRequestsRequest\x1a\".aengine.v1.CancelRequestsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#aengine/v1/generation_service.proto\x12\naengine.v1\x1a\x1b\x61\x65ngine/v1/generation.proto\"c\n\x0fGenerateRequest\x12(\n\x04spec\x18\x01 \x01(\x0b\x32\x1a.aengine.v1.GenerationSpec\x12\x17\n\nrequest_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_request_id\"\xcb\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12&\n\x06prompt\x18\x03 \x01(\x0b\x32\x16.aengine.v1.PromptInfo\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x32\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x19.aengine.v1.TokenLogprobs\x12\x30\n\tsequences\x18\x06 \x03(\x0b\x32\x1d.aengine.v1.GeneratedSequence\x12 \n\x05usage\x18\x07 \x01(\x0b\x32\x11.aengine.v1.Usage\x12\"\n\x06timing\x18\x08 \x01(\x0b\x32\x12.aengine.v1.Timing\x12\x32\n\x0e\x65\x66\x66\x65\x63tive_spec\x18\t \x01(\x0b\x32\x1a.aengine.v1.GenerationSpec\"i\n\x15StreamGenerateRequest\x12(\n\x04spec\x18\x01 \x01(\x0b\x32\x1a.aengine.v1.GenerationSpec\x12\x17\n\nrequest_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_request_id\"D\n\x16StreamGenerateResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.aengine.v1.GenerationEvent\",\n\x15\x43\x61ncelRequestsRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"T\n\x16\x43\x61ncelRequestsResponse\x12\x1d\n\x15\x63\x61ncelled_request_ids\x18\x01 \x03(\t\x12\x1b\n\x13unknown_request_ids\x18\x02 \x03(\t2\x8e\x02\n\x11GenerationService\x12\x45\n\x08Generate\x12\x1b.aengine.v1.GenerateRequest\x1a\x1c.aengine.v1.GenerateResponse\x12Y\n\x0eStreamGenerate\x12!.aengine.v1.StreamGenerateRequest\x1a\".aengine.v1.StreamGenerateResponse0\x01\x12W\n\x0e\x43\x61ncelRequests\x12!.aengine.v1.CancelRequestsRequest\x1a\".aengine.v1.CancelRequestsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,15 +35,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST']._serialized_start=80
   _globals['_GENERATEREQUEST']._serialized_end=179
   _globals['_GENERATERESPONSE']._serialized_start=182
-  _globals['_GENERATERESPONSE']._serialized_end=409
-  _globals['_STREAMGENERATEREQUEST']._serialized_start=411
-  _globals['_STREAMGENERATEREQUEST']._serialized_end=516
-  _globals['_STREAMGENERATERESPONSE']._serialized_start=518
-  _globals['_STREAMGENERATERESPONSE']._serialized_end=586
-  _globals['_CANCELREQUESTSREQUEST']._serialized_start=588
-  _globals['_CANCELREQUESTSREQUEST']._serialized_end=632
-  _globals['_CANCELREQUESTSRESPONSE']._serialized_start=634
-  _globals['_CANCELREQUESTSRESPONSE']._serialized_end=718
-  _globals['_GENERATIONSERVICE']._serialized_start=721
-  _globals['_GENERATIONSERVICE']._serialized_end=991
+  _globals['_GENERATERESPONSE']._serialized_end=513
+  _globals['_STREAMGENERATEREQUEST']._serialized_start=515
+  _globals['_STREAMGENERATEREQUEST']._serialized_end=620
+  _globals['_STREAMGENERATERESPONSE']._serialized_start=622
+  _globals['_STREAMGENERATERESPONSE']._serialized_end=690
+  _globals['_CANCELREQUESTSREQUEST']._serialized_start=692
+  _globals['_CANCELREQUESTSREQUEST']._serialized_end=736
+  _globals['_CANCELREQUESTSRESPONSE']._serialized_start=738
+  _globals['_CANCELREQUESTSRESPONSE']._serialized_end=822
+  _globals['_GENERATIONSERVICE']._serialized_start=825
+  _globals['_GENERATIONSERVICE']._serialized_end=1095
 # @@protoc_insertion_point(module_scope)

@@ -61,9 +61,11 @@ class GenerateResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_SPEC_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request."""
     model: _builtins.str
@@ -73,6 +75,10 @@ class GenerateResponse(_message.Message):
     @_builtins.property
     def prompt(self) -> _generation_pb2.PromptInfo:
         """What the prompt became."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _generation_pb2.TokenLogprobs:
+        """Logprobs of the prompt. Unset unless asked for with OutputOptions.prompt_logprobs."""
 
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.GeneratedSequence]:
@@ -86,6 +92,12 @@ class GenerateResponse(_message.Message):
     def timing(self) -> _generation_pb2.Timing:
         """Durations, measured by the server."""
 
+    @_builtins.property
+    def effective_spec(self) -> _generation_pb2.GenerationSpec:
+        """The spec in use: the given one, with the defaults of model and engine filled in where they are
+        known, and without the prompt. Unset unless asked for with OutputOptions.effective_params.
+        """
+
     def __init__(
         self,
         *,
@@ -93,13 +105,15 @@ class GenerateResponse(_message.Message):
         model: _builtins.str = ...,
         prompt: _generation_pb2.PromptInfo | None = ...,
         seed: _builtins.int = ...,
+        prompt_logprobs: _generation_pb2.TokenLogprobs | None = ...,
         sequences: _abc.Iterable[_generation_pb2.GeneratedSequence] | None = ...,
         usage: _generation_pb2.Usage | None = ...,
         timing: _generation_pb2.Timing | None = ...,
+        effective_spec: _generation_pb2.GenerationSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["effective_spec", b"effective_spec", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prompt", b"prompt", "request_id", b"request_id", "seed", b"seed", "sequences", b"sequences", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_spec", b"effective_spec", "model", b"model", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "seed", b"seed", "sequences", b"sequences", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

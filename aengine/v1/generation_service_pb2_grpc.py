@@ -73,7 +73,9 @@ class GenerationServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Generates and answers once, with the fold of the events that StreamGenerate would have sent.
+        """Generates and answers once, with the fold of the events that StreamGenerate would have sent. An
+        answer of more than 16 MiB ends with RESOURCE_EXHAUSTED; many sequences with logprobs are better
+        streamed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,7 +43,10 @@ class GenerationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.GenerateRequest, _generation_service_pb2.GenerateResponse]
-    """Generates and answers once, with the fold of the events that StreamGenerate would have sent."""
+    """Generates and answers once, with the fold of the events that StreamGenerate would have sent. An
+    answer of more than 16 MiB ends with RESOURCE_EXHAUSTED; many sequences with logprobs are better
+    streamed.
+    """
     StreamGenerate: _grpc.UnaryStreamMultiCallable[_generation_service_pb2.StreamGenerateRequest, _generation_service_pb2.StreamGenerateResponse]
     """Generates and streams events as they happen."""
     CancelRequests: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.CancelRequestsRequest, _generation_service_pb2.CancelRequestsResponse]
@@ -66,7 +69,10 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.GenerateRequest, _generation_service_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generates and answers once, with the fold of the events that StreamGenerate would have sent."""
+    """Generates and answers once, with the fold of the events that StreamGenerate would have sent. An
+    answer of more than 16 MiB ends with RESOURCE_EXHAUSTED; many sequences with logprobs are better
+    streamed.
+    """
     StreamGenerate: _aio.UnaryStreamMultiCallable[_generation_service_pb2.StreamGenerateRequest, _generation_service_pb2.StreamGenerateResponse]  # type: ignore[assignment]
     """Generates and streams events as they happen."""
     CancelRequests: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.CancelRequestsRequest, _generation_service_pb2.CancelRequestsResponse]  # type: ignore[assignment]
@@ -92,7 +98,10 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_service_pb2.GenerateResponse, _abc.Awaitable[_generation_service_pb2.GenerateResponse]]:
-        """Generates and answers once, with the fold of the events that StreamGenerate would have sent."""
+        """Generates and answers once, with the fold of the events that StreamGenerate would have sent. An
+        answer of more than 16 MiB ends with RESOURCE_EXHAUSTED; many sequences with logprobs are better
+        streamed.
+        """
 
     @_abc_1.abstractmethod
     def StreamGenerate(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kv_oracle import OracleFlight, OracleRunner, make_request, solo_run
 import aengine
 from aengine import AsyncEngine, SamplingParams
 from aengine.engine.loading import LoadedModel
+from aengine.engine.prompts import derive_seed
 from aengine.engine.tokenizer import Tokenizer
 from aengine.outputs import FinishReason, ModelInfo
 from aengine.scheduler import StepPlan
@@ -65,7 +67,8 @@ class OracleEngine(AsyncEngine):
         """The oracle must know a request before its first step: its prompt, and its seed, by which it tells requests apart."""
         known = isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
         if known and isinstance(params, SamplingParams) and params.seed is not None:
-            self.runner.truths[params.seed] = solo_run(self.request(prompt, params, options.get("cache_salt")), VOCAB_SIZE)
+            for seed in seeds_of(params):
+                self.runner.truths[seed] = solo_run(self.request(prompt, replace(params, seed=seed), options.get("cache_salt")), VOCAB_SIZE)
         return super().stream(prompt, params, **options)
 
     def request(self, prompt: list[int], params: SamplingParams, cache_salt: str | None = None) -> Request:
@@ -85,7 +88,17 @@ class OracleEngine(AsyncEngine):
         return truth.output, truth.reason
 
 
+def seeds_of(params: SamplingParams) -> list[int]:
+    """The seed of each sequence."""
+    assert params.seed is not None
+    return [params.seed, *(derive_seed(params.seed, index) for index in range(1, params.n))]
+
+
 def idle(engine: AsyncEngine) -> bool:
     """Whether nothing of any request is left."""
     stats = engine.stats()
-    return (stats.running, stats.waiting, stats.parked, stats.pages_used) == (0, 0, 0, 0) and not engine._streams and not engine._keys
+    return (
+        (stats.running, stats.waiting, stats.parked, stats.pages_used) == (0, 0, 0, 0)
+        and not engine._registry._streams
+        and not engine._registry._by_id
+    )

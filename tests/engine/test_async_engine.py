@@ -22,7 +22,7 @@ from aengine import (
     RequestIdInUseError,
     SamplingParams,
 )
-from aengine.engine.stream import NO_TOKEN
+from aengine.engine.stream_state import NO_TOKEN
 
 pytestmark = pytest.mark.anyio
 
@@ -146,7 +146,7 @@ class TestLeaving:
                         raise AssertionError("the step is held")
 
                 group.start_soon(read)
-                await until(lambda: any(state.waiter for state in engine._streams.values()))
+                await until(lambda: any(state.waiter for state in engine._registry._streams.values()))
                 group.cancel_scope.cancel()
             gate.set()
             await until(lambda: idle(engine))
@@ -179,7 +179,7 @@ class TestLeaving:
                     seen.append(len(plan.rows))  # type: ignore[attr-defined]
 
             engine.runner.before_launch = count  # type: ignore[assignment]
-            engine._cancel(engine._streams[engine._keys["mine"]])
+            engine._registry._cancel(stream._state)
             before.set()
             await stream.aclose()
             assert seen.count(2) <= 1
@@ -257,7 +257,7 @@ async def test_deadline() -> None:
         engine.runner.before_launch = lambda plan: gate.wait() and None
         running = engine.stream([1], SamplingParams(seed=1, ignore_eos=True))
         late = engine.stream([2], SamplingParams(seed=2, ignore_eos=True), timeout=1e-9)
-        await until(lambda: engine._num_submitted == 2)
+        await until(lambda: engine._registry.num_submitted == 2)
         gate.set()
         tokens = [token async for token in late]
         assert tokens[-1].finish_reason is FinishReason.DEADLINE
@@ -272,7 +272,7 @@ async def test_deadline_while_nothing_else_happens() -> None:
     async with OracleEngine(max_unread_tokens=1) as engine:
         stream = engine.stream([1], SamplingParams(seed=1, ignore_eos=True), timeout=0.2)
         with anyio.fail_after(20):
-            await engine._streams[0].released.wait()
+            await engine._registry._streams[0].released.wait()
         tokens = [token async for token in stream]
         assert tokens[-1].finish_reason is FinishReason.DEADLINE
 
@@ -283,13 +283,13 @@ async def test_a_stalled_reader_costs_no_steps(asynchronous: bool) -> None:
         stalled = engine.stream([1], SamplingParams(seed=1, max_tokens=300, ignore_eos=True))
         await until(lambda: engine.stats().parked == 1)
         await engine.generate([3], SamplingParams(seed=3, max_tokens=1, ignore_eos=True))  # what was reported before has arrived
-        unread = len(stalled._state.token_ids)
+        unread = len(stalled._state.items)
         assert 8 < unread < 8 + 200
         steps = engine.stats().steps
         other = await engine.generate([2], SamplingParams(seed=2, max_tokens=50, ignore_eos=True))
         assert other.token_ids == tuple(engine.solo(2)[0])
         assert engine.stats().steps <= steps + 51
-        assert len(stalled._state.token_ids) == unread
+        assert len(stalled._state.items) == unread
         assert engine.stats().parked == 1
         assert [token.token_id async for token in stalled] == engine.solo(1)[0]
 

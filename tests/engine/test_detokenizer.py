@@ -38,8 +38,8 @@ def load(kind: str) -> Tokenizer:
         return Tokenizer.load(Path(folder))
 
 
-def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    detokenizer = tokenizer.detokenizer()
+def pieces(tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool = True) -> list[str]:
+    detokenizer = tokenizer.detokenizer(skip_special_tokens)
     return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()]
 
 
@@ -69,9 +69,9 @@ def test_pieces_add_up_to_the_full_decode_of_any_ids(kind: str) -> None:
     tokenizer = load(kind)
 
     @settings(max_examples=250, deadline=None)
-    @given(sequences(kind))
-    def check(ids: list[int]) -> None:
-        assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
+    @given(sequences(kind), st.booleans())
+    def check(ids: list[int], skip_special_tokens: bool) -> None:
+        assert "".join(pieces(tokenizer, ids, skip_special_tokens)) == tokenizer.decode(ids, skip_special_tokens)
 
     check()
 
@@ -159,6 +159,24 @@ def test_spaces_at_the_start_special_tokens_and_clean_ups(kind: str, tokens: lis
     ids = [core.token_to_id(token) for token in tokens]
     assert None not in ids
     assert pieces(load(kind), ids) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "expected"),
+    [
+        ("unigram_byte_fallback", ["<s>", "▁truth", "</s>", "▁truth"], ["<s>", " truth", "</s>", " truth", ""]),
+        ("unigram_byte_fallback", ["<0xC3>", "</s>", "<0xA9>"], ["", "\ufffd</s>", "", "\ufffd"]),
+        ("metaspace", ["<s>", "▁truth"], ["<s>", " truth", ""]),
+        ("wordpiece", ["[CLS]", "t", "##h", "[SEP]"], ["[CLS]", " t", "h", " [SEP]", ""]),
+        ("byte_level", ["<bos>", "t", "<eos>"], ["<bos>", "t", "<eos>", ""]),
+    ],
+)
+def test_special_tokens_that_are_not_skipped(kind: str, tokens: list[str], expected: list[str]) -> None:
+    """They are text then: a run of bytes ends before them, and what follows them is not the start of the text."""
+    core = tiny_tokenizers.ALL[kind]()
+    ids = [core.token_to_id(token) for token in tokens]
+    assert None not in ids
+    assert pieces(load(kind), ids, skip_special_tokens=False) == expected
 
 
 class CountingDecode:

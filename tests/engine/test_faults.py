@@ -8,7 +8,7 @@ import threading
 
 import anyio
 import pytest
-from oracle_engine import OracleEngine, idle
+from oracle_engine import OracleEngine, idle, seeds_of
 
 from aengine import EngineDeadError, FinishReason, QueueFullError, SamplingParams, StepHangError
 from aengine.scheduler import RowsFailed, StepPlan
@@ -104,7 +104,7 @@ class TestFullQueue:
             for i, stream in enumerate(streams):
                 assert [token.token_id async for token in stream] == engine.solo(i)[0]
             assert (await engine.generate([1], SamplingParams(seed=7, max_tokens=2, ignore_eos=True))).token_ids
-            assert not engine._queue_bound._waiting
+            assert not engine._registry._bound._waiting
 
     async def test_cancelled_ones_do_not_count(self) -> None:
         gate = threading.Event()
@@ -145,30 +145,31 @@ async def test_any_interleaving_equals_the_solo_run(workload: int) -> None:
         async def use(i: int) -> None:
             nonlocal num_done
             prompt = [*rng.choice(prefixes)[: rng.randint(1, 30)], rng.randrange(50)]
-            params = SamplingParams(seed=i, max_tokens=rng.randint(1, 60), ignore_eos=rng.random() < 0.7)
+            params = SamplingParams(seed=i, max_tokens=rng.randint(1, 60), ignore_eos=rng.random() < 0.7, n=rng.choice([1, 1, 1, 3]))
             behaviour = rng.choice(["read", "read", "slow", "leave", "cancel"])
             leave_after = rng.randint(0, 20)
             for _ in range(rng.randint(0, 30)):
                 await anyio.lowlevel.checkpoint()
-            got = []
+            got: list[list[int]] = [[] for _ in range(params.n)]
             async with engine.stream(prompt, params, request_id=f"r{i}", priority=rng.choice([0, 1]), tenant=rng.choice("ab")) as stream:
                 async for token in stream:
                     if token.token_id >= 0:
-                        got.append(token.token_id)
+                        got[token.index].append(token.token_id)
                     if behaviour == "slow":
                         for _ in range(rng.randint(0, 20)):
                             await anyio.lowlevel.checkpoint()
-                    if len(got) == leave_after and behaviour == "leave":
+                    if sum(map(len, got)) == leave_after and behaviour == "leave":
                         break
-                    if len(got) == leave_after and behaviour == "cancel":
+                    if sum(map(len, got)) == leave_after and behaviour == "cancel":
                         await engine.cancel(f"r{i}")
-            output, reason = engine.solo(i)
-            assert got == output[: len(got)]
-            ended = stream.completion().finish_reason
-            if behaviour in ("read", "slow"):
-                assert (got, ended) == (output, reason)
-            elif behaviour == "cancel":
-                assert ended in (FinishReason.CANCELLED, reason)
+            completion = stream.completion()
+            for ids, one, seed in zip(got, (completion, *completion.others), seeds_of(params), strict=True):
+                output, reason = engine.solo(seed)
+                assert ids == output[: len(ids)]
+                if behaviour in ("read", "slow"):
+                    assert (ids, one.finish_reason) == (output, reason)
+                elif behaviour == "cancel":
+                    assert one.finish_reason in (FinishReason.CANCELLED, reason)
             num_done += 1
 
         with anyio.fail_after(60):

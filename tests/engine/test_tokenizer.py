@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import tiny_tokenizers
+import tokenizers
 
 import aengine
 from aengine import InvalidRequestError, ModelLoadError
@@ -49,6 +50,7 @@ def assert_same(ours: Tokenizer, theirs: object) -> None:
         ids = ours.encode(text)
         assert ids == theirs.encode(text), text
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
+        assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids, skip_special_tokens=False), text
 
 
 def test_demo_model_as_in_transformers(demo: Tokenizer) -> None:
@@ -83,6 +85,7 @@ def test_special_tokens_named_in_the_config_are_left_out_of_text(tmp_path: Path)
     tokenizer = Tokenizer.load(folder)
     ids = tokenizer.encode("a<think>b")
     assert tokenizer.decode(ids) == "ab" == auto(folder).decode(ids, skip_special_tokens=True)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<bos>a<think>b"
     assert tokenizer.vocab_size == tiny_tokenizers.byte_level().get_vocab_size()
 
 
@@ -169,6 +172,61 @@ def test_text_that_is_not_unicode(demo: Tokenizer) -> None:
     with pytest.raises(InvalidRequestError, match="at character 2") as caught:
         demo.encode("ab\ud800")
     assert caught.value.field == "prompt"
+
+
+BAD_WORDS = ["truth", " truth", "a truth", "known", "zq", "don't", "漢字", "é", "  two", "\n", " ", "!?", "#"]
+
+
+@pytest.mark.parametrize("kind", ["demo", *tiny_tokenizers.ALL])
+def test_bad_words_are_what_encoding_makes_of_them(kind: str, demo: Tokenizer, tmp_path: Path) -> None:
+    """A text that has the word at its start, behind a space or on a new line has one of the sequences; no special tokens."""
+    tokenizer = demo if kind == "demo" else Tokenizer.load(save(kind, tmp_path))
+    core = tokenizers.Tokenizer.from_file(str((DEMO if kind == "demo" else tmp_path) / "tokenizer.json"))
+
+    def encode(text: str) -> list[int]:
+        return core.encode(text, add_special_tokens=False).ids
+
+    for word in BAD_WORDS:
+        sequences = tokenizer.bad_word_ids(word)
+        assert all(sequences)
+        assert len(set(sequences)) == len(sequences)
+        bare = word.removeprefix(" ")
+        expected = {tuple(encode(bare)), tuple(encode(" " + bare))}
+        line, before = encode("b\n" + bare), encode("b\n")
+        if line[: len(before)] == before:
+            expected.add(tuple(line[len(before) :]))
+        assert set(sequences) == expected - {()}, word
+        unknown = {core.token_to_id("<unk>"), core.token_to_id("[UNK]")}
+        for sequence in sequences:
+            assert not unknown.isdisjoint(sequence) or tokenizer.decode(sequence).replace(" ", "") == word.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "expected"),
+    [
+        ("byte_level", "zq", ["z q", "  z q"]),
+        ("unigram_byte_fallback", "truth", [" truth", "t r u t h"]),
+        ("unigram_byte_fallback", "q", ["  <0x71>", "<0x71>"]),
+        ("bpe_byte_fallback", "in", ["  in", "    in", "in"]),
+        ("metaspace", "truth", [" truth", "t r u t h"]),
+        ("wordpiece", "\n", []),
+        ("wordpiece", "truth", ["truth"]),
+    ],
+)
+def test_bad_words_in_tokens(kind: str, word: str, expected: list[str], tmp_path: Path) -> None:
+    core = tiny_tokenizers.ALL[kind]()
+    sequences = Tokenizer.load(save(kind, tmp_path)).bad_word_ids(word)
+    assert [" ".join(core.id_to_token(token_id) for token_id in ids).replace("▁", " ").replace("Ġ", " ") for ids in sequences] == expected
+
+
+def test_a_special_token_as_bad_word(demo: Tokenizer) -> None:
+    assert demo.bad_word_ids("<|im_end|>") == ((4095,), (*demo.encode(" "), 4095))
+
+
+def test_a_bad_word_that_is_not_unicode(demo: Tokenizer) -> None:
+    with pytest.raises(InvalidRequestError, match="at character 1") as caught:
+        demo.bad_word_ids("a\ud800")
+    assert caught.value.field == "bad_words"
 
 
 @pytest.mark.parametrize("content", [None, "{}", "not json"])

@@ -23,6 +23,13 @@ def test_stream() -> None:
     assert done.stderr == ""
 
 
+def test_logits_processor() -> None:
+    done = run("logits_processor.py", "e")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 40
+    assert "e" not in done.stdout.lower()
+
+
 def test_demo_streams_text_and_tells_its_speed() -> None:
     done = run("demo.py", "The morning was so fine", "--max-tokens", "20")
     assert done.returncode == 0, done.stderr

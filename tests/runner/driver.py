@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aengine.runner.base import Runner
-from aengine.scheduler.plan import NewRow, RowParams, StepPlan
+from aengine.scheduler.plan import NewRow, RowParams, StepPlan, StepResult
 
 GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
@@ -22,6 +22,11 @@ class Sequence_:
     computed: int = 0
     pages: int = 0  # that the row has so far
     known: bool = False  # whether the runner has seen the row
+    decodes: bool = False  # whether the runner has sampled its last token
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.output
 
 
 class Driver:
@@ -39,24 +44,32 @@ class Driver:
     def add(self, prompt: Sequence[int], params: RowParams = GREEDY) -> Sequence_:
         return Sequence_(list(prompt), self.free_rows.pop(), params)
 
-    def run_step(self, sequences: Sequence[Sequence_]) -> None:
+    def preempt(self, s: Sequence_) -> None:
+        """Takes row and pages away: all of it is computed again, in another row."""
+        self.free_rows.insert(0, s.row)
+        s.row, s.computed, s.pages, s.known, s.decodes = self.free_rows.pop(), 0, 0, False, False
+
+    def run_step(self, sequences: Sequence[Sequence_]) -> StepResult:
         """One step for all of them: one token of each that decodes, a chunk of each that does not (while the budget lasts)."""
-        decodes = [s for s in sequences if s.computed >= len(s.prompt)]
-        prefills = [s for s in sequences if s.computed < len(s.prompt)]
+        decodes = [s for s in sequences if s.decodes]
+        prefills = [s for s in sequences if not s.decodes]
         left = self.budget - len(decodes)
         entries: list[tuple[Sequence_, int]] = [(s, 1) for s in decodes]
         for s in prefills:
-            length = min(len(s.prompt) - s.computed, self.chunk or len(s.prompt), left)
+            length = min(len(s.tokens) - s.computed, self.chunk or len(s.tokens), left)
             if length > 0:
                 entries.append((s, length))
                 left -= length
         plan = self._plan(entries, len(decodes))
-        tokens = iter(self.runner.launch(plan).result().tokens.tolist())
+        result = self.runner.launch(plan).result()
+        tokens = iter(result.tokens.tolist())
         for (s, length), samples in zip(entries, plan.samples, strict=True):
             s.computed += length
             if samples:
                 s.output.append(next(tokens))
+                s.decodes = True
         assert next(tokens, None) is None
+        return result
 
     def generate(self, prompts: Sequence[Sequence[int]], count: int, params: RowParams | Sequence[RowParams] = GREEDY) -> list[list[int]]:
         """`count` tokens for each prompt, all prompts together."""
@@ -72,21 +85,22 @@ class Driver:
         page_rows, page_cols, page_ids, new_rows = [], [], [], []
         for s, length in entries:
             if not s.known:
-                new_rows.append(NewRow(s.row, s.params))
+                tokens = s.tokens if s.params.needs_history else []
+                new_rows.append(NewRow(s.row, s.params, len(s.prompt), _int32(tokens)))
                 s.known = True
             while s.pages * self.runner.page_size < s.computed + length:
                 page_rows.append(s.row)
                 page_cols.append(s.pages)
                 page_ids.append(self.free_pages.pop())
                 s.pages += 1
-        prompt_ids = [s.prompt[s.computed : s.computed + length] for s, length in entries[num_decodes:]]
+        prompt_ids = [s.tokens[s.computed : s.computed + length] for s, length in entries[num_decodes:]]
         plan = StepPlan(
             step=self.step,
             rows=_int32(s.row for s, _ in entries),
             num_decodes=num_decodes,
             starts=_int32(s.computed for s, _ in entries),
             lengths=_int32(length for _, length in entries),
-            samples=np.array([s.computed + length >= len(s.prompt) for s, length in entries], dtype=np.bool_),
+            samples=np.array([s.computed + length >= len(s.tokens) for s, length in entries], dtype=np.bool_),
             token_ids=_int32(token for ids in prompt_ids for token in ids),
             new_rows=tuple(new_rows),
             page_rows=_int32(page_rows),

@@ -131,8 +131,11 @@ def test_noise_is_keyed_by_the_position_of_the_new_token(tmp_path: pathlib.Path)
     sampler = Sampler(1, runner.spec.vocab_size, torch.device("cpu"))
     sampler.update([NewRow(0, one)])
     row = np.zeros(1, dtype=np.int32)
-    positions = torch.arange(len(prompt), len(prompt) + 5, dtype=torch.int32)
-    expected = [sampler.sample(seen[i], row, torch.from_numpy(row), positions[i : i + 1]).item() for i in range(5)]
+    positions = [np.array([len(prompt) + i], dtype=np.int32) for i in range(5)]
+    expected = [
+        sampler.sample(logits, row, at, torch.from_numpy(row), torch.from_numpy(at)).tokens.item()
+        for logits, at in zip(seen, positions, strict=True)
+    ]
     assert output == expected
 
 
@@ -170,9 +173,9 @@ def test_widest_step_runs_and_leaves_no_trace(tmp_path: pathlib.Path) -> None:
     assert step.layout.seq_lens.max() == runner.max_model_len
     last_tokens = runner._last_tokens.clone()
     with torch.inference_mode():
-        tokens = runner.forward(step.layout, step.rows, step.samples, step.token_ids)
-        assert tokens is not None
-        assert len(tokens) == 6
+        sampled, _ = runner.forward(step.layout, step.rows, step.samples, step.token_ids)
+        assert sampled is not None
+        assert len(sampled.tokens) == 6
         runner._last_tokens.copy_(last_tokens)
     for _ in range(7):
         driver.run_step([sequence])

@@ -22,6 +22,20 @@ def test_order_is_by_score_then_id(count: int) -> None:
         assert torch.equal(found[row], scores[row, expected])
 
 
+@pytest.mark.parametrize("vocab_size", [1003, 4096])
+@pytest.mark.parametrize("count", [1, 5, 16, 200])
+def test_order_across_blocks(vocab_size: int, count: int) -> None:
+    """Ties within and across blocks of ids, the last block being a part of one; rows with less to choose from than is asked for."""
+    scores = torch.randint(-3, 4, (30, vocab_size), generator=torch.Generator().manual_seed(1)) * 0.5
+    scores[:10] = torch.randn(10, vocab_size, generator=torch.Generator().manual_seed(2))
+    scores[20:, : vocab_size - 3] = -math.inf
+    found, ids = top_candidates(scores, count)
+    for row in range(30):
+        expected = sorted(range(vocab_size), key=lambda token, row=row: (-scores[row, token].item(), token))[:count]
+        assert ids[row].tolist() == expected
+        assert torch.equal(found[row], scores[row, expected])
+
+
 @pytest.mark.parametrize(
     ("min_p", "top_k", "top_p", "total", "kept"),
     [

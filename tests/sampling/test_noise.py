@@ -41,6 +41,13 @@ def test_bits_are_those_of_the_definition() -> None:
                 assert bits[token].item() == lowbias(x) & 0x7FFFFFFF
 
 
+def test_streams_are_keys_of_their_own() -> None:
+    seeds, positions = torch.arange(50).repeat_interleave(40), torch.arange(40, dtype=torch.int32).repeat(50)
+    everything = torch.cat([row_keys(seeds, positions, stream) for stream in range(4)])
+    assert torch.equal(everything[:2000], row_keys(seeds, positions))
+    assert len(everything.view(torch.int64).unique()) == 4 * 2000
+
+
 def test_exponential_is_finite_and_has_its_moments() -> None:
     many = log_exponential(keys(list(range(400)), list(range(400))), token_hashes(5000, CPU)).double()
     assert many.isfinite().all()

@@ -19,14 +19,19 @@ def params(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: 
     return RowParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
 
 
+def sample(sampler: Sampler, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> torch.Tensor:
+    device = sampler.device
+    on_device = (torch.from_numpy(array).to(device) for array in (rows, positions))
+    return sampler.sample(logits.to(device), rows, positions, *on_device).tokens
+
+
 def draw(logits: torch.Tensor, rows: list[RowParams], positions: list[int], device: torch.device = CPU) -> list[int]:
     """One token for each row of logits; row indices are scrambled, as in an old engine."""
     count = len(rows)
     sampler = Sampler(count + 5, logits.shape[1], device)
     indices = np.random.default_rng(count).permutation(count + 5)[:count].astype(np.int32)
     sampler.update([NewRow(int(index), one) for index, one in zip(indices, rows, strict=True)])
-    at = torch.tensor(positions, dtype=torch.int32, device=device)
-    return sampler.sample(logits.to(device), indices, torch.from_numpy(indices).to(device), at).tolist()
+    return sample(sampler, logits, indices, np.array(positions, dtype=np.int32)).tolist()
 
 
 def draw_many(logits: torch.Tensor, one: RowParams, count: int) -> np.ndarray:
@@ -34,7 +39,7 @@ def draw_many(logits: torch.Tensor, one: RowParams, count: int) -> np.ndarray:
     sampler = Sampler(1, len(logits), CPU)
     sampler.update([NewRow(0, one)])
     rows = np.zeros(count, dtype=np.int32)
-    tokens = sampler.sample(logits.expand(count, -1), rows, torch.from_numpy(rows), torch.arange(count, dtype=torch.int32))
+    tokens = sample(sampler, logits.expand(count, -1), rows, np.arange(count, dtype=np.int32))
     return torch.bincount(tokens, minlength=len(logits)).numpy()
 
 
@@ -118,13 +123,12 @@ def test_neighbouring_seeds_and_positions_are_independent() -> None:
     sampler.update([NewRow(row, params(seed=row)) for row in range(count + 1)])
     rows = np.arange(count, dtype=np.int32)
 
-    def tokens(seed_shift: int, position: torch.Tensor) -> torch.Tensor:
-        shifted = rows + seed_shift
-        return sampler.sample(torch.zeros(count, 4), shifted, torch.from_numpy(shifted), position)
+    def tokens(seed_shift: int, position: np.ndarray) -> torch.Tensor:
+        return sample(sampler, torch.zeros(count, 4), rows + seed_shift, position)
 
-    fixed = torch.full((count,), 7, dtype=torch.int32)
+    fixed = np.full(count, 7, dtype=np.int32)
     base = tokens(0, fixed)
-    for other in (tokens(1, fixed), tokens(0, fixed + 1), tokens(1, fixed - 1), tokens(0, torch.arange(count, dtype=torch.int32))):
+    for other in (tokens(1, fixed), tokens(0, fixed + 1), tokens(1, fixed - 1), tokens(0, rows)):
         table = torch.bincount(base * 4 + other, minlength=16).numpy()
         assert chi_square_p(table, np.full(16, 1 / 16)) > 1e-6
 
@@ -141,6 +145,25 @@ def test_tokens_are_independent_of_row_batch_and_neighbours() -> None:
     assert crowd == together * 3
     mixed_company = draw(torch.cat((logits, torch.randn(30, 1000))), MIXED + [params(top_k=999, seed=1)] * 30, positions + [0] * 30)
     assert mixed_company[: len(MIXED)] == together
+
+
+def test_large_vocabularies_do_not_mix_rows() -> None:
+    """Large enough that a crowd is worked on in several parts."""
+    logits = torch.randn(len(MIXED), 50_001, generator=torch.Generator().manual_seed(3)) * torch.linspace(0.1, 6, len(MIXED))[:, None]
+    together = draw(torch.cat((logits, logits)), MIXED * 2, [7] * 2 * len(MIXED))
+    assert together == [draw(logits[i : i + 1], [one], [7])[0] for i, one in enumerate(MIXED)] * 2
+
+
+def test_what_nobody_asked_for_is_not_made() -> None:
+    sampler = Sampler(8, 50, CPU)
+    sampler.update([NewRow(row, one) for row, one in enumerate(MIXED)])
+    rows, at = np.arange(8, dtype=np.int32), np.zeros(8, dtype=np.int32)
+    logits = torch.randn(8, 50, generator=torch.Generator().manual_seed(3))
+    before = logits.clone()
+    sampled = sampler.sample(logits, rows, at, torch.from_numpy(rows), torch.from_numpy(at))
+    assert torch.equal(logits, before)
+    assert (sampled.logprobs, sampled.logprob_rows, sampled.impossible, sampled.impossible_rows) == (None,) * 4
+    assert not sampled.failures
 
 
 def test_seed_and_position_matter() -> None:
@@ -187,10 +210,10 @@ def test_a_row_that_changes_hands() -> None:
     sampler = Sampler(4, 10, CPU)
     logits = torch.zeros(1, 10)
     logits[0, 4] = 1.0
-    rows, at = np.array([2], dtype=np.int32), torch.zeros(1, dtype=torch.int32)
+    rows, at = np.array([2], dtype=np.int32), np.zeros(1, dtype=np.int32)
     seen = []
     for one in (params(100.0, seed=1), GREEDY, params(100.0, top_k=1, seed=1), params(100.0, seed=1)):
         sampler.update([NewRow(2, one)])
-        seen.append(sampler.sample(logits, rows, torch.from_numpy(rows), at).item())
+        seen.append(sample(sampler, logits, rows, at).item())
     assert seen[1:3] == [4, 4]
     assert seen[0] == seen[3] != 4

@@ -50,7 +50,7 @@ def solo_run(request: Request, vocab_size: int) -> Truth:
         push(token)
     limit = len(request.prompt) + request.max_tokens
     while True:
-        token = int((state >> 20) % vocab_size)
+        token = int((_mix(state, request.key) >> 20) % vocab_size)
         push(token)
         if token in request.stop_token_ids:
             reason = FinishReason.STOP_TOKEN
@@ -115,6 +115,9 @@ class OracleRunner:
         assert (plan.lengths >= 1).all()
         assert (plan.lengths[: plan.num_decodes] == 1).all()
         assert plan.samples[: plan.num_decodes].all()
+        for source, target in zip(plan.copy_from.tolist(), plan.copy_to.tolist(), strict=True):
+            size = self.page_size
+            self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
         for new in plan.new_rows:
             self._key[new.row], self._pages[new.row] = new.params.seed, []
             self._last_token.pop(new.row, None)

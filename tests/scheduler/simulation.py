@@ -37,6 +37,7 @@ class Simulation:
         self.finished: dict[int, Finished] = {}
         self.released: set[int] = set()
         self.plans: list[StepPlan] = []
+        self.at_once: list[tuple[StepPlan, StepPlan]] = []  # pairs that were in flight together
         self.forced: set[int] = set()  # ended from outside
 
     def submit(self, request: Request) -> Truth:
@@ -63,6 +64,7 @@ class Simulation:
             plan = self.scheduler.schedule()
         if plan is not None:
             self.plans.append(plan)
+            self.at_once.extend((other, plan) for other, _ in self.flights)
             self.flights.append((plan, self.runner.launch(plan)))
         if self.flights and (plan is None or len(self.flights) > self.overlap):
             returned, flight = self.flights.popleft()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -70,8 +71,17 @@ def run_workload(seed: int) -> Simulation:
     idle = 0
     while True:
         while key < num_requests and rng.random() < p_submit:
-            simulation.submit(random_request(rng, key, prefixes, config, simulation.clock.now))
+            request = random_request(rng, key, prefixes, config, simulation.clock.now)
+            num_forks = rng.choice([0, 0, 0, 0, 1, 3])
+            simulation.submit(dataclasses.replace(request, num_forks=num_forks))
             key += 1
+            for _ in range(num_forks):
+                params = dataclasses.replace(request.params, seed=key)
+                max_tokens = rng.randint(1, request.max_tokens)
+                simulation.submit(
+                    dataclasses.replace(request, key=key, params=params, max_tokens=max_tokens, fills_context=False, fork_of=request.key)
+                )
+                key += 1
         if key and rng.random() < p_cancel:
             simulation.cancel(rng.randrange(key))
         if key and rng.random() < p_park and len(simulation.plans) < 1000:  # readers become steady in the end
@@ -82,7 +92,7 @@ def run_workload(seed: int) -> Simulation:
         simulation.clock.now += 1.0
         worked = simulation.step()
         idle = 0 if worked else idle + 1
-        if not worked and key == num_requests:
+        if not worked and key >= num_requests:
             if not parked:
                 break
             simulation.scheduler.unpark(parked.pop())
@@ -128,8 +138,8 @@ class TestTheOracleCanFail:
     def test_publish_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real = Residency.admit
 
-        def admit(self: Residency, sequence: Sequence, hits: list[int], tenant_id: int) -> None:
-            real(self, sequence, hits, tenant_id)
+        def admit(self: Residency, sequence: Sequence, hits: list[int], tenant_id: int, primary: Sequence | None = None) -> None:
+            real(self, sequence, hits, tenant_id, primary)
             rows, row = self.rows, sequence.row
             committed = int(rows.num_committed[row])
             rows.num_committed[row] = rows.num_known[row]
@@ -147,6 +157,16 @@ class TestTheOracleCanFail:
                     self.refs[page] = 1
 
         monkeypatch.setattr(PageCache, "retain", retain)
+        assert fails(range(200))
+
+    def test_fork_without_its_copy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = Residency.admit
+
+        def admit(self: Residency, sequence: Sequence, hits: list[int], tenant_id: int, primary: Sequence | None = None) -> None:
+            real(self, sequence, hits, tenant_id, primary)
+            self._news.copies.clear()
+
+        monkeypatch.setattr(Residency, "admit", admit)
         assert fails(range(200))
 
     def test_salt_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:

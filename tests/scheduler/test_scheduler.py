@@ -82,6 +82,50 @@ class TestPrefixSharing:
         simulation.check_finished()
 
 
+class TestForks:
+    @pytest.mark.parametrize("length", [1, 16, 17, 30])
+    @pytest.mark.parametrize("prefix_cache", [False, True])
+    def test_forks_share_the_pages_of_the_prompt(self, length: int, prefix_cache: bool, overlap: bool) -> None:
+        simulation = Simulation(config(max_num_batched_tokens=8, enable_prefix_cache=prefix_cache), overlap=overlap)
+        prompt = list(range(length))
+        simulation.submit(make_request(0, prompt, 10, num_forks=3))
+        for key in range(1, 4):
+            simulation.submit(make_request(key, prompt, 10, fork_of=0))
+        most = 0
+        while simulation.step():
+            most = max(most, simulation.scheduler.stats().pages_used)
+        simulation.check_finished()
+        assert simulation.runner.num_computed == length + 3 + 4 * 9  # the prompt once; its last token for every fork
+        shared, whole = (length - 1) // 4, -(-(length + 9) // 4)
+        assert most <= shared + 4 * (whole - shared)
+
+    @pytest.mark.parametrize("overlap", [True])
+    def test_forks_do_without_their_primary(self, overlap: bool) -> None:
+        simulation = Simulation(config(max_num_batched_tokens=8), overlap=overlap)
+        simulation.submit(make_request(0, [1] * 20, 10, num_forks=1))
+        simulation.submit(make_request(1, [1] * 20, 10, fork_of=0))
+        simulation.step()
+        simulation.cancel(0)
+        simulation.run()
+        simulation.check_finished()
+
+
+class TestLockstep:
+    def test_rows_that_need_their_last_token_are_never_in_two_steps_at_once(self) -> None:
+        simulation = Simulation(CONFIG, overlap=True)
+        for key in range(3):
+            request = make_request(key, [key] * 5, 20)
+            params = dataclasses.replace(request.params, processors=(lambda logits, token_ids: None,)) if key == 1 else request.params
+            simulation.submit(dataclasses.replace(request, params=params))
+        row_keys: set[int] = set()
+        while simulation.step():
+            for first, second in simulation.at_once:
+                row_keys |= {simulation.runner.truth_of(row).request.key for row in set(first.rows.tolist()) & set(second.rows.tolist())}
+            simulation.at_once.clear()
+        assert row_keys == {0, 2}
+        simulation.check_finished()
+
+
 class TestPreemption:
     def test_two_that_do_not_fit_together_take_turns(self, overlap: bool) -> None:
         simulation = Simulation(config(num_pages=1 + 25, max_model_len=100), overlap=overlap)
@@ -281,7 +325,9 @@ class TestSteps:
             simulation.step()
             if 0 in simulation.finished:
                 break
-            assert simulation.plans[-1].rows[: simulation.plans[-1].num_decodes].tolist().count(0) == 1
+            assert 0 in [
+                simulation.runner.truth_of(row).request.key for row in simulation.plans[-1].rows[: simulation.plans[-1].num_decodes]
+            ]
             assert int(simulation.plans[-1].lengths.sum()) == 256
         simulation.run()
         simulation.check_finished()

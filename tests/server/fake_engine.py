@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from aengine.errors import EngineStateError, FieldViolation, RequestIdInUseError
-from aengine.outputs import FinishReason, ModelInfo, Token, Usage
+from aengine.outputs import Completion, FinishReason, ModelInfo, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
 
 INFO = ModelInfo(
@@ -37,6 +38,7 @@ class FakeStream:
         self.closed = asyncio.Event()
         self._engine = engine
         self._items: asyncio.Queue[Token | Exception] = asyncio.Queue()
+        self._tokens: list[Token] = []
         self._read = 0
         self._ended = False
 
@@ -47,6 +49,27 @@ class FakeStream:
     @property
     def usage(self) -> Usage:
         return Usage(3, 1, self._read)
+
+    @property
+    def effective_params(self) -> SamplingParams:
+        params: SamplingParams = self.call["params"]
+        return replace(params.with_defaults_of(INFO.generation_defaults), seed=self.seed)
+
+    def completion(self) -> Completion:
+        first, *others = (self._completion(index) for index in range(1 + max((token.index for token in self._tokens), default=0)))
+        return replace(first, others=tuple(others))
+
+    def _completion(self, index: int) -> Completion:
+        mine = [token for token in self._tokens if token.index == index]
+        reason = mine[-1].finish_reason if mine else None
+        return Completion(
+            text="".join(token.text for token in mine),
+            token_ids=tuple(token.token_id for token in mine if token.token_id >= 0),
+            finish_reason=reason,
+            stop_reason=f"stop {index}" if reason is FinishReason.STOP_STRING else None,
+            usage=self.usage,
+            prompt_logprobs=self._engine.prompt_logprobs,
+        )
 
     async def started(self) -> None:
         await asyncio.sleep(0)
@@ -70,16 +93,21 @@ class FakeStream:
         item = await self._items.get()
         if isinstance(item, Exception):
             raise item
+        self._tokens.append(item)
         self._read += item.token_id >= 0
         self._ended = item.finish_reason is not None and self._items.empty()
         return item
 
 
 class FakeEngine:
-    """`script` is what every stream says; without it streams wait for `push`. `refusal` is raised by `stream()`."""
+    """`script` is what every stream says; without it streams wait for `push`. `refusal` is raised by `stream()`.
+
+    A sequence that ends with STOP_STRING has met "stop 0", "stop 1" and so on, by its index.
+    """
 
     def __init__(self, script: Iterable[Token | Exception] = (), *, running: bool = True) -> None:
         self.script = list(script)
+        self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self.refusal: Exception | None = None
         self.running = running
         self.streams: dict[str, FakeStream] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 import grpc
@@ -11,10 +12,17 @@ from fake_engine import FakeEngine, tokens
 from grpc import aio
 from grpc_harness import events_of, failure_of, serving, stream_request, text_spec
 
-from aengine.outputs import FinishReason, Token
-from aengine.server.events import EventFold
-from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_DEADLINE, FINISH_REASON_STOP_TOKEN, OutputOptions
-from aengine.v1.generation_service_pb2 import CancelRequestsRequest, GenerateRequest
+from aengine.outputs import FinishReason, Token, TokenLogprob
+from aengine.server.events import MAX_PROMPT_LOGPROBS_BYTES, EventFold
+from aengine.v1.generation_pb2 import (
+    FINISH_REASON_CANCELLED,
+    FINISH_REASON_DEADLINE,
+    FINISH_REASON_STOP_STRING,
+    FINISH_REASON_STOP_TOKEN,
+    LogprobOptions,
+    OutputOptions,
+)
+from aengine.v1.generation_service_pb2 import CancelRequestsRequest, GenerateRequest, StreamGenerateRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -46,8 +54,14 @@ async def test_a_stream_is_started_deltas_ends_finished(engine: FakeEngine) -> N
         [Token(0, 10, ""), Token(0, -1, "\ufffd", finish_reason=FinishReason.CANCELLED)],
         [Token(0, -1, "", finish_reason=FinishReason.DEADLINE)],
         [Token(1, 5, "x"), Token(0, 6, "y", finish_reason=FinishReason.EOS), Token(1, 7, "z", finish_reason=FinishReason.MAX_TOKENS)],
+        [Token(1, 5, "x", finish_reason=FinishReason.STOP_STRING), Token(0, 6, "", finish_reason=FinishReason.STOP_STRING)],
+        [
+            Token(1, 5, "x", logprob=-1.5, rank=2, top_logprobs={6: -0.5, 5: -1.5}),
+            Token(0, 6, "y", logprob=-0.5, rank=1, top_logprobs={6: -0.5, 5: -1.5}, finish_reason=FinishReason.EOS),
+            Token(1, 7, "z", logprob=-2.5, rank=9, top_logprobs={1: -0.25, 2: -0.5}, finish_reason=FinishReason.MAX_TOKENS),
+        ],
     ],
-    ids=["max_tokens", "stop_token", "cancelled", "deadline", "two sequences"],
+    ids=["max_tokens", "stop_token", "cancelled", "deadline", "two sequences", "stop strings", "logprobs"],
 )
 async def test_the_unary_reply_is_the_fold_of_the_stream(engine: FakeEngine, script: list[Token]) -> None:
     engine.script = script
@@ -69,6 +83,10 @@ async def test_the_unary_reply_is_the_fold_of_the_stream(engine: FakeEngine, scr
                 ids = [token.token_id for token in mine if token.token_id >= 0]
                 assert list(sequence.token_ids) == (ids if output.token_ids else [])
                 assert sequence.num_tokens == len(ids)
+                known = [token for token in mine if token.logprob is not None]
+                assert sequence.HasField("logprobs") == bool(known)
+                assert list(sequence.logprobs.logprobs) == [token.logprob for token in known]
+                assert sequence.logprobs.top_k == (2 if known else 0)
 
 
 async def test_a_stop_token_is_named(engine: FakeEngine) -> None:
@@ -77,6 +95,79 @@ async def test_a_stop_token_is_named(engine: FakeEngine) -> None:
         response = await serve.generation.Generate(GenerateRequest(spec=text_spec()))
     assert response.sequences[0].finish.reason == FINISH_REASON_STOP_TOKEN
     assert response.sequences[0].finish.stop_token_id == 11
+
+
+async def test_a_stop_string_is_named_for_each_sequence(engine: FakeEngine) -> None:
+    engine.script = [Token(index, 5, "x", finish_reason=FinishReason.STOP_STRING) for index in (1, 0)]
+    async with serving(engine) as serve:
+        response = await serve.generation.Generate(GenerateRequest(spec=text_spec()))
+    ends = [(sequence.finish.reason, sequence.finish.stop_string) for sequence in response.sequences]
+    assert ends == [(FINISH_REASON_STOP_STRING, "stop 0"), (FINISH_REASON_STOP_STRING, "stop 1")]
+
+
+async def test_logprobs_travel_in_columns(engine: FakeEngine) -> None:
+    engine.script = [
+        Token(0, 5, "x", logprob=-1.5, rank=2, top_logprobs={6: -0.5, 5: -1.5}),
+        Token(0, 6, "", logprob=0.0, rank=1, top_logprobs={}),
+        Token(0, -1, "y", finish_reason=FinishReason.CANCELLED),
+    ]
+    async with serving(engine) as serve:
+        events = await events_of(serve.generation.StreamGenerate(stream_request()))
+    both, bare, closing = (event.delta for event in events[1:4])
+    assert (list(both.logprobs.logprobs), list(both.logprobs.ranks), both.logprobs.top_k) == ([-1.5], [2], 2)
+    assert (list(both.logprobs.top_token_ids), list(both.logprobs.top_logprobs)) == ([6, 5], [-0.5, -1.5])
+    assert (list(bare.logprobs.logprobs), list(bare.logprobs.ranks), bare.logprobs.top_k) == ([0.0], [1], 0)
+    assert not closing.HasField("logprobs")
+
+
+@pytest.mark.parametrize("top_k", [0, 3])
+async def test_logprobs_of_the_prompt_come_in_pieces_before_the_first_delta(engine: FakeEngine, top_k: int) -> None:
+    count = 3 * MAX_PROMPT_LOGPROBS_BYTES // (9 * (1 + top_k))
+    top = {2**31 - 1 - i: -0.25 * i for i in range(top_k)}  # ids as long as they get
+    engine.prompt_logprobs = (None, *(TokenLogprob(0, -0.5 * (i % 64), 2**31 - 1, top) for i in range(1, count)))
+    engine.script = tokens("a", "b")
+    output = OutputOptions(prompt_logprobs=LogprobOptions(top_k=top_k))
+    async with serving(engine) as serve:
+        events = await events_of(serve.generation.StreamGenerate(stream_request(request_id="r", output=output)))
+        unary = await serve.generation.Generate(GenerateRequest(spec=text_spec(output=output), request_id="r"))
+        plain = await events_of(serve.generation.StreamGenerate(stream_request()))
+    kinds = [event.WhichOneof("event") for event in events]
+    pieces = [event.prompt_logprobs for event in events if event.HasField("prompt_logprobs")]
+    assert kinds == ["started", *["prompt_logprobs"] * len(pieces), "delta", "delta", "sequence_finished", "finished"]
+    assert len(pieces) == 4
+    assert all(event.ByteSize() <= MAX_PROMPT_LOGPROBS_BYTES for event in events)
+    offset = 0
+    for piece in pieces:
+        assert (piece.token_offset, piece.logprobs.top_k) == (offset, top_k)
+        offset += len(piece.logprobs.logprobs)
+    assert offset == count
+    whole = unary.prompt_logprobs
+    assert [math.isnan(whole.logprobs[0]), whole.ranks[0], *whole.top_token_ids[:top_k]] == [True, 0, *[0] * top_k]
+    assert all(map(math.isnan, whole.top_logprobs[:top_k]))
+    assert list(whole.logprobs[1:]) == [-0.5 * (i % 64) for i in range(1, count)]
+    assert list(whole.ranks[1:]) == [2**31 - 1] * (count - 1)
+    assert list(whole.top_token_ids[top_k:]) == [*top] * (count - 1)
+    assert list(whole.top_logprobs[top_k:]) == [*top.values()] * (count - 1)
+    fold = EventFold()
+    for event in events:
+        fold.add(event)
+    assert fold.response().prompt_logprobs.SerializeToString() == whole.SerializeToString()  # bytes, for the NaN equals itself
+    assert not any(event.HasField("prompt_logprobs") for event in plain)
+
+
+async def test_the_parameters_in_use_are_told_if_asked_for(engine: FakeEngine) -> None:
+    engine.script = tokens("a")
+    async with serving(engine) as serve:
+        for asked in (False, True):
+            spec = text_spec(output=OutputOptions(effective_params=asked))
+            spec.sampling.top_k = 5
+            events = await events_of(serve.generation.StreamGenerate(StreamGenerateRequest(spec=spec)))
+            unary = await serve.generation.Generate(GenerateRequest(spec=spec))
+            effective = events[0].started.effective_spec
+            assert events[0].started.HasField("effective_spec") == unary.HasField("effective_spec") == asked
+            assert unary.effective_spec == effective
+    assert (effective.sampling.temperature, effective.sampling.top_k, effective.sampling.seed) == (0.5, 5, 77)
+    assert not effective.HasField("prompt")
 
 
 async def test_a_generated_request_id_is_told(engine: FakeEngine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import sys
 import textwrap
@@ -16,12 +17,18 @@ from grpc import aio
 from grpc_harness import Serving, events_of, failure_of, serving, stream_request, text_spec
 
 from aengine import AsyncEngine, SamplingParams
+from aengine.outputs import TokenLogprob
+from aengine.server.events import EventFold
 from aengine.v1.generation_pb2 import (
     FINISH_REASON_CANCELLED,
     FINISH_REASON_DEADLINE,
+    FINISH_REASON_EOS,
+    FINISH_REASON_STOP_STRING,
     ChatMessage,
     GenerationSpec,
+    LogprobOptions,
     OutputOptions,
+    TokenLogprobs,
 )
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, GenerateRequest, StreamGenerateRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
@@ -71,6 +78,113 @@ async def test_the_answer_is_that_of_the_engine(demo: Demo) -> None:
     assert [event.event_number for event in events] == list(range(len(events)))
 
 
+def columns(entries: tuple[TokenLogprob | None, ...], top_k: int) -> TokenLogprobs:
+    nothing = TokenLogprob(0, math.nan, 0, {})
+    message = TokenLogprobs(top_k=top_k)
+    for entry in (entry or nothing for entry in entries):
+        message.logprobs.append(entry.logprob)
+        message.ranks.append(entry.rank)
+        message.top_token_ids.extend(entry.top_logprobs or [0] * top_k)
+        message.top_logprobs.extend(entry.top_logprobs.values() or [math.nan] * top_k)
+    return message
+
+
+async def test_several_sequences_with_logprobs_are_those_of_the_engine(demo: Demo) -> None:
+    prompt = "It is a truth universally acknowledged"
+    params = SamplingParams(temperature=0.9, seed=5, n=3, max_tokens=12, presence_penalty=0.5, logprobs=3, prompt_logprobs=2)
+    direct = await demo.engine.generate(prompt, params)
+    output = OutputOptions(token_ids=True, logprobs=LogprobOptions(top_k=3), prompt_logprobs=LogprobOptions(top_k=2))
+    spec = text_spec(prompt, output=output)
+    spec.sampling.temperature, spec.sampling.seed, spec.sampling.n, spec.sampling.presence_penalty = 0.9, 5, 3, 0.5
+    spec.stopping.max_tokens = 12
+    unary = await demo.serve.generation.Generate(GenerateRequest(spec=spec, request_id="r"))
+    assert len(unary.sequences) == 3
+    for sequence, answer in zip(unary.sequences, (direct, *direct.others), strict=True):
+        assert (sequence.text, tuple(sequence.token_ids)) == (answer.text, answer.token_ids)
+        assert answer.logprobs is not None
+        assert sequence.logprobs == columns(answer.logprobs, 3)
+    assert direct.prompt_logprobs is not None
+    assert len(direct.prompt_logprobs) == unary.prompt.num_tokens > 2
+    assert unary.prompt_logprobs.SerializeToString() == columns(direct.prompt_logprobs, 2).SerializeToString()
+
+    fold, indices = EventFold(), []
+    for event in await events_of(demo.serve.generation.StreamGenerate(StreamGenerateRequest(spec=spec, request_id="r"))):
+        fold.add(event)
+        indices += [event.delta.sequence_index] if event.HasField("delta") else []
+    assert indices != sorted(indices)  # the sequences are generated together
+    folded = fold.response()
+    for response in (unary, folded):
+        for name in ("timing", "usage"):  # the second one found the prompt in the cache
+            response.ClearField(name)
+    assert unary.SerializeToString() == folded.SerializeToString()
+
+
+async def test_a_stop_string_over_the_border_of_tokens_ends_the_text_before_it(demo: Demo) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    prompt = "It is a truth universally"
+    pieces = [token.text async for token in demo.engine.stream(prompt, params)]
+    border = next(i for i in range(4, len(pieces)) if len(pieces[i - 1]) > 1 and len(pieces[i]) > 1)
+    stop = pieces[border - 1][-1] + pieces[border][:2]
+    text = "".join(pieces)
+    for include in (False, True):
+        spec = text_spec(prompt)
+        spec.sampling.temperature = 0
+        spec.stopping.max_tokens, spec.stopping.include_stop_in_output = 24, include
+        spec.stopping.stop_strings.extend(["not to be found", stop])
+        for shown in (True, False):
+            spec.output.text = shown
+            (sequence,) = (await demo.serve.generation.Generate(GenerateRequest(spec=spec))).sequences
+            assert (sequence.finish.reason, sequence.finish.stop_string) == (FINISH_REASON_STOP_STRING, stop)
+            assert sequence.text == (text[: text.index(stop) + include * len(stop)] if shown else "")
+            assert sequence.num_tokens <= border + 1
+    await demo.empty()
+
+
+async def test_min_tokens_delay_a_stop_string(demo: Demo) -> None:
+    spec = text_spec("It is a truth universally")
+    spec.sampling.temperature = 0
+    spec.stopping.max_tokens, spec.stopping.min_tokens = 12, 12
+    spec.stopping.stop_strings.append("e")
+    (sequence,) = (await demo.serve.generation.Generate(GenerateRequest(spec=spec))).sequences
+    assert sequence.num_tokens == 12
+    assert "e" in sequence.text
+
+
+async def test_only_allowed_and_never_banned_ids_are_chosen(demo: Demo) -> None:
+    spec = text_spec(output=OutputOptions(token_ids=True))
+    spec.sampling.allowed_token_ids.extend([40, 50, 60, 70])
+    spec.sampling.logit_bias[50] = -100
+    spec.sampling.seed = 3
+    spec.stopping.max_tokens = 16
+    (sequence,) = (await demo.serve.generation.Generate(GenerateRequest(spec=spec))).sequences
+    assert set(sequence.token_ids) <= {40, 60, 70}
+    del spec.sampling.allowed_token_ids[:]
+    spec.sampling.logit_bias[50] = 100
+    spec.sampling.logit_bias[60] = 100
+    spec.sampling.banned_token_ids.append(60)
+    (sequence,) = (await demo.serve.generation.Generate(GenerateRequest(spec=spec))).sequences
+    assert set(sequence.token_ids) == {50}
+
+
+async def test_structured_output_is_one_of_the_choices(demo: Demo) -> None:
+    spec = text_spec("Is it true?")
+    spec.structured_output.choices.values.extend(["yes", "no, not at all", "perhaps"])
+    spec.sampling.n, spec.sampling.seed = 4, 1
+    response = await demo.serve.generation.Generate(GenerateRequest(spec=spec))
+    assert {sequence.text for sequence in response.sequences} <= {"yes", "no, not at all", "perhaps"}
+    assert {sequence.finish.reason for sequence in response.sequences} == {FINISH_REASON_EOS}
+
+
+async def test_the_effective_spec_tells_what_was_used(demo: Demo) -> None:
+    spec = text_spec(output=OutputOptions(effective_params=True))
+    spec.stopping.max_tokens = 1
+    answer = await demo.serve.generation.Generate(GenerateRequest(spec=spec))
+    defaults = demo.engine.model_info.generation_defaults
+    assert answer.effective_spec.sampling.seed == answer.seed
+    assert answer.effective_spec.sampling.temperature == pytest.approx(1.0 if defaults.temperature is None else defaults.temperature)
+    assert (answer.effective_spec.sampling.repetition_penalty, answer.effective_spec.stopping.max_tokens) == (1.0, 1)
+
+
 async def test_token_ids_and_chats_are_prompts(demo: Demo) -> None:
     spec = GenerationSpec()
     spec.prompt.token_ids.ids.extend([10, 20, 30])
@@ -108,6 +222,16 @@ async def test_what_the_engine_refuses_names_the_field_while_another_stream_goes
     spec = text_spec()
     spec.stopping.stop_token_ids.append(vocab)
     assert await refused(spec) == ["spec.stopping.stop_token_ids"]
+    spec = text_spec()
+    spec.sampling.logit_bias[vocab] = 1
+    assert await refused(spec) == ["spec.sampling.logit_bias"]
+    most = demo.engine.config.max_logprobs
+    spec = text_spec(output=OutputOptions(logprobs=LogprobOptions(top_k=most + 1)))
+    assert await refused(spec) == ["spec.output.logprobs.top_k"]
+    for kind in ("json_schema", "regex"):
+        spec = text_spec()
+        setattr(spec.structured_output, kind, "[(")
+        assert await refused(spec) == [f"spec.structured_output.{kind}"]
     assert (await anext(aiter(other))).event.HasField("delta")
     other.cancel()
     await demo.empty()

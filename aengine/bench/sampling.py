@@ -1,0 +1,170 @@
+"""What choosing tokens costs per step: `python -m aengine.bench.sampling`.
+
+Times the sampler alone on made-up logits that are as peaked as a language model's, by batch size, vocabulary and parameters, and sets
+it beside the least that a decode step of a 0.6B model could take on this machine: reading its weights once. That is a floor, not a
+real step; real steps take longer, at large batches many times longer, and the sampler's true share is smaller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aengine.sampling import Sampler
+from aengine.sampling.grammar import CompiledGrammar
+from aengine.scheduler.plan import NewRow, RowParams
+
+LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 28, 1024, 3072, 16, 8, 128, 151_936
+SPREAD = 5.0  # standard deviation of the logits: some ten tokens share most of the mass of the large vocabulary
+HISTORY = 512  # tokens that a penalised row has seen
+PLAIN = RowParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
+CASES: dict[str, RowParams] = {
+    "greedy": replace(PLAIN, temperature=0.0),
+    "temperature": replace(PLAIN, temperature=0.8),
+    "top_k+top_p": replace(PLAIN, temperature=0.8, top_k=50, top_p=0.9),
+    "top_p": replace(PLAIN, temperature=0.8, top_p=0.9),
+    "penalties": replace(PLAIN, temperature=0.0, repetition_penalty=1.1, frequency_penalty=0.5, presence_penalty=0.5),
+    "logprobs 20": replace(PLAIN, temperature=0.0, logprobs=20),
+    "grammar": replace(PLAIN, temperature=0.0),  # see `any_text`
+}
+END = 0  # end-of-sequence id of the made-up vocabulary; never chosen
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingCost:
+    case: str
+    batch: int
+    vocab_size: int
+    milliseconds: float  # median
+    share: float  # of the floor of a decode step
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The least time of a decode step of the 0.6B shape, all weights read once at the bandwidth of a large copy."""
+
+    weight_bytes: int
+    bytes_per_second: float
+    milliseconds: float
+
+
+def weight_bytes() -> int:
+    """Of the 0.6B shape in two-byte floats, its embedding being its head as well."""
+    attention = HIDDEN * HEAD_DIM * (HEADS + 2 * KV_HEADS) + HEADS * HEAD_DIM * HIDDEN
+    return 2 * (LAYERS * (attention + 3 * HIDDEN * INTERMEDIATE) + VOCAB * HIDDEN)
+
+
+def measure_floor() -> Floor:
+    source = torch.ones(1 << 28, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    seconds = _median(lambda: target.copy_(source), 7)
+    rate = 2 * source.numel() / seconds
+    return Floor(weight_bytes(), rate, weight_bytes() / rate * 1e3)
+
+
+def sampling_cost(case: str, params: RowParams, batch: int, vocab_size: int, floor: Floor, repeats: int) -> SamplingCost:
+    rng = np.random.default_rng(0)
+    logits = torch.randn(batch, vocab_size, generator=torch.Generator().manual_seed(0)).mul_(SPREAD)
+    logits[:, END] = -100.0
+    if case == "grammar":
+        params = replace(params, grammar=any_text(vocab_size))
+    sampler = Sampler(batch, vocab_size, torch.device("cpu"))
+    sampler.update(
+        [
+            NewRow(
+                row,
+                replace(params, seed=row),
+                prompt_len=HISTORY if params.grammar else HISTORY // 2,
+                tokens=rng.integers(0, vocab_size, HISTORY).astype(np.int32) if params.needs_history else np.zeros(0, np.int32),
+            )
+            for row in range(batch)
+        ]
+    )
+    rows = np.arange(batch, dtype=np.int32)
+    device_rows = torch.from_numpy(rows)
+    at = HISTORY
+
+    def step() -> Tensor:
+        nonlocal at
+        positions = np.full(batch, at, dtype=np.int32)
+        at += 1
+        sampled = sampler.sample(logits, rows, positions, device_rows, torch.from_numpy(positions))
+        sampler.observe(rows, sampled.tokens.numpy().astype(np.int32))
+        return sampled.tokens
+
+    with torch.inference_mode():
+        milliseconds = _median(step, repeats) * 1e3
+    return SamplingCost(case, batch, vocab_size, milliseconds, milliseconds / floor.milliseconds)
+
+
+def any_text(vocab_size: int) -> CompiledGrammar:
+    """Text of any length without quotes or backslashes, over random ASCII strings."""
+    import xgrammar
+
+    letters = np.random.default_rng(0).integers(32, 127, (vocab_size, 6))
+    vocabulary = [b"<end>", *(line[: 1 + i % 6].tobytes() for i, line in enumerate(letters[1:].astype(np.uint8)))]
+    info = xgrammar.TokenizerInfo(vocabulary, vocab_size=vocab_size, stop_token_ids=[END])
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    return CompiledGrammar(compiler.compile_regex(r'[^"\\]*'), None)
+
+
+def _median(run: Callable[[], object], repeats: int) -> float:
+    """Seconds; two runs before those that count."""
+    times = []
+    for _ in range(repeats + 2):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times[2:]))
+
+
+def run(batches: Sequence[int], vocab_sizes: Sequence[int], cases: Sequence[str], repeats: int) -> tuple[Floor, list[SamplingCost]]:
+    floor = measure_floor()
+    costs = [
+        sampling_cost(case, CASES[case], batch, vocab_size, floor, repeats)
+        for vocab_size in vocab_sizes
+        for batch in batches
+        for case in cases
+    ]
+    return floor, costs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m aengine.bench.sampling", description=__doc__)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 256], help="rows per step")
+    parser.add_argument("--vocab", type=int, nargs="+", default=[32_000, VOCAB], help="vocabulary sizes")
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--repeats", type=int, default=7, help="timed steps per line")
+    parser.add_argument("--threads", type=int, help="of torch; default: torch's own choice")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    options = parser.parse_args()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    cases = list(options.cases)
+    if "grammar" in cases and importlib.util.find_spec("xgrammar") is None:
+        cases.remove("grammar")
+        print("without grammar: xgrammar is not installed (extra `structured`)", file=sys.stderr)
+    floor, costs = run(options.batch, options.vocab, cases, options.repeats)
+    if options.json:
+        print(json.dumps({"floor": asdict(floor), "threads": torch.get_num_threads(), "costs": [asdict(cost) for cost in costs]}))
+        return
+    print(
+        f"{torch.get_num_threads()} threads; floor of a 0.6B decode step, not a real step: {floor.weight_bytes / 1e9:.2f} GB of weights at"
+        f" {floor.bytes_per_second / 1e9:.1f} GB/s are {floor.milliseconds:.1f} ms"
+    )
+    print(f"{'vocab':>7} {'batch':>6} {'case':>14} {'ms':>9} {'of floor':>9}")
+    for cost in costs:
+        print(f"{cost.vocab_size:>7} {cost.batch:>6} {cost.case:>14} {cost.milliseconds:>9.3f} {cost.share:>9.1%}")
+
+
+if __name__ == "__main__":
+    main()

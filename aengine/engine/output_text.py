@@ -1,0 +1,158 @@
+"""`OutputText`: what the tokens of one sequence become for its reader. Owns stop strings and the text they hold back.
+
+Whole text comes from a `Detokenizer`; here it is searched, cut and passed on. Knows nothing of requests, streams or why a
+sequence ended: the caller sees `stopped` and ends it.
+
+Which match ends the sequence: the one that begins earliest in the text; of those that begin there, the shortest. That depends
+on the text alone, not on how it falls into tokens. So of "abcd" and "bc" the first wins in "abcd", and after "abc" the answer
+is still open: one of the next tokens, or the end of the sequence, decides. It never stays open for longer than a stop string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from aengine.engine.detokenizer import Detokenizer
+
+
+class OutputText:
+    """The text of one sequence, piece by piece, up to its first stop string. Not for use by two threads at once.
+
+    The pieces add up to the full decode, cut where the match begins, or ends with `include_stop`. What is held back besides the
+    detokenizer's own: the longest end of the text with which a stop string could begin, and no more. Stop strings are compared
+    by code points, so one may begin or end inside a grapheme, and U+FFFD, which stands for bytes that are not UTF-8, is found like
+    any other; text left out with the special tokens is not.
+
+    `min_tokens`: a match counts only if it is completed by a later token than the first `min_tokens`: the text that is known to
+    end with its last character came with such a token. It may begin in the text before. A stop string that was complete by then
+    is text like any other and never found later, but one that overlaps with it, or goes on from it, is. Every pushed token
+    counts, one without text too.
+
+    Cost: a step of an automaton per character, and a copy of what is held; without stop strings, nothing.
+    """
+
+    __slots__ = ("_detokenizer", "_held", "_include_stop", "_match", "_min_tokens", "_state", "_strings", "_tokens", "stopped")
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        *,
+        stop: tuple[str, ...] | StopStrings = (),
+        include_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        """`detokenizer`: fresh, and used by nobody else. `stop`: strings that are not empty, or what several sequences share of them."""
+        self.stopped: str | None = None
+        """The stop string that ended the sequence: set by `push`, `flush` or `end_with`, which return no more text from then on."""
+        self._detokenizer = detokenizer
+        self._include_stop = include_stop
+        self._min_tokens = min_tokens
+        self._tokens = 0
+        self._strings = stop if isinstance(stop, StopStrings) else StopStrings(stop) if stop else None
+        self._state = 0  # after the text so far
+        self._held = ""  # as many characters as the state is deep
+        self._match: tuple[int, int] | None = None  # start and end in `held` of the earliest match, while an earlier one is possible
+
+    def push(self, token_id: int) -> str:
+        """Adds an id (>= 0); returns the text that became certain, often empty."""
+        if self._strings is None:
+            return self._detokenizer.push(token_id)
+        if self.stopped is not None:
+            return ""
+        self._tokens += 1
+        return self._search(self._strings, self._detokenizer.push(token_id))
+
+    def flush(self) -> str:
+        """At the end of the sequence, once: everything still held back, up to a stop string in it."""
+        if self._strings is None:
+            return self._detokenizer.flush()
+        if self.stopped is not None:
+            return ""
+        text = self._search(self._strings, self._detokenizer.flush())
+        if self.stopped is not None:
+            return text
+        return text + (self._held if self._match is None else self._stop(self._held, *self._match))
+
+    def end_with(self, token_id: int, include: bool) -> str:
+        """The end of a sequence that an end-of-sequence id or a stop token ended: `push` of it if `include`, and `flush`."""
+        return (self.push(token_id) if include else "") + self.flush()
+
+    def _search(self, strings: StopStrings, piece: str) -> str:
+        """Reads text that follows on `held`; returns what of both is certain."""
+        state, match = self._state, self._match
+        counts = self._tokens > self._min_tokens
+        text = self._held + piece
+        for end, character in enumerate(piece, start=len(self._held) + 1):
+            state = strings.step(state, character)
+            found = strings.match[state]
+            if found and counts and (match is None or end - found < match[0]):
+                match = end - found, end
+            if match is not None and match[0] <= end - strings.depth[state]:  # what could yet be completed begins no earlier
+                return self._stop(text, *match)
+            state = strings.unfinished[state]
+        certain = len(text) - strings.depth[state]
+        self._state = state
+        self._held = text[certain:]
+        self._match = match and (match[0] - certain, match[1] - certain)
+        return text[:certain]
+
+    def _stop(self, text: str, start: int, end: int) -> str:
+        self.stopped = text[start:end]
+        return text[: end if self._include_stop else start]
+
+
+class StopStrings:
+    """Stop strings, made ready to be looked for in any number of sequences: the automaton of Aho and Corasick ("Efficient string
+    matching", 1975). It does not change.
+
+    A state is a number: the longest beginning of a stop string that the text read so far ends with; 0 is none. What is known of
+    a state stands in lists.
+    """
+
+    __slots__ = ("_children", "_fallback", "depth", "match", "unfinished")
+
+    def __init__(self, strings: Iterable[str]) -> None:
+        """`strings`: not empty."""
+        self._children: list[dict[str, int]] = [{}]  # the states of one more character
+        self._fallback = [0]  # the next shorter beginning that the text ends with
+        self.depth = [0]  # characters of the beginning
+        self.match = [0]  # characters of the longest stop string that the text ends with; 0 for none
+        self.unfinished = [0]  # the longest beginning that the text ends with and that a stop string goes on from
+        for string in strings:
+            self.match[self._add(string)] = len(string)
+        for state, children in self._by_depth():  # so what is shallower, as each fallback is, is finished
+            fallback = self._fallback[state]
+            self.match[state] = self.match[state] or self.match[fallback]
+            self.unfinished[state] = state if children else self.unfinished[fallback]
+            if state:
+                for character, child in children.items():
+                    self._fallback[child] = self.step(fallback, character)
+
+    def step(self, state: int, character: str) -> int:
+        """The state after one more character."""
+        while (child := self._children[state].get(character)) is None:
+            if not state:
+                return 0
+            state = self._fallback[state]
+        return child
+
+    def _add(self, string: str) -> int:
+        state = 0
+        for character in string:
+            child = self._children[state].get(character)
+            if child is None:
+                child = len(self.depth)
+                self._children[state][character] = child
+                self._children.append({})
+                self._fallback.append(0)
+                self.depth.append(self.depth[state] + 1)
+                self.match.append(0)
+                self.unfinished.append(0)
+            state = child
+        return state
+
+    def _by_depth(self) -> Iterator[tuple[int, dict[str, int]]]:
+        states = [0]
+        for state in states:  # grows as it is read
+            yield state, self._children[state]
+            states.extend(self._children[state].values())

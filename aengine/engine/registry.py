@@ -1,0 +1,188 @@
+"""Every request in flight, from `stream()` to its release: preparing it, handing it to the step thread, and handing on what comes back.
+
+Lives in the event loop; only `_cancel` may be called from elsewhere. Knows nothing of how the engine starts or stops.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING
+
+from aengine.config import EngineConfig
+from aengine.engine.grammars import GrammarCompiler
+from aengine.engine.loading import LoadedModel
+from aengine.engine.logprobs import add_prompt_logprobs, token_logprob
+from aengine.engine.loop_edge import LoopEdge
+from aengine.engine.mailbox import Cancel, Command, Park, Submit, Unpark
+from aengine.engine.output_text import OutputText, StopStrings
+from aengine.engine.prompts import Limits, Options, Prepared, Prompt, effective_params, make_requests, needs_worker, prepare
+from aengine.engine.queue_bound import QueueBound
+from aengine.engine.stream_state import StreamHooks, StreamState
+from aengine.params import SamplingParams
+from aengine.scheduler import Updates
+
+if TYPE_CHECKING:
+    from aengine.sampling.grammar import CompiledGrammar
+
+
+class Registry:
+    """`post` hands a command to the step thread; `workers` tokenize long prompts."""
+
+    def __init__(
+        self, config: EngineConfig, loaded: LoadedModel, edge: LoopEdge, post: Callable[[Command], None], workers: Executor
+    ) -> None:
+        self._config = config
+        self._loaded = loaded
+        self._edge = edge
+        self._post = post
+        self._workers = workers
+        runner = loaded.runner
+        self._grammars = GrammarCompiler(loaded.tokenizer, loaded.info.vocab_size, loaded.info.eos_token_ids)
+        self._limits = Limits(loaded.info, (runner.num_pages - 1) * runner.page_size, config.max_logprobs)
+        self._hooks = StreamHooks(cancel=self._cancel, stop=lambda key: post(Cancel(key)), lag=self._on_lag)
+        self._streams: dict[int, StreamState] = {}  # every request of which something is left, by the key of each of its sequences
+        self._by_id: dict[str, StreamState] = {}
+        self._next_key = 0
+        self._bound = QueueBound(config.max_queued_requests, config.max_queued_tokens)
+        self.num_submitted = 0  # sequences handed to the step thread so far
+
+    def find(self, request_id: str) -> StreamState | None:
+        return self._by_id.get(request_id)
+
+    @property
+    def num_preparing(self) -> int:
+        """Requests whose prompt is still being tokenized."""
+        return sum(not state.submitted for state in self._by_id.values())
+
+    def open(self, request_id: str, prompt: Prompt, params: SamplingParams, options: Options) -> StreamState:
+        """Take a request: submit it at once where preparing it is quick, else prepare it in a worker thread first.
+
+        `params` have a seed. Raises `InvalidRequestError` or `QueueFullError`, and then nothing of it is left.
+        """
+        state = self._make_state(request_id, params)
+        if not needs_worker(prompt) and params.structured_output is None:
+            self._submit(state, prepare(prompt, params, self._loaded.tokenizer, self._loaded.info), options)
+            return state
+        self._bound.enter(state.key, 0)
+        self._register(state)
+        if params.structured_output is None:
+            self._prepare(state, prompt, options, None)
+        else:
+            compiling = self._grammars.compile(params.structured_output)
+            compiling.add_done_callback(functools.partial(self._edge.call_soon, self._on_compiled, state, prompt, options))
+        return state
+
+    def update(self, updates: Updates) -> None:
+        """Hand on what one step changed."""
+        streams = self._streams
+        for key, cached_tokens in updates.started:
+            state = streams[key]
+            if key == state.key:
+                state.cached_prompt_tokens = cached_tokens
+                self._bound.leave(key)
+        for key, piece in updates.prompt_logprobs:
+            state = streams[key]
+            add_prompt_logprobs(state.prompt_logprobs, state.prompt, piece, state.params.prompt_logprobs or 0)
+        ends = {finished.key: finished for finished in updates.finished}
+        for i, (key, token_id) in enumerate(zip(updates.keys, updates.token_ids, strict=True)):
+            state = streams[key]
+            logprob = None
+            if state.params.logprobs is not None and updates.logprobs is not None:
+                logprob = token_logprob(token_id, updates.logprobs, i, state.params.logprobs)
+            state.push(key, token_id, logprob, ends.get(key))
+        for finished in updates.finished:
+            streams[finished.key].finish(finished)
+        for key in updates.released:
+            state = streams[key]
+            if state.release():
+                self._forget(state)
+
+    def end_all(self, error: BaseException) -> None:
+        """The step thread is gone: whoever waits must be told now."""
+        for state in list(self._by_id.values()):
+            self._forget(state)
+            state.end(error)
+
+    # ---- inside --------------------------------------------------------------------------------------------------------
+
+    def _make_state(self, request_id: str, params: SamplingParams) -> StreamState:
+        key, self._next_key = self._next_key, self._next_key + params.n
+        texts: tuple[OutputText, ...] = ()
+        if params.detokenize:
+            stop = StopStrings(params.stop) if params.stop else ()
+            texts = tuple(
+                OutputText(
+                    self._loaded.tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
+                    stop=stop,
+                    include_stop=params.include_stop_str_in_output,
+                    min_tokens=params.min_tokens,
+                )
+                for _ in range(params.n)
+            )
+        return StreamState(key, request_id, params, texts, self._config.max_unread_tokens, self._hooks)
+
+    def _register(self, state: StreamState) -> None:
+        self._by_id[state.request_id] = state
+        for key in state.keys:
+            self._streams[key] = state
+
+    def _forget(self, state: StreamState) -> None:
+        self._bound.leave(state.key)
+        self._by_id.pop(state.request_id, None)
+        for key in state.keys:
+            self._streams.pop(key, None)
+
+    def _submit(self, state: StreamState, prepared: Prepared, options: Options) -> None:
+        params = effective_params(state.params, len(prepared.prompt), self._limits)
+        requests = make_requests(state.keys, prepared, params, options, self._limits, time.monotonic())
+        self._bound.enter(state.key, len(prepared.prompt))
+        self._register(state)
+        state.submit(params, prepared.prompt.tolist() if params.prompt_logprobs is not None else [], len(prepared.prompt))
+        self.num_submitted += len(requests)
+        for request in requests:
+            self._post(Submit(request))
+
+    def _on_compiled(self, state: StreamState, prompt: Prompt, options: Options, compiling: Future[CompiledGrammar]) -> None:
+        """A request's grammar is known, or is none."""
+        if state.released.is_set():
+            return
+        try:
+            self._prepare(state, prompt, options, compiling.result())
+        except Exception as error:
+            self._drop(state, error)
+
+    def _prepare(self, state: StreamState, prompt: Prompt, options: Options, grammar: CompiledGrammar | None) -> None:
+        work = self._workers.submit(prepare, prompt, state.params, self._loaded.tokenizer, self._loaded.info, grammar)
+        work.add_done_callback(functools.partial(self._edge.call_soon, self._on_prepared, state, options))
+
+    def _on_prepared(self, state: StreamState, options: Options, work: Future[Prepared]) -> None:
+        """A request comes back from a worker thread."""
+        if state.released.is_set():
+            return
+        try:
+            self._submit(state, work.result(), options)
+        except Exception as error:
+            self._drop(state, error)
+
+    def _cancel(self, state: StreamState) -> None:
+        """Nobody wants the request any more. Callable from a destructor, so in any thread and at any time."""
+        if state.submitted:
+            for key in state.keys:
+                self._post(Cancel(key))
+        else:
+            self._edge.call_soon(self._drop, state, None)
+
+    def _drop(self, state: StreamState, error: BaseException | None) -> None:
+        """End a request that has not reached the step thread."""
+        if state.submitted:
+            self._cancel(state)
+            return
+        self._forget(state)
+        state.end(error)
+
+    def _on_lag(self, state: StreamState, lagging: bool) -> None:
+        for key in state.keys:
+            self._post(Park(key) if lagging else Unpark(key))

@@ -1,0 +1,184 @@
+"""`StreamState`: what the event loop knows of one request, from submission to release.
+
+The engine feeds it with what the step thread reports; the `TokenStream` that the user holds reads from it. Owns the order of what
+is read, the ends of sequences, stop strings, and when a reader lags. All methods are called in the event loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+
+from aengine.engine.output_text import OutputText
+from aengine.outputs import FinishReason, TokenLogprob
+from aengine.params import SamplingParams
+from aengine.scheduler import Finished
+
+NO_TOKEN = -1  # token_id of the item that closes a sequence ended from outside
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a sequence, and what matched if something did."""
+
+    reason: FinishReason
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class Item:
+    """One thing to read: a token, or the end of a sequence that no token of its own ended."""
+
+    index: int
+    token_id: int
+    logprob: TokenLogprob | None
+    end: End | None  # set for the last item of a sequence
+    text: str | None  # None: not decoded yet
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHooks:
+    """What a stream asks of the engine."""
+
+    cancel: Callable[[StreamState], None]  # the whole request; callable from any thread
+    stop: Callable[[int], None]  # the sequence with this key has its stop string
+    lag: Callable[[StreamState, bool], None]  # the reader fell behind, or has caught up
+
+
+class StreamState:
+    """The state of a request with `params.n` sequences, whose keys are `key`, `key + 1`, ..."""
+
+    def __init__(
+        self,
+        key: int,
+        request_id: str,
+        params: SamplingParams,
+        texts: tuple[OutputText, ...],
+        lag_limit: int,
+        hooks: StreamHooks,
+    ) -> None:
+        """`texts`: one for each sequence, or none at all where no text is wanted. `lag_limit`: unread tokens at which it lags."""
+        self.key = key
+        self.request_id = request_id
+        self.params = params  # with defaults applied, once they are known
+        self.texts = texts
+        self.hooks = hooks
+        self.items: deque[Item] = deque()  # not yet read
+        self.prompt_tokens = 0
+        self.cached_prompt_tokens = 0
+        self.prompt: list[int] = []  # the ids, where prompt_logprobs need them
+        self.prompt_logprobs: list[TokenLogprob | None] = []
+        self.submitted = False  # handed to the step thread, which will release it
+        self.error: BaseException | None = None
+        self.waiter: anyio.Event | None = None
+        self.ready = anyio.Event()  # the prompt is known and valid, or the stream has failed
+        self.released = anyio.Event()  # nothing of the request is left in the engine
+        self._lag_limit = lag_limit
+        self._parked = False
+        self._ended = [False] * params.n  # whether the end of the sequence is among the items, or was
+        self._num_released = 0
+
+    @property
+    def keys(self) -> range:
+        return range(self.key, self.key + self.params.n)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sequence has its end, read or not, or the request failed."""
+        return self.error is not None or all(self._ended)
+
+    def submit(self, params: SamplingParams, prompt: list[int], prompt_tokens: int) -> None:
+        """The request is valid and goes to the step thread. `prompt`: its ids, where prompt_logprobs need them."""
+        self.params = params
+        self.prompt = prompt
+        self.prompt_tokens = prompt_tokens
+        self.prompt_logprobs = [None]
+        self.submitted = True
+        self.ready.set()
+
+    # ---- fed by the engine ---------------------------------------------------------------------------------------------
+
+    def push(self, key: int, token_id: int, logprob: TokenLogprob | None, finished: Finished | None) -> None:
+        """A new token; `finished` if the sequence ends with it."""
+        index = key - self.key
+        if self._ended[index]:
+            return  # generated before the scheduler heard of the stop string
+        end = End(finished.reason, finished.stop_token_id) if finished is not None and finished.reason in _ENDED_BY_TOKEN else None
+        item = Item(index, token_id, logprob, end, None)
+        if self.params.stop:  # these are decoded at once, so that the sequence stops however slow its reader is
+            item.text = self.decode(item)
+            stopped = self.texts[index].stopped
+            if stopped is not None:
+                item.end = End(FinishReason.STOP_STRING, stopped)
+                if end is None:
+                    self.hooks.stop(key)
+        self._append(item)
+        if len(self.items) > self._lag_limit and not self._parked:
+            self._parked = True
+            self.hooks.lag(self, True)
+
+    def finish(self, finished: Finished) -> None:
+        """A sequence ended, after its last token was pushed."""
+        if finished.error is not None:
+            self.error = finished.error
+            self.hooks.cancel(self)
+            self.wake()
+        elif not self._ended[finished.key - self.key]:
+            self._append(Item(finished.key - self.key, NO_TOKEN, None, End(finished.reason), None))
+
+    def release(self) -> bool:
+        """The scheduler let go of one more sequence; True when it was the last."""
+        self._num_released += 1
+        if self._num_released < self.params.n:
+            return False
+        self.released.set()
+        return True
+
+    def end(self, error: BaseException | None) -> None:
+        """Nothing of the request is left in the engine, and no report of it follows: it failed, or was cancelled."""
+        if error is None:
+            for key in self.keys:
+                self.finish(Finished(key, FinishReason.CANCELLED))
+        elif not self.finished:
+            self.error = error
+        self.ready.set()
+        self.released.set()
+        self.wake()
+
+    def wake(self) -> None:
+        if self.waiter is not None:
+            self.waiter.set()
+
+    def _append(self, item: Item) -> None:
+        self._ended[item.index] = item.end is not None
+        self.items.append(item)
+        self.wake()
+
+    # ---- read by the stream --------------------------------------------------------------------------------------------
+
+    def pop(self) -> Item:
+        """The next item, decoded."""
+        item = self.items.popleft()
+        if item.text is None:
+            item.text = self.decode(item)
+        if self._parked and len(self.items) <= self._lag_limit // 2:
+            self._parked = False
+            self.hooks.lag(self, False)
+        return item
+
+    def decode(self, item: Item) -> str:
+        """The text that an item brings. Items of a sequence are decoded in order, each once."""
+        if not self.texts:
+            return ""
+        text = self.texts[item.index]
+        if item.end is not None and item.end.reason in _STOPPED:  # the token that stopped the sequence is not part of its text
+            return text.end_with(item.token_id, include=self.params.include_stop_str_in_output)
+        piece = text.push(item.token_id) if item.token_id != NO_TOKEN else ""
+        return piece if item.end is None else piece + text.flush()
+
+
+_STOPPED = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})
+_ENDED_BY_TOKEN = _STOPPED | {FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LENGTH}

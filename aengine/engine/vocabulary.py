@@ -1,0 +1,134 @@
+"""What text each token stands for, as bytes. Owns the experiments that find it out; knows no grammars.
+
+A grammar speaks of the bytes of a text, so it can steer a model only if the text of a sequence is the text of its tokens, one
+after the other. That is so for most tokenizers, but how a token's text is spelled in the vocabulary depends on the decoder. Rather
+than repeat the rules of each decoder, the decoder is asked: what does a token add between two others, and at the start of a text?
+Only raw bytes, which are no text by themselves, are read off the spelling of the token.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aengine.engine.tokenizer import Tokenizer
+
+REPLACEMENT = "\ufffd"
+_TRIALS = 512  # random sequences whose text must be that of their tokens
+
+
+class NotConcatenative(Exception):
+    """The text of a sequence is not that of its tokens, one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a model with `len(texts)` ids, each as the bytes of its text."""
+
+    texts: tuple[bytes, ...]
+    """What a token adds to a text that has begun. Empty for special tokens, and ids that have no token or no text."""
+    drops_first_space: bool
+    """Whether the text of a sequence lacks the space that its first token begins with."""
+    may_begin: tuple[bool, ...]
+    """By id: whether a text that this token begins starts with just its own text, but for the dropped space."""
+
+
+def read_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
+    """`vocab_size`: of the model; may be larger or smaller than the tokenizer's. Takes microseconds per token.
+
+    Raises `NotConcatenative`.
+    """
+    pieces = [tokenizer.piece(token_id) for token_id in range(vocab_size)]
+    known = [token_id for token_id, piece in enumerate(pieces) if piece is not None]
+    texts = _byte_level_texts(tokenizer, pieces) or _asked_texts(tokenizer, pieces, known)
+    known = [token_id for token_id in known if texts[token_id]]
+    drops_first_space = _drops_first_space(tokenizer, texts, known)
+    _check(tokenizer, texts, known, drops_first_space)
+    may_begin = [False] * vocab_size
+    for token_id in known:
+        may_begin[token_id] = _begins_as_expected(tokenizer, texts, token_id, drops_first_space)
+    return Vocabulary(tuple(texts), drops_first_space, tuple(may_begin))
+
+
+def _byte_level_texts(tokenizer: Tokenizer, pieces: Sequence[str | None]) -> list[bytes] | None:
+    """For vocabularies whose letters each stand for a byte (GPT-2 and its many heirs); None for others."""
+    alphabet = _byte_level_alphabet()
+    ids = {piece: token_id for token_id, piece in enumerate(pieces) if piece is not None}
+    space, letter = ids.get("\u0120"), ids.get("a")  # the letter that stands for a space
+    if space is None or letter is None or tokenizer.decode([letter, space, letter]) != "a a":
+        return None
+    texts = []
+    for piece in pieces:
+        # A token that was added may have letters beyond the alphabet; the decoder then takes all of it as it is.
+        text = [alphabet.get(character) for character in piece or ""]
+        texts.append((piece or "").encode() if None in text else bytes(byte for byte in text if byte is not None))
+    return texts
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Printable bytes are the characters of their code, the rest in their order are those from 256 on (GPT-2's bytes_to_unicode)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = itertools.count(256)
+    return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
+
+
+def _asked_texts(tokenizer: Tokenizer, pieces: Sequence[str | None], known: Sequence[int]) -> list[bytes]:
+    """By the decoder itself: what a token adds after another one."""
+    texts = [b""] * len(pieces)
+    anchor = next((token_id for token_id in known if (text := tokenizer.decode([token_id])).isascii() and text.isalnum()), None)
+    if anchor is None:
+        raise NotConcatenative("no token is a word or a letter")
+    before = tokenizer.decode([anchor])
+    after = _suffix(tokenizer.decode([anchor, anchor]), before, anchor)
+    for token_id in known:
+        if token_id in tokenizer.byte_ids:
+            texts[token_id] = bytes.fromhex((pieces[token_id] or "")[3:5])
+            continue
+        text = _suffix(tokenizer.decode([anchor, token_id]), before, token_id)
+        if tokenizer.decode([anchor, token_id, anchor]) != before + text + after:
+            raise NotConcatenative(f"the text of token {token_id} depends on the tokens around it")
+        texts[token_id] = b"" if REPLACEMENT in text else text.encode()
+    return texts
+
+
+def _suffix(text: str, prefix: str, token_id: int) -> str:
+    if not text.startswith(prefix):
+        raise NotConcatenative(f"token {token_id} changes the text before it")
+    return text[len(prefix) :]
+
+
+def _drops_first_space(tokenizer: Tokenizer, texts: Sequence[bytes], known: Sequence[int]) -> bool:
+    for token_id in known:
+        text = texts[token_id]
+        if text[:1] == b" " and text[1:].isalnum() and text.isascii():
+            return tokenizer.decode([token_id]) == text[1:].decode()
+    return False
+
+
+def _begins_as_expected(tokenizer: Tokenizer, texts: Sequence[bytes], token_id: int, drops_first_space: bool) -> bool:
+    text = texts[token_id]
+    if drops_first_space:
+        if text[:1] != b" ":
+            return False
+        text = text[1:]
+    expected = text.decode(errors="replace")
+    return REPLACEMENT in expected or tokenizer.decode([token_id]) == expected
+
+
+def _check(tokenizer: Tokenizer, texts: Sequence[bytes], known: Sequence[int], drops_first_space: bool) -> None:
+    """Whether all of it fits together, on random sequences that are UTF-8. Raises `NotConcatenative`."""
+    draw = random.Random(0)
+    begins = [token_id for token_id in known if _begins_as_expected(tokenizer, texts, token_id, drops_first_space)]
+    if not begins:
+        raise NotConcatenative("no token begins a text")
+    for _ in range(_TRIALS):
+        ids = [draw.choice(begins), *draw.choices(known, k=3)]
+        joined = b"".join(texts[token_id] for token_id in ids)
+        try:
+            expected = joined.decode()[drops_first_space:]
+        except UnicodeDecodeError:
+            continue
+        if tokenizer.decode(ids) != expected:
+            raise NotConcatenative(f"the text of tokens {ids} is not the text of each of them")

@@ -1,0 +1,98 @@
+"""Prompt logprobs: how likely the model found the tokens that a prompt goes on with.
+
+Owns the prompts of rows that want them. The logits of a prompt's position predict its next token; those of its last position choose
+the first token of the output and are left to the sampler. Logits are made for a block of positions at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.attention import StepLayout
+from aengine.sampling import DeviceLogprobs, join, token_logprobs
+from aengine.scheduler.plan import NewRow, PromptLogprobs, TokenLogprobs
+
+_BLOCK_ELEMENTS = 1 << 24  # logits at a time: 64 MiB in float32
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """`count` tokens of a row's prompt from position `start` on, with `width` alternatives each."""
+
+    row: int
+    start: int
+    count: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """The logprobs of all spans of a step, one span after another."""
+
+    spans: tuple[_Span, ...]
+    logprobs: DeviceLogprobs
+
+    def on_host(self) -> tuple[PromptLogprobs, ...]:
+        """From tensors that are in host memory already."""
+        everything = self.logprobs.on_host()
+        out = []
+        begin = 0
+        for span in self.spans:
+            part = slice(begin, begin + span.count)
+            logprobs = TokenLogprobs(
+                everything.chosen[part],
+                everything.ranks[part],
+                everything.top_ids[part, : span.width],
+                everything.top_logprobs[part, : span.width],
+            )
+            out.append(PromptLogprobs(span.row, span.start, logprobs))
+            begin += span.count
+        return tuple(out)
+
+
+class PromptScorer:
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._prompts: dict[int, tuple[NDArray[np.int32], int]] = {}  # row -> its prompt, how many alternatives
+
+    def update(self, new_rows: Sequence[NewRow]) -> None:
+        """Takes over the prompts of rows that changed hands."""
+        for new in new_rows:
+            self._prompts.pop(new.row, None)
+            if new.params.prompt_logprobs is not None:
+                self._prompts[new.row] = new.tokens[: new.prompt_len], new.params.prompt_logprobs
+
+    def score(self, rows: NDArray[np.int32], layout: StepLayout, logits: Callable[[Tensor], Tensor]) -> PromptScores | None:
+        """What the step's chunks say about the prompts of `rows`; None if nothing.
+
+        `logits` gives the [m, vocab_size] float32 logits of the step's tokens with [m] int32 indices.
+        """
+        if not self._prompts:
+            return None
+        spans, indices, targets = [], [], []
+        for i in range(layout.num_decodes, len(rows)):
+            prompt, width = self._prompts.get(int(rows[i]), (None, 0))
+            if prompt is None:
+                continue
+            first, end = int(layout.qo_indptr[i]), int(layout.qo_indptr[i + 1])
+            start = int(layout.seq_lens[i]) - (end - first) + 1  # of the first token that is predicted
+            count = min(end - first, len(prompt) - start)
+            if count > 0:
+                spans.append(_Span(int(rows[i]), start, count, width))
+                indices.append(np.arange(first, first + count, dtype=np.int32))
+                targets.append(prompt[start : start + count].astype(np.int64))
+        if not spans:
+            return None
+        at = torch.from_numpy(np.concatenate(indices)).to(self._device, non_blocking=True)
+        tokens = torch.from_numpy(np.concatenate(targets)).to(self._device, non_blocking=True)
+        most = max(span.width for span in spans)
+        block = max(1, _BLOCK_ELEMENTS // self._vocab_size)
+        blocks = [slice(begin, begin + block) for begin in range(0, len(tokens), block)]
+        return PromptScores(tuple(spans), join([token_logprobs(logits(at[one]), tokens[one], most) for one in blocks]))

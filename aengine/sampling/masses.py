@@ -1,0 +1,97 @@
+"""Probability masses of whole rows, and draws from them in two stages: a block of neighbouring ids, then a token of it.
+
+A draw from a whole row needs noise for the blocks and for one block's tokens, not for every token. All passes over the vocabulary are
+made for a few rows at a time, in one buffer that stays in a cache. Knows nothing of rows' indices or of how candidates are ordered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aengine.sampling.noise import log_exponential, row_keys, token_hashes
+
+_WIDTH = 64  # ids per block
+_BUFFER_ELEMENTS = 1 << 18  # on a CPU: 1 MiB, half of what a core usually has for itself
+
+
+@dataclass(frozen=True, slots=True)
+class Masses:
+    """What one pass leaves of m rows: mass is exp(score - best), or 0 where min_p drops the token."""
+
+    blocks: Tensor  # [m, ceil(V / 64)] float32, sums over blocks
+    best: Tensor  # [m, 1] float32, the highest score
+
+    def total(self) -> Tensor:
+        """[m, 1] float64."""
+        return self.blocks.sum(-1, keepdim=True, dtype=torch.float64)
+
+
+class MassDraw:
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.hashes = token_hashes(vocab_size, device)
+        self._vocab_size = vocab_size
+        self._device = device
+        self._rows_at_once = max(1, _BUFFER_ELEMENTS // vocab_size)
+        self._buffer: Tensor | None = None
+
+    def masses(self, logits: Tensor, temperature: Tensor, min_p: Tensor | None) -> Masses:
+        """Of [m, V] logits; the parameters are [m], and no min_p means that all are zero."""
+        blocks = logits.new_empty(len(logits), -(-self._vocab_size // _WIDTH))
+        best = logits.new_empty(len(logits), 1)
+        for rows in self._chunks(len(logits)):
+            work, best[rows] = self.fill(logits[rows], temperature[rows], None if min_p is None else min_p[rows])
+            _sum_blocks(work, out=blocks[rows])
+        return Masses(blocks, best)
+
+    def fill(self, logits: Tensor, temperature: Tensor, min_p: Tensor | None) -> tuple[Tensor, Tensor]:
+        """[c, V] masses, in the buffer, and the best scores [c, 1]."""
+        work = self._work(len(logits))
+        torch.div(logits, temperature[:, None], out=work)
+        best = work.amax(-1, keepdim=True)
+        return _to_masses(work, best, min_p), best
+
+    def draw(
+        self, logits: Tensor, masses: Masses, temperature: Tensor, min_p: Tensor | None, seeds: Tensor, positions: Tensor, stream: int = 0
+    ) -> Tensor:
+        """[m] int64 token ids, with probabilities in proportion to their masses. All parameters are [m]."""
+        num_blocks = masses.blocks.shape[1]
+        noise = log_exponential(row_keys(seeds, positions, 2 * stream + 1), self.hashes[:num_blocks])
+        block = torch.sub(masses.blocks.log(), noise, out=noise).argmax(-1, keepdim=True)
+        ids = block * _WIDTH + torch.arange(_WIDTH, device=self._device)
+        beyond = ids >= self._vocab_size
+        ids.clamp_(max=self._vocab_size - 1)
+        some = _to_masses(logits.gather(1, ids) / temperature[:, None], masses.best, min_p)
+        noise = log_exponential(row_keys(seeds, positions, 2 * stream), self.hashes[ids])
+        winner = torch.sub(some.log_(), noise, out=noise).masked_fill_(beyond, -math.inf).argmax(-1, keepdim=True)
+        return ids.gather(1, winner)[:, 0]
+
+    def _chunks(self, count: int) -> Iterator[slice]:
+        step = self._rows_at_once if self._device.type == "cpu" else max(1, count)
+        return (slice(begin, min(begin + step, count)) for begin in range(0, count, step))
+
+    def _work(self, rows: int) -> Tensor:
+        if self._device.type != "cpu":
+            return torch.empty(rows, self._vocab_size, device=self._device)
+        if self._buffer is None or len(self._buffer) < rows:
+            self._buffer = torch.empty(rows, self._vocab_size)
+        return self._buffer[:rows]
+
+
+def _to_masses(scores: Tensor, best: Tensor, min_p: Tensor | None) -> Tensor:
+    """In place."""
+    scores.sub_(best)
+    if min_p is not None:
+        scores.masked_fill_(scores < min_p.log()[:, None], -math.inf)
+    return scores.exp_()
+
+
+def _sum_blocks(masses: Tensor, out: Tensor) -> None:
+    whole = masses.shape[1] // _WIDTH
+    torch.sum(masses[:, : whole * _WIDTH].view(len(masses), whole, _WIDTH), -1, out=out[:, :whole])
+    if whole < out.shape[1]:
+        torch.sum(masses[:, whole * _WIDTH :], -1, keepdim=True, out=out[:, whole:])

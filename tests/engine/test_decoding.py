@@ -1,0 +1,199 @@
+"""Several sequences, stop strings, logprobs and effective parameters, through the whole engine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import anyio
+import pytest
+import torch
+from oracle_engine import DEMO_DIR, OracleEngine, idle, seeds_of
+
+from aengine import AsyncEngine, FinishReason, InvalidRequestError, SamplingParams
+
+pytestmark = pytest.mark.anyio
+
+
+class TestSeveralSequences:
+    @pytest.mark.parametrize("asynchronous", [False, True])
+    async def test_each_is_the_solo_run_of_its_seed(self, asynchronous: bool) -> None:
+        params = SamplingParams(seed=9, n=5, max_tokens=30)
+        async with OracleEngine(asynchronous=asynchronous) as engine:
+            stream = engine.stream([1, 2, 3, 4, 5, 6], params)
+            got: list[list[int]] = [[] for _ in range(5)]
+            ends = []
+            async for token in stream:
+                got[token.index].append(token.token_id)
+                if token.finish_reason is not None:
+                    ends.append(token.index)
+            assert got == [engine.solo(seed)[0] for seed in seeds_of(params)]
+            assert sorted(ends) == [0, 1, 2, 3, 4]
+            completion = stream.completion()
+            assert [list(one.token_ids) for one in (completion, *completion.others)] == got
+            assert completion.usage.completion_tokens == sum(map(len, got))
+            await stream.aclose()
+            assert idle(engine)
+            expected = 6 + 4 + sum(len(ids) - 1 for ids in got)  # the prompt once, its last token for each fork, and the output
+            assert expected <= engine.runner.num_computed <= expected + 5 * asynchronous  # one step ahead runs past an end
+
+    async def test_leaving_ends_all_of_them(self) -> None:
+        async with OracleEngine() as engine:
+            async with engine.stream([1, 2], SamplingParams(seed=1, n=4, ignore_eos=True)) as stream:
+                await stream.__anext__()
+            assert idle(engine)
+
+    async def test_a_slow_reader_parks_all_of_them(self) -> None:
+        async with OracleEngine(max_unread_tokens=8) as engine:
+            params = SamplingParams(seed=1, n=3, ignore_eos=True, max_tokens=100)
+            stream = engine.stream([1, 2], params)
+            with anyio.fail_after(20):
+                while engine.stats().parked < 3:
+                    await anyio.lowlevel.checkpoint()
+            got: list[list[int]] = [[], [], []]
+            async for token in stream:
+                got[token.index].append(token.token_id)
+            assert got == [engine.solo(seed)[0] for seed in seeds_of(params)]
+
+    async def test_greedy_is_refused(self) -> None:
+        async with AsyncEngine("demo", kv_cache_memory=32 << 20) as engine:
+            with pytest.raises(InvalidRequestError, match="n: 2 greedy"):
+                engine.stream("a", SamplingParams(n=2, temperature=0.0))
+
+
+class TestStopStrings:
+    async def test_ends_at_the_earliest_match(self) -> None:
+        async with AsyncEngine("demo", dtype="float32", kv_cache_memory=32 << 20) as engine:
+            free = SamplingParams(seed=3, max_tokens=60, ignore_eos=True, temperature=0.9)
+            whole = await engine.generate("The morning was so fine", free)
+            rng = random.Random(1)
+            for _ in range(12):
+                start = rng.randrange(5, len(whole.text) - 12)
+                stop = whole.text[start : start + rng.randint(1, 8)]
+                for include in (False, True):
+                    stream = engine.stream("The morning was so fine", replace(free, stop=stop, include_stop_str_in_output=include))
+                    pieces = [token.text async for token in stream]
+                    completion = stream.completion()
+                    end = whole.text.index(stop)
+                    assert completion.text == "".join(pieces) == whole.text[: end + len(stop) * include]
+                    assert (completion.finish_reason, completion.stop_reason) == (FinishReason.STOP_STRING, stop)
+                    assert completion.token_ids == whole.token_ids[: len(completion.token_ids)]
+                    assert engine._loaded.tokenizer.decode(completion.token_ids).startswith(completion.text)
+                    await stream.aclose()
+                    assert idle(engine)
+
+    async def test_a_slow_reader_does_not_keep_it_running(self) -> None:
+        async with AsyncEngine("demo", dtype="float32", kv_cache_memory=32 << 20) as engine:
+            stream = engine.stream("The morning was", SamplingParams(seed=3, max_tokens=250, ignore_eos=True, stop=(" the", " a", ",")))
+            with anyio.fail_after(30):
+                await stream._state.released.wait()
+            assert 0 < len(stream._state.items) < 100
+            async for _ in stream:
+                pass
+            assert stream.completion().finish_reason is FinishReason.STOP_STRING
+
+    async def test_min_tokens_delay_every_kind_of_stop(self) -> None:
+        async with AsyncEngine("demo", dtype="float32", kv_cache_memory=32 << 20) as engine:
+            params = SamplingParams(temperature=0.0, max_tokens=40, stop=("i", "e"))
+            soon = await engine.generate([{"role": "user", "content": "How do you do today?"}], params)
+            assert len(soon.token_ids) < 12
+            late = await engine.generate([{"role": "user", "content": "How do you do today?"}], replace(params, min_tokens=25))
+            assert len(late.token_ids) > 25
+            assert late.finish_reason is FinishReason.STOP_STRING
+            assert not {4093, 4095} & set(late.token_ids[:25])
+
+    async def test_no_text(self) -> None:
+        async with AsyncEngine("demo", kv_cache_memory=32 << 20) as engine:
+            completion = await engine.generate("The", SamplingParams(max_tokens=5, detokenize=False, ignore_eos=True))
+            assert (completion.text, len(completion.token_ids)) == ("", 5)
+
+    async def test_special_tokens_on_request(self) -> None:
+        async with AsyncEngine("demo", kv_cache_memory=32 << 20) as engine:
+            chat = [{"role": "user", "content": "How do you do today?"}]
+            params = SamplingParams(temperature=0.0, max_tokens=40, skip_special_tokens=False, include_stop_str_in_output=True)
+            assert (await engine.generate(chat, params)).text.endswith("<|im_end|>")
+
+
+async def test_effective_params() -> None:
+    async with AsyncEngine("demo", kv_cache_memory=32 << 20) as engine:
+        stream = engine.stream("The", SamplingParams(top_k=5, max_tokens=3))
+        params = stream.effective_params
+        assert (params.temperature, params.top_p, params.top_k, params.repetition_penalty) == (0.8, 0.95, 5, 1.0)
+        assert params.seed == stream.seed
+        again = await engine.generate("The", params)
+        async for _ in stream:
+            pass
+        assert again.token_ids == stream.completion().token_ids
+
+
+@pytest.fixture(scope="module")
+def reference() -> Callable[[list[int]], torch.Tensor]:
+    """The logprobs of the token after each position under Transformers."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(DEMO_DIR, dtype=torch.float32)
+
+    def logprobs(ids: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            return model(torch.tensor([ids])).logits[0].log_softmax(-1)
+
+    return logprobs
+
+
+class TestLogprobs:
+    @pytest.mark.parametrize("options", [{}, {"max_num_seqs": 16, "max_num_batched_tokens": 16}], ids=["whole", "chunked"])
+    async def test_equal_transformers_cold_and_warm(self, reference: Callable[[list[int]], torch.Tensor], options: dict[str, int]) -> None:
+        async with AsyncEngine("demo", dtype="float32", kv_cache_memory=32 << 20, **options) as engine:
+            params = SamplingParams(seed=1, max_tokens=12, logprobs=4, prompt_logprobs=3, temperature=1.3, presence_penalty=1.0)
+            prompt = engine._loaded.tokenizer.encode("She had always wanted to see London, and now it was impossible to be employed; " * 3)
+            for _ in range(2):
+                completion = await engine.generate(prompt, replace(params, ignore_eos=True))
+                expected = reference([*prompt, *completion.token_ids])
+                assert completion.logprobs is not None
+                assert completion.prompt_logprobs is not None
+                assert len(completion.logprobs) == 12
+                assert len(completion.prompt_logprobs) == len(prompt)
+                assert completion.prompt_logprobs[0] is None
+                tokens = [*prompt[1:], *completion.token_ids]
+                for position, (token_id, one) in enumerate(
+                    zip(tokens, (*completion.prompt_logprobs[1:], *completion.logprobs), strict=True)
+                ):
+                    assert one is not None
+                    row = expected[position]
+                    assert one.token_id == token_id
+                    assert one.logprob == pytest.approx(float(row[token_id]), abs=1e-4)
+                    assert (
+                        one.rank == int((row > row[token_id] + 1e-5).sum()) + 1 or one.rank == int((row > row[token_id] - 1e-5).sum()) + 1
+                    )
+                    top = row.topk(4 if position >= len(prompt) - 1 else 3)
+                    assert list(one.top_logprobs.values()) == pytest.approx(top.values.tolist(), abs=1e-4)
+
+    async def test_more_than_the_engine_allows(self) -> None:
+        async with AsyncEngine("demo", kv_cache_memory=32 << 20, max_logprobs=2) as engine:
+            for name in ("logprobs", "prompt_logprobs"):
+                with pytest.raises(InvalidRequestError, match=rf"{name}: 3 is not in \[0, 2\]"):
+                    engine.stream("a", SamplingParams(**{name: 3}))
+
+    async def test_nothing_unless_asked_for(self) -> None:
+        async with AsyncEngine("demo", kv_cache_memory=32 << 20) as engine:
+            stream = engine.stream("a", SamplingParams(max_tokens=2, ignore_eos=True))
+            assert [(token.logprob, token.top_logprobs) async for token in stream] == [(None, None)] * 2
+            assert stream.completion().logprobs is None
+            assert stream.completion().prompt_logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"logit_bias": {4096: 1.0}}, "logit_bias"),
+        ({"allowed_token_ids": (1, 5000)}, "allowed_token_ids"),
+        ({"banned_token_ids": (4096,)}, "banned_token_ids"),
+        ({"min_tokens": 2048}, "min_tokens"),
+    ],
+)
+async def test_ids_and_lengths_beyond_the_model(params: dict[str, object], field: str) -> None:
+    async with AsyncEngine("demo", kv_cache_memory=32 << 20) as engine:
+        with pytest.raises(InvalidRequestError) as caught:
+            engine.stream("a", SamplingParams(**params))  # type: ignore[arg-type]
+        assert caught.value.field == field

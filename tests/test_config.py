@@ -1,0 +1,212 @@
+"""Every option of an engine: what is accepted, what is refused and how. Runs in a second; touches no model and no device."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aengine.config import EngineConfig
+from aengine.errors import ConfigError
+
+HUGE = 10**400  # an integer that no float holds
+
+INTEGERS: dict[str, tuple[int, int | None, bool]] = {  # lowest, highest, whether None is accepted
+    "threads": (1, 1024, True),
+    "max_model_len": (2, None, True),
+    "max_num_seqs": (1, 65536, False),
+    "max_num_batched_tokens": (1, None, False),
+    "kv_cache_memory": (1, None, True),
+    "max_queued_requests": (1, None, True),
+    "max_queued_tokens": (1, None, True),
+    "max_logprobs": (0, None, False),
+    "max_unread_tokens": (1, None, False),
+    "seed": (0, 2**64 - 1, False),
+}
+POSITIVE = ("ageing_seconds", "step_timeout")
+CHOICES = {
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "attention_backend": ("auto", "torch_native"),
+    "load_format": ("auto", "safetensors", "dummy"),
+}
+OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "enable_prefix_cache", "tenant_weights"}
+
+
+def config(**given: Any) -> EngineConfig:
+    """A config with room for any number of sequences in a step and in it."""
+    return EngineConfig(**{"model": "demo", "max_num_seqs": 1, "max_num_batched_tokens": 65536, **given})
+
+
+def refused(**given: Any) -> dict[str, str]:
+    """The fields that are refused, with what is said of them."""
+    with pytest.raises(ConfigError) as caught:
+        config(**given)
+    violations = caught.value.violations
+    assert len({violation.field for violation in violations}) == len(violations), "one violation per field"
+    return {violation.field: violation.description for violation in violations}
+
+
+def accepted(name: str, value: Any) -> None:
+    assert getattr(config(**{name: value}), name) == value
+
+
+def test_every_option_is_tested_here() -> None:
+    assert {option.name for option in dataclasses.fields(EngineConfig)} == {*INTEGERS, *POSITIVE, *CHOICES, *OTHERS}
+
+
+def test_defaults() -> None:
+    with pytest.raises(TypeError, match="model"):
+        EngineConfig()  # type: ignore[call-arg]
+    assert dataclasses.asdict(EngineConfig(model="demo")) == {
+        "model": "demo",
+        "revision": None,
+        "dtype": "auto",
+        "device": "auto",
+        "threads": None,
+        "max_model_len": None,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 2048,
+        "page_size": 16,
+        "kv_cache_memory": None,
+        "gpu_memory_utilization": 0.9,
+        "attention_backend": "auto",
+        "load_format": "auto",
+        "enable_prefix_cache": True,
+        "max_queued_requests": 4096,
+        "max_queued_tokens": None,
+        "tenant_weights": {},
+        "ageing_seconds": 30.0,
+        "max_logprobs": 20,
+        "max_unread_tokens": 256,
+        "step_timeout": 300.0,
+        "seed": 0,
+    }
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers(name: str) -> None:
+    low, high, optional = INTEGERS[name]
+    accepted(name, low)
+    accepted(name, high or 2**40)
+    range_said = f"is not an integer >= {low}" if high is None else f"is not an integer in [{low}, {high}]"
+    outside: list[Any] = [low - 1, -(2**40), 16.0, 1.5, "16", True, [16], math.nan] + ([] if high is None else [high + 1, HUGE])
+    for value in outside:
+        assert refused(**{name: value}) == {name: f"{value!r} {range_said}"}
+    if optional:
+        accepted(name, None)
+    else:
+        assert list(refused(**{name: None})) == [name]
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+def test_durations(name: str) -> None:
+    for value in (math.ulp(0.0), 1, 0.5, 1e300, np.float64(2.5)):
+        accepted(name, value)
+    for value in (0, 0.0, -1.0, math.inf, math.nan, None, "1", True, [1.0], -HUGE):
+        assert refused(**{name: value}) == {name: f"{value!r} is not a finite number > 0"}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_choices(name: str) -> None:
+    for value in CHOICES[name]:
+        accepted(name, value)
+    for value in ("", "AUTO", "auto ", "int8", None, 5, ["auto"]):
+        assert refused(**{name: value}) == {name: f"{value!r} is not one of {', '.join(CHOICES[name])}"}
+
+
+def test_model_and_revision() -> None:
+    accepted("model", "Qwen/Qwen3-0.6B")
+    for value in ("", None, 5, b"demo", ["demo"]):
+        assert list(refused(model=value)) == ["model"]
+    accepted("revision", "main")
+    accepted("revision", None)
+    for value in (5, b"main"):
+        assert list(refused(revision=value)) == ["revision"]
+
+
+def test_device() -> None:
+    for value in ("auto", "cpu", "cuda", "cuda:0", "cuda:13"):
+        accepted("device", value)
+    for value in ("", "gpu", "CPU", "cuda:", "cpu:", "cpu:0", "auto:", "cuda:x", "cuda:-1", "cuda:0:1", "cuda:²", "cuda:0\n", None, 0):
+        assert refused(device=value) == {"device": f"{value!r} is not one of auto, cpu, cuda, cuda:N"}
+
+
+def test_page_size() -> None:
+    for exponent in range(9):
+        accepted("page_size", 2**exponent)
+    for value in (0, -1, -16, 3, 12, 255, 257, 300, 512, 16.0, True, "16", None):
+        assert refused(page_size=value) == {"page_size": f"{value!r} is not a power of two in [1, 256]"}
+
+
+def test_gpu_memory_utilization() -> None:
+    for value in (math.ulp(0.0), 0.5, 1.0, 1):
+        accepted("gpu_memory_utilization", value)
+    for value in (0, 0.0, -0.5, math.nextafter(1.0, 2.0), 2, HUGE, math.nan, math.inf, True, None, "0.9"):
+        assert refused(gpu_memory_utilization=value) == {"gpu_memory_utilization": f"{value!r} is not a number in (0, 1]"}
+
+
+def test_enable_prefix_cache() -> None:
+    accepted("enable_prefix_cache", True)
+    accepted("enable_prefix_cache", False)
+    for value in (0, 1, None, "true"):
+        assert refused(enable_prefix_cache=value) == {"enable_prefix_cache": f"{value!r} is not true or false"}
+
+
+def test_tenant_weights() -> None:
+    accepted("tenant_weights", {})
+    accepted("tenant_weights", {"a": 2, "b": 0.5, "": 1.0})
+    for value in (None, ["a"], {"a": 0}, {"a": -1}, {"a": math.inf}, {"a": math.nan}, {"a": "1"}, {"a": True}, {"a": None}, {5: 1.0}):
+        assert refused(tenant_weights=value) == {"tenant_weights": f"{value!r} is not a mapping from tenant to a finite number > 0"}
+
+
+def test_a_step_must_hold_a_token_of_each_sequence() -> None:
+    assert config(max_num_seqs=64, max_num_batched_tokens=64).max_num_batched_tokens == 64
+    said = refused(max_num_seqs=65, max_num_batched_tokens=64)
+    assert said == {"max_num_batched_tokens": "64 is not >= max_num_seqs (65): a step must hold one token of each sequence"}
+    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
+        EngineConfig(model="demo", max_num_batched_tokens=255)
+
+
+def test_all_violations_are_named_at_once() -> None:
+    names = [option.name for option in dataclasses.fields(EngineConfig)]
+    wrong: dict[str, Any] = dict.fromkeys(names, (5,))
+    assert set(refused(**wrong)) == set(names)
+    with pytest.raises(ConfigError, match=r"^page_size: 3 is not a power of two in \[1, 256\]; seed: -1 is not an integer in ") as caught:
+        EngineConfig(model="demo", seed=-1, page_size=3)
+    assert caught.value.field == "page_size"
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_config_of_a_name_of_a_config_and_of_overrides() -> None:
+    assert EngineConfig.of("demo") == EngineConfig(model="demo")
+    base = EngineConfig.of("demo", page_size=8, seed=3)
+    assert base == EngineConfig(model="demo", page_size=8, seed=3)
+    assert EngineConfig.of(base) == base
+    assert EngineConfig.of(base, seed=4, model="other") == EngineConfig(model="other", page_size=8, seed=4)
+    assert base.seed == 3
+    with pytest.raises(ConfigError, match="page_size: 3 is not"):
+        EngineConfig.of(base, page_size=3)
+
+
+def test_unknown_options_are_refused_with_the_names_there_are() -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.of("demo", pagesize=8, seed=-1, max_seqs=2)
+    assert [violation.field for violation in caught.value.violations] == ["pagesize", "max_seqs"]
+    for option in dataclasses.fields(EngineConfig):
+        assert option.name in caught.value.violations[0].description
+
+
+def test_a_config_is_frozen_and_travels() -> None:
+    base = EngineConfig(model="demo", tenant_weights={"a": 2.0})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        base.seed = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        EngineConfig("demo")  # type: ignore[call-arg]
+    assert pickle.loads(pickle.dumps(base)) == base
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(model="")
+    assert pickle.loads(pickle.dumps(caught.value)).violations == caught.value.violations
