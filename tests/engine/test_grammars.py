@@ -70,7 +70,7 @@ def test_regex(tokenizer: Tokenizer, compiler: GrammarCompiler, regex: str) -> N
     assert [text for text in texts if text is None or not re.fullmatch(regex, text)] == []
 
 
-CHOICES = ("yes", "no", "y", 'a "quoted" \\ one', "two\nlines\t", "日本", "🙂👩‍👩‍👧", " leading", "trailing ", "ＡBC", "[a-z]*", "\x7f\x01")
+CHOICES = ("yes", "no", "y", 'a "quoted" \\ one', "two\nlines\t", "日本", "🙂👩‍👩‍👧", " leading", "trailing ", "ＡBC", "[a-z]*", "\x7f\x01")  # noqa: RUF001
 
 
 def test_choice(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
@@ -102,8 +102,8 @@ def test_ebnf(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
 
 # Text that each of the tokenizers can write.
 PLAIN = ("a truth", "this truth is so", "man")
-SUPPORTED = {name: PLAIN for name in ("unigram_byte_fallback", "bpe_byte_fallback", "metaspace", "byte_level")}
-SUPPORTED = {name: (*PLAIN, *CHOICES) for name in SUPPORTED} | {"wordpiece": PLAIN, "no_decoder": ("word1 word2", "word3")}
+SUPPORTED = dict.fromkeys(("unigram_byte_fallback", "bpe_byte_fallback", "metaspace", "byte_level"), PLAIN)
+SUPPORTED = dict.fromkeys(SUPPORTED, (*PLAIN, *CHOICES)) | {"wordpiece": PLAIN, "no_decoder": ("word1 word2", "word3")}
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
