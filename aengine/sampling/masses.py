@@ -63,11 +63,10 @@ class MassDraw:
         noise = log_exponential(row_keys(seeds, positions, 2 * stream + 1), self.hashes[:num_blocks])
         block = torch.sub(masses.blocks.log(), noise, out=noise).argmax(-1, keepdim=True)
         ids = block * _WIDTH + torch.arange(_WIDTH, device=self._device)
-        beyond = ids >= self._vocab_size
-        ids.clamp_(max=self._vocab_size - 1)
+        ids.clamp_(max=self._vocab_size - 1)  # the last token several times over, always with the same noise: it wins no more often
         some = _to_masses(logits.gather(1, ids) / temperature[:, None], masses.best, min_p)
         noise = log_exponential(row_keys(seeds, positions, 2 * stream), self.hashes[ids])
-        winner = torch.sub(some.log_(), noise, out=noise).masked_fill_(beyond, -math.inf).argmax(-1, keepdim=True)
+        winner = torch.sub(some.log_(), noise, out=noise).argmax(-1, keepdim=True)
         return ids.gather(1, winner)[:, 0]
 
     def _chunks(self, count: int) -> Iterator[slice]:

@@ -187,6 +187,23 @@ def test_a_result_is_observed_once(tiny: Tiny) -> None:
     assert seen == [3, 4, 5]
 
 
+def test_the_token_of_a_failure_is_none(tiny: Tiny) -> None:
+    """What stands in its place is not taken for a token of the sequence."""
+    path, _ = tiny
+    seen: list[int] = []
+
+    def fail_once(logits: torch.Tensor, tokens: list[int]) -> None:
+        seen.append(len(tokens))
+        if len(seen) == 2:
+            raise ValueError
+
+    driver = Driver(make_runner(path))
+    s = driver.add([1, 2, 3], replace(GREEDY, processors=(fail_once,)))
+    for _ in range(4):
+        driver.run_step([s])
+    assert seen == [3, 4, 4, 5]
+
+
 def test_page_copies_precede_the_step(tiny: Tiny) -> None:
     """A sequence goes on from a copy of another's pages, and the other writes over the original meanwhile."""
     path, _ = tiny

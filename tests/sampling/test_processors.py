@@ -153,6 +153,30 @@ def test_min_tokens_ends_while_the_rows_stay_the_same() -> None:
     assert [row.tokens[row.prompt_len :] for row in rows] == [[6, 6, 4, 4], [6, 4, 4, 4]]
 
 
+def test_a_row_that_changes_hands_keeps_nothing() -> None:
+    """The same row again and again, in steps that look alike: masks, words, the tokens before them, penalties, processors."""
+    sampler = Sampler(1, 10, CPU)
+    owners = [
+        ({"banned_token_ids": (9,)}, [1], 8),
+        ({"banned_token_ids": (8,)}, [1], 9),
+        ({"bad_words": ((1, 9),)}, [1], 8),
+        ({"bad_words": ((2, 9),)}, [1], 9),
+        ({"bad_words": ((1, 9, 9), (7, 6))}, [7, 9, 1], 9),
+        ({"bad_words": ((1, 9, 9), (7, 6))}, [9], 9),
+        ({"allowed_token_ids": (3,)}, [1], 3),
+        ({"repetition_penalty": 2.0}, [9, 8], 7),
+        ({"repetition_penalty": 2.0}, [7], 9),
+        ({"logit_bias": ((2, 50.0),)}, [1], 2),
+        ({"processors": (lambda logits, _: logits[9].zero_(),)}, [1], 8),
+        ({}, [], 9),
+    ]
+    for changes, tokens, expected in owners:
+        row = Row(0, replace(GREEDY, **changes), list(tokens), len(tokens))
+        sampler.update([row.new()])
+        step(sampler, torch.arange(10.0)[None].clone() / 10 + 5, [row])
+        assert row.tokens[-1] == expected, changes
+
+
 def raising(logits: torch.Tensor, token_ids: list[int]) -> None:
     logits.fill_(math.nan)
     raise ValueError("no")

@@ -189,6 +189,8 @@ def test_ties_keep_the_lower_ids() -> None:
     assert set(tokens) == {0, 1, 2}
     tokens = [draw(logits, [params(top_p=0.045, seed=seed)], [0])[0] for seed in range(100)]
     assert set(tokens) == {0, 1, 2, 3, 4}
+    nucleus = draw(torch.zeros(300, 3000), [params(top_p=0.5)] * 300, list(range(300)))  # wider than any look at candidates
+    assert 1400 < max(nucleus) < 1500
     logits[0, 50:52] = 5.0
     assert {draw(logits, [params(top_k=1, seed=seed)], [0])[0] for seed in range(20)} == {50}
     assert {draw(logits, [params(top_p=1e-9, seed=seed)], [0])[0] for seed in range(20)} == {50}
