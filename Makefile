@@ -29,8 +29,9 @@ lint: $(DEV) $(NODE) ## check format, style, types, the schema and that generate
 	$(BUF) format --diff --exit-code
 	$(BIN)/python tools/generate.py --check
 
-benchmarks: $(RUNTIME) ## print what the host's work costs per step
+benchmarks: $(RUNTIME) ## print what scheduling and sampling cost per step
 	@$(BIN)/python -m aengine.bench.scheduling
+	@$(BIN)/python -m aengine.bench.sampling
 
 protos: $(DEV) $(NODE) ## format protos/ and write aengine/v1/ from it
 	$(BUF) format --write

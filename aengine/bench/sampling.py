@@ -1,8 +1,8 @@
 """What choosing tokens costs per step: `python -m aengine.bench.sampling`.
 
 Times the sampler alone on made-up logits that are as peaked as a language model's, by batch size, vocabulary and parameters, and sets
-it beside the least that a decode step of a 0.6B model could take on this machine: reading its weights once. That is a floor, not a
-real step; real steps take longer, at large batches many times longer, and the sampler's true share is smaller.
+it beside the least that a decode step of a 0.6B model could take on this machine: reading its weights once and multiplying by them.
+That is a floor, not a real step: real steps take longer, and the sampler's true share is smaller.
 """
 
 from __future__ import annotations
@@ -50,25 +50,33 @@ class SamplingCost:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The least time of a decode step of the 0.6B shape, all weights read once at the bandwidth of a large copy."""
+    """What a decode step of the 0.6B shape must take: its weights read once at the bandwidth of a large copy, plus two operations per
+    weight and row at the rate of a large bf16 matrix product. Attention and everything else is left out."""
 
     weight_bytes: int
     bytes_per_second: float
-    milliseconds: float
+    flops_per_second: float
+
+    def milliseconds(self, batch: int) -> float:
+        flops = 2 * batch * self.weight_bytes / 2  # bf16: two bytes a weight
+        return 1e3 * (self.weight_bytes / self.bytes_per_second + flops / self.flops_per_second)
 
 
 def weight_bytes() -> int:
-    """Of the 0.6B shape in two-byte floats, its embedding being its head as well."""
-    attention = HIDDEN * HEAD_DIM * (HEADS + 2 * KV_HEADS) + HEADS * HEAD_DIM * HIDDEN
+    """Of the 0.6B shape in bf16, the tied head counted once."""
+    attention = HIDDEN * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS)
     return 2 * (LAYERS * (attention + 3 * HIDDEN * INTERMEDIATE) + VOCAB * HIDDEN)
 
 
 def measure_floor() -> Floor:
-    source = torch.ones(1 << 28, dtype=torch.uint8)
+    """Bandwidth of a copy of 1 GiB (bytes read), and rate of a bf16 product of 256 x 4096 by 4096 x 4096."""
+    source = torch.ones(1 << 28)
     target = torch.empty_like(source)
-    seconds = _median(lambda: target.copy_(source), 7)
-    rate = 2 * source.numel() / seconds
-    return Floor(weight_bytes(), rate, weight_bytes() / rate * 1e3)
+    copied = _median(lambda: target.copy_(source), 5)
+    left, right = torch.ones(256, 4096, dtype=torch.bfloat16), torch.ones(4096, 4096, dtype=torch.bfloat16)
+    multiplied = _median(lambda: torch.mm(left, right), 5)
+    # A copy reads and writes: the bus moves twice what is read.
+    return Floor(weight_bytes(), 2 * source.nbytes / copied, 2 * 256 * 4096 * 4096 / multiplied)
 
 
 def sampling_cost(case: str, params: RowParams, batch: int, vocab_size: int, floor: Floor, repeats: int) -> SamplingCost:
@@ -103,7 +111,7 @@ def sampling_cost(case: str, params: RowParams, batch: int, vocab_size: int, flo
 
     with torch.inference_mode():
         milliseconds = _median(step, repeats) * 1e3
-    return SamplingCost(case, batch, vocab_size, milliseconds, milliseconds / floor.milliseconds)
+    return SamplingCost(case, batch, vocab_size, milliseconds, milliseconds / floor.milliseconds(batch))
 
 
 def any_text(vocab_size: int) -> CompiledGrammar:
@@ -159,7 +167,8 @@ def main() -> None:
         return
     print(
         f"{torch.get_num_threads()} threads; floor of a 0.6B decode step, not a real step: {floor.weight_bytes / 1e9:.2f} GB of weights at"
-        f" {floor.bytes_per_second / 1e9:.1f} GB/s are {floor.milliseconds:.1f} ms"
+        f" {floor.bytes_per_second / 1e9:.1f} GB/s, {floor.flops_per_second / 1e9:.0f} GFLOP/s: "
+        + ", ".join(f"{floor.milliseconds(batch):.1f} ms at batch {batch}" for batch in options.batch)
     )
     print(f"{'vocab':>7} {'batch':>6} {'case':>14} {'ms':>9} {'of floor':>9}")
     for cost in costs:
