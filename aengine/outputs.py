@@ -38,6 +38,7 @@ class Token:
     rank: int | None = None  # 1 for the most likely token
     top_logprobs: Mapping[int, float] | None = None  # token id -> logprob, most likely first
     finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # with finish_reason: the stop token id or stop string that matched
 
 
 @dataclass(frozen=True, slots=True)

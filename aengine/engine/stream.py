@@ -147,4 +147,5 @@ class TokenStream:
             rank=item.logprob.rank if item.logprob is not None else None,
             top_logprobs=item.logprob.top_logprobs if item.logprob is not None else None,
             finish_reason=item.end.reason if item.end is not None else None,
+            stop_reason=item.end.stop_reason if item.end is not None else None,
         )

@@ -100,8 +100,8 @@ class EventWriter:
                 columns.top_logprobs.extend(token.top_logprobs.values())
         return response
 
-    def sequence_finished(self, token: Token, reason: FinishReason, stop_string: str | None) -> StreamGenerateResponse:
-        """`token` is the last one of its sequence; `stop_string` is what matched for STOP_STRING."""
+    def sequence_finished(self, token: Token, reason: FinishReason) -> StreamGenerateResponse:
+        """`token` is the last one of its sequence."""
         response = self._next()
         finished = response.event.sequence_finished
         finished.sequence_index = token.index
@@ -109,8 +109,8 @@ class EventWriter:
         finished.finish.reason = FINISH_REASONS[reason]
         if reason is FinishReason.STOP_TOKEN:
             finished.finish.stop_token_id = token.token_id
-        elif stop_string is not None:
-            finished.finish.stop_string = stop_string
+        elif isinstance(token.stop_reason, str):
+            finished.finish.stop_string = token.stop_reason
         return response
 
     def finished(self, usage: Usage) -> StreamGenerateResponse:

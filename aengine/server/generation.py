@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from aengine.errors import FieldViolation, InvalidRequestError
-from aengine.outputs import FinishReason, Token
+from aengine.outputs import FinishReason
 from aengine.server.admission import Admission
 from aengine.server.convert import GenerationRequest, effective_spec, located, read_request
 from aengine.server.errors import DeadlinePassedError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import grpc
 
     from aengine.engine.async_engine import AsyncEngine
-    from aengine.engine.stream import TokenStream
 
 MAX_CANCEL_IDS = 1024
 
@@ -106,16 +105,7 @@ class GenerationServicer(GenerationServiceServicer):
                         if delta is not None:
                             yield delta
                         if reason is not None and reason is not FinishReason.ERROR:
-                            yield writer.sequence_finished(token, reason, _stop_string(stream, token))
+                            yield writer.sequence_finished(token, reason)
                     yield writer.finished(stream.usage)
             except InvalidRequestError as error:
                 raise located(error, request.spec) from error
-
-
-def _stop_string(stream: TokenStream, last: Token) -> str | None:
-    """What matched in a sequence whose last token is `last`."""
-    if last.finish_reason is not FinishReason.STOP_STRING:
-        return None
-    first = stream.completion()
-    matched = (first, *first.others)[last.index].stop_reason
-    return matched if isinstance(matched, str) else None

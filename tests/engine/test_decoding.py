@@ -73,7 +73,9 @@ class TestStopStrings:
                 stop = whole.text[start : start + rng.randint(1, 8)]
                 for include in (False, True):
                     stream = engine.stream("The morning was so fine", replace(free, stop=stop, include_stop_str_in_output=include))
-                    pieces = [token.text async for token in stream]
+                    tokens = [token async for token in stream]
+                    pieces = [token.text for token in tokens]
+                    assert tokens[-1].stop_reason == stop
                     completion = stream.completion()
                     end = whole.text.index(stop)
                     assert completion.text == "".join(pieces) == whole.text[: end + len(stop) * include]

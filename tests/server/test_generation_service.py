@@ -54,7 +54,10 @@ async def test_a_stream_is_started_deltas_ends_finished(engine: FakeEngine) -> N
         [Token(0, 10, ""), Token(0, -1, "\ufffd", finish_reason=FinishReason.CANCELLED)],
         [Token(0, -1, "", finish_reason=FinishReason.DEADLINE)],
         [Token(1, 5, "x"), Token(0, 6, "y", finish_reason=FinishReason.EOS), Token(1, 7, "z", finish_reason=FinishReason.MAX_TOKENS)],
-        [Token(1, 5, "x", finish_reason=FinishReason.STOP_STRING), Token(0, 6, "", finish_reason=FinishReason.STOP_STRING)],
+        [
+            Token(1, 5, "x", finish_reason=FinishReason.STOP_STRING, stop_reason="stop 1"),
+            Token(0, 6, "", finish_reason=FinishReason.STOP_STRING, stop_reason="stop 0"),
+        ],
         [
             Token(1, 5, "x", logprob=-1.5, rank=2, top_logprobs={6: -0.5, 5: -1.5}),
             Token(0, 6, "y", logprob=-0.5, rank=1, top_logprobs={6: -0.5, 5: -1.5}, finish_reason=FinishReason.EOS),
@@ -98,7 +101,7 @@ async def test_a_stop_token_is_named(engine: FakeEngine) -> None:
 
 
 async def test_a_stop_string_is_named_for_each_sequence(engine: FakeEngine) -> None:
-    engine.script = [Token(index, 5, "x", finish_reason=FinishReason.STOP_STRING) for index in (1, 0)]
+    engine.script = [Token(index, 5, "x", finish_reason=FinishReason.STOP_STRING, stop_reason=f"stop {index}") for index in (1, 0)]
     async with serving(engine) as serve:
         response = await serve.generation.Generate(GenerateRequest(spec=text_spec()))
     ends = [(sequence.finish.reason, sequence.finish.stop_string) for sequence in response.sequences]
