@@ -81,6 +81,7 @@ class GenerationSpec(_message.Message):
     CACHE_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model to use. Must be the name of the served model, as ModelService.GetModel tells it;
     another name is refused with NOT_FOUND. Default: empty, which is the served model.
@@ -117,6 +118,10 @@ class GenerationSpec(_message.Message):
     def cache(self) -> Global___CacheOptions:
         """Use of the prefix cache. Default: shared with every request without a salt."""
 
+    @_builtins.property
+    def stream(self) -> Global___StreamOptions:
+        """How the events of the answer are sent. Default: all fields unset."""
+
     def __init__(
         self,
         *,
@@ -129,10 +134,11 @@ class GenerationSpec(_message.Message):
         cache: Global___CacheOptions | None = ...,
         priority: _builtins.int | None = ...,
         tenant: _builtins.str = ...,
+        stream: Global___StreamOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache", b"cache", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "structured_output", b"structured_output"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache", b"cache", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "stream", b"stream", "structured_output", b"structured_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache", b"cache", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "structured_output", b"structured_output", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache", b"cache", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "stream", b"stream", "structured_output", b"structured_output", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
@@ -340,6 +346,58 @@ class LogprobOptions(_message.Message):
 Global___LogprobOptions: _TypeAlias = LogprobOptions  # noqa: Y015
 
 @_typing.final
+class StreamOptions(_message.Message):
+    """How events are sent. A unary reply heeds none of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_TOKENS_PER_DELTA_FIELD_NUMBER: _builtins.int
+    MAX_DELAY_FIELD_NUMBER: _builtins.int
+    RESUMABLE_FIELD_NUMBER: _builtins.int
+    RETAIN_FIELD_NUMBER: _builtins.int
+    max_tokens_per_delta: _builtins.int
+    """Most tokens in one delta. 1 to 1024. Default: 1."""
+    resumable: _builtins.bool
+    """Whether the request goes on when the connection is lost, so that ResumeGenerate can take it up.
+    Cancelling the call then ends the request only after `retain`; CancelRequests ends it at once.
+    Refused in a Session or batch, which cannot be resumed. Default: false.
+    """
+    @_builtins.property
+    def max_delay(self) -> _duration_pb2.Duration:
+        """How long a token may wait for others to share its delta; the first token of the answer never
+        waits. 0 to 1 second; 0 puts together only what is there already. Default: 0.
+        """
+
+    @_builtins.property
+    def retain(self) -> _duration_pb2.Duration:
+        """How long a resumable request waits for a reader before it is cancelled, and how long its last
+        events are kept after its end. More than 0, at most 10 minutes. Default: 1 minute.
+        """
+
+    def __init__(
+        self,
+        *,
+        max_tokens_per_delta: _builtins.int | None = ...,
+        max_delay: _duration_pb2.Duration | None = ...,
+        resumable: _builtins.bool | None = ...,
+        retain: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens_per_delta", b"_max_tokens_per_delta", "_resumable", b"_resumable", "max_delay", b"max_delay", "max_tokens_per_delta", b"max_tokens_per_delta", "resumable", b"resumable", "retain", b"retain"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens_per_delta", b"_max_tokens_per_delta", "_resumable", b"_resumable", "max_delay", b"max_delay", "max_tokens_per_delta", b"max_tokens_per_delta", "resumable", b"resumable", "retain", b"retain"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_tokens_per_delta: _TypeAlias = _typing.Literal["max_tokens_per_delta"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens_per_delta: _TypeAlias = _typing.Literal["_max_tokens_per_delta", b"_max_tokens_per_delta"]  # noqa: Y015
+    _WhichOneofReturnType__resumable: _TypeAlias = _typing.Literal["resumable"]  # noqa: Y015
+    _WhichOneofArgType__resumable: _TypeAlias = _typing.Literal["_resumable", b"_resumable"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens_per_delta) -> _WhichOneofReturnType__max_tokens_per_delta | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__resumable) -> _WhichOneofReturnType__resumable | None: ...
+
+Global___StreamOptions: _TypeAlias = StreamOptions  # noqa: Y015
+
+@_typing.final
 class CacheOptions(_message.Message):
     """Use of the prefix cache."""
 
@@ -433,12 +491,15 @@ class GenerationStarted(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     EFFECTIVE_SPEC_FIELD_NUMBER: _builtins.int
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request, for CancelRequests."""
     model: _builtins.str
     """Name of the model that answers."""
     seed: _builtins.int
     """The seed in use: the given one or the one that was drawn."""
+    resume_token: _builtins.bytes
+    """What ResumeGenerate asks for. Empty unless StreamOptions.resumable is set."""
     @_builtins.property
     def prompt(self) -> Global___PromptInfo:
         """What the prompt became."""
@@ -457,10 +518,11 @@ class GenerationStarted(_message.Message):
         prompt: Global___PromptInfo | None = ...,
         seed: _builtins.int = ...,
         effective_spec: Global___GenerationSpec | None = ...,
+        resume_token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["effective_spec", b"effective_spec", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_spec", b"effective_spec", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_spec", b"effective_spec", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "resume_token", b"resume_token", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -580,6 +642,7 @@ class GenerationDelta(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Which of the request's sequences grew, counted from 0."""
     token_offset: _builtins.int
@@ -590,6 +653,10 @@ class GenerationDelta(_message.Message):
     """The new text. Always whole characters: one that spans tokens comes with the token that completes
     it, so this may be empty; what is still incomplete at the end is flushed with the last delta.
     Empty if OutputOptions.text is false.
+    """
+    last: _builtins.bool
+    """Whether this is the last delta of its sequence, whose sequence_finished is then the next event. A
+    sequence that is ended from outside, as by CancelRequests, may end without one.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -608,10 +675,11 @@ class GenerationDelta(_message.Message):
         num_tokens: _builtins.int = ...,
         text: _builtins.str = ...,
         logprobs: Global___TokenLogprobs | None = ...,
+        last: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "num_tokens", b"num_tokens", "sequence_index", b"sequence_index", "text", b"text", "token_ids", b"token_ids", "token_offset", b"token_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "sequence_index", b"sequence_index", "text", b"text", "token_ids", b"token_ids", "token_offset", b"token_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -748,15 +816,30 @@ class Timing(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ARRIVAL_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def arrival(self) -> _timestamp_pb2.Timestamp:
         """When the request reached the server, by its wall clock."""
 
     @_builtins.property
+    def queue(self) -> _duration_pb2.Duration:
+        """From arrival to the step that first computed a part of the prompt. Unset if there was none."""
+
+    @_builtins.property
+    def prefill(self) -> _duration_pb2.Duration:
+        """From there to the first generated token. Unset if there was none."""
+
+    @_builtins.property
     def first_token(self) -> _duration_pb2.Duration:
         """From arrival to the first generated token. Unset if there was none."""
+
+    @_builtins.property
+    def decode(self) -> _duration_pb2.Duration:
+        """From the first generated token to the last. Unset if there was none."""
 
     @_builtins.property
     def total(self) -> _duration_pb2.Duration:
@@ -766,12 +849,15 @@ class Timing(_message.Message):
         self,
         *,
         arrival: _timestamp_pb2.Timestamp | None = ...,
+        queue: _duration_pb2.Duration | None = ...,
+        prefill: _duration_pb2.Duration | None = ...,
         first_token: _duration_pb2.Duration | None = ...,
+        decode: _duration_pb2.Duration | None = ...,
         total: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "first_token", b"first_token", "total", b"total"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "decode", b"decode", "first_token", b"first_token", "prefill", b"prefill", "queue", b"queue", "total", b"total"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "first_token", b"first_token", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "decode", b"decode", "first_token", b"first_token", "prefill", b"prefill", "queue", b"queue", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

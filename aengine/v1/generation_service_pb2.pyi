@@ -3,11 +3,14 @@
 isort:skip_file
 Generation of text, whole or as a stream."""
 
+from aengine.v1 import error_pb2 as _error_pb2
 from aengine.v1 import generation_pb2 as _generation_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +21,42 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _RequestState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RequestStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REQUEST_STATE_UNSPECIFIED: _RequestState.ValueType  # 0
+    """Unknown."""
+    REQUEST_STATE_PREPARING: _RequestState.ValueType  # 1
+    """Its prompt is being tokenised or its grammar compiled."""
+    REQUEST_STATE_WAITING: _RequestState.ValueType  # 2
+    """It waits for its first step."""
+    REQUEST_STATE_RUNNING: _RequestState.ValueType  # 3
+    """It is being computed."""
+    REQUEST_STATE_PARKED: _RequestState.ValueType  # 4
+    """It stands still until its reader catches up."""
+    REQUEST_STATE_FINISHED: _RequestState.ValueType  # 5
+    """It is over; its events are still being read, or kept for ResumeGenerate."""
+
+class RequestState(_RequestState, metaclass=_RequestStateEnumTypeWrapper):
+    """What a request can be doing."""
+
+REQUEST_STATE_UNSPECIFIED: RequestState.ValueType  # 0
+"""Unknown."""
+REQUEST_STATE_PREPARING: RequestState.ValueType  # 1
+"""Its prompt is being tokenised or its grammar compiled."""
+REQUEST_STATE_WAITING: RequestState.ValueType  # 2
+"""It waits for its first step."""
+REQUEST_STATE_RUNNING: RequestState.ValueType  # 3
+"""It is being computed."""
+REQUEST_STATE_PARKED: RequestState.ValueType  # 4
+"""It stands still until its reader catches up."""
+REQUEST_STATE_FINISHED: RequestState.ValueType  # 5
+"""It is over; its events are still being read, or kept for ResumeGenerate."""
+Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
@@ -228,3 +267,389 @@ class CancelRequestsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelRequestsResponse: _TypeAlias = CancelRequestsResponse  # noqa: Y015
+
+@_typing.final
+class BatchGenerateRequest(_message.Message):
+    """Asks for answers to many requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerateRequest]:
+        """The requests. 1 to 1024. One that cannot be served fails alone."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___GenerateRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchGenerateRequest: _TypeAlias = BatchGenerateRequest  # noqa: Y015
+
+@_typing.final
+class BatchGenerateResponse(_message.Message):
+    """How one request of a batch came out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Which of the requests this is, counted from 0."""
+    @_builtins.property
+    def response(self) -> Global___GenerateResponse:
+        """The whole answer."""
+
+    @_builtins.property
+    def error(self) -> _error_pb2.Error:
+        """Why there is none."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        response: Global___GenerateResponse | None = ...,
+        error: _error_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "response", b"response", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "index", b"index", "response", b"response", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["response", "error"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
+
+Global___BatchGenerateResponse: _TypeAlias = BatchGenerateResponse  # noqa: Y015
+
+@_typing.final
+class SessionRequest(_message.Message):
+    """One thing that the client of a session asks for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    SUBMIT_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    CREDIT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def open(self) -> Global___SessionOpen:
+        """Begins the session."""
+
+    @_builtins.property
+    def submit(self) -> Global___SessionSubmit:
+        """Submits a request."""
+
+    @_builtins.property
+    def cancel(self) -> Global___SessionCancel:
+        """Cancels a request, which then ends with FINISH_REASON_CANCELLED."""
+
+    @_builtins.property
+    def credit(self) -> Global___SessionCredit:
+        """Lets the server send more."""
+
+    def __init__(
+        self,
+        *,
+        open: Global___SessionOpen | None = ...,
+        submit: Global___SessionSubmit | None = ...,
+        cancel: Global___SessionCancel | None = ...,
+        credit: Global___SessionCredit | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "credit", b"credit", "open", b"open", "request", b"request", "submit", b"submit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "credit", b"credit", "open", b"open", "request", b"request", "submit", b"submit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["open", "submit", "cancel", "credit"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
+
+@_typing.final
+class SessionOpen(_message.Message):
+    """Begins a session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INITIAL_CREDIT_FIELD_NUMBER: _builtins.int
+    initial_credit: _builtins.int
+    """How many messages the server may send before it needs credit; without credit it sends nothing and
+    the requests park once they lag. Default: unset, which is no limit but that of the transport.
+    """
+    def __init__(
+        self,
+        *,
+        initial_credit: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_initial_credit", b"_initial_credit", "initial_credit", b"initial_credit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_initial_credit", b"_initial_credit", "initial_credit", b"initial_credit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__initial_credit: _TypeAlias = _typing.Literal["initial_credit"]  # noqa: Y015
+    _WhichOneofArgType__initial_credit: _TypeAlias = _typing.Literal["_initial_credit", b"_initial_credit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__initial_credit) -> _WhichOneofReturnType__initial_credit | None: ...
+
+Global___SessionOpen: _TypeAlias = SessionOpen  # noqa: Y015
+
+@_typing.final
+class SessionSubmit(_message.Message):
+    """Submits a request under a tag."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAG_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    tag: _builtins.int
+    """Names the request in this session. Must not be in use by another one that has not ended; the
+    session fails otherwise.
+    """
+    @_builtins.property
+    def request(self) -> Global___StreamGenerateRequest:
+        """What to generate. One that cannot be served is answered with an error under its tag."""
+
+    def __init__(
+        self,
+        *,
+        tag: _builtins.int = ...,
+        request: Global___StreamGenerateRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "tag", b"tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionSubmit: _TypeAlias = SessionSubmit  # noqa: Y015
+
+@_typing.final
+class SessionCancel(_message.Message):
+    """Cancels what was submitted under a tag."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAG_FIELD_NUMBER: _builtins.int
+    tag: _builtins.int
+    """The tag. One that is not in use is ignored: its request has just ended."""
+    def __init__(
+        self,
+        *,
+        tag: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tag", b"tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionCancel: _TypeAlias = SessionCancel  # noqa: Y015
+
+@_typing.final
+class SessionCredit(_message.Message):
+    """Lets the server send more messages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    messages: _builtins.int
+    """How many more. At least 1."""
+    def __init__(
+        self,
+        *,
+        messages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionCredit: _TypeAlias = SessionCredit  # noqa: Y015
+
+@_typing.final
+class SessionResponse(_message.Message):
+    """What one step of the engine brought."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionEvent]:
+        """In order for each tag. Not empty."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___SessionEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
+class SessionEvent(_message.Message):
+    """An event of one of the session's requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAG_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    tag: _builtins.int
+    """Whose event it is."""
+    @_builtins.property
+    def event(self) -> _generation_pb2.GenerationEvent:
+        """As StreamGenerate would have sent it."""
+
+    @_builtins.property
+    def error(self) -> _error_pb2.Error:
+        """Why the request failed; nothing follows for its tag."""
+
+    def __init__(
+        self,
+        *,
+        tag: _builtins.int = ...,
+        event: _generation_pb2.GenerationEvent | None = ...,
+        error: _error_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "error", b"error", "event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "error", b"error", "event", b"event", "tag", b"tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["event", "error"]  # noqa: Y015
+    _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
+
+Global___SessionEvent: _TypeAlias = SessionEvent  # noqa: Y015
+
+@_typing.final
+class ResumeGenerateRequest(_message.Message):
+    """Asks for the rest of a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    NEXT_EVENT_NUMBER_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request. Required."""
+    resume_token: _builtins.bytes
+    """The resume_token of its GenerationStarted. Required."""
+    next_event_number: _builtins.int
+    """The first event wanted: one more than the event_number of the last one that was received."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        resume_token: _builtins.bytes = ...,
+        next_event_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_event_number", b"next_event_number", "request_id", b"request_id", "resume_token", b"resume_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeGenerateRequest: _TypeAlias = ResumeGenerateRequest  # noqa: Y015
+
+@_typing.final
+class ResumeGenerateResponse(_message.Message):
+    """One message of a resumed stream. On the wire it is equal to the StreamGenerateResponse it repeats."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def event(self) -> _generation_pb2.GenerationEvent:
+        """The event."""
+
+    def __init__(
+        self,
+        *,
+        event: _generation_pb2.GenerationEvent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeGenerateResponse: _TypeAlias = ResumeGenerateResponse  # noqa: Y015
+
+@_typing.final
+class GetRequestRequest(_message.Message):
+    """Asks about a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request. Required."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRequestRequest: _TypeAlias = GetRequestRequest  # noqa: Y015
+
+@_typing.final
+class GetRequestResponse(_message.Message):
+    """How far a request has come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    ARRIVAL_FIELD_NUMBER: _builtins.int
+    RESUMABLE_FIELD_NUMBER: _builtins.int
+    NEXT_EVENT_NUMBER_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Names the request."""
+    state: Global___RequestState.ValueType
+    """What it is doing."""
+    resumable: _builtins.bool
+    """Whether ResumeGenerate can take it up."""
+    next_event_number: _builtins.int
+    """The number of its next event, where it is resumable."""
+    @_builtins.property
+    def usage(self) -> _generation_pb2.Usage:
+        """Token counts so far; completion_tokens counts what was generated, read or not."""
+
+    @_builtins.property
+    def arrival(self) -> _timestamp_pb2.Timestamp:
+        """When it arrived, by the server's wall clock."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        state: Global___RequestState.ValueType = ...,
+        usage: _generation_pb2.Usage | None = ...,
+        arrival: _timestamp_pb2.Timestamp | None = ...,
+        resumable: _builtins.bool = ...,
+        next_event_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "next_event_number", b"next_event_number", "request_id", b"request_id", "resumable", b"resumable", "state", b"state", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRequestResponse: _TypeAlias = GetRequestResponse  # noqa: Y015

@@ -30,11 +30,7 @@ class GenerationServiceStub:
     request within one step of the engine.
 
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
-    domain `aengine`: INVALID_ARGUMENT (INVALID_FIELD, with a BadRequest), NOT_FOUND (MODEL_NOT_FOUND,
-    with a ResourceInfo), ALREADY_EXISTS (REQUEST_ID_IN_USE), DEADLINE_EXCEEDED (DEADLINE_PASSED),
-    RESOURCE_EXHAUSTED (QUEUE_FULL, with a RetryInfo), UNAVAILABLE (NOT_READY, DRAINING, both with a
-    RetryInfo; ENGINE_DEAD), ABORTED (ENGINE_DEAD after the first event), INTERNAL (BUG, with an
-    incident_id that the server's log explains).
+    domain `aengine` and one of the reasons that the message Error lists.
     """
 
     def __init__(self, channel):
@@ -58,6 +54,26 @@ class GenerationServiceStub:
                 request_serializer=aengine_dot_v1_dot_generation__service__pb2.CancelRequestsRequest.SerializeToString,
                 response_deserializer=aengine_dot_v1_dot_generation__service__pb2.CancelRequestsResponse.FromString,
                 _registered_method=True)
+        self.BatchGenerate = channel.unary_stream(
+                '/aengine.v1.GenerationService/BatchGenerate',
+                request_serializer=aengine_dot_v1_dot_generation__service__pb2.BatchGenerateRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_generation__service__pb2.BatchGenerateResponse.FromString,
+                _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/aengine.v1.GenerationService/Session',
+                request_serializer=aengine_dot_v1_dot_generation__service__pb2.SessionRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_generation__service__pb2.SessionResponse.FromString,
+                _registered_method=True)
+        self.ResumeGenerate = channel.unary_stream(
+                '/aengine.v1.GenerationService/ResumeGenerate',
+                request_serializer=aengine_dot_v1_dot_generation__service__pb2.ResumeGenerateRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_generation__service__pb2.ResumeGenerateResponse.FromString,
+                _registered_method=True)
+        self.GetRequest = channel.unary_unary(
+                '/aengine.v1.GenerationService/GetRequest',
+                request_serializer=aengine_dot_v1_dot_generation__service__pb2.GetRequestRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_generation__service__pb2.GetRequestResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -65,11 +81,7 @@ class GenerationServiceServicer:
     request within one step of the engine.
 
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
-    domain `aengine`: INVALID_ARGUMENT (INVALID_FIELD, with a BadRequest), NOT_FOUND (MODEL_NOT_FOUND,
-    with a ResourceInfo), ALREADY_EXISTS (REQUEST_ID_IN_USE), DEADLINE_EXCEEDED (DEADLINE_PASSED),
-    RESOURCE_EXHAUSTED (QUEUE_FULL, with a RetryInfo), UNAVAILABLE (NOT_READY, DRAINING, both with a
-    RetryInfo; ENGINE_DEAD), ABORTED (ENGINE_DEAD after the first event), INTERNAL (BUG, with an
-    incident_id that the server's log explains).
+    domain `aengine` and one of the reasons that the message Error lists.
     """
 
     def Generate(self, request, context):
@@ -96,6 +108,43 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BatchGenerate(self, request, context):
+        """Generates answers to many requests and sends each when it is whole, in the order of their ends. A
+        request that fails has an error in place of its answer; the others go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Session(self, request_iterator, context):
+        """Generates for many requests over one stream, with one message per step of the engine for all of
+        them: what a router wants. Closing the client's half lets what runs finish; cancelling the call
+        cancels all of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeGenerate(self, request, context):
+        """Takes up a resumable stream whose connection was lost: repeats its events from next_event_number
+        on, byte for byte, and goes on with those to come. A second reader replaces the first, whose call
+        ends with ABORTED (READER_REPLACED). NOT_FOUND (REQUEST_NOT_FOUND) if the request is unknown here,
+        no longer kept, or the token is not its own; FAILED_PRECONDITION (NOT_RESUMABLE) if it was not
+        asked to be resumable; DATA_LOSS (EVENTS_DROPPED) if the events asked for are no longer kept;
+        INVALID_ARGUMENT if they are not yet known.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRequest(self, request, context):
+        """Tells how far a request has come. NOT_FOUND (REQUEST_NOT_FOUND) when it is over and nothing of it
+        is kept, or was never known.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -114,6 +163,26 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     request_deserializer=aengine_dot_v1_dot_generation__service__pb2.CancelRequestsRequest.FromString,
                     response_serializer=aengine_dot_v1_dot_generation__service__pb2.CancelRequestsResponse.SerializeToString,
             ),
+            'BatchGenerate': grpc.unary_stream_rpc_method_handler(
+                    servicer.BatchGenerate,
+                    request_deserializer=aengine_dot_v1_dot_generation__service__pb2.BatchGenerateRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_generation__service__pb2.BatchGenerateResponse.SerializeToString,
+            ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=aengine_dot_v1_dot_generation__service__pb2.SessionRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_generation__service__pb2.SessionResponse.SerializeToString,
+            ),
+            'ResumeGenerate': grpc.unary_stream_rpc_method_handler(
+                    servicer.ResumeGenerate,
+                    request_deserializer=aengine_dot_v1_dot_generation__service__pb2.ResumeGenerateRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_generation__service__pb2.ResumeGenerateResponse.SerializeToString,
+            ),
+            'GetRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRequest,
+                    request_deserializer=aengine_dot_v1_dot_generation__service__pb2.GetRequestRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_generation__service__pb2.GetRequestResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'aengine.v1.GenerationService', rpc_method_handlers)
@@ -127,11 +196,7 @@ class GenerationService:
     request within one step of the engine.
 
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
-    domain `aengine`: INVALID_ARGUMENT (INVALID_FIELD, with a BadRequest), NOT_FOUND (MODEL_NOT_FOUND,
-    with a ResourceInfo), ALREADY_EXISTS (REQUEST_ID_IN_USE), DEADLINE_EXCEEDED (DEADLINE_PASSED),
-    RESOURCE_EXHAUSTED (QUEUE_FULL, with a RetryInfo), UNAVAILABLE (NOT_READY, DRAINING, both with a
-    RetryInfo; ENGINE_DEAD), ABORTED (ENGINE_DEAD after the first event), INTERNAL (BUG, with an
-    incident_id that the server's log explains).
+    domain `aengine` and one of the reasons that the message Error lists.
     """
 
     @staticmethod
@@ -205,6 +270,114 @@ class GenerationService:
             '/aengine.v1.GenerationService/CancelRequests',
             aengine_dot_v1_dot_generation__service__pb2.CancelRequestsRequest.SerializeToString,
             aengine_dot_v1_dot_generation__service__pb2.CancelRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BatchGenerate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/aengine.v1.GenerationService/BatchGenerate',
+            aengine_dot_v1_dot_generation__service__pb2.BatchGenerateRequest.SerializeToString,
+            aengine_dot_v1_dot_generation__service__pb2.BatchGenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/aengine.v1.GenerationService/Session',
+            aengine_dot_v1_dot_generation__service__pb2.SessionRequest.SerializeToString,
+            aengine_dot_v1_dot_generation__service__pb2.SessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeGenerate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/aengine.v1.GenerationService/ResumeGenerate',
+            aengine_dot_v1_dot_generation__service__pb2.ResumeGenerateRequest.SerializeToString,
+            aengine_dot_v1_dot_generation__service__pb2.ResumeGenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aengine.v1.GenerationService/GetRequest',
+            aengine_dot_v1_dot_generation__service__pb2.GetRequestRequest.SerializeToString,
+            aengine_dot_v1_dot_generation__service__pb2.GetRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -31,11 +31,7 @@ class GenerationServiceStub:
     request within one step of the engine.
 
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
-    domain `aengine`: INVALID_ARGUMENT (INVALID_FIELD, with a BadRequest), NOT_FOUND (MODEL_NOT_FOUND,
-    with a ResourceInfo), ALREADY_EXISTS (REQUEST_ID_IN_USE), DEADLINE_EXCEEDED (DEADLINE_PASSED),
-    RESOURCE_EXHAUSTED (QUEUE_FULL, with a RetryInfo), UNAVAILABLE (NOT_READY, DRAINING, both with a
-    RetryInfo; ENGINE_DEAD), ABORTED (ENGINE_DEAD after the first event), INTERNAL (BUG, with an
-    incident_id that the server's log explains).
+    domain `aengine` and one of the reasons that the message Error lists.
     """
 
     @_typing.overload
@@ -53,6 +49,27 @@ class GenerationServiceStub:
     """Ends requests that are in flight, whoever sent them. Their calls end with OK and
     FINISH_REASON_CANCELLED.
     """
+    BatchGenerate: _grpc.UnaryStreamMultiCallable[_generation_service_pb2.BatchGenerateRequest, _generation_service_pb2.BatchGenerateResponse]
+    """Generates answers to many requests and sends each when it is whole, in the order of their ends. A
+    request that fails has an error in place of its answer; the others go on.
+    """
+    Session: _grpc.StreamStreamMultiCallable[_generation_service_pb2.SessionRequest, _generation_service_pb2.SessionResponse]
+    """Generates for many requests over one stream, with one message per step of the engine for all of
+    them: what a router wants. Closing the client's half lets what runs finish; cancelling the call
+    cancels all of it.
+    """
+    ResumeGenerate: _grpc.UnaryStreamMultiCallable[_generation_service_pb2.ResumeGenerateRequest, _generation_service_pb2.ResumeGenerateResponse]
+    """Takes up a resumable stream whose connection was lost: repeats its events from next_event_number
+    on, byte for byte, and goes on with those to come. A second reader replaces the first, whose call
+    ends with ABORTED (READER_REPLACED). NOT_FOUND (REQUEST_NOT_FOUND) if the request is unknown here,
+    no longer kept, or the token is not its own; FAILED_PRECONDITION (NOT_RESUMABLE) if it was not
+    asked to be resumable; DATA_LOSS (EVENTS_DROPPED) if the events asked for are no longer kept;
+    INVALID_ARGUMENT if they are not yet known.
+    """
+    GetRequest: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.GetRequestRequest, _generation_service_pb2.GetRequestResponse]
+    """Tells how far a request has come. NOT_FOUND (REQUEST_NOT_FOUND) when it is over and nothing of it
+    is kept, or was never known.
+    """
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
@@ -60,11 +77,7 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     request within one step of the engine.
 
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
-    domain `aengine`: INVALID_ARGUMENT (INVALID_FIELD, with a BadRequest), NOT_FOUND (MODEL_NOT_FOUND,
-    with a ResourceInfo), ALREADY_EXISTS (REQUEST_ID_IN_USE), DEADLINE_EXCEEDED (DEADLINE_PASSED),
-    RESOURCE_EXHAUSTED (QUEUE_FULL, with a RetryInfo), UNAVAILABLE (NOT_READY, DRAINING, both with a
-    RetryInfo; ENGINE_DEAD), ABORTED (ENGINE_DEAD after the first event), INTERNAL (BUG, with an
-    incident_id that the server's log explains).
+    domain `aengine` and one of the reasons that the message Error lists.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -79,17 +92,34 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """Ends requests that are in flight, whoever sent them. Their calls end with OK and
     FINISH_REASON_CANCELLED.
     """
+    BatchGenerate: _aio.UnaryStreamMultiCallable[_generation_service_pb2.BatchGenerateRequest, _generation_service_pb2.BatchGenerateResponse]  # type: ignore[assignment]
+    """Generates answers to many requests and sends each when it is whole, in the order of their ends. A
+    request that fails has an error in place of its answer; the others go on.
+    """
+    Session: _aio.StreamStreamMultiCallable[_generation_service_pb2.SessionRequest, _generation_service_pb2.SessionResponse]  # type: ignore[assignment]
+    """Generates for many requests over one stream, with one message per step of the engine for all of
+    them: what a router wants. Closing the client's half lets what runs finish; cancelling the call
+    cancels all of it.
+    """
+    ResumeGenerate: _aio.UnaryStreamMultiCallable[_generation_service_pb2.ResumeGenerateRequest, _generation_service_pb2.ResumeGenerateResponse]  # type: ignore[assignment]
+    """Takes up a resumable stream whose connection was lost: repeats its events from next_event_number
+    on, byte for byte, and goes on with those to come. A second reader replaces the first, whose call
+    ends with ABORTED (READER_REPLACED). NOT_FOUND (REQUEST_NOT_FOUND) if the request is unknown here,
+    no longer kept, or the token is not its own; FAILED_PRECONDITION (NOT_RESUMABLE) if it was not
+    asked to be resumable; DATA_LOSS (EVENTS_DROPPED) if the events asked for are no longer kept;
+    INVALID_ARGUMENT if they are not yet known.
+    """
+    GetRequest: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.GetRequestRequest, _generation_service_pb2.GetRequestResponse]  # type: ignore[assignment]
+    """Tells how far a request has come. NOT_FOUND (REQUEST_NOT_FOUND) when it is over and nothing of it
+    is kept, or was never known.
+    """
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Generates. A client that goes away, cancels its call or passes its gRPC deadline cancels the
     request within one step of the engine.
 
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
-    domain `aengine`: INVALID_ARGUMENT (INVALID_FIELD, with a BadRequest), NOT_FOUND (MODEL_NOT_FOUND,
-    with a ResourceInfo), ALREADY_EXISTS (REQUEST_ID_IN_USE), DEADLINE_EXCEEDED (DEADLINE_PASSED),
-    RESOURCE_EXHAUSTED (QUEUE_FULL, with a RetryInfo), UNAVAILABLE (NOT_READY, DRAINING, both with a
-    RetryInfo; ENGINE_DEAD), ABORTED (ENGINE_DEAD after the first event), INTERNAL (BUG, with an
-    incident_id that the server's log explains).
+    domain `aengine` and one of the reasons that the message Error lists.
     """
 
     @_abc_1.abstractmethod
@@ -119,6 +149,51 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_generation_service_pb2.CancelRequestsResponse, _abc.Awaitable[_generation_service_pb2.CancelRequestsResponse]]:
         """Ends requests that are in flight, whoever sent them. Their calls end with OK and
         FINISH_REASON_CANCELLED.
+        """
+
+    @_abc_1.abstractmethod
+    def BatchGenerate(
+        self,
+        request: _generation_service_pb2.BatchGenerateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_generation_service_pb2.BatchGenerateResponse], _abc.AsyncIterator[_generation_service_pb2.BatchGenerateResponse]]:
+        """Generates answers to many requests and sends each when it is whole, in the order of their ends. A
+        request that fails has an error in place of its answer; the others go on.
+        """
+
+    @_abc_1.abstractmethod
+    def Session(
+        self,
+        request_iterator: _MaybeAsyncIterator[_generation_service_pb2.SessionRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_generation_service_pb2.SessionResponse], _abc.AsyncIterator[_generation_service_pb2.SessionResponse]]:
+        """Generates for many requests over one stream, with one message per step of the engine for all of
+        them: what a router wants. Closing the client's half lets what runs finish; cancelling the call
+        cancels all of it.
+        """
+
+    @_abc_1.abstractmethod
+    def ResumeGenerate(
+        self,
+        request: _generation_service_pb2.ResumeGenerateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_generation_service_pb2.ResumeGenerateResponse], _abc.AsyncIterator[_generation_service_pb2.ResumeGenerateResponse]]:
+        """Takes up a resumable stream whose connection was lost: repeats its events from next_event_number
+        on, byte for byte, and goes on with those to come. A second reader replaces the first, whose call
+        ends with ABORTED (READER_REPLACED). NOT_FOUND (REQUEST_NOT_FOUND) if the request is unknown here,
+        no longer kept, or the token is not its own; FAILED_PRECONDITION (NOT_RESUMABLE) if it was not
+        asked to be resumable; DATA_LOSS (EVENTS_DROPPED) if the events asked for are no longer kept;
+        INVALID_ARGUMENT if they are not yet known.
+        """
+
+    @_abc_1.abstractmethod
+    def GetRequest(
+        self,
+        request: _generation_service_pb2.GetRequestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_service_pb2.GetRequestResponse, _abc.Awaitable[_generation_service_pb2.GetRequestResponse]]:
+        """Tells how far a request has come. NOT_FOUND (REQUEST_NOT_FOUND) when it is over and nothing of it
+        is kept, or was never known.
         """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -40,6 +40,11 @@ class ModelServiceStub:
                 request_serializer=aengine_dot_v1_dot_model__service__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=aengine_dot_v1_dot_model__service__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/aengine.v1.ModelService/ListModels',
+                request_serializer=aengine_dot_v1_dot_model__service__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_model__service__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer:
@@ -53,6 +58,13 @@ class ModelServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListModels(self, request, context):
+        """Lists what is served: one model. UNAVAILABLE until it is loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +72,11 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=aengine_dot_v1_dot_model__service__pb2.GetModelRequest.FromString,
                     response_serializer=aengine_dot_v1_dot_model__service__pb2.GetModelResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=aengine_dot_v1_dot_model__service__pb2.ListModelsRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_model__service__pb2.ListModelsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class ModelService:
             '/aengine.v1.ModelService/GetModel',
             aengine_dot_v1_dot_model__service__pb2.GetModelRequest.SerializeToString,
             aengine_dot_v1_dot_model__service__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aengine.v1.ModelService/ListModels',
+            aengine_dot_v1_dot_model__service__pb2.ListModelsRequest.SerializeToString,
+            aengine_dot_v1_dot_model__service__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class ModelServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ModelServiceAsyncStub: ...
     GetModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.GetModelRequest, _model_service_pb2.GetModelResponse]
     """Describes the served model. NOT_FOUND for another name; UNAVAILABLE until it is loaded."""
+    ListModels: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.ListModelsRequest, _model_service_pb2.ListModelsResponse]
+    """Lists what is served: one model. UNAVAILABLE until it is loaded."""
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
@@ -43,6 +45,8 @@ class ModelServiceAsyncStub(ModelServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.GetModelRequest, _model_service_pb2.GetModelResponse]  # type: ignore[assignment]
     """Describes the served model. NOT_FOUND for another name; UNAVAILABLE until it is loaded."""
+    ListModels: _aio.UnaryUnaryMultiCallable[_model_service_pb2.ListModelsRequest, _model_service_pb2.ListModelsResponse]  # type: ignore[assignment]
+    """Lists what is served: one model. UNAVAILABLE until it is loaded."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
     """Tells about the served model."""
@@ -54,5 +58,13 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.GetModelResponse, _abc.Awaitable[_model_service_pb2.GetModelResponse]]:
         """Describes the served model. NOT_FOUND for another name; UNAVAILABLE until it is loaded."""
+
+    @_abc_1.abstractmethod
+    def ListModels(
+        self,
+        request: _model_service_pb2.ListModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_service_pb2.ListModelsResponse, _abc.Awaitable[_model_service_pb2.ListModelsResponse]]:
+        """Lists what is served: one model. UNAVAILABLE until it is loaded."""
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
