@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from aengine.histogram import HistogramSnapshot
 from aengine.params import SamplingParams
 
 
@@ -61,6 +62,35 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Timing:
+    """Durations of a request in seconds, so far. None where that has not happened."""
+
+    queue: float | None = None  # from its arrival to its first step
+    first_token: float | None = None  # from its arrival to its first generated token
+    decode: float | None = None  # from its first generated token to its latest
+
+
+class RequestState(enum.Enum):
+    """What a request in flight is doing."""
+
+    PREPARING = "preparing"  # its prompt is being tokenized or its grammar compiled
+    WAITING = "waiting"  # for its first step
+    RUNNING = "running"
+    PARKED = "parked"  # until its reader catches up
+    FINISHED = "finished"  # but not yet let go of
+
+
+@dataclass(frozen=True, slots=True)
+class RequestInfo:
+    """A request in flight, as it is now."""
+
+    request_id: str
+    state: RequestState
+    usage: Usage  # completion tokens are those that were generated, read or not
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """A whole answer: the fold of a stream."""
 
@@ -86,6 +116,12 @@ class EngineStats:
     cached_tokens: int = 0  # tokens whose KV stays in unreferenced pages of the prefix cache
     steps: int = 0  # steps committed since start
     preemptions: int = 0  # sequences that gave way to others since start, and were or will be computed anew
+    prompt_tokens: int = 0  # of requests that began since start
+    cached_prompt_tokens: int = 0  # those of them that were found in the prefix cache
+    completion_tokens: int = 0  # generated since start
+    paused: bool = False  # by AsyncEngine.pause()
+    step_seconds: HistogramSnapshot = field(default_factory=HistogramSnapshot)  # from one step's launch to its commit
+    step_tokens: HistogramSnapshot = field(default_factory=HistogramSnapshot)  # computed in one step, of prompts and of outputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,17 @@ from typing import Any
 import anyio
 
 from aengine.config import EngineConfig
+from aengine.engine.controls import Controls
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Stop
 from aengine.engine.prompts import Prompt, check_options, draw_seed
 from aengine.engine.registry import Registry
-from aengine.engine.step_loop import Ready, Report, StepLoop, Stopped
+from aengine.engine.step_loop import Done, Ready, Report, StepLoop, Stopped
 from aengine.engine.stream import TokenStream
 from aengine.engine.tokenizer import Tokenizer
 from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, InvalidRequestError, RequestIdInUseError
-from aengine.outputs import Completion, EngineStats, ModelInfo
+from aengine.outputs import Completion, EngineStats, ModelInfo, RequestInfo
 from aengine.params import SamplingParams
 from aengine.scheduler import SchedulerConfig, Updates
 
@@ -77,6 +78,7 @@ class AsyncEngine:
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="aengine-tokenizer")
         self._steps: StepLoop[LoadedModel] = StepLoop(self._load, self._configure, self._report, step_timeout=self.config.step_timeout)
+        self._controls = Controls(self._steps.post)
         self._steps.start()
         try:
             await self._settled.wait()
@@ -213,6 +215,31 @@ class AsyncEngine:
         underway = self._registry.num_submitted - snapshot.num_received + self._registry.num_preparing
         return replace(snapshot.stats, waiting=snapshot.stats.waiting + underway)
 
+    def request_info(self, request_id: str) -> RequestInfo | None:
+        """How far a request has come; None when nothing of it is left in the engine, or it was never known."""
+        self._check_serving()
+        state = self._registry.find(request_id)
+        return None if state is None else state.info()
+
+    # ---- operation -----------------------------------------------------------------------------------------------------
+
+    async def pause(self, *, cancel: bool = False) -> int:
+        """Stop computing; returns when the step under way is over. Requests are still taken, and wait; cancellations and deadlines
+        still hold. With `cancel` the requests in flight are cancelled; returns how many those were."""
+        self._check_serving()
+        await self._controls.pause()
+        return await self._registry.cancel_all() if cancel else 0
+
+    def unpause(self) -> None:
+        """Go on computing."""
+        self._check_serving()
+        self._controls.unpause()
+
+    async def flush_cache(self) -> int:
+        """Forget the cached prefixes that no request holds; returns how many pages that freed."""
+        self._check_serving()
+        return await self._controls.flush_cache()
+
     # ---- inside --------------------------------------------------------------------------------------------------------
 
     def _load(self) -> LoadedModel:
@@ -258,6 +285,8 @@ class AsyncEngine:
                 if self._phase is _Phase.STARTING:
                     self._phase = _Phase.RUNNING
                 self._settled.set()
+            case Done():
+                self._controls.answer(report)
             case Stopped(error):
                 self._on_stopped(error)
 
@@ -268,8 +297,10 @@ class AsyncEngine:
             self._phase = _Phase.DEAD
         elif self._phase is _Phase.STARTING:
             self._phase = _Phase.CLOSED
+        reason = self._death() if error is not None else EngineStateError("the engine is closed")
+        self._controls.end_all(reason)
         if hasattr(self, "_registry"):
-            self._registry.end_all(self._death() if error is not None else EngineStateError("the engine is closed"))
+            self._registry.end_all(reason)
         self._settled.set()
         self._stopped.set()
 

@@ -30,11 +30,30 @@ class Unpark:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Run no step after those under way; answered with `Done(ticket, 0)` when they are over."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unpause:
+    """Run steps again."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlushCache:
+    """Forget cached prefixes; answered with `Done(ticket, pages freed)`."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End all requests and the thread."""
 
 
-Command = Submit | Cancel | Park | Unpark | Stop
+Command = Submit | Cancel | Park | Unpark | Pause | Unpause | FlushCache | Stop
 
 
 class Mailbox:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.engine.tokenizer import Tokenizer
-from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.errors import ContextLengthError, FieldViolation, InvalidRequestError, KVCapacityError
 from aengine.outputs import ModelInfo
 from aengine.params import SamplingParams
 from aengine.scheduler import Request, RowParams
@@ -106,19 +106,9 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, model: ModelInfo) -> NDA
 def effective_params(params: SamplingParams, prompt_len: int, limits: Limits) -> SamplingParams:
     """`params` with every default applied. Raises `InvalidRequestError` for what this model or this engine cannot do."""
     model = limits.model
-    capacity = min(model.max_model_len, limits.kv_tokens)
-    unit = "the context" if capacity == model.max_model_len else "the KV cache"
-    room = capacity - prompt_len
-    if room < 1:
-        raise _refused("prompt", f"{prompt_len} tokens leave no room for a new one in {unit} of {capacity} tokens")
-    if params.max_tokens is not None and params.max_tokens > room:
-        raise _refused(
-            "max_tokens", f"{params.max_tokens} beside a prompt of {prompt_len} tokens is more than {unit} of {capacity} tokens holds"
-        )
-    if params.min_tokens > room:
-        raise _refused(
-            "min_tokens", f"{params.min_tokens} beside a prompt of {prompt_len} tokens is more than {unit} of {capacity} tokens holds"
-        )
+    _check_fits("prompt", prompt_len + 1, limits, f"{prompt_len} tokens leave no room for a new one in")
+    for name, wanted in (("max_tokens", params.max_tokens or 0), ("min_tokens", params.min_tokens)):
+        _check_fits(name, prompt_len + wanted, limits, f"{wanted} beside a prompt of {prompt_len} tokens is more than what fits into")
     for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
         outside = [token_id for token_id in getattr(params, name) or () if token_id >= model.vocab_size]
         if outside:
@@ -128,6 +118,16 @@ def effective_params(params: SamplingParams, prompt_len: int, limits: Limits) ->
         if wanted is not None and wanted > limits.max_logprobs:
             raise _refused(name, f"{wanted} is not in [0, {limits.max_logprobs}] (max_logprobs)")
     return params.with_defaults_of(model.generation_defaults)
+
+
+def _check_fits(field: str, num_tokens: int, limits: Limits, what: str) -> None:
+    """Raises `ContextLengthError` or `KVCapacityError` if so many tokens can never be computed."""
+    for kind, unit, limit in (
+        (ContextLengthError, "the context", limits.model.max_model_len),
+        (KVCapacityError, "the KV cache", limits.kv_tokens),
+    ):
+        if num_tokens > limit:
+            raise kind((FieldViolation(field, f"{what} {unit} of {limit} tokens"),), limit, num_tokens)
 
 
 @dataclass(frozen=True, slots=True)

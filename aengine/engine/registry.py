@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING
 
+import anyio
+
 from aengine.config import EngineConfig
 from aengine.engine.grammars import GrammarCompiler
 from aengine.engine.loading import LoadedModel
@@ -81,7 +83,7 @@ class Registry:
         for key, cached_tokens in updates.started:
             state = streams[key]
             if key == state.key:
-                state.cached_prompt_tokens = cached_tokens
+                state.start(cached_tokens)
                 self._bound.leave(key)
         for key, piece in updates.prompt_logprobs:
             state = streams[key]
@@ -99,6 +101,16 @@ class Registry:
             state = streams[key]
             if state.release():
                 self._forget(state)
+
+    async def cancel_all(self) -> int:
+        """Cancel every request; returns how many those were, when their pages are free."""
+        states = [state for state in self._by_id.values() if not state.finished]
+        for state in states:
+            self._cancel(state)
+        with anyio.CancelScope(shield=True):  # bounded by one step
+            for state in states:
+                await state.released.wait()
+        return len(states)
 
     def end_all(self, error: BaseException) -> None:
         """The step thread is gone: whoever waits must be told now."""

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from aengine.engine.mailbox import Cancel, Command, Mailbox, Park, Stop, Submit, Unpark
+from aengine.engine.mailbox import Cancel, Command, FlushCache, Mailbox, Park, Pause, Stop, Submit, Unpark, Unpause
+from aengine.engine.step_stats import StepStats
 from aengine.engine.watchdog import Watchdog
 from aengine.errors import StepHangError
 from aengine.outputs import EngineStats
@@ -44,6 +45,14 @@ class Ready(Generic[LoadedT]):
 
 
 @dataclass(frozen=True, slots=True)
+class Done:
+    """A command with this ticket was carried out."""
+
+    ticket: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """The thread is at its end: asked to (no error), or of a failure to load or to run. Nothing follows."""
 
@@ -56,7 +65,7 @@ class Snapshot:
     num_received: int  # submissions that the stats know of
 
 
-Report = Ready[LoadedT] | Updates | Stopped
+Report = Ready[LoadedT] | Updates | Done | Stopped
 
 
 class StepLoop(Generic[LoadedT]):
@@ -77,7 +86,9 @@ class StepLoop(Generic[LoadedT]):
         self._mailbox = Mailbox()
         self.post = self._mailbox.post
         self._num_received = 0
-        self._num_steps = 0
+        self._stats = StepStats()
+        self._paused = False
+        self._pause_tickets: list[int] = []  # of pauses that wait for the steps under way
         self.snapshot = Snapshot(EngineStats(), 0)  # replaced as a whole, so any thread may read it
         self._busy_since: float | None = None  # on time.monotonic
         self._given_up = False
@@ -124,7 +135,7 @@ class StepLoop(Generic[LoadedT]):
 
     def _serve(self, scheduler: Scheduler, runner: Runner) -> None:
         depth = 1 if runner.asynchronous else 0
-        flights: deque[tuple[StepPlan, InFlightStep]] = deque()
+        flights: deque[tuple[StepPlan, InFlightStep, float]] = deque()  # with the time of their launch
         keys: set[int] = set()  # of every request not yet released
         stopping = False
         while not self._given_up:
@@ -134,18 +145,20 @@ class StepLoop(Generic[LoadedT]):
             if stopping:
                 for key in sorted(keys):
                     scheduler.cancel(key)
-            plan = scheduler.schedule()
+            plan = self._schedule(scheduler, idle=not flights)
             if plan is not None:
+                launched = time.monotonic()
                 try:
-                    flights.append((plan, runner.launch(plan)))
+                    flights.append((plan, runner.launch(plan), launched))
                 except RowsFailed as failed:
                     scheduler.rollback(plan, failed.errors)
             idle = plan is None and not flights  # a plan may also be missing because a flight must return first
             if flights and (plan is None or len(flights) > depth):
-                returned, flight = flights.popleft()
+                returned, flight, launched = flights.popleft()
                 scheduler.commit(returned, flight.result())
-                self._num_steps += 1
+                self._stats.add_step(time.monotonic() - launched, int(returned.lengths.sum()))
             updates = scheduler.take_updates()
+            self._stats.completion_tokens += len(updates.keys)
             keys.difference_update(updates.released)
             if updates:
                 self._publish(scheduler)
@@ -157,6 +170,17 @@ class StepLoop(Generic[LoadedT]):
                 self._busy_since = None
                 deadline = scheduler.next_deadline
                 self._mailbox.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def _schedule(self, scheduler: Scheduler, *, idle: bool) -> StepPlan | None:
+        """The next step, unless the engine is paused. `idle`: no step is under way."""
+        if not self._paused:
+            return scheduler.schedule()
+        scheduler.expire()
+        if idle:
+            for ticket in self._pause_tickets:
+                self._report(Done(ticket, 0))
+            self._pause_tickets.clear()
+        return None
 
     def _apply(self, command: Command, scheduler: Scheduler, keys: set[int]) -> bool:
         """Carry out a command; True for the one that ends the thread."""
@@ -171,22 +195,19 @@ class StepLoop(Generic[LoadedT]):
                 scheduler.park(key)
             case Unpark(key):
                 scheduler.unpark(key)
+            case Pause(ticket):
+                self._paused = True
+                self._pause_tickets.append(ticket)
+            case Unpause():
+                self._paused = False
+                for ticket in self._pause_tickets:
+                    self._report(Done(ticket, 0))
+                self._pause_tickets.clear()
+            case FlushCache(ticket):
+                self._report(Done(ticket, scheduler.flush_cache()))
             case Stop():
                 return True
         return False
 
     def _publish(self, scheduler: Scheduler) -> None:
-        stats = scheduler.stats()
-        self.snapshot = Snapshot(
-            EngineStats(
-                running=stats.running,
-                waiting=stats.waiting,
-                parked=stats.parked,
-                pages_used=stats.pages_used,
-                pages_total=stats.pages_total,
-                cached_tokens=stats.cached_tokens,
-                steps=self._num_steps,
-                preemptions=stats.preemptions,
-            ),
-            self._num_received,
-        )
+        self.snapshot = Snapshot(self._stats.combined(scheduler.stats(), paused=self._paused), self._num_received)

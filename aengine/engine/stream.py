@@ -5,12 +5,13 @@ When the user lets go of it in any way, the request is cancelled. Must not know 
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 
 import anyio
 
-from aengine.engine.stream_state import NO_TOKEN, End, Item, StreamState
-from aengine.outputs import Completion, Token, TokenLogprob, Usage
+from aengine.engine.stream_state import NO_TOKEN, End, Item, StreamState, Waiter
+from aengine.outputs import Completion, Timing, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
 
 
@@ -67,6 +68,11 @@ class TokenStream:
         num_tokens = sum(len(answer.token_ids) for answer in self._answers)
         return Usage(self._state.prompt_tokens, self._state.cached_prompt_tokens, num_tokens)
 
+    @property
+    def timing(self) -> Timing:
+        """How long its phases took, so far."""
+        return self._state.timing
+
     def completion(self) -> Completion:
         """What was read so far, as one answer; the whole answer once the iteration has ended."""
         first, *others = self._answers
@@ -111,22 +117,84 @@ class TokenStream:
     async def __anext__(self) -> Token:
         state = self._state
         while not state.items or self._closed:
-            if self._closed or self._num_open == 0:
+            if not self._goes_on():
                 raise StopAsyncIteration
-            if state.error is not None:
-                self._closed = True
-                raise state.error
-            if state.waiter is not None:
-                raise anyio.BusyResourceError("reading from a stream that another task is reading from")
-            state.waiter = anyio.Event()
-            try:
-                await state.waiter.wait()
-            except BaseException:  # the reading task is cancelled
-                state.hooks.cancel(state)
-                raise
-            finally:
-                state.waiter = None
+            await self._wait()
         return self._take(state.pop())
+
+    # ---- several tokens at a time --------------------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything was read, or the stream was closed."""
+        return self._closed or self._num_open == 0
+
+    @property
+    def is_started(self) -> bool:
+        """Whether `started()` would return at once."""
+        return self._state.ready.is_set() and self._state.error is None
+
+    @property
+    def unread(self) -> int:
+        """How many tokens can be read without waiting."""
+        return 0 if self._closed else len(self._state.items)
+
+    async def read(self, most: int = sys.maxsize) -> list[Token]:
+        """Wait for at least one token; returns what is there, `most` tokens of it. Empty at the end of the stream."""
+        while not (tokens := self.take(most)) and not self.ended:
+            await self._wait()
+        return tokens
+
+    def take(self, most: int = sys.maxsize) -> list[Token]:
+        """What can be read without waiting, `most` tokens of it. Raises the error that the stream failed with, after the tokens
+        before it."""
+        state = self._state
+        if not state.items or self._closed:
+            self._goes_on()
+            return []
+        return [self._take(state.pop()) for _ in range(min(most, len(state.items)))]
+
+    async def linger(self, count: int, seconds: float) -> None:
+        """Wait until `count` tokens can be read without waiting, or nothing more will come, or `seconds` have passed."""
+        state = self._state
+        with anyio.move_on_after(seconds):
+            while len(state.items) < count and not state.finished and not self._closed:
+                await self._wait(cancels=False)
+
+    def attach(self, waiter: Waiter | None) -> None:
+        """Have `waiter` set whenever there is something new to take, in place of a reading task; None ends that."""
+        self._check_unread()
+        self._state.waiter = waiter
+
+    # ---- inside --------------------------------------------------------------------------------------------------------
+
+    def _goes_on(self) -> bool:
+        """With nothing to read: whether something may come. Raises the error that the stream failed with."""
+        if self.ended:
+            return False
+        if self._state.error is not None:
+            self._closed = True
+            raise self._state.error
+        return True
+
+    def _check_unread(self) -> None:
+        if isinstance(self._state.waiter, anyio.Event):
+            raise anyio.BusyResourceError("reading from a stream that another task is reading from")
+
+    async def _wait(self, *, cancels: bool = True) -> None:
+        """For something new. `cancels`: cancelling the reading task cancels the request."""
+        state = self._state
+        if state.waiter is not None:
+            raise anyio.BusyResourceError("reading from a stream that another task is reading from")
+        news = state.waiter = anyio.Event()
+        try:
+            await news.wait()
+        except BaseException:  # the reading task is cancelled
+            if cancels:
+                state.hooks.cancel(state)
+            raise
+        finally:
+            state.waiter = None
 
     def _take(self, item: Item) -> Token:
         answer = self._answers[item.index]

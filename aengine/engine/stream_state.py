@@ -6,14 +6,16 @@ is read, the ends of sequences, stop strings, and when a reader lags. All method
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import anyio
 
 from aengine.engine.output_text import OutputText
-from aengine.outputs import FinishReason, TokenLogprob
+from aengine.outputs import FinishReason, RequestInfo, RequestState, Timing, TokenLogprob, Usage
 from aengine.params import SamplingParams
 from aengine.scheduler import Finished
 
@@ -48,6 +50,12 @@ class StreamHooks:
     lag: Callable[[StreamState, bool], None]  # the reader fell behind, or has caught up
 
 
+class Waiter(Protocol):
+    """Who reads a stream and waits for something new: an `anyio.Event`, or a member of a `StreamGroup`."""
+
+    def set(self) -> object: ...
+
+
 class StreamState:
     """The state of a request with `params.n` sequences, whose keys are `key`, `key + 1`, ..."""
 
@@ -73,13 +81,18 @@ class StreamState:
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.submitted = False  # handed to the step thread, which will release it
         self.error: BaseException | None = None
-        self.waiter: anyio.Event | None = None
+        self.waiter: Waiter | None = None
         self.ready = anyio.Event()  # the prompt is known and valid, or the stream has failed
         self.released = anyio.Event()  # nothing of the request is left in the engine
         self._lag_limit = lag_limit
         self._parked = False
         self._ended = [False] * params.n  # whether the end of the sequence is among the items, or was
         self._num_released = 0
+        self._num_tokens = 0
+        self._arrival = time.monotonic()  # these four in seconds
+        self._started: float | None = None
+        self._first_token: float | None = None
+        self._last_token = 0.0
 
     @property
     def keys(self) -> range:
@@ -90,6 +103,27 @@ class StreamState:
         """Whether every sequence has its end, read or not, or the request failed."""
         return self.error is not None or all(self._ended)
 
+    @property
+    def timing(self) -> Timing:
+        first, started = self._first_token, self._started
+        return Timing(
+            queue=None if started is None else started - self._arrival,
+            first_token=None if first is None else first - self._arrival,
+            decode=None if first is None else self._last_token - first,
+        )
+
+    def info(self) -> RequestInfo:
+        if self.finished:
+            state = RequestState.FINISHED
+        elif not self.submitted:
+            state = RequestState.PREPARING
+        elif self._parked:
+            state = RequestState.PARKED
+        else:
+            state = RequestState.WAITING if self._started is None else RequestState.RUNNING
+        usage = Usage(self.prompt_tokens, self.cached_prompt_tokens, self._num_tokens)
+        return RequestInfo(self.request_id, state, usage, self.timing)
+
     def submit(self, params: SamplingParams, prompt: list[int], prompt_tokens: int) -> None:
         """The request is valid and goes to the step thread. `prompt`: its ids, where prompt_logprobs need them."""
         self.params = params
@@ -98,8 +132,14 @@ class StreamState:
         self.prompt_logprobs = [None]
         self.submitted = True
         self.ready.set()
+        self.wake()
 
     # ---- fed by the engine ---------------------------------------------------------------------------------------------
+
+    def start(self, cached_tokens: int) -> None:
+        """The first step of the request begins; `cached_tokens` of its prompt need not be computed."""
+        self.cached_prompt_tokens = cached_tokens
+        self._started = time.monotonic()
 
     def push(self, key: int, token_id: int, logprob: TokenLogprob | None, finished: Finished | None) -> None:
         """A new token; `finished` if the sequence ends with it."""
@@ -115,6 +155,10 @@ class StreamState:
                 item.end = End(FinishReason.STOP_STRING, stopped)
                 if end is None:
                     self.hooks.stop(key)
+        self._num_tokens += 1
+        self._last_token = time.monotonic()
+        if self._first_token is None:
+            self._first_token = self._last_token
         self._append(item)
         if len(self.items) > self._lag_limit and not self._parked:
             self._parked = True

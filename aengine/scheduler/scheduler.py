@@ -48,6 +48,8 @@ class SchedulerStats:
     pages_total: int
     cached_tokens: int
     preemptions: int
+    prompt_tokens: int  # of requests that began
+    cached_prompt_tokens: int  # those of them that were found in the prefix cache
 
 
 @dataclass(slots=True)
@@ -77,6 +79,8 @@ class Scheduler:
         self._num_steps = 0
         self._num_in_flight = 0
         self._num_preemptions = 0
+        self._num_prompt_tokens = 0
+        self._num_cached_prompt_tokens = 0
         self._updates = Updates()
         self._news = News()  # what the latest plan told the runner
 
@@ -124,6 +128,10 @@ class Scheduler:
             self._parked_waiting.discard(sequence)
             self._queue.push(sequence)
 
+    def flush_cache(self) -> int:
+        """Forget the prefixes that no sequence holds; returns how many pages that freed."""
+        return self._cache.flush()
+
     # ---- what can be seen ----------------------------------------------------------------------------------------------
 
     @property
@@ -143,6 +151,8 @@ class Scheduler:
             pages_total=self._cache.usable,
             cached_tokens=self._cache.cached_tokens,
             preemptions=self._num_preemptions,
+            prompt_tokens=self._num_prompt_tokens,
+            cached_prompt_tokens=self._num_cached_prompt_tokens,
         )
 
     def take_updates(self) -> Updates:
@@ -154,11 +164,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None when nothing can run (with steps in flight: until one of them is committed)."""
-        now = self._clock()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            sequence = self._sequences.get(heapq.heappop(self._deadlines)[1])
-            if sequence is not None:
-                self._finish(sequence, FinishReason.DEADLINE)
+        now = self.expire()
         decodes = self._plan_decodes()
         if decodes is None:
             return None
@@ -166,6 +172,15 @@ class Scheduler:
         if not len(decodes) and not chunks:
             return None
         return self._make_plan(decodes, chunks)
+
+    def expire(self) -> float:
+        """End what has passed its deadline; returns the time. `schedule()` does it, so this is for when nothing is scheduled."""
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            sequence = self._sequences.get(heapq.heappop(self._deadlines)[1])
+            if sequence is not None:
+                self._finish(sequence, FinishReason.DEADLINE)
+        return now
 
     def _plan_decodes(self) -> IntArray | None:
         """The rows that decode, each with a page for its next token; None when pages must first come back from a flight."""
@@ -224,6 +239,9 @@ class Scheduler:
         if not sequence.started:
             sequence.started = True
             num_cached = int(self._rows.num_computed[sequence.row])
+            if sequence.request.fork_of is None:
+                self._num_prompt_tokens += len(sequence.tokens)
+                self._num_cached_prompt_tokens += num_cached
             self._queue.charge(self._rows.tenants[[sequence.row]], len(sequence.tokens) - num_cached)
             self._updates.started.append((sequence.request.key, num_cached))
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from aengine.engine.prompts import Prompt, check_options
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.outputs import FinishReason, ModelInfo, Usage
 from aengine.params import SamplingParams, StructuredOutput
+from aengine.server.stream_options import StreamPolicy, read_stream_options, seconds_of
 from aengine.v1 import generation_pb2, generation_service_pb2, model_service_pb2
 
 GenerationRequest = generation_service_pb2.GenerateRequest | generation_service_pb2.StreamGenerateRequest
@@ -79,6 +79,7 @@ class EngineRequest:
     text: bool
     token_ids: bool
     effective_params: bool
+    stream: StreamPolicy
 
 
 def read_request(request: GenerationRequest) -> EngineRequest:
@@ -87,11 +88,12 @@ def read_request(request: GenerationRequest) -> EngineRequest:
     violations: list[FieldViolation] = []
     prompt = _read_prompt(spec.prompt, violations)
     params = _read_params(spec, violations)
+    policy = read_stream_options(spec.stream, violations)
     options: dict[str, Any] = {
         "request_id": request.request_id if request.HasField("request_id") else None,
         "priority": spec.priority,
         "tenant": spec.tenant,
-        "timeout": _seconds(spec.stopping.time_limit) if spec.stopping.HasField("time_limit") else None,
+        "timeout": seconds_of(spec.stopping.time_limit) if spec.stopping.HasField("time_limit") else None,
         "cache_salt": spec.cache.salt or None,
     }
     try:
@@ -107,12 +109,13 @@ def read_request(request: GenerationRequest) -> EngineRequest:
         text=_wants_text(spec.output),
         token_ids=spec.output.token_ids,
         effective_params=spec.output.effective_params,
+        stream=policy,
     )
 
 
 def located(error: InvalidRequestError, spec: generation_pb2.GenerationSpec) -> InvalidRequestError:
     """The same error with the engine's field names turned into paths of the request message."""
-    return type(error)([FieldViolation(_path(violation.field, spec), violation.description) for violation in error.violations])
+    return error.moved(lambda field: _path(field, spec))
 
 
 def _path(field: str, spec: generation_pb2.GenerationSpec) -> str:
@@ -207,10 +210,6 @@ def _wants_text(output: generation_pb2.OutputOptions) -> bool:
 def _shortest(value: float) -> float:
     """The shortest decimal that rounds to the same float32, so that 0.7 on the wire is the 0.7 of a caller in process."""
     return float(str(np.float32(value)))
-
-
-def _seconds(duration: Duration) -> float:
-    return duration.seconds + duration.nanos / 1e9
 
 
 def effective_spec(given: generation_pb2.GenerationSpec, params: SamplingParams) -> generation_pb2.GenerationSpec:

@@ -360,7 +360,7 @@ class StreamOptions(_message.Message):
     resumable: _builtins.bool
     """Whether the request goes on when the connection is lost, so that ResumeGenerate can take it up.
     Cancelling the call then ends the request only after `retain`; CancelRequests ends it at once.
-    Refused in a Session or batch, which cannot be resumed. Default: false.
+    Refused in a Session, which cannot be resumed. Default: false.
     """
     @_builtins.property
     def max_delay(self) -> _duration_pb2.Duration:

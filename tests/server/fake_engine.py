@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import anyio
+
 from aengine.errors import EngineStateError, FieldViolation, RequestIdInUseError
-from aengine.outputs import Completion, FinishReason, ModelInfo, Token, TokenLogprob, Usage
+from aengine.outputs import Completion, FinishReason, ModelInfo, Timing, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
 
 INFO = ModelInfo(
@@ -87,10 +90,40 @@ class FakeStream:
     def __aiter__(self) -> FakeStream:
         return self
 
+    @property
+    def timing(self) -> Timing:
+        return Timing(2e-9, 6e-9, 1e-9) if self._read else Timing()
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    @property
+    def unread(self) -> int:
+        return self._items.qsize()
+
+    async def read(self, most: int = sys.maxsize) -> list[Token]:
+        if self._ended:
+            return []
+        return [self._take(await self._items.get()), *self.take(most - 1)]
+
+    def take(self, most: int = sys.maxsize) -> list[Token]:
+        tokens = []
+        while len(tokens) < most and self._items.qsize() and not isinstance(self._items._queue[0], Exception):  # type: ignore[attr-defined]
+            tokens.append(self._take(self._items.get_nowait()))
+        return tokens
+
+    async def linger(self, count: int, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            while self._items.qsize() < count and not self._ended:
+                await asyncio.sleep(0)
+
     async def __anext__(self) -> Token:
         if self._ended:
             raise StopAsyncIteration
-        item = await self._items.get()
+        return self._take(await self._items.get())
+
+    def _take(self, item: Token | Exception) -> Token:
         if isinstance(item, Exception):
             raise item
         self._tokens.append(item)

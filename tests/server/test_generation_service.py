@@ -13,7 +13,8 @@ from grpc import aio
 from grpc_harness import events_of, failure_of, serving, stream_request, text_spec
 
 from aengine.outputs import FinishReason, Token, TokenLogprob
-from aengine.server.events import MAX_PROMPT_LOGPROBS_BYTES, EventFold
+from aengine.server.events import MAX_PROMPT_LOGPROBS_BYTES
+from aengine.server.fold import EventFold
 from aengine.v1.generation_pb2 import (
     FINISH_REASON_CANCELLED,
     FINISH_REASON_DEADLINE,
@@ -43,7 +44,9 @@ async def test_a_stream_is_started_deltas_ends_finished(engine: FakeEngine) -> N
     assert (finished.usage.prompt_tokens, finished.usage.cached_prompt_tokens, finished.usage.completion_tokens) == (3, 1, 3)
     timing = finished.timing
     assert abs(timing.arrival.ToNanoseconds() / 1e9 - time.time()) < 60
-    assert 0 < timing.first_token.ToNanoseconds() <= timing.total.ToNanoseconds()
+    phases = (timing.queue, timing.prefill, timing.first_token, timing.decode)
+    assert [phase.ToNanoseconds() for phase in phases] == [2, 4, 6, 1]  # as the engine tells them
+    assert timing.total.ToNanoseconds() > 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""What is worth knowing of a call and of a generation when it is over: plain data for the access log and the metrics.
+
+Filled in by the code that runs the call; handed to every `Observer` once, at the end. Knows nothing of logs or metrics.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import grpc
+
+from aengine.histogram import Histogram
+from aengine.outputs import FinishReason, Usage
+
+ITL_BOUNDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+"""Seconds."""
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """One RPC."""
+
+    method: str  # "/aengine.v1.GenerationService/Generate"
+    peer: str  # "ipv4:127.0.0.1:40000"
+    request_id: str  # of the call: the client's x-request-id, or one that was drawn
+    trace_id: str | None = None  # of the W3C traceparent, if one came
+    principal: str | None = None  # who called, where that was checked: name of the token or of the certificate
+    start: float = field(default_factory=time.monotonic)
+    messages_sent: int = 0
+    code: grpc.StatusCode = grpc.StatusCode.OK
+    reason: str = ""  # the reason of ErrorInfo; empty for OK and for calls that the client ended
+    seconds: float = 0.0
+    prompt_tokens: int = 0  # of the generations that ended while the call lasted
+    completion_tokens: int = 0
+
+
+@dataclass(slots=True)
+class GenerationRecord:
+    """One request to the engine. Several may belong to one call."""
+
+    request_id: str
+    usage: Usage = field(default_factory=Usage)
+    finish_reasons: list[FinishReason] = field(default_factory=list)  # of each sequence that ended
+    queue_seconds: float | None = None  # arrival to first step
+    first_token_seconds: float | None = None
+    total_seconds: float = 0.0
+    inter_token_seconds: Histogram = field(default_factory=lambda: Histogram(ITL_BOUNDS))
+
+
+class Observer(Protocol):
+    """Called in the event loop; must be quick and not raise."""
+
+    def on_call_end(self, record: CallRecord) -> None: ...
+
+    def on_generation_end(self, record: GenerationRecord) -> None: ...

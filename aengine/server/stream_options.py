@@ -1,0 +1,43 @@
+"""How the events of a request are sent: `StreamOptions` of the schema, read and checked. Knows nothing of how it is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from google.protobuf.duration_pb2 import Duration
+
+from aengine.errors import FieldViolation
+from aengine.v1.generation_pb2 import StreamOptions
+
+MAX_DELTA_TOKENS = 1024
+MAX_DELAY_SECONDS = 1.0
+MAX_RETAIN_SECONDS = 600.0
+DEFAULT_RETAIN_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPolicy:
+    """Stream options with their defaults applied."""
+
+    delta_tokens: int = 1  # most in one delta
+    delay_seconds: float = 0.0  # how long a token may wait for others
+    resumable: bool = False
+    retain_seconds: float = DEFAULT_RETAIN_SECONDS
+
+
+def read_stream_options(options: StreamOptions, violations: list[FieldViolation]) -> StreamPolicy:
+    """What is out of range is added to `violations`."""
+    delta_tokens = options.max_tokens_per_delta if options.HasField("max_tokens_per_delta") else 1
+    if not 1 <= delta_tokens <= MAX_DELTA_TOKENS:
+        violations.append(FieldViolation("spec.stream.max_tokens_per_delta", f"{delta_tokens} is not in [1, {MAX_DELTA_TOKENS}]"))
+    delay = seconds_of(options.max_delay)
+    if not 0 <= delay <= MAX_DELAY_SECONDS:
+        violations.append(FieldViolation("spec.stream.max_delay", f"{delay:g} s is not in [0, {MAX_DELAY_SECONDS:g}] s"))
+    retain = seconds_of(options.retain) if options.HasField("retain") else DEFAULT_RETAIN_SECONDS
+    if not 0 < retain <= MAX_RETAIN_SECONDS:
+        violations.append(FieldViolation("spec.stream.retain", f"{retain:g} s is not in (0, {MAX_RETAIN_SECONDS:g}] s"))
+    return StreamPolicy(delta_tokens, delay, options.resumable, retain)
+
+
+def seconds_of(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
