@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -46,45 +46,51 @@ def checkpoint_dtype(model_dir: pathlib.Path) -> torch.dtype:
         return _stored_dtype(file, name)
 
 
-def load_weights(spec: ModelSpec, model_dir: pathlib.Path, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """Parameter name -> tensor of `dtype` on `device`, for each of `named_weights(spec)`.
+def stored_weights(spec: ModelSpec, model_dir: pathlib.Path) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    """Each of `named_weights(spec)` with its parts: tensors of the checkpoint's dtype on the CPU, mapped from its files.
 
-    Files are memory-mapped and read tensor by tensor. Raises ModelLoadError naming tensors that are missing, unexpected,
-    stored twice, of another shape, or quantized.
+    Raises ModelLoadError naming tensors that are missing, unexpected, stored twice, of another shape, or quantized.
     """
     weights = named_weights(spec)
     with ExitStack() as stack:
         files = _open(checkpoint_files(model_dir), stack)
         _check_names(spec, files, {part.source for weight in weights.values() for part in weight.parts})
-        loaded: dict[str, Tensor] = {}
         for name in _progress(weights):
             weight = weights[name]
-            target = torch.empty(weight.shape, dtype=dtype, device=device)
-            row = 0
+            parts: list[Tensor] = []
             for part in weight.parts:
                 expected = [part.rows, *weight.shape[1:]]
                 stored = files[part.source].get_slice(part.source).get_shape()
                 if stored != expected:
                     raise ModelLoadError(f"tensor {part.source} has shape {stored} in the checkpoint; config.json implies {expected}")
                 _stored_dtype(files[part.source], part.source)
-                target[row : row + part.rows].copy_(files[part.source].get_tensor(part.source))
-                row += part.rows
-            loaded[name] = target
-    return loaded
+                parts.append(files[part.source].get_tensor(part.source))
+            yield name, tuple(parts)
 
 
-def random_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, seed: int) -> dict[str, Tensor]:
-    """The weights of an untrained model; the same for the same seed and device type."""
+def drawn_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, seed: int) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    """Each of `named_weights(spec)` of an untrained model, in one part; the same for the same seed and device type."""
     generator = torch.Generator(device).manual_seed(seed)
-    created: dict[str, Tensor] = {}
     for name, weight in named_weights(spec).items():
         tensor = torch.empty(weight.shape, dtype=dtype, device=device)
         if weight.init is Init.NORMAL:
             tensor.normal_(0.0, spec.initializer_range, generator=generator)
         else:
             tensor.fill_(1.0 if weight.init is Init.ONES else 0.0)
-        created[name] = tensor
-    return created
+        yield name, (tensor,)
+
+
+def fused(weights: Iterable[tuple[str, tuple[Tensor, ...]]], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """Parameter name -> its parts as one tensor of `dtype` on `device`, of its own memory."""
+    tensors: dict[str, Tensor] = {}
+    for name, parts in weights:
+        target = torch.empty((sum(len(part) for part in parts), *parts[0].shape[1:]), dtype=dtype, device=device)
+        row = 0
+        for part in parts:
+            target[row : row + len(part)].copy_(part)
+            row += len(part)
+        tensors[name] = target
+    return tensors
 
 
 def _open(paths: list[pathlib.Path], stack: ExitStack) -> dict[str, Any]:

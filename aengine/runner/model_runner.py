@@ -22,7 +22,7 @@ from aengine.models.decoder import Decoder
 from aengine.models.generation import load_generation
 from aengine.models.named_weights import num_parameters
 from aengine.models.spec import ModelSpec, load_spec
-from aengine.models.weights import checkpoint_dtype, load_weights, random_weights
+from aengine.models.weights import checkpoint_dtype, drawn_weights, fused, stored_weights
 from aengine.runner.in_flight import LaunchedStep
 from aengine.runner.memory import cpu_budget, show_bytes, size_pool
 from aengine.runner.profile import widest_step
@@ -60,9 +60,9 @@ class ModelRunner:
         with torch.inference_mode():
             self.dtype = _dtype(config, self.spec, model_dir)
             if config.load_format == "dummy":
-                weights = random_weights(self.spec, self.dtype, self.device, config.seed)
+                weights = {name: tensor for name, (tensor,) in drawn_weights(self.spec, self.dtype, self.device, config.seed)}
             else:
-                weights = load_weights(self.spec, model_dir, self.dtype, self.device)
+                weights = fused(stored_weights(self.spec, model_dir), self.dtype, self.device)
             self._model = Decoder.build(self.spec, weights, wanted_len)
             self._sampler = Sampler(config.max_num_seqs, self.spec.vocab_size, self.device)
             self._scorer = PromptScorer(self.spec.vocab_size, self.device)

@@ -14,7 +14,7 @@ from aengine.errors import ModelLoadError
 from aengine.models.decoder import Decoder
 from aengine.models.named_weights import named_weights
 from aengine.models.spec import ModelSpec, read_spec
-from aengine.models.weights import checkpoint_dtype, load_weights, random_weights
+from aengine.models.weights import checkpoint_dtype, drawn_weights, fused, stored_weights
 
 CPU = torch.device("cpu")
 CONFIG = {
@@ -43,7 +43,7 @@ def tensors_of(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Tensors:
 
 
 def load(spec: ModelSpec, path: pathlib.Path, dtype: torch.dtype = torch.float32) -> Tensors:
-    return load_weights(spec, path, dtype, CPU)
+    return fused(stored_weights(spec, path), dtype, CPU)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -176,12 +176,12 @@ def test_checkpoint_dtype(tmp_path: pathlib.Path) -> None:
 
 def test_random_weights_follow_the_seed() -> None:
     spec = spec_of()
-    first, again, other = (random_weights(spec, torch.float32, CPU, seed) for seed in (1, 1, 2**64 - 1))
+    first, again, other = (dict(drawn_weights(spec, torch.float32, CPU, seed)) for seed in (1, 1, 2**64 - 1))
     assert first.keys() == named_weights(spec).keys()
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["head.weight"], other["head.weight"])
-    assert torch.equal(first["norm.weight"], torch.ones(8))
-    assert 0.01 < first["layers.0.gate_up.weight"].std() < 0.03
+    assert all(torch.equal(first[name][0], again[name][0]) for name in first)
+    assert not torch.equal(first["head.weight"][0], other["head.weight"][0])
+    assert torch.equal(first["norm.weight"][0], torch.ones(8))
+    assert 0.01 < first["layers.0.gate_up.weight"][0].std() < 0.03
 
 
 @pytest.mark.parametrize("terminal", [True, False])
