@@ -10,13 +10,16 @@ DEV := $(VENV)/.aengine-dev
 NODE := tools/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint benchmarks protos node clean
+.PHONY: help demo demo-grpc test lint benchmarks protos node clean
 
 help: ## this list
-	@sed -n "s/^\([a-z]*\):.*## /  make \1\t/p" $(firstword $(MAKEFILE_LIST))
+	@sed -n "s/^\([a-z-]*\):.*## /  make \1\t/p" $(firstword $(MAKEFILE_LIST))
 
 demo: $(RUNTIME) ## stream a continuation of a prompt from the bundled model
 	@$(BIN)/python examples/demo.py
+
+demo-grpc: $(RUNTIME) ## the same through a server and a client
+	@$(BIN)/python examples/demo_grpc.py
 
 test: $(DEV) ## run all tests; PYTEST_ARGS="-k name" for some of them
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -27,6 +30,7 @@ lint: $(DEV) $(NODE) ## check format, style, types, the schema and that generate
 	$(BIN)/mypy
 	$(BUF) lint
 	$(BUF) format --diff --exit-code
+	tools/breaking.sh
 	$(BIN)/python tools/generate.py --check
 
 benchmarks: $(RUNTIME) ## print what scheduling and sampling cost per step

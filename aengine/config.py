@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from aengine.checks import FieldChecks, is_positive
 from aengine.errors import ConfigError, FieldViolation
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-ATTENTION_BACKENDS = ("auto", "torch_native")
+ATTENTION_BACKENDS = ("auto", "cpu", "torch_native")
+QUANTIZATIONS = ("int8",)
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
@@ -44,7 +45,9 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     """Fraction of the GPU's memory for weights, activations and KV cache together, in (0, 1]."""
     attention_backend: str = "auto"
-    """auto, torch_native."""
+    """auto, cpu (our own kernels, on a CPU), torch_native."""
+    quantization: str | None = None
+    """int8: weights and activations of all linear layers in 8 bits, on a CPU (activations are scaled as they come). None: as they are."""
     load_format: str = "auto"
     """auto, safetensors, dummy (random weights, no download of weights)."""
     enable_prefix_cache: bool = True
@@ -67,61 +70,42 @@ class EngineConfig:
     """Seeds the random weights of load_format dummy. Requests without a seed draw a fresh one, whatever this is."""
 
     def __post_init__(self) -> None:
-        violations: list[FieldViolation] = []
-
-        def refuse(name: str, accepted: str) -> None:
-            violations.append(FieldViolation(name, f"{getattr(self, name)!r} is not {accepted}"))
-
-        def check_int(name: str, low: int, high: int | None = None, *, optional: bool = False) -> None:
-            value = getattr(self, name)
-            if value is None and optional:
-                return
-            if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
-                refuse(name, f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]")
-
-        def check_positive(name: str) -> None:
-            if not _is_positive(getattr(self, name)):
-                refuse(name, "a finite number > 0")
-
-        def check_choice(name: str, choices: tuple[str, ...]) -> None:
-            if getattr(self, name) not in choices:
-                refuse(name, "one of " + ", ".join(choices))
-
-        if not isinstance(self.model, str) or not self.model:
-            refuse("model", "a Hugging Face id, a directory, or 'demo'")
+        check = FieldChecks(self)
+        check.text("model", "a Hugging Face id, a directory, or 'demo'")
         if self.revision is not None and not isinstance(self.revision, str):
-            refuse("revision", "a string")
-        check_choice("dtype", DTYPES)
+            check.refuse("revision", "a string")
+        check.choice("dtype", DTYPES)
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
-            refuse("device", "one of auto, cpu, cuda, cuda:N")
-        check_int("threads", 1, 1024, optional=True)
-        check_int("max_model_len", 2, optional=True)
-        check_int("max_num_seqs", 1, 65536)
-        check_int("max_num_batched_tokens", 1)
+            check.refuse("device", "one of auto, cpu, cuda, cuda:N")
+        check.integer("threads", 1, 1024, optional=True)
+        check.integer("max_model_len", 2, optional=True)
+        check.integer("max_num_seqs", 1, 65536)
+        check.integer("max_num_batched_tokens", 1)
         if not isinstance(self.page_size, int) or isinstance(self.page_size, bool) or self.page_size not in PAGE_SIZES:
-            refuse("page_size", "a power of two in [1, 256]")
-        check_int("kv_cache_memory", 1, optional=True)
+            check.refuse("page_size", "a power of two in [1, 256]")
+        check.integer("kv_cache_memory", 1, optional=True)
         utilization = self.gpu_memory_utilization
-        if not isinstance(utilization, int | float) or isinstance(utilization, bool) or not 0 < utilization <= 1:
-            refuse("gpu_memory_utilization", "a number in (0, 1]")
-        check_choice("attention_backend", ATTENTION_BACKENDS)
-        check_choice("load_format", LOAD_FORMATS)
-        if not isinstance(self.enable_prefix_cache, bool):
-            refuse("enable_prefix_cache", "true or false")
-        check_int("max_queued_requests", 1, optional=True)
-        check_int("max_queued_tokens", 1, optional=True)
-        check_int("max_logprobs", 0)
-        check_int("max_unread_tokens", 1)
-        check_positive("ageing_seconds")
-        check_positive("step_timeout")
+        if not is_positive(utilization) or utilization > 1:
+            check.refuse("gpu_memory_utilization", "a number in (0, 1]")
+        check.choice("attention_backend", ATTENTION_BACKENDS)
+        check.choice("load_format", LOAD_FORMATS)
+        if self.quantization not in (None, *QUANTIZATIONS):
+            check.refuse("quantization", "None or one of " + ", ".join(QUANTIZATIONS))
+        check.flag("enable_prefix_cache")
+        check.integer("max_queued_requests", 1, optional=True)
+        check.integer("max_queued_tokens", 1, optional=True)
+        check.integer("max_logprobs", 0)
+        check.integer("max_unread_tokens", 1)
+        check.positive("ageing_seconds")
+        check.positive("step_timeout")
         weights = self.tenant_weights
-        if not isinstance(weights, Mapping) or not all(isinstance(name, str) and _is_positive(weight) for name, weight in weights.items()):
-            refuse("tenant_weights", "a mapping from tenant to a finite number > 0")
-        check_int("seed", 0, 2**64 - 1)
-        if not violations and self.max_num_batched_tokens < self.max_num_seqs:
-            refuse("max_num_batched_tokens", f">= max_num_seqs ({self.max_num_seqs}): a step must hold one token of each sequence")
-        if violations:
-            raise ConfigError(violations)
+        if not isinstance(weights, Mapping) or not all(isinstance(name, str) and is_positive(weight) for name, weight in weights.items()):
+            check.refuse("tenant_weights", "a mapping from tenant to a finite number > 0")
+        check.integer("seed", 0, 2**64 - 1)
+        if not check.violations and self.max_num_batched_tokens < self.max_num_seqs:
+            check.refuse("max_num_batched_tokens", f">= max_num_seqs ({self.max_num_seqs}): a step must hold one token of each sequence")
+        if check.violations:
+            raise ConfigError(check.violations)
 
     @classmethod
     def of(cls, model_or_config: str | EngineConfig, **overrides: Any) -> EngineConfig:
@@ -135,7 +119,3 @@ class EngineConfig:
         else:
             given = {"model": model_or_config}
         return cls(**{**given, **overrides})
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

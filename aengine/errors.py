@@ -6,8 +6,9 @@ streams of an engine, and it carries the original failure as its `__cause__`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class AEngineError(Exception):
@@ -41,16 +42,42 @@ class _FieldError(AEngineError, ValueError):
     def of(cls, field: str, description: str) -> _FieldError:
         return cls((FieldViolation(field, description),))
 
-    def __reduce__(self) -> tuple[type[_FieldError], tuple[tuple[FieldViolation, ...]]]:
+    def __reduce__(self) -> tuple[type[_FieldError], tuple[Any, ...]]:
         return type(self), (self.violations,)
 
 
 class InvalidRequestError(_FieldError):
     """A request was refused before it ran: a field is out of range, of the wrong type, or cannot fit. Nothing else is disturbed."""
 
+    def moved(self, name_of: Callable[[str], str]) -> InvalidRequestError:
+        """The same error with every field's name passed through `name_of`."""
+        kind, (violations, *rest) = self.__reduce__()
+        renamed = tuple(FieldViolation(name_of(violation.field), violation.description) for violation in violations)
+        return kind(renamed, *rest)  # type: ignore[return-value]
+
 
 class RequestIdInUseError(InvalidRequestError):
     """The given `request_id` belongs to a request that is still in flight."""
+
+
+class _CapacityError(InvalidRequestError):
+    """More tokens than there can ever be: `got` of `limit`."""
+
+    def __init__(self, violations: Sequence[FieldViolation], limit: int, got: int) -> None:
+        self.limit = limit
+        self.got = got
+        super().__init__(violations)
+
+    def __reduce__(self) -> tuple[type[_FieldError], tuple[Any, ...]]:
+        return type(self), (self.violations, self.limit, self.got)
+
+
+class ContextLengthError(_CapacityError):
+    """Prompt and output are longer than the model's context: `got` tokens, where `limit` is the most."""
+
+
+class KVCapacityError(_CapacityError):
+    """Prompt and output would fit the context, but never the KV cache of this engine: `got` tokens, where `limit` is the most."""
 
 
 class QueueFullError(AEngineError):
@@ -58,7 +85,7 @@ class QueueFullError(AEngineError):
 
 
 class ConfigError(_FieldError):
-    """An `EngineConfig` field is out of range, of the wrong type, unknown, or not possible on this machine."""
+    """A field of a configuration is out of range, of the wrong type, unknown, or not possible on this machine."""
 
 
 class ModelLoadError(AEngineError):
@@ -79,3 +106,24 @@ class EngineDeadError(AEngineError, RuntimeError):
 
 class StepHangError(AEngineError):
     """A step took longer than `step_timeout`; the engine gave the step thread up. Cause of an `EngineDeadError`."""
+
+
+class ConnectionLostError(AEngineError, ConnectionError):
+    """The server of an `AsyncClient` cannot be reached, or the connection broke while it answered."""
+
+
+class ServerError(AEngineError):
+    """The server of an `AsyncClient` failed a call for a reason that has no class of its own here.
+
+    `code` is the status of gRPC by name, such as INTERNAL. `reason` is a word for programs, empty where the failure did not come from
+    aengine. `incident_id` is what the server's log explains, None unless the failure is a bug there.
+    """
+
+    def __init__(self, message: str, code: str, reason: str = "", incident_id: str | None = None) -> None:
+        self.code = code
+        self.reason = reason
+        self.incident_id = incident_id
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[ServerError], tuple[Any, ...]]:
+        return type(self), (str(self), self.code, self.reason, self.incident_id)

@@ -88,6 +88,7 @@ class RequestInfo:
     state: RequestState
     usage: Usage  # completion tokens are those that were generated, read or not
     timing: Timing
+    arrival: float  # by the wall clock, seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +138,4 @@ class ModelInfo:
     num_parameters: int
     chat_template: bool  # whether chat messages can be a prompt
     generation_defaults: SamplingParams  # what unset parameters mean
+    device: str = ""  # that runs it, such as cpu or cuda:0; empty where that is not known

@@ -26,6 +26,7 @@ def run(code: str) -> None:
         "import aengine; aengine.EngineConfig(model='demo'), aengine.SamplingParams(), aengine.Token, aengine.InvalidRequestError",
         "import aengine.scheduler, aengine.cache",
         "import aengine.server.cli",
+        "import aengine.client, aengine.client.cli, aengine.protocols, aengine.wire; aengine.client.AsyncClient('localhost:1')",
     ],
 )
 def test_light_imports_leave_torch_and_transformers_out(statement: str) -> None:

@@ -22,14 +22,15 @@ from aengine.engine.controls import Controls
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Stop
-from aengine.engine.prompts import Prompt, check_options, draw_seed
+from aengine.engine.prompts import read_options
 from aengine.engine.registry import Registry
 from aengine.engine.step_loop import Done, Ready, Report, StepLoop, Stopped
 from aengine.engine.stream import TokenStream
 from aengine.engine.tokenizer import Tokenizer
-from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, InvalidRequestError, RequestIdInUseError
+from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, RequestIdInUseError
 from aengine.outputs import Completion, EngineStats, ModelInfo, RequestInfo
 from aengine.params import SamplingParams
+from aengine.requests import Prompt, check_params, draw_seed
 from aengine.scheduler import SchedulerConfig, Updates
 
 SWITCH_INTERVAL = 2e-4
@@ -162,11 +163,8 @@ class AsyncEngine:
         """
         self._check_serving()
         now = time.monotonic()
-        if params is None:
-            params = SamplingParams()
-        elif not isinstance(params, SamplingParams):
-            raise InvalidRequestError((FieldViolation("params", f"a {type(params).__name__} is not SamplingParams"),))
-        options = check_options(request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt, now=now)
+        params = check_params(params)
+        options = read_options(request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt, now=now)
         if request_id is None:
             request_id = uuid.uuid4().hex
         elif self._registry.find(request_id) is not None:
@@ -209,7 +207,7 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         """What the engine holds now; requests still being tokenized or handed over count as waiting."""
-        if self._phase in (_Phase.NEW, _Phase.STARTING):
+        if not hasattr(self, "_registry"):  # not started, or failed to
             return EngineStats()
         snapshot = self._steps.snapshot
         underway = self._registry.num_submitted - snapshot.num_received + self._registry.num_preparing

@@ -47,5 +47,6 @@ def load_model(config: EngineConfig) -> LoadedModel:
         num_parameters=num_parameters(runner.spec),
         chat_template=tokenizer.has_chat_template,
         generation_defaults=SamplingParams(**runner.generation.sampling),
+        device=str(runner.device),
     )
     return LoadedModel(runner, tokenizer, info)

@@ -5,13 +5,9 @@ Pure functions over plain data; knows the model's limits and the tokenizer, noth
 
 from __future__ import annotations
 
-import math
-import re
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +16,11 @@ from aengine.engine.tokenizer import Tokenizer
 from aengine.errors import ContextLengthError, FieldViolation, InvalidRequestError, KVCapacityError
 from aengine.outputs import ModelInfo
 from aengine.params import SamplingParams
+from aengine.requests import Prompt, check_options, is_chat
 from aengine.scheduler import Request, RowParams
-
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 INLINE_CHARACTERS = 1000
 """Longer texts are tokenized in a worker thread: up to here it takes well under a millisecond."""
-PRIORITIES = range(-100, 101)
-MAX_LABEL_LENGTH = 128
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +42,11 @@ class Options:
     cache_salt: str
 
 
-def check_options(
+def read_options(
     *, request_id: str | None, priority: int, tenant: str, timeout: float | None, cache_salt: str | None, now: float
 ) -> Options:
     """Raises `InvalidRequestError` naming every argument that is out of range."""
-    violations: list[FieldViolation] = []
-    if request_id is not None and not (isinstance(request_id, str) and _REQUEST_ID.fullmatch(request_id)):
-        violations.append(FieldViolation("request_id", f"{request_id!r} does not match {_REQUEST_ID.pattern}"))
-    if not isinstance(priority, int) or isinstance(priority, bool) or priority not in PRIORITIES:
-        violations.append(FieldViolation("priority", f"{priority!r} is not an integer in [{PRIORITIES[0]}, {PRIORITIES[-1]}]"))
-    for name, value in (("tenant", tenant), ("cache_salt", "" if cache_salt is None else cache_salt)):
-        if not isinstance(value, str) or len(value) > MAX_LABEL_LENGTH:
-            violations.append(FieldViolation(name, f"{value!r:.60} is not a string of at most {MAX_LABEL_LENGTH} characters"))
-    if timeout is not None and (
-        isinstance(timeout, bool) or not isinstance(timeout, int | float) or not math.isfinite(timeout) or timeout <= 0
-    ):
-        violations.append(FieldViolation("timeout", f"{timeout!r} is not a number of seconds > 0"))
-    if violations:
-        raise InvalidRequestError(violations)
+    check_options(request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt)
     return Options(priority, tenant, None if timeout is None else now + timeout, cache_salt or "")
 
 
@@ -75,7 +54,7 @@ def needs_worker(prompt: Prompt) -> bool:
     """Whether encoding the prompt takes long enough to keep it off the event loop."""
     if isinstance(prompt, str):
         return len(prompt) > INLINE_CHARACTERS
-    return _is_chat(prompt)
+    return is_chat(prompt)
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, model: ModelInfo) -> NDArray[np.int32]:
@@ -85,7 +64,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, model: ModelInfo) -> NDA
         ids = tokenizer.encode(prompt)
     elif isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Sequence | np.ndarray):
         raise _refused("prompt", f"a {type(prompt).__name__} is not a string, a list of token ids or a list of chat messages")
-    elif _is_chat(prompt):
+    elif is_chat(prompt):
         ids = tokenizer.render_chat(prompt)  # type: ignore[arg-type]
     else:
         ids = prompt  # type: ignore[assignment]
@@ -200,17 +179,9 @@ def make_requests(
     ]
 
 
-def draw_seed() -> int:
-    return secrets.randbits(64)
-
-
 def derive_seed(seed: int, index: int) -> int:
     """The seed of sequence `index` > 0 of a request: 64 bits of BLAKE2b over both."""
     return int.from_bytes(blake2b(seed.to_bytes(8, "little") + index.to_bytes(4, "little"), digest_size=8).digest(), "little")
-
-
-def _is_chat(prompt: object) -> bool:
-    return isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _set(value: float | None) -> float:

@@ -20,10 +20,11 @@ from aengine.engine.logprobs import add_prompt_logprobs, token_logprob
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Cancel, Command, Park, Submit, Unpark
 from aengine.engine.output_text import OutputText, StopStrings
-from aengine.engine.prompts import Limits, Options, Prepared, Prompt, effective_params, make_requests, needs_worker, prepare
+from aengine.engine.prompts import Limits, Options, Prepared, effective_params, make_requests, needs_worker, prepare
 from aengine.engine.queue_bound import QueueBound
 from aengine.engine.stream_state import StreamHooks, StreamState
 from aengine.params import SamplingParams
+from aengine.requests import Prompt
 from aengine.scheduler import Updates
 
 if TYPE_CHECKING:
@@ -80,10 +81,10 @@ class Registry:
     def update(self, updates: Updates) -> None:
         """Hand on what one step changed."""
         streams = self._streams
-        for key, cached_tokens in updates.started:
+        for key, cached_tokens, when in updates.started:
             state = streams[key]
             if key == state.key:
-                state.start(cached_tokens)
+                state.start(cached_tokens, when)
                 self._bound.leave(key)
         for key, piece in updates.prompt_logprobs:
             state = streams[key]

@@ -177,9 +177,7 @@ class StepLoop(Generic[LoadedT]):
             return scheduler.schedule()
         scheduler.expire()
         if idle:
-            for ticket in self._pause_tickets:
-                self._report(Done(ticket, 0))
-            self._pause_tickets.clear()
+            self._end_pauses(scheduler)
         return None
 
     def _apply(self, command: Command, scheduler: Scheduler, keys: set[int]) -> bool:
@@ -200,14 +198,21 @@ class StepLoop(Generic[LoadedT]):
                 self._pause_tickets.append(ticket)
             case Unpause():
                 self._paused = False
-                for ticket in self._pause_tickets:
-                    self._report(Done(ticket, 0))
-                self._pause_tickets.clear()
+                self._end_pauses(scheduler)
             case FlushCache(ticket):
-                self._report(Done(ticket, scheduler.flush_cache()))
+                num_pages = scheduler.flush_cache()
+                self._publish(scheduler)  # whoever waits sees it in the stats
+                self._report(Done(ticket, num_pages))
             case Stop():
                 return True
         return False
+
+    def _end_pauses(self, scheduler: Scheduler) -> None:
+        """Tell those who wait for the steps under way that these are over, or that they need not be any more."""
+        self._publish(scheduler)
+        for ticket in self._pause_tickets:
+            self._report(Done(ticket, 0))
+        self._pause_tickets.clear()
 
     def _publish(self, scheduler: Scheduler) -> None:
         self.snapshot = Snapshot(self._stats.combined(scheduler.stats(), paused=self._paused), self._num_received)

@@ -10,21 +10,10 @@ from types import TracebackType
 
 import anyio
 
-from aengine.engine.stream_state import NO_TOKEN, End, Item, StreamState, Waiter
-from aengine.outputs import Completion, Timing, Token, TokenLogprob, Usage
+from aengine.answers import Answers
+from aengine.engine.stream_state import Item, StreamState, Waiter
+from aengine.outputs import Completion, RequestInfo, Timing, Token, Usage
 from aengine.params import SamplingParams
-
-
-class _Answer:
-    """What was read of one sequence."""
-
-    __slots__ = ("end", "logprobs", "text", "token_ids")
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.text: list[str] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.end: End | None = None
 
 
 class TokenStream:
@@ -37,8 +26,8 @@ class TokenStream:
 
     def __init__(self, state: StreamState) -> None:
         self._state = state
-        self._answers = [_Answer() for _ in state.keys]
-        self._num_open = len(self._answers)  # sequences whose end was not read yet
+        self._answers = Answers(state.params)
+        self._num_open = state.params.n  # sequences whose end was not read yet
         self._closed = False
 
     def __del__(self) -> None:
@@ -65,31 +54,21 @@ class TokenStream:
     @property
     def usage(self) -> Usage:
         """Token counts so far; completion tokens are those that were read."""
-        num_tokens = sum(len(answer.token_ids) for answer in self._answers)
-        return Usage(self._state.prompt_tokens, self._state.cached_prompt_tokens, num_tokens)
+        return Usage(self._state.prompt_tokens, self._state.cached_prompt_tokens, self._answers.num_tokens)
 
     @property
     def timing(self) -> Timing:
         """How long its phases took, so far."""
         return self._state.timing
 
+    def info(self) -> RequestInfo:
+        """How far the request has come, also when the engine has nothing of it any more."""
+        return self._state.info()
+
     def completion(self) -> Completion:
         """What was read so far, as one answer; the whole answer once the iteration has ended."""
-        first, *others = self._answers
-        return self._completion(first, tuple(self._completion(answer, ()) for answer in others))
-
-    def _completion(self, answer: _Answer, others: tuple[Completion, ...]) -> Completion:
-        params = self._state.params
-        return Completion(
-            text="".join(answer.text),
-            token_ids=tuple(answer.token_ids),
-            finish_reason=answer.end.reason if answer.end is not None else None,
-            stop_reason=answer.end.stop_reason if answer.end is not None else None,
-            usage=self.usage,
-            logprobs=tuple(answer.logprobs) if params.logprobs is not None else None,
-            prompt_logprobs=tuple(self._state.prompt_logprobs) if params.prompt_logprobs is not None else None,
-            others=others,
-        )
+        wants_prompt = self._state.params.prompt_logprobs is not None
+        return self._answers.completion(self.usage, self._state.prompt_logprobs if wants_prompt else None)
 
     async def started(self) -> None:
         """Wait until the prompt is tokenized and found valid. Raises what the stream would raise."""
@@ -97,11 +76,17 @@ class TokenStream:
         if self._state.error is not None:
             raise self._state.error
 
+    def cancel(self) -> None:
+        """Cancel the request unless it has ended, without waiting. What there is of it can still be read, up to its end with
+        FinishReason.CANCELLED."""
+        if not self._state.released.is_set():
+            self._state.hooks.cancel(self._state)
+
     async def aclose(self) -> None:
         """Cancel the request unless it has ended; returns when its pages are free. Repeated calls do nothing."""
         self._closed = True
+        self.cancel()
         if not self._state.released.is_set():
-            self._state.hooks.cancel(self._state)
             with anyio.CancelScope(shield=True):  # bounded by one step
                 await self._state.released.wait()
 
@@ -138,6 +123,11 @@ class TokenStream:
     def unread(self) -> int:
         """How many tokens can be read without waiting."""
         return 0 if self._closed else len(self._state.items)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take()` would bring tokens or raise."""
+        return not self.ended and (bool(self._state.items) or self._state.error is not None)
 
     async def read(self, most: int = sys.maxsize) -> list[Token]:
         """Wait for at least one token; returns what is there, `most` tokens of it. Empty at the end of the stream."""
@@ -197,23 +187,17 @@ class TokenStream:
             state.waiter = None
 
     def _take(self, item: Item) -> Token:
-        answer = self._answers[item.index]
-        text = item.text or ""
-        answer.text.append(text)
-        if item.token_id != NO_TOKEN:
-            answer.token_ids.append(item.token_id)
-        if item.logprob is not None:
-            answer.logprobs.append(item.logprob)
         if item.end is not None:
-            answer.end = item.end
             self._num_open -= 1
-        return Token(
+        token = Token(
             index=item.index,
             token_id=item.token_id,
-            text=text,
+            text=item.text or "",
             logprob=item.logprob.logprob if item.logprob is not None else None,
             rank=item.logprob.rank if item.logprob is not None else None,
             top_logprobs=item.logprob.top_logprobs if item.logprob is not None else None,
             finish_reason=item.end.reason if item.end is not None else None,
             stop_reason=item.end.stop_reason if item.end is not None else None,
         )
+        self._answers.add(token)
+        return token

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,14 +19,13 @@ TagT = TypeVar("TagT", bound=Hashable)
 class _Member(Generic[TagT]):
     """The waiter of one stream: notes once that there is something to take."""
 
-    __slots__ = ("group", "noted", "started", "stream", "tag")
+    __slots__ = ("group", "noted", "stream", "tag")
 
     def __init__(self, group: StreamGroup[TagT], tag: TagT, stream: TokenStream) -> None:
         self.group = group
         self.tag = tag
         self.stream = stream
         self.noted = False
-        self.started = False
 
     def set(self) -> None:
         if not self.noted:
@@ -35,8 +35,8 @@ class _Member(Generic[TagT]):
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[TagT]):
-    """What one stream brought: once no tokens, when it is `started()`. With an error, or once the stream has ended, it is no longer
-    in the group."""
+    """What one stream brought: no tokens when it is `started()` and there is none yet. With an error, or once the stream has ended, it
+    is no longer in the group."""
 
     tag: TagT
     stream: TokenStream
@@ -62,25 +62,37 @@ class StreamGroup(Generic[TagT]):
         """Read `stream` with the others from now on. Raises ValueError for a tag in use."""
         if tag in self._members:
             raise ValueError(f"{tag!r} is in use")
-        member = self._members[tag] = _Member(self, tag, stream)
+        member = _Member(self, tag, stream)
         stream.attach(member)
+        self._members[tag] = member
         member.set()  # there may be something already
+
+    def discard(self, tag: TagT) -> None:
+        """Read the stream under `tag` no longer; it goes on by itself. Does nothing if there is none."""
+        member = self._members.pop(tag, None)
+        if member is not None:
+            member.stream.attach(None)
 
     def __getitem__(self, tag: TagT) -> TokenStream:
         return self._members[tag].stream
 
-    async def read(self) -> list[Reading[TagT]]:
-        """Wait until some stream has something new; returns what all of them have. A stream comes at most once."""
-        while True:
-            while not self._noted:
-                self._news = anyio.Event()
-                await self._news.wait()
-            readings = self.take()
-            if readings:
-                return readings
+    async def read(self, most: int = sys.maxsize) -> list[Reading[TagT]]:
+        """Wait until some stream has something new; returns what all of them have, as `take` does."""
+        while not (readings := self.take(most)):
+            await self.wait()
+        return readings
 
-    def take(self) -> list[Reading[TagT]]:
-        """What all streams have, without waiting."""
+    async def wait(self) -> None:
+        """Until some stream has something new since this was last waited for, or `wake()` was called since."""
+        await self._news.wait()
+        self._news = anyio.Event()
+
+    def wake(self) -> None:
+        """End the `wait()` under way, or the next one."""
+        self._news.set()
+
+    def take(self, most: int = sys.maxsize) -> list[Reading[TagT]]:
+        """What all streams have, without waiting: each at most once, with at most `most` tokens. What is left comes next time."""
         noted, self._noted = self._noted, []
         readings: list[Reading[TagT]] = []
         for member in noted:
@@ -89,23 +101,27 @@ class StreamGroup(Generic[TagT]):
             if self._members.get(tag) is not member:
                 continue
             try:
-                tokens = stream.take()
+                tokens = stream.take(most)
             except Exception as error:
+                self.discard(tag)
                 readings.append(Reading(tag, stream, [], error))
-                self._leave(member)
                 continue
-            if tokens or stream.ended or (stream.is_started and not member.started):
-                member.started = True
+            if tokens or stream.ended or stream.is_started:
                 readings.append(Reading(tag, stream, tokens))
             if stream.ended:
-                self._leave(member)
+                self.discard(tag)
+            elif stream.has_news:
+                member.set()
         return readings
 
     async def aclose(self) -> None:
         """Cancel what is left; returns when its pages are free."""
-        with anyio.CancelScope(shield=True):  # bounded by one step
-            for member in list(self._members.values()):
-                self._leave(member)
+        members = list(self._members.values())
+        for member in members:  # first all of them, so that they leave in one step
+            self.discard(member.tag)
+            member.stream.cancel()
+        with anyio.CancelScope(shield=True):
+            for member in members:
                 await member.stream.aclose()
 
     async def __aenter__(self) -> StreamGroup[TagT]:
@@ -113,10 +129,6 @@ class StreamGroup(Generic[TagT]):
 
     async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
         await self.aclose()
-
-    def _leave(self, member: _Member[TagT]) -> None:
-        del self._members[member.tag]
-        member.stream.attach(None)
 
     def _note(self, member: _Member[TagT]) -> None:
         self._noted.append(member)

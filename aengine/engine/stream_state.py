@@ -89,6 +89,7 @@ class StreamState:
         self._ended = [False] * params.n  # whether the end of the sequence is among the items, or was
         self._num_released = 0
         self._num_tokens = 0
+        self._arrival_time = time.time()
         self._arrival = time.monotonic()  # these four in seconds
         self._started: float | None = None
         self._first_token: float | None = None
@@ -122,7 +123,7 @@ class StreamState:
         else:
             state = RequestState.WAITING if self._started is None else RequestState.RUNNING
         usage = Usage(self.prompt_tokens, self.cached_prompt_tokens, self._num_tokens)
-        return RequestInfo(self.request_id, state, usage, self.timing)
+        return RequestInfo(self.request_id, state, usage, self.timing, self._arrival_time)
 
     def submit(self, params: SamplingParams, prompt: list[int], prompt_tokens: int) -> None:
         """The request is valid and goes to the step thread. `prompt`: its ids, where prompt_logprobs need them."""
@@ -136,10 +137,10 @@ class StreamState:
 
     # ---- fed by the engine ---------------------------------------------------------------------------------------------
 
-    def start(self, cached_tokens: int) -> None:
-        """The first step of the request begins; `cached_tokens` of its prompt need not be computed."""
+    def start(self, cached_tokens: int, when: float) -> None:
+        """The first step of the request began at `when`, on time.monotonic; `cached_tokens` of its prompt need not be computed."""
         self.cached_prompt_tokens = cached_tokens
-        self._started = time.monotonic()
+        self._started = when
 
     def push(self, key: int, token_id: int, logprob: TokenLogprob | None, finished: Finished | None) -> None:
         """A new token; `finished` if the sequence ends with it."""

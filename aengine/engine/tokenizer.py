@@ -18,23 +18,39 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 
 from aengine.engine.detokenizer import Detokenizer
 from aengine.errors import FieldViolation, InvalidRequestError, ModelLoadError
 
 _HEX = "0123456789abcdefABCDEF"
+_MANY_IDS = 1000  # decoding so many takes about as long as another thread should wait for the GIL
 _BYTE_TOKENS = tuple(f"<0x{high}{low}>" for high, low in itertools.product(_HEX, _HEX))  # as SentencePiece writes raw bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """The tokens of a text, in columns."""
+
+    ids: list[int]
+    pieces: list[str]  # as the vocabulary spells them
+    starts: list[int]  # where each begins in the text, in bytes of UTF-8
+    ends: list[int]  # where it ends
 
 
 class _Codec(Protocol):
     """What a tokenizer library must do for us."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+    def count(self, text: str, add_special_tokens: bool) -> int: ...
+    def located(self, text: str, add_special_tokens: bool) -> TokenizedText | None: ...
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
     def omits(self, token_id: int, skip_special_tokens: bool) -> bool: ...
     def piece(self, token_id: int) -> str | None: ...
@@ -79,18 +95,44 @@ class Tokenizer:
         """How many tokens there are, added ones included. A model's embedding may have more rows."""
         return self._codec.vocab_size()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`, with the special tokens that the post-processor adds. Long texts do not hold the GIL.
 
         Special tokens written out in `text` become their ids. Raises `InvalidRequestError` (prompt) for text that is not Unicode.
         """
-        return self._encode(text, add_special_tokens=True)
+        _check_unicode(text, "prompt")
+        return self._codec.encode(text, add_special_tokens)
+
+    def count(self, text: str, *, add_special_tokens: bool = True) -> int:
+        """How many ids `encode` gives. Raises `InvalidRequestError` (prompt) for text that is not Unicode."""
+        _check_unicode(text, "prompt")
+        return self._codec.count(text, add_special_tokens)
+
+    def encode_located(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
+        """The ids that `encode` gives, and where in `text` they come from.
+
+        A token that is only a part of a character has the whole character's place; an added special token is empty, where the token
+        before it ends. Raises `InvalidRequestError` (prompt) for text that is not Unicode, and (offsets) when the model's tokenizer
+        cannot tell places.
+        """
+        _check_unicode(text, "prompt")
+        tokens = self._codec.located(text, add_special_tokens)
+        if tokens is None:
+            raise _refusal("this model's tokenizer does not tell where its tokens are in the text", "offsets")
+        return tokens
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The ids of a conversation, rendered with the model's chat template and the opening of the assistant's turn.
+        """The ids of a conversation as a prompt: its `chat_text` with the opening of the assistant's turn.
+
+        The template writes the special tokens itself, none are added. Raises what `chat_text` raises.
+        """
+        return self.encode(self.chat_text(messages), add_special_tokens=False)
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """A conversation as the model's chat template writes it, with or without the opening of the assistant's turn.
 
         A message has a string `role` and a `content` that is a string or a list of parts; the template decides what else it reads.
-        The template writes the special tokens itself, none are added. The first call imports transformers.
+        The first call imports transformers.
         Raises `InvalidRequestError` (prompt) for messages the template cannot render, or a model without a template.
         """
         if self._load_template is None:
@@ -100,10 +142,11 @@ class Tokenizer:
             if self._template is None:
                 self._template = self._load_template()
         try:
-            text = self._template.apply_chat_template([dict(message) for message in messages], tokenize=False, add_generation_prompt=True)
+            plain = [dict(message) for message in messages]
+            text = self._template.apply_chat_template(plain, tokenize=False, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # a template is a program: it may raise anything
             raise _refusal(f"the model's chat template refuses these messages: {error}") from error
-        return self._encode(text, add_special_tokens=False)
+        return str(text)
 
     def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
         """The token sequences that write `word`, each once and none empty: as a text begins with it, behind a space (which belongs
@@ -114,10 +157,9 @@ class Tokenizer:
         tokens are not listed. Empty if the tokenizer drops the word. Raises `InvalidRequestError` (bad_words) for text that is
         not Unicode.
         """
+        _check_unicode(word, "bad_words")
         bare = word.removeprefix(" ")
-        start, behind_space, line, behind_line = (
-            self._encode(text, add_special_tokens=False, field="bad_words") for text in (bare, f" {bare}", "\n", f"\n{bare}")
-        )
+        start, behind_space, line, behind_line = (self._codec.encode(text, False) for text in (bare, f" {bare}", "\n", f"\n{bare}"))
         sequences = [start, behind_space]
         if behind_line[: len(line)] == line:  # else the two merge into tokens of both
             sequences.append(behind_line[len(line) :])
@@ -146,13 +188,6 @@ class Tokenizer:
         """The ids that stand for one raw byte, spelled `<0x41>`."""
         return self._codec.byte_ids()
 
-    def _encode(self, text: str, *, add_special_tokens: bool, field: str = "prompt") -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise _refusal(f"not valid Unicode: {error.reason} at character {error.start}", field) from None
-        return self._codec.encode(text, add_special_tokens)
-
 
 class _TokenizersCodec:
     """The `tokenizers` library, alone."""
@@ -163,12 +198,27 @@ class _TokenizersCodec:
         self._core = core
         self._special = frozenset(token_id for token_id, token in core.get_added_tokens_decoder().items() if token.special)
 
+    # Batch calls release the GIL while they work; those for one text hold it.
+
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        # The batch call releases the GIL while it works; `encode` holds it.
         return self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
+    def count(self, text: str, add_special_tokens: bool) -> int:
+        return len(self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0])
+
+    def located(self, text: str, add_special_tokens: bool) -> TokenizedText:
+        encoding = self._core.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        ids = encoding.ids
+        places = _byte_offsets(text)[np.asarray(encoding.offsets, dtype=np.int64).reshape(len(ids), 2)]  # the library counts characters
+        added = np.asarray(encoding.special_tokens_mask, dtype=bool)
+        reached = np.maximum.accumulate(np.where(added, 0, places[:, 1]))
+        starts, ends = (np.where(added, reached, places[:, side]).tolist() for side in (0, 1))
+        return TokenizedText(ids, encoding.tokens, starts, ends)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return self._core.decode(ids, skip_special_tokens=skip_special_tokens)
+        if len(ids) < _MANY_IDS:
+            return self._core.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self._core.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def omits(self, token_id: int, skip_special_tokens: bool) -> bool:
         return (skip_special_tokens and token_id in self._special) or self._core.id_to_token(token_id) is None
@@ -195,6 +245,12 @@ class _TransformersCodec:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._auto.encode(text, add_special_tokens=add_special_tokens))
+
+    def count(self, text: str, add_special_tokens: bool) -> int:
+        return len(self.encode(text, add_special_tokens))
+
+    def located(self, text: str, add_special_tokens: bool) -> None:
+        return None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         # Cleaning up would take back spaces that were handed out already.
@@ -252,6 +308,20 @@ def _auto_tokenizer(model_dir: Path) -> Any:
 
 def _refusal(description: str, field: str = "prompt") -> InvalidRequestError:
     return InvalidRequestError([FieldViolation(field, description)])
+
+
+def _check_unicode(text: str, field: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _refusal(f"not valid Unicode: {error.reason} at character {error.start}", field) from None
+
+
+def _byte_offsets(text: str) -> NDArray[np.int64]:
+    """Where each character of `text` begins in UTF-8, and where the last one ends."""
+    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    lengths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
+    return np.concatenate(([0], np.cumsum(lengths)))
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

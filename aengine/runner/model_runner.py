@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import logging
 import pathlib
-from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, build_layout, select_backend
+from aengine.attention import AttentionMetadata, StepLayout, build_layout
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError, ModelLoadError
-from aengine.models.batch import ForwardBatch
-from aengine.models.decoder import Decoder
 from aengine.models.generation import load_generation
 from aengine.models.named_weights import num_parameters
 from aengine.models.spec import ModelSpec, load_spec
-from aengine.models.weights import checkpoint_dtype, drawn_weights, fused, stored_weights
+from aengine.models.weights import checkpoint_dtype
+from aengine.runner.executor import ExecutorSetup, StepInput, build_executor
 from aengine.runner.in_flight import LaunchedStep
 from aengine.runner.memory import cpu_budget, show_bytes, size_pool
 from aengine.runner.profile import widest_step
@@ -59,24 +57,19 @@ class ModelRunner:
             _set_threads(config.threads, self.spec)
         with torch.inference_mode():
             self.dtype = _dtype(config, self.spec, model_dir)
-            if config.load_format == "dummy":
-                weights = {name: tensor for name, (tensor,) in drawn_weights(self.spec, self.dtype, self.device, config.seed)}
-            else:
-                weights = fused(stored_weights(self.spec, model_dir), self.dtype, self.device)
-            self._model = Decoder.build(self.spec, weights, wanted_len)
+            self._executor = build_executor(ExecutorSetup(config, self.spec, model_dir, self.dtype, self.device, wanted_len))
             self._sampler = Sampler(config.max_num_seqs, self.spec.vocab_size, self.device)
             self._scorer = PromptScorer(self.spec.vocab_size, self.device)
-            self._backend = select_backend(config.attention_backend, self._attention_spec())
             self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int32, device=self.device)
             budget = config.kv_cache_memory
             if budget is None:
                 budget = self._gpu_budget(config, wanted_len) if self.asynchronous else cpu_budget()
-            bytes_per_page = self._backend.bytes_per_page()
+            bytes_per_page = self._executor.bytes_per_page()
             pool = size_pool(
                 budget, bytes_per_page, self.page_size, self.max_num_seqs, wanted_len, may_shorten=config.max_model_len is None
             )
             self.num_pages, self.max_model_len = pool.num_pages, pool.max_model_len
-            self._backend.allocate(self.num_pages)
+            self._executor.allocate(self.num_pages)
         if self.max_model_len < wanted_len:
             _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", wanted_len, self.max_model_len)
         self._page_table = np.zeros((self.max_num_seqs, -(-self.max_model_len // self.page_size)), dtype=np.int32)
@@ -95,7 +88,7 @@ class ModelRunner:
         with torch.inference_mode():
             self._take_over(plan.new_rows)
             if len(plan.copy_from):
-                self._backend.copy_pages(plan.copy_from, plan.copy_to)
+                self._executor.copy_pages(plan.copy_from, plan.copy_to)
             self._page_table[plan.page_rows, plan.page_cols] = plan.page_ids
             layout = build_layout(plan.rows, plan.num_decodes, plan.starts, plan.lengths, self._page_table, self.page_size)
             sampled, scores = self.forward(layout, plan.rows, plan.samples, plan.token_ids)
@@ -145,39 +138,29 @@ class ModelRunner:
             next_positions,
         )
         *metadata, positions, prompt_ids, decode_rows, indices, device_rows, device_positions = upload(arrays, self.device)
-        attention = self._backend.plan(AttentionMetadata(layout, *metadata))
         input_ids = torch.cat((self._last_tokens.index_select(0, decode_rows), prompt_ids)) if layout.num_decodes else prompt_ids
-        batch = ForwardBatch(input_ids=input_ids, positions=positions, logits_indices=indices, attention=attention)
-        hidden = self._model(batch)
-        scores = self._scorer.score(rows, layout, lambda at: self._model.logits(hidden, replace(batch, logits_indices=at)))
+        hidden = self._executor.forward(
+            StepInput(AttentionMetadata(layout, *metadata), input_ids, positions, indices, all_hidden=self._scorer.has_prompts)
+        )
+        scores = self._scorer.score(rows, layout, hidden.logits)
         if len(sampled) == 0:
             return None, scores
-        logits = self._model.logits(hidden, batch)
-        chosen = self._sampler.sample(logits, sampled_rows, next_positions, device_rows, device_positions)
+        if self._sampler.only_argmax(sampled_rows):
+            chosen = SampledTokens(hidden.argmax(indices))
+        else:
+            chosen = self._sampler.sample(hidden.logits(indices), sampled_rows, next_positions, device_rows, device_positions)
         self._last_tokens.index_copy_(0, device_rows.long(), chosen.tokens.to(torch.int32))
         return chosen, scores
 
     def close(self) -> None:
         """Releases the weights and the KV cache. The runner cannot be used afterwards."""
-        del self._model, self._sampler, self._scorer, self._backend, self._last_tokens
+        del self._executor, self._sampler, self._scorer, self._last_tokens
         if self.asynchronous:
             torch.cuda.empty_cache()
 
-    def _attention_spec(self) -> AttentionSpec:
-        return AttentionSpec(
-            num_heads=self.spec.num_heads,
-            num_kv_heads=self.spec.num_kv_heads,
-            head_dim=self.spec.head_dim,
-            scale=self.spec.head_dim**-0.5,
-            windows=self.spec.windows,
-            page_size=self.page_size,
-            dtype=self.dtype,
-            device=self.device,
-        )
-
     def _gpu_budget(self, config: EngineConfig, max_model_len: int) -> int:
         """Bytes that gpu_memory_utilization leaves for KV beside weights, the widest step and other users of the device."""
-        self._backend.allocate(1)
+        self._executor.allocate(1)
         step = widest_step(self.max_num_seqs, config.max_num_batched_tokens, max_model_len, self.page_size)
         self._sampler.update(step.new_rows)
         torch.cuda.empty_cache()

@@ -62,6 +62,11 @@ class PromptScorer:
         self._device = device
         self._prompts: dict[int, tuple[NDArray[np.int32], int]] = {}  # row -> its prompt, how many alternatives
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether `score` may ask for logits."""
+        return bool(self._prompts)
+
     def update(self, new_rows: Sequence[NewRow]) -> None:
         """Takes over the prompts of rows that changed hands."""
         for new in new_rows:

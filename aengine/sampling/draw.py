@@ -84,6 +84,10 @@ class Drawer:
         moved = self._put(upload)
         self._packed.index_copy_(0, moved[:, :2].contiguous().view(torch.int64)[:, 0], moved[:, 2:])
 
+    def only_argmax(self, rows: NDArray[np.int32]) -> bool:
+        """Whether all of `rows` are greedy."""
+        return bool((self._host["temperature"][rows] < GREEDY_BELOW).all())
+
     def draw(self, logits: Tensor, rows: NDArray[np.int32], device_rows: Tensor, positions: Tensor) -> Tensor:
         """[m, vocab_size] float32 logits of m distinct rows -> [m] int64 token ids, on the device, without waiting for it.
 

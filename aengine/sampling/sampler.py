@@ -77,6 +77,10 @@ class Sampler:
         if self._grammars is not None:
             self._grammars.update(new_rows)
 
+    def only_argmax(self, rows: NDArray[np.int32]) -> bool:
+        """Whether `sample` for these rows would come to the argmax of the logits and nothing else."""
+        return not self._processed[rows].any() and bool((self._num_logprobs[rows] < 0).all()) and self._drawer.only_argmax(rows)
+
     def sample(
         self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32], device_rows: Tensor, device_positions: Tensor
     ) -> SampledTokens:

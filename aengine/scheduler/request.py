@@ -79,7 +79,7 @@ class Finished:
 class Updates:
     """What one step changed for the outside, in order: starts, tokens, ends, releases."""
 
-    started: list[tuple[int, int]] = field(default_factory=list)  # key, prompt tokens found in the prefix cache
+    started: list[tuple[int, int, float]] = field(default_factory=list)  # key, prompt tokens found in the prefix cache, when
     keys: list[int] = field(default_factory=list)  # the requests that got a token, and
     token_ids: list[int] = field(default_factory=list)  # the token of each
     logprobs: TokenLogprobs | None = None  # of these tokens, in the same order; undefined for requests that want none

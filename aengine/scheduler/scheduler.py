@@ -216,7 +216,7 @@ class Scheduler:
             if not has_room:
                 self._queue.push(sequence)
                 break
-            self._admit(sequence, hits, primary)
+            self._admit(sequence, hits, primary, now)
             budget -= self._add_chunk(sequence, budget, chunks)
         if chunks:
             self._prefilling = [sequence for sequence in self._prefilling if not self._rows.decoding[sequence.row]]
@@ -232,7 +232,7 @@ class Scheduler:
                 return self._residency.shared(sequence, primary), primary
         return self._residency.match(sequence), None
 
-    def _admit(self, sequence: Sequence, hits: list[int], primary: Sequence | None) -> None:
+    def _admit(self, sequence: Sequence, hits: list[int], primary: Sequence | None, now: float) -> None:
         self._residency.admit(sequence, hits, self._queue.tenant_id(sequence), primary)
         sequence.state = SequenceState.RUNNING
         self._prefilling.append(sequence)
@@ -243,7 +243,7 @@ class Scheduler:
                 self._num_prompt_tokens += len(sequence.tokens)
                 self._num_cached_prompt_tokens += num_cached
             self._queue.charge(self._rows.tenants[[sequence.row]], len(sequence.tokens) - num_cached)
-            self._updates.started.append((sequence.request.key, num_cached))
+            self._updates.started.append((sequence.request.key, num_cached, now))
 
     def _add_chunk(self, sequence: Sequence, budget: int, chunks: list[_Chunk]) -> int:
         rows, row = self._rows, sequence.row

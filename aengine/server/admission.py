@@ -22,6 +22,11 @@ class Admission:
     def in_flight(self) -> int:
         return self._in_flight
 
+    @property
+    def closed(self) -> bool:
+        """Whether new generations are refused."""
+        return self._closed
+
     @contextmanager
     def enter(self) -> Iterator[None]:
         """Held by a generation while it lives. Raises `DrainingError` once closed."""

@@ -8,43 +8,48 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from aengine.errors import AEngineError
+from aengine.server.access_log import AccessLog
+from aengine.server.admin import AdminServicer
 from aengine.server.admission import Admission
+from aengine.server.auth import Authenticator
 from aengine.server.calls import CallInterceptor
+from aengine.server.engine_info import EngineServicer
+from aengine.server.errors import DrainingError
+from aengine.server.exposition import MetricsServer
 from aengine.server.generation import GenerationServicer
+from aengine.server.health import HealthServicer
+from aengine.server.loop_lag import LoopLag
+from aengine.server.metrics import Metrics
 from aengine.server.model import ModelServicer
-from aengine.v1 import generation_service_pb2, model_service_pb2
+from aengine.server.observers import Observers
+from aengine.server.options import ServerConfig
+from aengine.server.source import Backend
+from aengine.server.tls import Certificates
+from aengine.server.tokenizer import TokenizerServicer
+from aengine.server.underway import CallsUnderWay
+from aengine.v1 import admin_service_pb2, engine_service_pb2, generation_service_pb2, model_service_pb2, tokenizer_service_pb2
+from aengine.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
+from aengine.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_server
 from aengine.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 from aengine.v1.model_service_pb2_grpc import add_ModelServiceServicer_to_server
+from aengine.v1.tokenizer_service_pb2_grpc import add_TokenizerServiceServicer_to_server
 
 if TYPE_CHECKING:
     from aengine.engine.async_engine import AsyncEngine
 
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-
-# Core ignores a key that it does not know without a word, so a test compares these with the strings of its binary.
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.so_reuseport", 0),  # or a second server shares the port silently
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_metadata_size", 16 * 1024),
-    # Clients ping during long silent calls; the default floor of 5 minutes answers that with GOAWAY too_many_pings.
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.keepalive_time_ms", 60_000),  # finds dead peers, whose requests are then cancelled
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.max_concurrent_streams", 1024),  # per connection
-)
-
 SERVICES: tuple[str, ...] = (
+    admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
+    engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name,
     generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
     model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
+    tokenizer_service_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name,
 )
 
 # Health watchers never end by themselves; this long the last statuses may take to reach the clients.
@@ -56,23 +61,50 @@ class BindError(AEngineError):
 
 
 class Server:
-    """Serves `engine` on one address, in plain text. Must be made, used and closed in one event loop.
+    """Serves `engine` on one address. Must be made, used and closed in one event loop.
 
     `start()` opens the port with health NOT_SERVING; `set_serving()` follows once the engine is started. `drain()` refuses new
     generations and waits for those under way; `stop()` ends what is left with UNAVAILABLE and closes the port.
     """
 
-    def __init__(self, engine: AsyncEngine, *, host: str = "127.0.0.1", port: int = 50051) -> None:
-        self._host = f"[{host}]" if ":" in host else host
-        self._port = port
+    def __init__(self, engine: AsyncEngine, config: ServerConfig | None = None, **overrides: Any) -> None:
+        """`overrides` are fields of `ServerConfig`. Raises `ConfigError`."""
+        self.config = ServerConfig.of(config, **overrides)
+        self._host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        self._port = self.config.port
         self._admission = Admission()
-        self._health = health.aio.HealthServicer()
-        self._server = aio.server(interceptors=(CallInterceptor(),), options=CHANNEL_OPTIONS)
-        add_GenerationServiceServicer_to_server(GenerationServicer(engine, self._admission), self._server)
-        add_ModelServiceServicer_to_server(ModelServicer(engine), self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        self._observers = Observers()
+        if self.config.access_log:
+            self._observers.add(AccessLog())
+        self._lag = LoopLag()
+        self._metrics: MetricsServer | None = None
+        self._authenticator = Authenticator(self.config)
+        self._under_way = CallsUnderWay(self.config.stall_seconds)
+        self._drain_grace: asyncio.Future[float] | None = None
+        interceptor = CallInterceptor(
+            self._authenticator,
+            self._under_way,
+            self._observers,
+            with_certificates=self.config.tls_client_ca is not None,
+            debug=self.config.debug_errors,
+        )
+        self._server = aio.server(interceptors=(interceptor,), options=channel_options(self.config))
+        self._engine = engine
+        self._register_services()
+
+    def _register_services(self) -> None:
+        engine, server = self._engine, self._server
+        self._generation = GenerationServicer(Backend(engine, self._admission, (self._observers,)))
+        add_GenerationServiceServicer_to_server(self._generation, server)
+        add_ModelServiceServicer_to_server(ModelServicer(engine), server)
+        self._tokenizer = TokenizerServicer(engine)
+        add_TokenizerServiceServicer_to_server(self._tokenizer, server)
+        engine_info = EngineServicer(engine, self._admission, max_message_bytes=self.config.max_message_bytes)
+        add_EngineServiceServicer_to_server(engine_info, server)
+        add_AdminServiceServicer_to_server(AdminServicer(engine, self._admission, self.request_drain), server)
+        self._health = HealthServicer(("", *SERVICES))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
     @property
     def address(self) -> str:
@@ -80,18 +112,58 @@ class Server:
         return f"{self._host}:{self._port}"
 
     @property
+    def metrics_address(self) -> str | None:
+        """host:port of the metrics, once started; None without them."""
+        return None if self._metrics is None else self._metrics.address
+
+    @property
     def in_flight(self) -> int:
         """Generations under way."""
         return self._admission.in_flight
 
+    @property
+    def observers(self) -> Observers:
+        """Who is told of calls and generations."""
+        return self._observers
+
     async def start(self) -> None:
-        """Open the port. Raises `BindError`."""
+        """Open the port. Raises `BindError`, `MetricsBindError`, or `ConfigError` for files that cannot be used."""
         try:
-            self._port = self._server.add_insecure_port(self.address)
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        await self._authenticator.start()
+        credentials = await asyncio.to_thread(Certificates(self.config).credentials) if self.config.tls else None
+        await self.set_serving(False)
+        await self._start_metrics()
+        try:
+            if credentials is None:
+                self._port = self._server.add_insecure_port(self.address)
+            else:
+                self._port = self._server.add_secure_port(self.address, credentials)
         except RuntimeError as error:
             raise BindError(f"cannot listen on {self.address}: the address is in use or not one of this machine") from error
-        await self.set_serving(False)
         await self._server.start()
+        self._under_way.start()
+
+    async def _start_metrics(self) -> None:
+        if self.config.metrics_port is None:
+            return
+        metrics = Metrics(
+            self._engine,
+            self._lag,
+            calls_in_flight=lambda: len(self._under_way),
+            generations_in_flight=lambda: self._admission.in_flight,
+            draining=lambda: self._admission.closed,
+        )
+        server = MetricsServer(metrics, host=self.config.metrics_host, port=self.config.metrics_port)
+        await server.start()
+        self._metrics = server
+        self._observers.add(metrics)
+        self._lag.start()
 
     async def set_serving(self, serving: bool = True) -> None:
         """Tell health watchers whether the engine can take requests. Ignored once draining."""
@@ -99,14 +171,72 @@ class Server:
         for name in ("", *SERVICES):
             await self._health.set(name, response.SERVING if serving else response.NOT_SERVING)
 
-    async def drain(self, seconds: float) -> bool:
-        """Refuse new generations and wait up to `seconds` for those under way; returns whether all of them finished."""
+    def request_drain(self, grace: float | None = None) -> None:
+        """Ask whoever runs the server to shut it down, as a signal does: `wait_drain_requested()` returns. `grace`: how long requests
+        under way may go on, in seconds; None: the configuration's `drain_seconds`. Only the first call counts."""
+        request = self._drain_request()
+        if not request.done():
+            request.set_result(self.config.drain_seconds if grace is None else grace)
+
+    async def wait_drain_requested(self) -> float:
+        """Wait for `request_drain()`; returns the grace in seconds."""
+        return await asyncio.shield(self._drain_request())
+
+    def _drain_request(self) -> asyncio.Future[float]:
+        if self._drain_grace is None:
+            self._drain_grace = asyncio.get_running_loop().create_future()
+        return self._drain_grace
+
+    async def drain(self, seconds: float | None = None) -> bool:
+        """Shut down gently; returns whether all generations finished.
+
+        Tells health watchers, waits for `drain_delay`, refuses new generations, and waits up to `seconds` for those under way. None:
+        the configuration's `drain_seconds`.
+        """
         await self._health.enter_graceful_shutdown()
+        await asyncio.sleep(self.config.drain_delay)
         self._admission.close()
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._admission.wait_idle(), seconds)
+            await asyncio.wait_for(self._admission.wait_idle(), self.config.drain_seconds if seconds is None else seconds)
         return not self._admission.in_flight
 
     async def stop(self) -> None:
-        """Close the port; calls under way end with UNAVAILABLE."""
-        await self._server.stop(None if self._admission.in_flight else FLUSH_SECONDS)
+        """Close the port; calls under way end with UNAVAILABLE (DRAINING)."""
+        self._admission.close()
+        await self._under_way.end_all(DrainingError("the server is shutting down"), FLUSH_SECONDS)
+        await self._server.stop(FLUSH_SECONDS)
+        await self._generation.aclose()
+        self._tokenizer.close()
+        self._under_way.stop()
+        self._authenticator.stop()
+        self._lag.stop()
+        if self._metrics is not None:
+            await self._metrics.stop()
+
+
+def channel_options(config: ServerConfig) -> list[tuple[str, int]]:
+    """What gRPC is told. Core ignores a key that it does not know without a word, so a test compares them with the strings of its
+    binary."""
+    options = [
+        ("grpc.so_reuseport", 0),  # or a second server shares the port silently
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", config.max_message_bytes),
+        ("grpc.max_metadata_size", config.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", config.max_metadata_bytes),  # between the two core refuses at random
+        # Clients ping during long silent calls; core's own floor of 5 minutes answers that with GOAWAY too_many_pings.
+        ("grpc.http2.min_ping_interval_without_data_ms", _milliseconds(config.min_ping_interval)),
+        ("grpc.http2.max_ping_strikes", config.max_ping_strikes),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", _milliseconds(config.keepalive_time)),  # finds dead peers, whose requests are then cancelled
+        ("grpc.keepalive_timeout_ms", _milliseconds(config.keepalive_timeout)),
+        ("grpc.max_concurrent_streams", config.max_concurrent_streams),  # per connection
+    ]
+    if config.max_connection_age is not None:
+        options.append(("grpc.max_connection_age_ms", _milliseconds(config.max_connection_age)))
+    if config.max_connection_age_grace is not None:
+        options.append(("grpc.max_connection_age_grace_ms", _milliseconds(config.max_connection_age_grace)))
+    return options
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(max(int(seconds * 1000), 1), 2**31 - 1)

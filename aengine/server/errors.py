@@ -1,27 +1,44 @@
-"""What a failed call looks like to a client: exceptions -> status code plus google.rpc details.
+"""What a failure looks like to a client: exceptions -> status code, reason and details.
 
-Owns the whole mapping. Every status carries an `ErrorInfo` of domain "aengine" whose reason a program can switch on; the text
-is for people. What is not expected is a bug: the client gets an incident id, the log gets the traceback.
+Owns the whole mapping, once; it is rendered as the status of a call (`to_status`) or as a message within one (`to_error`). Every
+failure carries a reason that a program can switch on; the text is for people. What is not expected is a bug: the client gets an
+incident id, the log gets the traceback.
 """
 
 from __future__ import annotations
 
 import logging
+import traceback
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from aengine.errors import AEngineError, EngineDeadError, EngineStateError, InvalidRequestError, QueueFullError, RequestIdInUseError
+from aengine.errors import (
+    AEngineError,
+    ContextLengthError,
+    EngineDeadError,
+    EngineStateError,
+    FieldViolation,
+    InvalidRequestError,
+    KVCapacityError,
+    QueueFullError,
+    RequestIdInUseError,
+)
+from aengine.v1.error_pb2 import Error
+from aengine.wire import DOMAIN
 
-DOMAIN = "aengine"
 RETRY_DELAY = timedelta(seconds=1)
-# Details travel in a header, and a client drops the whole answer when its headers pass 8 KiB.
-MAX_VIOLATIONS = 16
-MAX_TEXT = 200
+# Details travel in the trailers, and a client drops the whole answer when those pass 8 KiB: the details there in base64, the message
+# twice, once percent-encoded. All limits are bytes of UTF-8.
+MAX_TEXT = 400
+MAX_MESSAGE = 480
+MAX_DETAILS = 3000
+MAX_VIOLATIONS = 64
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +51,30 @@ class ModelNotFoundError(AEngineError):
         super().__init__(f"model {clip(name)!r} is not served here; there is {served!r}")
 
 
+class RequestNotFoundError(AEngineError):
+    """Nothing is known of a request, or the caller may not know of it."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        super().__init__(f"request {clip(request_id)!r} is not in flight and nothing of it is kept")
+
+
+class NotResumableError(AEngineError):
+    """The request was not asked to be resumable."""
+
+
+class EventsDroppedError(AEngineError):
+    """Events that a reader asks for are no longer kept."""
+
+
+class ReaderReplacedError(AEngineError):
+    """Another reader has taken over the stream."""
+
+
+class ReaderStalledError(AEngineError):
+    """The client has not read for longer than the server waits."""
+
+
 class DrainingError(AEngineError):
     """The server is shutting down and takes no new work."""
 
@@ -42,51 +83,158 @@ class DeadlinePassedError(AEngineError):
     """The gRPC deadline of the call has passed."""
 
 
-_TEMPORARY = {
+class NoCredentialsError(AEngineError):
+    """The call needs a token and has none."""
+
+
+class BadCredentialsError(AEngineError):
+    """The call's token is none of those that are accepted."""
+
+
+class AdminOnlyError(AEngineError):
+    """The call needs the permission to administrate the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failure in the words of the schema."""
+
+    code: grpc.StatusCode
+    reason: str
+    message: str
+    violations: tuple[FieldViolation, ...] = ()
+    resource: tuple[str, str] | None = None  # type and name of what was not found
+    retry_delay: timedelta | None = None
+    info: Mapping[str, str] = field(default_factory=dict)
+    incident_id: str = ""
+    traceback: str = ""  # for clients only on a server that was configured to tell it
+
+
+class ToldError(AEngineError):
+    """A failure that was described before: it says the same to everyone, and is logged once."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+        super().__init__(failure.message)
+
+
+_PLAIN: Mapping[type[Exception], tuple[grpc.StatusCode, str]] = {
+    RequestIdInUseError: (grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_IN_USE"),
+    KVCapacityError: (grpc.StatusCode.FAILED_PRECONDITION, "KV_CAPACITY"),
+    ContextLengthError: (grpc.StatusCode.INVALID_ARGUMENT, "CONTEXT_LENGTH_EXCEEDED"),
+    InvalidRequestError: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD"),
+    ModelNotFoundError: (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
+    RequestNotFoundError: (grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND"),
+    DeadlinePassedError: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_PASSED"),
     QueueFullError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     DrainingError: (grpc.StatusCode.UNAVAILABLE, "DRAINING"),
     EngineStateError: (grpc.StatusCode.UNAVAILABLE, "NOT_READY"),
+    EngineDeadError: (grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD"),
+    ReaderReplacedError: (grpc.StatusCode.ABORTED, "READER_REPLACED"),
+    ReaderStalledError: (grpc.StatusCode.ABORTED, "READER_STALLED"),
+    NotResumableError: (grpc.StatusCode.FAILED_PRECONDITION, "NOT_RESUMABLE"),
+    EventsDroppedError: (grpc.StatusCode.DATA_LOSS, "EVENTS_DROPPED"),
+    NoCredentialsError: (grpc.StatusCode.UNAUTHENTICATED, "NO_CREDENTIALS"),
+    BadCredentialsError: (grpc.StatusCode.UNAUTHENTICATED, "BAD_CREDENTIALS"),
+    AdminOnlyError: (grpc.StatusCode.PERMISSION_DENIED, "ADMIN_ONLY"),
 }
+_TEMPORARY = (QueueFullError, DrainingError, EngineStateError)
 
 
-def to_status(error: Exception, *, answered: bool = False) -> status_pb2.Status:
-    """The status that ends a call with `error`. `answered` tells whether the client already has a part of the answer."""
-    if isinstance(error, RequestIdInUseError):
-        return _status(grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_IN_USE", str(error))
-    if isinstance(error, InvalidRequestError):
-        violations = [
-            error_details_pb2.BadRequest.FieldViolation(field=clip(violation.field), description=clip(violation.description))
-            for violation in error.violations[:MAX_VIOLATIONS]
-        ]
-        text = "; ".join(f"{violation.field}: {violation.description}" for violation in violations[:4])
-        return _status(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", text, [error_details_pb2.BadRequest(field_violations=violations)])
+def describe(error: Exception, *, answered: bool = False) -> Failure:
+    """What `error` means. `answered` tells whether the client already has a part of the answer. A bug is logged."""
+    if isinstance(error, ToldError):
+        return error.failure
+    kind = next((kind for kind in type(error).__mro__ if kind in _PLAIN), None)
+    if kind is None:
+        return _bug(error)
+    code, reason = _PLAIN[kind]
+    if answered and isinstance(error, EngineDeadError):
+        code = grpc.StatusCode.ABORTED  # before the first event a retry elsewhere is safe; after it the client must decide
+    resource: tuple[str, str] | None = None
     if isinstance(error, ModelNotFoundError):
-        resource = error_details_pb2.ResourceInfo(resource_type="model", resource_name=clip(error.name), description=str(error))
-        return _status(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", str(error), [resource])
-    if isinstance(error, DeadlinePassedError):
-        return _status(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_PASSED", str(error))
-    for kind, (code, reason) in _TEMPORARY.items():
-        if isinstance(error, kind):
-            retry = error_details_pb2.RetryInfo()
-            retry.retry_delay.FromTimedelta(RETRY_DELAY)
-            return _status(code, reason, str(error), [retry])
-    if isinstance(error, EngineDeadError):
-        # Before the first event a retry elsewhere is safe; after it the client must decide what to do with half an answer.
-        code = grpc.StatusCode.ABORTED if answered else grpc.StatusCode.UNAVAILABLE
-        return _status(code, "ENGINE_DEAD", str(error))
-    incident = uuid.uuid4().hex
-    logger.error("incident %s: %r", incident, error, exc_info=error)
-    text = f"internal error; the server's log explains incident {incident}"
-    return _status(grpc.StatusCode.INTERNAL, "BUG", text, incident_id=incident)
+        resource = ("model", error.name)
+    elif isinstance(error, RequestNotFoundError):
+        resource = ("request", error.request_id)
+    return Failure(
+        code,
+        reason,
+        clip(str(error), MAX_MESSAGE),
+        violations=error.violations if isinstance(error, InvalidRequestError) else (),
+        resource=resource,
+        retry_delay=RETRY_DELAY if isinstance(error, _TEMPORARY) else None,
+        info={"limit": str(error.limit), "got": str(error.got)} if isinstance(error, ContextLengthError | KVCapacityError) else {},
+    )
 
 
-def clip(text: str) -> str:
-    """`text`, cut to what fits into a header."""
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
-
-
-def _status(code: grpc.StatusCode, reason: str, text: str, details: Iterable[Message] = (), **metadata: str) -> status_pb2.Status:
-    status = status_pb2.Status(code=code.value[0], message=text[: 4 * MAX_TEXT])
-    for detail in (error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata), *details):
+def to_status(failure: Failure, *, debug: bool = False) -> status_pb2.Status:
+    """The status that ends a call. `debug` adds the traceback of a bug."""
+    info = {**failure.info, "incident_id": failure.incident_id} if failure.incident_id else dict(failure.info)
+    status = status_pb2.Status(code=failure.code.value[0], message=failure.message)
+    for detail in (error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN, metadata=info), *_details(failure)):
         status.details.add().Pack(detail)
+    if debug and failure.traceback:
+        room = MAX_DETAILS - status.ByteSize()
+        status.details.add().Pack(error_details_pb2.DebugInfo(detail=_last(failure.traceback, room)))
     return status
+
+
+def to_error(error: Exception, *, answered: bool = False) -> Error:
+    """The same as a message, for one of several requests. Says what `to_status` says."""
+    failure = describe(error, answered=answered)
+    told = Error(code=failure.code.value[0], reason=failure.reason, message=failure.message, incident_id=failure.incident_id)
+    for violation in _bounded(failure.violations):
+        told.field_violations.add(field=violation.field, description=violation.description)
+    if failure.retry_delay is not None:
+        told.retry_delay.FromTimedelta(failure.retry_delay)
+    return told
+
+
+def clip(text: str, limit: int = MAX_TEXT) -> str:
+    """`text`, cut to `limit` bytes of UTF-8."""
+    raw = text.encode("utf-8", "replace")
+    return raw.decode() if len(raw) <= limit else raw[: limit - 3].decode("utf-8", "ignore") + "..."
+
+
+def _bug(error: Exception) -> Failure:
+    incident = uuid.uuid4().hex
+    logger.error("incident %s: %s", incident, type(error).__name__, exc_info=error)
+    return Failure(
+        grpc.StatusCode.INTERNAL,
+        "BUG",
+        f"internal error; the server's log explains incident {incident}",
+        incident_id=incident,
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def _details(failure: Failure) -> Iterator[Message]:
+    """The details beside ErrorInfo."""
+    if failure.violations:
+        bad = error_details_pb2.BadRequest()
+        for violation in _bounded(failure.violations):
+            bad.field_violations.add(field=violation.field, description=violation.description)
+        yield bad
+    if failure.resource is not None:
+        kind, name = failure.resource
+        yield error_details_pb2.ResourceInfo(resource_type=kind, resource_name=clip(name), description=failure.message)
+    if failure.retry_delay is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromTimedelta(failure.retry_delay)
+        yield retry
+
+
+def _bounded(violations: Sequence[FieldViolation]) -> Iterator[FieldViolation]:
+    """As many as fit, from the first on, each cut to what a reader needs."""
+    room = MAX_DETAILS - MAX_MESSAGE
+    for violation in violations[:MAX_VIOLATIONS]:
+        short = FieldViolation(clip(violation.field), clip(violation.description))
+        room -= len(short.field.encode()) + len(short.description.encode()) + 8
+        if room < 0:
+            return
+        yield short
+
+
+def _last(text: str, limit: int) -> str:
+    """The end of `text`, which is what tells most of a traceback."""
+    return text.encode("utf-8", "replace")[-limit:].decode("utf-8", "ignore")

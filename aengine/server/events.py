@@ -14,9 +14,10 @@ from itertools import repeat
 from google.protobuf.duration_pb2 import Duration
 
 from aengine.outputs import FinishReason, Timing, Token, TokenLogprob, Usage
-from aengine.server.convert import FINISH_REASONS, write_usage
+from aengine.server.convert import write_usage
 from aengine.server.records import GenerationRecord
 from aengine.v1.generation_pb2 import GenerationEvent, GenerationSpec, TokenLogprobs
+from aengine.wire import FINISH_REASONS
 
 MAX_PROMPT_LOGPROBS_BYTES = 512 * 1024
 """Of one event, so that streams that share a connection do not wait for each other."""

@@ -1,18 +1,22 @@
 """`GenerationService`: a generation is one stream of the engine, sent as events or folded into one answer.
 
-Leaving a stream for whatever reason (the end, a client that went away, an error) cancels the engine's request; nothing here catches
-a cancellation. Exceptions become statuses in `aengine.server.calls`.
+Leaving a stream for whatever reason (the end, a client that went away, an error) cancels the engine's request, unless it is resumable;
+nothing here catches a cancellation. Exceptions become statuses in `aengine.server.calls`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.server.batch import batch_responses
 from aengine.server.fold import EventFold
 from aengine.server.model import require_model
+from aengine.server.requests import describe_request
+from aengine.server.resume import ResumableStreams, ResumeLimits
+from aengine.server.session import session_responses
 from aengine.server.source import Backend, stream_responses
 from aengine.v1 import generation_service_pb2 as messages
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer
@@ -26,8 +30,14 @@ MAX_CANCEL_IDS = 1024
 class GenerationServicer(GenerationServiceServicer):
     """Answers with the tokens of the backend's engine."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, limits: ResumeLimits | None = None) -> None:
+        """`limits`: of what is kept of resumable streams."""
         self._backend = backend
+        self._resumables = ResumableStreams(backend, limits)
+
+    async def aclose(self) -> None:
+        """End the resumable streams, which outlive their calls; returns when nothing of them is left."""
+        await self._resumables.aclose()
 
     async def Generate(self, request: messages.GenerateRequest, context: grpc.ServicerContext) -> messages.GenerateResponse:
         answer = EventFold()
@@ -38,8 +48,13 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def StreamGenerate(
         self, request: messages.StreamGenerateRequest, context: grpc.ServicerContext
-    ) -> AsyncGenerator[messages.StreamGenerateResponse, None]:
-        async with aclosing(stream_responses(self._backend, request, remaining=context.time_remaining())) as responses:
+    ) -> AsyncGenerator[Any, None]:  # messages, or such that are already serialised
+        source: AsyncGenerator[messages.StreamGenerateResponse | bytes, None]
+        if request.spec.stream.resumable:
+            source = self._resumables.generate(request)
+        else:
+            source = stream_responses(self._backend, request, remaining=context.time_remaining())
+        async with aclosing(source) as responses:
             async for response in responses:
                 yield response
 
@@ -59,18 +74,22 @@ class GenerationServicer(GenerationServiceServicer):
     async def BatchGenerate(
         self, request: messages.BatchGenerateRequest, context: grpc.ServicerContext
     ) -> AsyncGenerator[messages.BatchGenerateResponse, None]:
-        raise NotImplementedError
-        yield
+        async with aclosing(batch_responses(self._backend, request, remaining=context.time_remaining())) as responses:
+            async for response in responses:
+                yield response
 
-    async def Session(self, request_iterator, context):  # type: ignore
-        raise NotImplementedError
-        yield
+    async def Session(
+        self, request_iterator: AsyncIterator[messages.SessionRequest], context: grpc.ServicerContext
+    ) -> AsyncGenerator[messages.SessionResponse, None]:
+        source = session_responses(self._backend, request_iterator, remaining=context.time_remaining())
+        async with aclosing(source) as responses:
+            async for response in responses:
+                yield response
 
-    async def ResumeGenerate(
-        self, request: messages.ResumeGenerateRequest, context: grpc.ServicerContext
-    ) -> AsyncGenerator[messages.ResumeGenerateResponse, None]:
-        raise NotImplementedError
-        yield
+    async def ResumeGenerate(self, request: messages.ResumeGenerateRequest, context: grpc.ServicerContext) -> AsyncGenerator[Any, None]:
+        async with aclosing(self._resumables.resume(request)) as responses:
+            async for response in responses:
+                yield response
 
     async def GetRequest(self, request: messages.GetRequestRequest, context: grpc.ServicerContext) -> messages.GetRequestResponse:
-        raise NotImplementedError
+        return describe_request(self._backend, self._resumables, request)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from aengine.outputs import ModelInfo
 from aengine.server.convert import write_model
 from aengine.server.errors import ModelNotFoundError
-from aengine.v1.model_service_pb2 import GetModelRequest, GetModelResponse
+from aengine.v1.model_service_pb2 import GetModelRequest, GetModelResponse, ListModelsRequest, ListModelsResponse
 from aengine.v1.model_service_pb2_grpc import ModelServiceServicer
 
 if TYPE_CHECKING:
@@ -33,4 +33,9 @@ class ModelServicer(ModelServiceServicer):
     async def GetModel(self, request: GetModelRequest, context: grpc.ServicerContext) -> GetModelResponse:
         response = GetModelResponse()
         write_model(require_model(self._engine, request.model), response.model)
+        return response
+
+    async def ListModels(self, request: ListModelsRequest, context: grpc.ServicerContext) -> ListModelsResponse:
+        response = ListModelsResponse()
+        write_model(require_model(self._engine, ""), response.models.add())
         return response

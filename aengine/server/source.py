@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aengine.errors import InvalidRequestError
-from aengine.outputs import FinishReason, ModelInfo, Token
+from aengine.outputs import FinishReason, ModelInfo, RequestInfo, Token
 from aengine.server.admission import Admission
 from aengine.server.convert import EngineRequest, GenerationRequest, effective_spec, located, read_request
 from aengine.server.errors import DeadlinePassedError
@@ -38,6 +38,12 @@ class Backend:
     engine: AsyncEngine
     admission: Admission
     observers: Sequence[Observer] = ()
+    streams: dict[str, TokenStream] = field(default_factory=dict)  # generations under way, by request id
+
+    def find(self, request_id: str) -> RequestInfo | None:
+        """How far a request has come; None when it is over and was sent, or was never known. Raises what `request_info` raises."""
+        stream = self.streams.get(request_id)
+        return stream.info() if stream is not None else self.engine.request_info(request_id)
 
 
 class Generation:
@@ -130,6 +136,7 @@ async def open_generation(
         except InvalidRequestError as error:
             raise located(error, request.spec) from error
         record.request_id = stream.request_id
+        backend.streams[stream.request_id] = stream
         try:
             async with stream:
                 yield Generation(request.spec, wanted, model, stream, writer, by_call, resume_token)
@@ -139,6 +146,8 @@ async def open_generation(
                 raise located(error, request.spec) from error
             raise
         finally:
+            if backend.streams.get(stream.request_id) is stream:  # its name is free for another once the engine is done with it
+                del backend.streams[stream.request_id]
             timing = stream.timing
             record.usage, record.queue_seconds, record.first_token_seconds = stream.usage, timing.queue, timing.first_token
             record.total_seconds = time.monotonic() - start

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from google.protobuf.duration_pb2 import Duration
-
 from aengine.errors import FieldViolation
 from aengine.v1.generation_pb2 import StreamOptions
+from aengine.wire import seconds_of
 
 MAX_DELTA_TOKENS = 1024
 MAX_DELAY_SECONDS = 1.0
@@ -37,7 +36,3 @@ def read_stream_options(options: StreamOptions, violations: list[FieldViolation]
     if not 0 < retain <= MAX_RETAIN_SECONDS:
         violations.append(FieldViolation("spec.stream.retain", f"{retain:g} s is not in (0, {MAX_RETAIN_SECONDS:g}] s"))
     return StreamPolicy(delta_tokens, delay, options.resumable, retain)
-
-
-def seconds_of(duration: Duration) -> float:
-    return duration.seconds + duration.nanos / 1e9

@@ -359,7 +359,8 @@ class StreamOptions(_message.Message):
     """Most tokens in one delta. 1 to 1024. Default: 1."""
     resumable: _builtins.bool
     """Whether the request goes on when the connection is lost, so that ResumeGenerate can take it up.
-    Cancelling the call then ends the request only after `retain`; CancelRequests ends it at once.
+    Cancelling the call, or its gRPC deadline, then ends the request only after `retain`; time_limit
+    and CancelRequests still end it.
     Refused in a Session, which cannot be resumed. Default: false.
     """
     @_builtins.property

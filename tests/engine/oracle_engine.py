@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 from kv_oracle import OracleFlight, OracleRunner, make_request, solo_run
 
 import aengine
@@ -45,6 +47,24 @@ class HookedRunner(OracleRunner):
 
     def close(self) -> None:
         self.closed.set()
+
+
+class StepGate:
+    """Holds the engine before it launches step number `at`, or a later one, until it is opened for good."""
+
+    def __init__(self, engine: OracleEngine, *, at: int = 0) -> None:
+        self.held = threading.Event()  # a step has come to the gate
+        self._open = threading.Event()
+        self._at = at
+        engine.runner.before_launch = self._pass
+
+    def open(self) -> None:
+        self._open.set()
+
+    def _pass(self, plan: StepPlan) -> None:
+        if plan.step >= self._at and not self._open.is_set():
+            self.held.set()
+            assert self._open.wait(20), "the gate is never opened"
 
 
 class OracleEngine(AsyncEngine):
@@ -92,6 +112,13 @@ def seeds_of(params: SamplingParams) -> list[int]:
     """The seed of each sequence."""
     assert params.seed is not None
     return [params.seed, *(derive_seed(params.seed, index) for index in range(1, params.n))]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop turn until `condition()` holds."""
+    with anyio.fail_after(20):
+        while not condition():
+            await anyio.lowlevel.checkpoint()
 
 
 def idle(engine: AsyncEngine) -> bool:

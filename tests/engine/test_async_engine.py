@@ -8,7 +8,7 @@ import threading
 
 import anyio
 import pytest
-from oracle_engine import OracleEngine, idle
+from oracle_engine import OracleEngine, idle, until
 
 from aengine import (
     AsyncEngine,
@@ -25,13 +25,6 @@ from aengine import (
 from aengine.engine.stream_state import NO_TOKEN
 
 pytestmark = pytest.mark.anyio
-
-
-async def until(condition: object) -> None:
-    """Let the loop turn until `condition()` holds."""
-    with anyio.fail_after(20):
-        while not condition():  # type: ignore[operator]
-            await anyio.lowlevel.checkpoint()
 
 
 async def test_a_stream_is_its_solo_run() -> None:

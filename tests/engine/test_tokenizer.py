@@ -294,3 +294,18 @@ def test_encoding_lets_other_threads_run(demo: Tokenizer) -> None:
             ticks += 1
     assert len(encoding.result()) > 100_000
     assert ticks > 1_000
+
+
+def test_decoding_lets_other_threads_run(demo: Tokenizer) -> None:
+    ids = demo.encode("It is a truth universally acknowledged. ") * 150_000
+    ticks, interval = 0, sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # so that this thread gets far only where the other one has let go of the GIL
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            decoding = pool.submit(demo.decode, ids)
+            while not decoding.done():
+                ticks += 1
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(decoding.result()) == 150_000 * 40
+    assert ticks > 20_000

@@ -18,6 +18,7 @@ from aengine.models.hub import resolve_model
 from aengine.runner.model_runner import ModelRunner
 
 PAGE_SIZES = (1, 16, 64)
+BACKENDS = ("auto", "torch_native")  # auto: the CPU kernels where they support the model
 
 
 def make_runner(model_dir: pathlib.Path, **options) -> ModelRunner:
@@ -39,10 +40,11 @@ def demo() -> tuple[pathlib.Path, list[list[int]], list[list[int]]]:
     return path, prompts, greedy(model, prompts, 64)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
-def test_demo_all_at_once_in_chunks(demo, page_size: int) -> None:
+def test_demo_all_at_once_in_chunks(demo, page_size: int, backend: str) -> None:
     path, prompts, expected = demo
-    runner = make_runner(path, page_size=page_size)
+    runner = make_runner(path, page_size=page_size, attention_backend=backend)
     assert Driver(runner, chunk=16, budget=100).generate(prompts, 64) == expected
 
 
@@ -61,17 +63,19 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path, model, prompts, greedy(model, prompts, 24)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("page_size", "chunk"), [(1, None), (16, 16), (64, None), (4, 3)])
-def test_family(family, page_size: int, chunk: int | None) -> None:
+def test_family(family, page_size: int, chunk: int | None, backend: str) -> None:
     path, _, prompts, expected = family
     assert len({token for tokens in expected for token in tokens}) > 30, "the reference is degenerate"
-    driver = Driver(make_runner(path, page_size=page_size), chunk=chunk)
+    driver = Driver(make_runner(path, page_size=page_size, attention_backend=backend), chunk=chunk)
     assert driver.generate(prompts, 24) == expected
 
 
-def test_family_logits(family) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_family_logits(family, backend: str) -> None:
     path, model, prompts, _ = family
-    runner = make_runner(path)
+    runner = make_runner(path, attention_backend=backend)
     prompt = prompts[-1]
     seen = record_logits(runner)
     driver = Driver(runner, chunk=1)
@@ -87,8 +91,20 @@ def test_family_logits(family) -> None:
 def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
     """A list that every later step's logits are appended to."""
     seen: list[torch.Tensor] = []
-    inner = runner._model.logits
-    runner._model.logits = lambda hidden, batch: seen.append(inner(hidden, batch)) or seen[-1]
+    inner = runner._executor.forward
+
+    class Recorded:
+        def __init__(self, hidden) -> None:
+            self.hidden = hidden
+
+        def logits(self, indices: torch.Tensor) -> torch.Tensor:
+            seen.append(self.hidden.logits(indices))
+            return seen[-1]
+
+        def argmax(self, indices: torch.Tensor) -> torch.Tensor:
+            return self.logits(indices).argmax(-1)
+
+    runner._executor.forward = lambda step: Recorded(inner(step))
     return seen
 
 

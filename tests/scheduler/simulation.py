@@ -85,7 +85,7 @@ class Simulation:
 
     def _receive(self) -> None:
         updates = self.scheduler.take_updates()
-        for key, cached in updates.started:
+        for key, cached, _ in updates.started:
             assert key not in self.cached, "started twice"
             self.cached[key] = cached
         for key, token in zip(updates.keys, updates.token_ids, strict=True):

@@ -65,6 +65,7 @@ def run_workload(seed: int) -> Simulation:
     simulation = Simulation(config, overlap=rng.random() < 0.5, rng=rng if rng.random() < 0.3 else None)
     prefixes = [[rng.randrange(50) for _ in range(config.max_model_len)] for _ in range(rng.randint(1, 3))]
     p_submit, p_cancel, p_park = rng.choice([0.3, 1.0]), rng.choice([0.0, 0.0, 0.1]), rng.choice([0.0, 0.1, 0.3])
+    p_flush = rng.choice([0.0, 0.0, 0.1])
     num_requests = rng.randint(1, 14)
     parked: set[int] = set()
     key = 0
@@ -89,6 +90,8 @@ def run_workload(seed: int) -> Simulation:
             simulation.scheduler.park(chosen)
         if parked and rng.random() < 0.2:
             simulation.scheduler.unpark(parked.pop())
+        if rng.random() < p_flush:
+            simulation.scheduler.flush_cache()
         simulation.clock.now += 1.0
         worked = simulation.step()
         idle = 0 if worked else idle + 1

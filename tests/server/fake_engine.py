@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from aengine.errors import EngineStateError, FieldViolation, RequestIdInUseError
-from aengine.outputs import Completion, FinishReason, ModelInfo, Timing, Token, TokenLogprob, Usage
+from aengine.outputs import Completion, FinishReason, ModelInfo, RequestInfo, RequestState, Timing, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
 
 INFO = ModelInfo(
@@ -25,6 +25,10 @@ INFO = ModelInfo(
     chat_template=True,
     generation_defaults=SamplingParams(temperature=0.5, top_p=1.0, top_k=0, min_p=0.0),
 )
+
+
+ARRIVAL = 1_700_000_000.5
+"""When every request arrives, seconds since the epoch."""
 
 
 def tokens(*texts: str, reason: FinishReason = FinishReason.MAX_TOKENS) -> list[Token]:
@@ -44,10 +48,13 @@ class FakeStream:
         self._tokens: list[Token] = []
         self._read = 0
         self._ended = False
+        self._waiter: Any = None
 
     def push(self, items: Iterable[Token | Exception]) -> None:
         for item in items:
             self._items.put_nowait(item)
+        if self._waiter is not None:
+            self._waiter.set()
 
     @property
     def usage(self) -> Usage:
@@ -74,8 +81,19 @@ class FakeStream:
             prompt_logprobs=self._engine.prompt_logprobs,
         )
 
+    def info(self) -> RequestInfo:
+        state = RequestState.FINISHED if self._ended else RequestState.RUNNING
+        return RequestInfo(self.request_id, state, self.usage, self.timing, ARRIVAL)
+
+    @property
+    def is_started(self) -> bool:
+        return True
+
     async def started(self) -> None:
         await asyncio.sleep(0)
+
+    def cancel(self) -> None:
+        self.push([Token(0, -1, "", finish_reason=FinishReason.CANCELLED)])
 
     async def aclose(self) -> None:
         self._engine.streams.pop(self.request_id, None)
@@ -105,9 +123,22 @@ class FakeStream:
     async def read(self, most: int = sys.maxsize) -> list[Token]:
         if self._ended:
             return []
-        return [self._take(await self._items.get()), *self.take(most - 1)]
+        return [self._take(await self._items.get()), *self._take_tokens(most - 1)]
+
+    @property
+    def has_news(self) -> bool:
+        return not self._items.empty()
+
+    def attach(self, waiter: Any) -> None:
+        self._waiter = waiter
 
     def take(self, most: int = sys.maxsize) -> list[Token]:
+        tokens = self._take_tokens(most)
+        if not tokens and self._items.qsize():
+            self._take(self._items.get_nowait())  # raises it
+        return tokens
+
+    def _take_tokens(self, most: int) -> list[Token]:
         tokens = []
         while len(tokens) < most and self._items.qsize() and not isinstance(self._items._queue[0], Exception):  # type: ignore[attr-defined]
             tokens.append(self._take(self._items.get_nowait()))
@@ -169,10 +200,14 @@ class FakeEngine:
         self.submitted.put_nowait(stream)
         return stream
 
+    def request_info(self, request_id: str) -> RequestInfo | None:
+        stream = self.streams.get(request_id)
+        return None if stream is None else stream.info()
+
     async def cancel(self, request_id: str) -> bool:
         stream = self.streams.get(request_id)
         if stream is None:
             return False
-        stream.push([Token(0, -1, "", finish_reason=FinishReason.CANCELLED)])
+        stream.cancel()
         await stream.closed.wait()
         return True

@@ -14,7 +14,7 @@ from grpc_harness import events_of, failure_of, serving, stream_request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from aengine.server.app import CHANNEL_OPTIONS, SERVICES, BindError, Server
+from aengine.server.app import SERVICES, BindError, Server
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 

@@ -14,12 +14,13 @@ from google.protobuf.message import Message
 from aengine.errors import FieldViolation, InvalidRequestError, RequestIdInUseError
 from aengine.outputs import FinishReason
 from aengine.params import SamplingParams, StructuredOutput
-from aengine.server.convert import FINISH_REASONS, effective_spec, located, read_request, write_model
+from aengine.server.convert import effective_spec, located, read_request, write_model
 from aengine.v1 import generation_pb2
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, GenerationSpec, LogprobOptions, Prompt, TokenIds
 from aengine.v1.generation_service_pb2 import GenerateRequest
 from aengine.v1.model_service_pb2 import Model
 from aengine.v1.sampling_pb2 import Choices, Grammar, JsonObject
+from aengine.wire import FINISH_REASONS
 
 
 def a_request(**fields: object) -> GenerateRequest:

@@ -1,97 +1,298 @@
-"""Clients that share no code with this server: Node's own HTTP/2 stack, and buf's Go client, which knows only reflection."""
+"""Every method of the schema, driven by clients that share no code with the server, on one server with the demo model."""
 
 from __future__ import annotations
 
-import json
-import os
+import base64
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+import v1_schema
+from foreign_clients import BUF_CURL, CLIENTS, Caller, CallFailedError, require_clients
 from server_process import TIMEOUT, ServerProcess, server_process
 
-ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ROOT / "tools"
+from aengine.v1.admin_service_pb2 import ContinueGenerationRequest, PauseGenerationRequest
+from aengine.v1.admin_service_pb2_grpc import AdminServiceStub
+from aengine.v1.generation_service_pb2 import StreamGenerateRequest
+from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub
+
+PACKAGE = "aengine.v1"
+HEALTH = "grpc.health.v1.Health"
+DRAIN = f"{PACKAGE}.AdminService/Drain"  # has a test of its own: it ends the server
+TOKEN = "open-sesame"
+NUM_TOKENS = 4
+SPEC = {"prompt": {"text": "It was"}, "stopping": {"maxTokens": NUM_TOKENS, "ignoreEos": True}}
+
+
+class Server:
+    """The server, and a channel to bring it into the state that a call is about."""
+
+    def __init__(self, process: ServerProcess, channel: grpc.Channel) -> None:
+        self.address = process.address
+        self.generation: Any = GenerationServiceStub(channel)
+        self.admin: Any = AdminServiceStub(channel)
+        self.credentials = (("authorization", f"Bearer {TOKEN}"),)
+
+    @contextmanager
+    def request_that_waits(self, request_id: str) -> Iterator[None]:
+        self.admin.PauseGeneration(PauseGenerationRequest(), metadata=self.credentials)
+        request = StreamGenerateRequest(request_id=request_id)
+        request.spec.prompt.text = "It was"
+        call = self.generation.StreamGenerate(request)
+        next(call)  # accepted
+        try:
+            yield
+        finally:
+            call.cancel()
+            self.admin.ContinueGeneration(ContinueGenerationRequest(), metadata=self.credentials)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with server_process() as running:
-        yield running
+def admin_flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    path = tmp_path_factory.mktemp("tokens") / "admins"
+    path.write_text(f"operator {TOKEN}\n")
+    return ("--admin-token-file", str(path))
 
 
 @pytest.fixture(scope="module")
-def node_modules() -> Path:
-    """tools/node_modules; without it the test is skipped for a user and fails in CI."""
-    missing = "node is not installed" if shutil.which("node") is None else ""
-    if not (TOOLS / "node_modules").is_dir():
-        missing = missing or "tools/node_modules is absent; run `npm ci` in tools/"
-    if missing:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)
-    return TOOLS / "node_modules"
+def server(admin_flags: tuple[str, str]) -> Iterator[Server]:
+    with server_process(*admin_flags) as process, grpc.insecure_channel(process.address) as channel:
+        yield Server(process, channel)
 
 
-def run(*command: str | Path) -> str:
-    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=TIMEOUT, cwd=ROOT)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+@pytest.fixture(params=CLIENTS)
+def caller(request: pytest.FixtureRequest, server: Server) -> Caller:
+    require_clients()
+    return Caller(CLIENTS[request.param], server.address, TOKEN)
 
 
-def json_stream(text: str) -> list[Any]:
-    decoder, values, position = json.JSONDecoder(), [], 0
-    while text[position:].strip():
-        position += len(text[position:]) - len(text[position:].lstrip())
-        value, position = decoder.raw_decode(text, position)
-        values.append(value)
-    return values
+Check = Callable[[str, Caller, Server], None]
+CHECKS: dict[str, Check] = {}
 
 
-def check_events(events: list[Any], num_tokens: int) -> None:
+def drives(method: str) -> Callable[[Check], Check]:
+    """The decorated function calls `method`, whose name it gets, and checks what comes back."""
+
+    def register(check: Check) -> Check:
+        CHECKS[method] = check
+        return check
+
+    return register
+
+
+def check_events(events: list[Any]) -> None:
     kinds = [next(kind for kind in ("started", "delta", "sequenceFinished", "finished") if kind in event) for event in events]
-    assert kinds == ["started", *["delta"] * num_tokens, "sequenceFinished", "finished"]
-    assert [int(event.get("eventNumber", 0)) for event in events] == list(range(num_tokens + 3))
+    assert kinds == ["started", *["delta"] * NUM_TOKENS, "sequenceFinished", "finished"]
+    assert [int(event.get("eventNumber", 0)) for event in events] == list(range(NUM_TOKENS + 3))
     assert events[-2]["sequenceFinished"]["finish"]["reason"] == "FINISH_REASON_MAX_TOKENS"
-    assert events[-1]["finished"]["usage"]["completionTokens"] == num_tokens
+    assert events[-1]["finished"]["usage"]["completionTokens"] == NUM_TOKENS
     assert "".join(event["delta"].get("text", "") for event in events[1:-2])
 
 
-@pytest.mark.usefixtures("node_modules")
-def test_node_streams(server: ServerProcess) -> None:
-    output = run("node", TOOLS / "node_client.mjs", server.address, "It is a truth universally", "4")
-    check_events([json.loads(line) for line in output.splitlines()], 4)
+def check_answer(response: Any) -> None:
+    (sequence,) = response["sequences"]
+    assert sequence["text"]
+    assert (sequence["numTokens"], sequence["finish"]["reason"]) == (NUM_TOKENS, "FINISH_REASON_MAX_TOKENS")
 
 
-def test_buf_curl_lists_services_and_streams(server: ServerProcess, node_modules: Path) -> None:
-    curl = (node_modules / ".bin" / "buf", "curl", "--protocol", "grpc", "--http2-prior-knowledge")
-    methods = run(*curl, "--list-methods", f"http://{server.address}").split()
-    assert {
-        "aengine.v1.GenerationService/CancelRequests",
-        "aengine.v1.GenerationService/Generate",
-        "aengine.v1.GenerationService/StreamGenerate",
-        "aengine.v1.ModelService/GetModel",
-        "grpc.health.v1.Health/Watch",
-    } <= set(methods)
-    body = json.dumps({"spec": {"prompt": {"text": "It was"}, "stopping": {"maxTokens": 4, "ignoreEos": True}}})
-    output = run(*curl, "-d", body, f"http://{server.address}/aengine.v1.GenerationService/StreamGenerate")
-    check_events([response["event"] for response in json_stream(output)], 4)
+@drives(f"{PACKAGE}.GenerationService/Generate")
+def _generate(method: str, caller: Caller, server: Server) -> None:
+    (response,) = caller.call(method, {"spec": SPEC, "requestId": "mine"})
+    assert response["requestId"] == "mine"
+    check_answer(response)
 
 
-def test_buf_curl_shows_the_violations(server: ServerProcess, node_modules: Path) -> None:
-    curl = (node_modules / ".bin" / "buf", "curl", "--protocol", "grpc", "--http2-prior-knowledge")
-    url = f"http://{server.address}/aengine.v1.GenerationService/Generate"
-    command = [*map(str, curl), "-d", '{"spec": {"sampling": {"topP": 7}}}', url]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
-    assert result.returncode != 0
-    assert "spec.sampling.top_p" in result.stderr
-    assert "invalid_argument" in result.stderr
+@drives(f"{PACKAGE}.GenerationService/StreamGenerate")
+def _stream_generate(method: str, caller: Caller, server: Server) -> None:
+    check_events([response["event"] for response in caller.call(method, {"spec": SPEC})])
 
 
-def test_the_example_streams(server: ServerProcess) -> None:
-    output = run(sys.executable, "examples/grpc_client.py", "It is a truth universally", "--address", server.address, "--max-tokens", "4")
-    assert output.startswith("It is a truth universally")
-    assert re.search(r"\[FINISH_REASON_(MAX_TOKENS|EOS), [1-4] tokens in \d+ ms\]", output)
+@drives(f"{PACKAGE}.GenerationService/CancelRequests")
+def _cancel_requests(method: str, caller: Caller, server: Server) -> None:
+    with server.request_that_waits("victim"):
+        (response,) = caller.call(method, {"requestIds": ["victim", "nobody"]})
+    assert response == {"cancelledRequestIds": ["victim"], "unknownRequestIds": ["nobody"]}
+
+
+@drives(f"{PACKAGE}.GenerationService/BatchGenerate")
+def _batch_generate(method: str, caller: Caller, server: Server) -> None:
+    responses = caller.call(method, {"requests": [{"spec": SPEC}, {"spec": {}}, {"spec": SPEC}]})
+    results = {response.get("index", 0): response for response in responses}
+    assert len(responses) == len(results) == 3
+    check_answer(results[0]["response"])
+    check_answer(results[2]["response"])
+    error = results[1]["error"]
+    assert (error["code"], error["reason"], error["fieldViolations"][0]["field"]) == (3, "INVALID_FIELD", "spec.prompt")
+
+
+@drives(f"{PACKAGE}.GenerationService/Session")
+def _session(method: str, caller: Caller, server: Server) -> None:
+    submits = [{"submit": {"tag": tag, "request": {"spec": spec}}} for tag, spec in (("7", SPEC), ("8", {}), ("9", SPEC))]
+    responses = caller.call(method, {"open": {}}, *submits, {"cancel": {"tag": "10"}})
+    events: dict[str, list[Any]] = {"7": [], "8": [], "9": []}
+    for event in (event for response in responses for event in response["events"]):
+        events[event["tag"]].append(event.get("event") or event["error"])
+    check_events(events["7"])
+    check_events(events["9"])
+    (error,) = events["8"]
+    assert error["reason"] == "INVALID_FIELD"
+
+
+@drives(f"{PACKAGE}.GenerationService/ResumeGenerate")
+def _resume_generate(method: str, caller: Caller, server: Server) -> None:
+    request = StreamGenerateRequest()
+    request.spec.prompt.text, request.spec.stopping.max_tokens, request.spec.stopping.ignore_eos = "It was", NUM_TOKENS, True
+    request.spec.stream.resumable = True
+    first, *others = (response.event for response in server.generation.StreamGenerate(request))
+    assert len(others) == NUM_TOKENS + 2
+    token = base64.b64encode(first.started.resume_token).decode()
+    key = {"requestId": first.started.request_id, "resumeToken": token}
+    check_events([response["event"] for response in caller.call(method, key)])
+    last = caller.call(method, {**key, "nextEventNumber": str(NUM_TOKENS + 1)})
+    assert [next(iter(response["event"].keys() - {"eventNumber"})) for response in last] == ["sequenceFinished", "finished"]
+
+
+@drives(f"{PACKAGE}.GenerationService/GetRequest")
+def _get_request(method: str, caller: Caller, server: Server) -> None:
+    with server.request_that_waits("patient"):
+        (response,) = caller.call(method, {"requestId": "patient"})
+    assert (response["requestId"], response["state"]) == ("patient", "REQUEST_STATE_WAITING")
+
+
+@drives(f"{PACKAGE}.TokenizerService/Tokenize")
+def _tokenize(method: str, caller: Caller, server: Server) -> None:
+    (response,) = caller.call(method, {"text": "é a", "withPieces": True, "addSpecialTokens": False})
+    assert response["numTokens"] == len(response["tokenIds"]) == len(response["pieces"])
+    assert (response["startOffsets"][0], response["endOffsets"][-1]) == (0, 4)
+
+
+@drives(f"{PACKAGE}.TokenizerService/Detokenize")
+def _detokenize(method: str, caller: Caller, server: Server) -> None:
+    (tokens,) = caller.call(f"{PACKAGE}.TokenizerService/Tokenize", {"text": "naïve 😀"})
+    assert caller.call(method, {"tokenIds": tokens["tokenIds"]}) == [{"text": "naïve 😀"}]
+
+
+@drives(f"{PACKAGE}.TokenizerService/RenderChat")
+def _render_chat(method: str, caller: Caller, server: Server) -> None:
+    (response,) = caller.call(method, {"chat": {"messages": [{"role": "user", "content": "How do you do?"}]}})
+    assert "How do you do?" in response["text"]
+    assert response["tokenIds"]
+
+
+@drives(f"{PACKAGE}.ModelService/GetModel")
+def _get_model(method: str, caller: Caller, server: Server) -> None:
+    (response,) = caller.call(method, {"model": "demo"})
+    assert (response["model"]["name"], response["model"]["vocabSize"]) == ("demo", 4096)
+
+
+@drives(f"{PACKAGE}.ModelService/ListModels")
+def _list_models(method: str, caller: Caller, server: Server) -> None:
+    (model,) = caller.call(f"{PACKAGE}.ModelService/GetModel")
+    assert caller.call(method) == [{"models": [model["model"]]}]
+
+
+@drives(f"{PACKAGE}.EngineService/GetServerInfo")
+def _get_server_info(method: str, caller: Caller, server: Server) -> None:
+    (response,) = caller.call(method)
+    assert (response["model"], response["limits"]["maxModelLen"] > 0, bool(response["version"])) == ("demo", True, True)
+
+
+@drives(f"{PACKAGE}.EngineService/GetLoad")
+def _get_load(method: str, caller: Caller, server: Server) -> None:
+    (response,) = caller.call(method)
+    assert response["load"]["pagesTotal"] > 0
+
+
+@drives(f"{PACKAGE}.EngineService/WatchLoad")
+def _watch_load(method: str, caller: Caller, server: Server) -> None:
+    with caller.watch(method, {}) as responses:
+        assert next(responses)["load"]["pagesTotal"] == next(responses)["load"]["pagesTotal"] > 0
+
+
+@drives(f"{PACKAGE}.AdminService/FlushCache")
+def _flush_cache(method: str, caller: Caller, server: Server) -> None:
+    caller.call(
+        f"{PACKAGE}.GenerationService/Generate", {"spec": {**SPEC, "prompt": {"text": "It is a truth universally acknowledged. " * 8}}}
+    )
+    (response,) = caller.call(method)
+    assert response["freedPages"] > 0
+    (load,) = caller.call(f"{PACKAGE}.EngineService/GetLoad")
+    assert "cachedTokens" not in load["load"]
+
+
+@drives(f"{PACKAGE}.AdminService/PauseGeneration")
+def _pause_generation(method: str, caller: Caller, server: Server) -> None:
+    with server.request_that_waits("victim"):
+        assert caller.call(method, {"mode": "PAUSE_MODE_CANCEL"}) == [{"cancelledRequests": 1}]
+        (load,) = caller.call(f"{PACKAGE}.EngineService/GetLoad")
+        assert load["load"]["paused"]
+
+
+@drives(f"{PACKAGE}.AdminService/ContinueGeneration")
+def _continue_generation(method: str, caller: Caller, server: Server) -> None:
+    server.admin.PauseGeneration(PauseGenerationRequest(), metadata=server.credentials)
+    assert caller.call(method) == [{}]
+    (response,) = caller.call(f"{PACKAGE}.GenerationService/Generate", {"spec": SPEC})
+    check_answer(response)
+
+
+@drives(f"{HEALTH}/Check")
+def _check(method: str, caller: Caller, server: Server) -> None:
+    assert caller.call(method, {"service": f"{PACKAGE}.GenerationService"}) == [{"status": "SERVING"}]
+
+
+@drives(f"{HEALTH}/List")
+def _list(method: str, caller: Caller, server: Server) -> None:
+    (response,) = caller.call(method)
+    assert response["statuses"] == {name: {"status": "SERVING"} for name in ("", *(service.full_name for service in v1_schema.services()))}
+
+
+@drives(f"{HEALTH}/Watch")
+def _watch(method: str, caller: Caller, server: Server) -> None:
+    with caller.watch(method, {}) as responses:
+        assert next(responses) == {"status": "SERVING"}
+
+
+def test_every_method_of_the_schema_is_driven() -> None:
+    assert {*CHECKS, DRAIN} == v1_schema.methods() | {f"{HEALTH}/{name}" for name in ("Check", "List", "Watch")}
+
+
+@pytest.mark.parametrize("method", sorted(CHECKS))
+def test_call(method: str, caller: Caller, server: Server) -> None:
+    CHECKS[method](method, caller, server)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_drain_ends_the_server(client: str, admin_flags: tuple[str, str]) -> None:
+    require_clients()
+    with server_process(*admin_flags) as process:
+        caller = Caller(CLIENTS[client], process.address, TOKEN)
+        assert caller.call(DRAIN) == [{}]  # no request is in flight
+        assert process.end() == 0
+
+
+def test_a_failure_is_shown_with_its_violations(caller: Caller) -> None:
+    with pytest.raises(CallFailedError, match=r"(?is)invalid_argument.*spec\.sampling\.top_p"):
+        caller.call(f"{PACKAGE}.GenerationService/Generate", {"spec": {"prompt": {"text": "a"}, "sampling": {"topP": 7}}})
+
+
+def test_reflection_lists_what_the_schema_declares(server: Server) -> None:
+    require_clients()
+    result = subprocess.run([*BUF_CURL, "--list-methods", f"http://{server.address}"], capture_output=True, text=True, timeout=TIMEOUT)
+    listed = set(result.stdout.split())
+    assert {method for method in listed if not method.startswith("grpc.")} == v1_schema.methods()
+    assert f"{HEALTH}/Check" in listed
+
+
+def test_the_example_streams(server: Server) -> None:
+    program = Path(v1_schema.ROOT, "examples", "grpc_client.py")
+    command = [sys.executable, program, "It is a truth universally", "--address", server.address, "--max-tokens", "4"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True)
+    assert result.stdout.startswith("It is a truth universally")
+    assert re.search(r"\[(MAX_TOKENS|EOS), [1-4] tokens in \d+ ms\]", result.stdout)

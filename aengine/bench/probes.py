@@ -1,0 +1,49 @@
+"""What nobody else reports: how late the event loop is under load, and how soon a cancelled request's pages are free."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from aengine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from aengine.engine.async_engine import AsyncEngine
+
+LAG_INTERVAL = 0.005
+
+
+@asynccontextmanager
+async def loop_lag() -> AsyncIterator[list[float]]:
+    """A list that fills, while inside, with how many milliseconds late the loop woke up each time."""
+    lags: list[float] = []
+
+    async def sample() -> None:
+        while True:
+            due = time.perf_counter() + LAG_INTERVAL
+            await asyncio.sleep(LAG_INTERVAL)
+            lags.append(1e3 * (time.perf_counter() - due))
+
+    task = asyncio.ensure_future(sample())
+    try:
+        yield lags
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def cancel_to_free(engine: AsyncEngine, prompt: list[int], times: int = 20) -> list[float]:
+    """Milliseconds from `aclose()` of a stream in the middle of its output until its pages are free."""
+    waits: list[float] = []
+    for _ in range(times):
+        stream = engine.stream(prompt, SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True))
+        async for token in stream:
+            if token.index == 0 and stream.usage.completion_tokens >= 4:
+                break
+        start = time.perf_counter()
+        await stream.aclose()
+        waits.append(1e3 * (time.perf_counter() - start))
+    return waits

@@ -1,0 +1,145 @@
+"""Figures -> a table on the terminal, JSON in a file, a plot. Knows the names of figures, not how they were measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, is_dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from aengine.bench.load import Outcome
+from aengine.bench.metrics import Distribution, Summary
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Columns as wide as they need to be; numbers to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(header)]
+    lines = ["  ".join(name.rjust(width) if i else name.ljust(width) for i, (name, width) in enumerate(zip(header, widths, strict=True)))]
+    lines += [
+        "  ".join(cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        for row in cells
+    ]
+    return "\n".join(lines)
+
+
+def show_summary(name: str, summary: Summary) -> str:
+    head = [
+        f"{name}: {summary.completed} requests in {summary.duration:.2f} s" + (f", {summary.failed} FAILED" if summary.failed else ""),
+        f"  requests/s {summary.requests_per_second:.2f}   output tok/s {summary.output_tokens_per_second:.1f}"
+        f" (peak {summary.peak_output_tokens_per_second:.0f})   total tok/s {summary.total_tokens_per_second:.1f}"
+        f"   peak concurrency {summary.peak_concurrency}   tokens per chunk {summary.tokens_per_chunk:.2f}",
+    ]
+    if summary.goodput is not None:
+        head.append(f"  goodput {summary.goodput:.2f} requests/s")
+    rows = [
+        (f"  {label} ms", *_values(getattr(summary, key)))
+        for key, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2el", "E2EL"))
+    ]
+    head.append(table(("", "mean", "median", "p90", "p95", "p99", "max", "std"), rows))
+    head += [f"  {count} x {error}" for error, count in summary.errors.items()]
+    return "\n".join(head)
+
+
+def show_distribution(label: str, values: Sequence[float]) -> str:
+    return f"  {label}: " + "  ".join(f"{name} {_cell(value)}" for name, value in asdict(Distribution.of(values)).items())
+
+
+def write_json(path: Path, command: Sequence[str], figures: object) -> None:
+    """With where and when they were taken, so that the file speaks for itself."""
+    document = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": list(command),
+        **environment(),
+        "figures": _plain(figures),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def environment() -> dict[str, Any]:
+    """Hardware and versions."""
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "cpu": _cpu_name(),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = torch.__version__
+        if torch.cuda.is_available():
+            found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def plot(path: Path, outcomes: Sequence[Outcome], title: str) -> None:
+    """TTFT, ITL and throughput over time, as PNG (or what the name's ending says; .html holds the PNG). Needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    good = [outcome for outcome in outcomes if outcome.error is None and outcome.chunk_times]
+    start = min((outcome.sent for outcome in good), default=0.0)
+    figure, (first, gaps, rate) = pyplot.subplots(3, 1, sharex=True, figsize=(10, 9))
+    first.scatter([o.sent - start for o in good], [1e3 * (o.chunk_times[0] - o.sent) for o in good], s=8)
+    first.set_ylabel("TTFT, ms")
+    pairs = [(after - start, 1e3 * (after - before)) for o in good for before, after in zip(o.chunk_times, o.chunk_times[1:], strict=False)]
+    gaps.scatter([time for time, _ in pairs], [gap for _, gap in pairs], s=2, alpha=0.4)
+    gaps.set_ylabel("ITL, ms")
+    seconds: dict[int, int] = {}
+    for outcome in good:
+        for time, tokens in zip(outcome.chunk_times, outcome.chunk_tokens, strict=True):
+            seconds[int(time - start)] = seconds.get(int(time - start), 0) + tokens
+    rate.step(sorted(seconds), [seconds[second] for second in sorted(seconds)], where="post")
+    rate.set_ylabel("output tokens/s")
+    rate.set_xlabel("seconds since the first request")
+    figure.suptitle(title)
+    figure.tight_layout()
+    if path.suffix == ".html":
+        import base64
+        import io
+
+        image = io.BytesIO()
+        figure.savefig(image, format="png", dpi=120)
+        encoded = base64.b64encode(image.getvalue()).decode()
+        path.write_text(f'<!doctype html><title>{title}</title><img alt="{title}" src="data:image/png;base64,{encoded}">\n')
+    else:
+        figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _values(distribution: Distribution) -> list[float]:
+    return list(asdict(distribution).values())
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+    return str(value)
+
+
+def _plain(value: object) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(entry) for name, entry in asdict(value).items()}
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and value != value:
+        return None  # JSON has no NaN
+    return value
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())

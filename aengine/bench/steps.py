@@ -1,0 +1,121 @@
+"""Bare steps against the floor: `aengine-bench step`. The runner alone, without scheduler, streams or text.
+
+A decode step's context is made up: what the pages hold does not change how long it takes to read them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from aengine.bench.floor import Machine, measure_machine, step_work
+from aengine.runner.base import InFlightStep
+from aengine.runner.model_runner import ModelRunner
+from aengine.scheduler.plan import NewRow, RowParams, StepPlan
+
+GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`rows` sequences compute `length` tokens each, behind `context` known ones."""
+
+    rows: int
+    length: int
+    context: int
+
+    @property
+    def name(self) -> str:
+        return f"decode {self.rows} x {self.context}" if self.length == 1 else f"prefill {self.rows} x {self.length} @ {self.context}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    case: Case
+    milliseconds: float  # median
+    best_milliseconds: float
+    tokens_per_second: float
+    weight_bytes: int
+    kv_bytes: int
+    flops: int
+    floor_milliseconds: float
+    fraction: float  # floor over median
+
+
+def measure_steps(runner: ModelRunner, cases: Sequence[Case], seconds: float = 2.0) -> Iterator[tuple[StepFigures, Machine]]:
+    """Runs each case for about so long. The machine is measured anew beside each case, since shared machines drift."""
+    step = 0
+    for case in cases:
+        if not _fits(runner, case):
+            continue
+        machine = measure_machine(runner.device, runner.dtype)
+        times: list[float] = []
+        flights: deque[tuple[float, InFlightStep]] = deque()
+        depth = 1 if runner.asynchronous else 0  # one step ahead, as the engine does it
+        end = time.perf_counter() + seconds
+        last = time.perf_counter()
+        while len(times) < 5 or time.perf_counter() < end:
+            flights.append((time.perf_counter(), runner.launch(_plan(runner, case, step, first=not times and not flights))))
+            step += 1
+            if len(flights) > depth:
+                launched, flight = flights.popleft()
+                flight.result()
+                now = time.perf_counter()
+                times.append(now - max(launched, last))
+                last = now
+        while flights:
+            flights.popleft()[1].result()
+        times = times[2:]  # the first ones warm up
+        median, best = statistics.median(times), min(times)
+        work = step_work(
+            runner.spec, [case.length] * case.rows, [case.context] * case.rows, case.rows, torch.empty(0, dtype=runner.dtype).element_size()
+        )
+        floor = work.seconds(machine)
+        yield (
+            StepFigures(
+                case=case,
+                milliseconds=1e3 * median,
+                best_milliseconds=1e3 * best,
+                tokens_per_second=case.rows * case.length / median,
+                weight_bytes=work.weight_bytes,
+                kv_bytes=work.kv_bytes,
+                flops=work.flops,
+                floor_milliseconds=1e3 * floor,
+                fraction=floor / median,
+            ),
+            machine,
+        )
+
+
+def _fits(runner: ModelRunner, case: Case) -> bool:
+    pages = -(-(case.context + case.length) // runner.page_size)
+    return (
+        case.rows <= runner.max_num_seqs and case.context + case.length < runner.max_model_len and case.rows * pages <= runner.num_pages - 1
+    )
+
+
+def _plan(runner: ModelRunner, case: Case, step: int, *, first: bool) -> StepPlan:
+    """The same step again and again; `first` takes over the rows."""
+    rows = np.arange(case.rows, dtype=np.int32)
+    pages = -(-(case.context + case.length) // runner.page_size)
+    decode = case.length == 1
+    empty = np.zeros(0, np.int32)
+    return StepPlan(
+        step=step,
+        rows=rows,
+        num_decodes=case.rows if decode else 0,
+        starts=np.full(case.rows, case.context, np.int32),
+        lengths=np.full(case.rows, case.length, np.int32),
+        samples=np.ones(case.rows, np.bool_),
+        token_ids=empty if decode else np.arange(case.rows * case.length, dtype=np.int32) % runner.spec.vocab_size,
+        new_rows=tuple(NewRow(row, GREEDY, prompt_len=case.context) for row in range(case.rows)) if first else (),
+        page_rows=np.repeat(rows, pages) if first else empty,
+        page_cols=np.tile(np.arange(pages, dtype=np.int32), case.rows) if first else empty,
+        page_ids=np.arange(1, 1 + case.rows * pages, dtype=np.int32) if first else empty,
+    )

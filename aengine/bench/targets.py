@@ -1,0 +1,128 @@
+"""Who can be measured: the engine in this process, an aengine server, any server with OpenAI's completions API, vLLM in process.
+
+Each turns a prompt into chunks; none knows what is measured. Libraries are imported where they are used, so that a peer's environment
+needs nothing of ours but this package.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from aengine.bench.load import Chunk, Target
+from aengine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from aengine.client import AsyncClient
+    from aengine.engine.async_engine import AsyncEngine
+
+
+class EngineTarget:
+    """`AsyncEngine` in this process, through `engine.stream`."""
+
+    name = "aengine (in process)"
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
+        async with self._engine.stream(list(prompt), _greedy(output_tokens)) as stream:
+            async for token in stream:
+                yield Chunk(1, (token.token_id,))
+
+
+class ClientTarget:
+    """An aengine server, through `AsyncClient`."""
+
+    name = "aengine (gRPC)"
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
+        async with self._client.stream(list(prompt), _greedy(output_tokens)) as stream:
+            async for token in stream:
+                yield Chunk(1, (token.token_id,))
+
+
+class OpenAITarget:
+    """A server with OpenAI's `/v1/completions`, streaming; `client` is an `httpx2.AsyncClient` on its base URL."""
+
+    name = "OpenAI API"
+
+    def __init__(self, client: Any, model: str) -> None:
+        self._client = client
+        self._model = model
+
+    async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
+        body = {
+            "model": self._model,
+            "prompt": list(prompt),
+            "max_tokens": output_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,  # vLLM, SGLang and llama.cpp know it
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        told = 0
+        async with self._client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                raise RuntimeError(f"HTTP {response.status_code}: {(await response.aread())[:300]!r}")
+            async for line in response.aiter_lines():
+                if not line.startswith("data:") or line[5:].strip() == "[DONE]":
+                    continue
+                event = json.loads(line[5:])
+                if not event.get("choices"):
+                    continue
+                total = (event.get("usage") or {}).get("completion_tokens", told + 1)  # else one per event is the best guess
+                if total > told:
+                    yield Chunk(total - told)
+                    told = total
+
+
+class VllmTarget:
+    """vLLM's `AsyncLLM` in process, as its own server uses it."""
+
+    name = "vLLM (in process)"
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+
+    async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
+        from vllm import SamplingParams as VllmParams  # type: ignore[import-not-found]
+        from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
+
+        params = VllmParams(
+            temperature=0.0, max_tokens=output_tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
+        )
+        async for output in self._llm.generate({"prompt_token_ids": list(prompt)}, params, uuid.uuid4().hex):
+            ids = tuple(output.outputs[0].token_ids)
+            if ids:
+                yield Chunk(len(ids), ids)
+
+
+@asynccontextmanager
+async def open_url(url: str, model: str | None, token: str | None = None) -> AsyncIterator[tuple[Target, int | None]]:
+    """The server at `grpc://host:port` (aengine) or `http(s)://host:port` (OpenAI's API), and its vocabulary size where it tells it."""
+    async with AsyncExitStack() as stack:
+        if url.startswith("grpc://"):
+            from aengine.client import AsyncClient
+
+            client = await stack.enter_async_context(AsyncClient(url.removeprefix("grpc://"), token=token))
+            yield ClientTarget(client), client.model_info.vocab_size
+            return
+        import httpx2 as httpx
+
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=None, headers=headers, limits=limits))
+        if model is None:
+            model = (await http.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
+        yield OpenAITarget(http, model), None
+
+
+def _greedy(output_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True, detokenize=True)

@@ -1,0 +1,126 @@
+"""What a load test sends, and when: workloads and arrival times. Everything follows from a seed; knows nothing of who answers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One request. Prompts are token ids, so that every server gets the same work."""
+
+    prompt: tuple[int, ...]
+    output_tokens: int  # generated exactly: the end of a sequence is ignored
+    arrival: float = 0.0  # seconds after the start at which it is sent, at the earliest
+    after: int | None = None  # index of the item whose answer must be there first: the turn before
+    continues: bool = False  # the prompt is the whole conversation so far (prompt and answer of `after`) and then `prompt`
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Lengths in tokens, both ends included."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def parse(cls, text: str) -> Range:
+        """`128` or `64-512`. Raises ValueError."""
+        low, _, high = text.partition("-")
+        parsed = cls(int(low), int(high or low))
+        if not 1 <= parsed.low <= parsed.high:
+            raise ValueError(f"{text!r} is not a length or a range of lengths such as 64-512")
+        return parsed
+
+    def draw(self, rng: random.Random) -> int:
+        return rng.randint(self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How long things are, and from which ids prompts are drawn."""
+
+    num_requests: int
+    input_len: Range
+    output_len: Range
+    vocab_size: int
+    seed: int = 0
+
+
+FIRST_ID = 10  # special tokens tend to have the lowest ids
+
+
+def random_lengths(shape: Shape) -> list[Item]:
+    """Independent requests; with equal ends of the ranges all of them are of one size."""
+    rng = random.Random(shape.seed)
+    return [Item(_ids(rng, shape.input_len.draw(rng), shape), shape.output_len.draw(rng)) for _ in range(shape.num_requests)]
+
+
+def shared_prefix(shape: Shape, prefix_len: int, num_prefixes: int = 1) -> list[Item]:
+    """As `random_lengths`, behind one of `num_prefixes` common beginnings of `prefix_len` tokens, in turn."""
+    prefixes = [_ids(random.Random(f"{shape.seed}/{index}"), prefix_len, shape) for index in range(num_prefixes)]
+    return [
+        replace(item, prompt=prefix + item.prompt) for item, prefix in zip(random_lengths(shape), itertools.cycle(prefixes), strict=False)
+    ]
+
+
+def multi_turn(shape: Shape, num_turns: int) -> list[Item]:
+    """Conversations of `num_turns` turns each; every turn repeats all before it and adds `input_len` tokens."""
+    items: list[Item] = []
+    rng = random.Random(shape.seed)
+    for _ in range(shape.num_requests):
+        for turn in range(num_turns):
+            prompt, output = _ids(rng, shape.input_len.draw(rng), shape), shape.output_len.draw(rng)
+            items.append(Item(prompt, output, after=len(items) - 1 if turn else None, continues=turn > 0))
+    return items
+
+
+def trace(path: Path, vocab_size: int, seed: int = 0) -> list[Item]:
+    """A JSON Lines file of objects with `timestamp` (seconds), `input_length` and `output_length` (tokens).
+
+    Raises ValueError naming the line that is none.
+    """
+    rng = random.Random(seed)
+    items: list[Item] = []
+    start: float | None = None
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            time, length, output = float(entry["timestamp"]), int(entry["input_length"]), int(entry["output_length"])
+            if length < 1 or output < 1:
+                raise ValueError("lengths must be at least 1")
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: {error!r}; wanted are timestamp, input_length, output_length") from error
+        start = time if start is None else start
+        ids = tuple(rng.randrange(min(FIRST_ID, vocab_size - 1), vocab_size) for _ in range(length))
+        items.append(Item(ids, output, arrival=max(0.0, time - start)))
+    return sorted(items, key=lambda item: item.arrival)
+
+
+def arriving(items: Sequence[Item], rate: float, burstiness: float = 1.0, seed: int = 0) -> list[Item]:
+    """The items with arrival times of `rate` requests a second; infinite is all at once.
+
+    Gaps are Gamma distributed with shape `burstiness`: 1 is a Poisson process, less is burstier. Later turns have none of their own.
+    """
+    rng = random.Random(f"{seed}/arrivals")
+    times = _times(rng, rate, burstiness)
+    return [item if item.after is not None else replace(item, arrival=next(times)) for item in items]
+
+
+def _times(rng: random.Random, rate: float, burstiness: float) -> Iterator[float]:
+    now = 0.0
+    while True:
+        yield now
+        if rate != float("inf"):
+            now += rng.gammavariate(burstiness, 1.0 / (rate * burstiness))
+
+
+def _ids(rng: random.Random, length: int, shape: Shape) -> tuple[int, ...]:
+    return tuple(rng.choices(range(min(FIRST_ID, shape.vocab_size - 1), shape.vocab_size), k=length))

@@ -1,0 +1,262 @@
+"""`AsyncClient`: an engine behind a gRPC server as its user sees it. Owns the life cycle and which requests are under way.
+
+For asyncio. Everything here runs in the event loop that started the client. What a request is on the wire, and how its answer is read,
+is in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from aengine.client.arrivals import Arrivals
+from aengine.client.call import GenerationCall
+from aengine.client.config import DEFAULT_ADDRESS, ClientConfig
+from aengine.client.flight import Flight
+from aengine.client.health import HealthWatch
+from aengine.client.link import Link, open_link
+from aengine.client.model import read_load, read_model
+from aengine.client.prompt import settle_prompt
+from aengine.client.request import write_chat, write_request
+from aengine.client.stream import ClientStream
+from aengine.errors import ConnectionLostError, EngineStateError
+from aengine.outputs import Completion, EngineStats, ModelInfo
+from aengine.params import SamplingParams
+from aengine.requests import Prompt, check_options, check_params, draw_seed
+from aengine.v1.engine_service_pb2 import GetLoadRequest
+from aengine.v1.generation_pb2 import StreamOptions
+from aengine.v1.generation_service_pb2 import CancelRequestsRequest
+from aengine.v1.model_service_pb2 import GetModelRequest
+from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatRequest, TokenizeRequest
+
+# Whoever wants the whole answer gets it in fewer messages.
+_WHOLE_DELTA_TOKENS = 64
+_WHOLE_DELAY_MILLISECONDS = 100
+
+
+class _Phase(enum.Enum):
+    NEW = enum.auto()
+    STARTING = enum.auto()
+    RUNNING = enum.auto()
+    CLOSED = enum.auto()
+
+
+class AsyncClient:
+    """An LLM inference engine behind a server, used as if it were in this process.
+
+        async with AsyncClient("127.0.0.1:50051") as client:
+            async for token in client.stream("It is a truth", SamplingParams(max_tokens=64)):
+                print(token.text, end="", flush=True)
+
+    `address_or_config` is host:port or a `ClientConfig`; `overrides` are fields of `ClientConfig`. A client is started once and belongs
+    to the loop that started it.
+
+    Beside the errors of an engine its methods raise `ConnectionLostError` when the server cannot be reached, and `ServerError` when it
+    fails for a reason of its own.
+    """
+
+    _link: Link
+    _health: HealthWatch
+    _model: ModelInfo
+
+    def __init__(self, address_or_config: str | ClientConfig = DEFAULT_ADDRESS, **overrides: Any) -> None:
+        """Raises `ConfigError` naming every field that is unknown or out of range. Connects to nothing yet."""
+        self.config = ClientConfig.of(address_or_config, **overrides)
+        self._phase = _Phase.NEW
+        self._flights: dict[Flight, None] = {}  # in the order of their submission
+
+    # ---- life cycle ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect and wait until the server serves. Raises `ConnectionLostError` or `EngineStateError` if it does not within
+        `connect_timeout`, `ConfigError` if a file cannot be read, or `ServerError`."""
+        if self._phase is not _Phase.NEW:
+            raise EngineStateError("the client was started before; make a new one")
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise EngineStateError("the client needs the event loop of asyncio") from None
+        self._phase = _Phase.STARTING
+        try:
+            self._link = await open_link(self.config)
+        except BaseException:
+            self._phase = _Phase.CLOSED
+            raise
+        self._health = HealthWatch(self._link)
+        try:
+            await self._health.wait_serving(self.config.connect_timeout)
+            self._model = read_model((await self._link.ask(self._link.model.GetModel, GetModelRequest())).model)
+        except BaseException:
+            await self._disconnect()
+            raise
+        self._phase = _Phase.RUNNING
+
+    async def aclose(self) -> None:
+        """Cancel what this client has under way, and disconnect. The server goes on."""
+        if self._phase is not _Phase.RUNNING:
+            self._phase = _Phase.CLOSED
+            return
+        self._phase = _Phase.CLOSED
+        flights = list(self._flights)
+        await asyncio.gather(*(flight.land() for flight in flights))
+        await self._disconnect()
+
+    async def __aenter__(self) -> AsyncClient:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        await self.aclose()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the server says that it serves."""
+        return self._phase is _Phase.RUNNING and self._health.serving
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """What is served, as it was when the client started. Raises `EngineStateError` before `start()`."""
+        if not hasattr(self, "_model"):
+            raise EngineStateError("the client is not started")
+        return self._model
+
+    # ---- requests ------------------------------------------------------------------------------------------------------
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        timeout: float | None = None,
+        cache_salt: str | None = None,
+    ) -> ClientStream:
+        """Submit a request at once; iterate the result for its tokens. See `AsyncEngine.stream` for the arguments.
+
+        Raises `InvalidRequestError` for what shows without the server, and `EngineStateError`. All that the server refuses is raised by
+        the first iteration, and by `ClientStream.started()`. Chat messages have a role and a content, both text; `logits_processors`
+        cannot travel. Numbers travel with the precision of 32 bits.
+        """
+        return self._open(
+            prompt, params, StreamOptions(), request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt
+        )
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        timeout: float | None = None,
+        cache_salt: str | None = None,
+    ) -> Completion:
+        """`stream()`, read to its end. Cancelling the caller cancels the request."""
+        options = StreamOptions(max_tokens_per_delta=_WHOLE_DELTA_TOKENS)
+        options.max_delay.FromMilliseconds(_WHOLE_DELAY_MILLISECONDS)
+        stream = self._open(
+            prompt, params, options, request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt
+        )
+        async with stream:
+            async for _ in stream:
+                pass
+            return stream.completion()
+
+    async def cancel(self, request_id: str) -> bool:
+        """End a request, whoever sent it; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it
+        was in flight."""
+        self._check_running()
+        try:
+            answer = await self._link.ask(self._link.generation.CancelRequests, CancelRequestsRequest(request_ids=[request_id]))
+        except (ConnectionLostError, EngineStateError):
+            own = next((flight for flight in self._flights if flight.request_id == request_id and not flight.arrivals.over), None)
+            if own is None:
+                raise
+            await own.land()  # a server that takes no calls any more still hears of one that is cancelled
+            return True
+        return request_id in answer.cancelled_request_ids
+
+    # ---- beyond an engine's --------------------------------------------------------------------------------------------
+
+    async def load(self) -> EngineStats:
+        """How busy the server is. Histograms stay empty: those are for its metrics."""
+        self._check_running()
+        return read_load((await self._link.ask(self._link.engine.GetLoad, GetLoadRequest())).load)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text; with the special tokens that a prompt of this text gets, unless told otherwise."""
+        self._check_running()
+        request = TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        return list((await self._link.ask(self._link.tokenizer.Tokenize, request)).token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids; bytes that are not UTF-8 become U+FFFD."""
+        self._check_running()
+        request = DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        return str((await self._link.ask(self._link.tokenizer.Detokenize, request)).text)
+
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """A conversation as the model's chat template writes it."""
+        self._check_running()
+        request = RenderChatRequest(add_generation_prompt=add_generation_prompt)
+        write_chat(messages, request.chat)
+        return str((await self._link.ask(self._link.tokenizer.RenderChat, request)).text)
+
+    # ---- inside --------------------------------------------------------------------------------------------------------
+
+    def _open(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        options: StreamOptions,
+        *,
+        request_id: str | None,
+        priority: int,
+        tenant: str,
+        timeout: float | None,
+        cache_salt: str | None,
+    ) -> ClientStream:
+        self._check_running()
+        params = check_params(params)
+        check_options(request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt)
+        seed = draw_seed() if params.seed is None else params.seed  # here, so that a second attempt says the same
+        params = replace(params, seed=seed)
+        name = uuid.uuid4().hex if request_id is None else request_id
+        request = write_request(prompt, params, request_id=name, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt)
+        request.spec.stream.CopyFrom(options)
+        if self.config.auto_resume:
+            request.spec.stream.resumable = True
+            request.spec.stream.retain.FromNanoseconds(round(self.config.resume_timeout * 1e9))
+        arrivals = Arrivals(params)
+
+        async def know_prompt() -> None:
+            arrivals.prompt = await settle_prompt(self._link, request.spec.prompt)
+
+        call = GenerationCall(self._link, request, timeout=timeout, id_is_drawn=request_id is None)
+        flight = Flight(name, arrivals, call, know_prompt if params.prompt_logprobs is not None else None)
+        self._flights[flight] = None
+        flight.on_landed(self._flights.pop)
+        return ClientStream(flight, params, seed)
+
+    def _check_running(self) -> None:
+        match self._phase:
+            case _Phase.NEW | _Phase.STARTING:
+                raise EngineStateError("the client is not started")
+            case _Phase.CLOSED:
+                raise EngineStateError("the client is closed")
+            case _Phase.RUNNING:
+                if asyncio.get_running_loop() is not self._loop:
+                    raise EngineStateError("the client belongs to another event loop")
+
+    async def _disconnect(self) -> None:
+        self._phase = _Phase.CLOSED
+        await self._health.stop()
+        await self._link.close()

@@ -1,0 +1,80 @@
+"""`ClientConfig`: everything a client can be told. Validates what can be known without the network or the files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from aengine.checks import FieldChecks
+from aengine.errors import ConfigError, FieldViolation
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+MAX_RESUME_SECONDS = 600.0  # as long as a server keeps a request without a reader
+_ADDRESS = re.compile(r"(?:dns|unix|unix-abstract|ipv4|ipv6):\S+|(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
+_TOKEN = re.compile(r"[\x21-\x7e]+")  # what metadata can carry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """Where the server is and how to talk to it. Raises `ConfigError` naming every field that is out of range."""
+
+    address: str = DEFAULT_ADDRESS
+    """host:port, or a name that gRPC resolves, such as unix:/run/aengine.sock. Requests go round all servers that it stands for, but
+    cancel() and auto_resume find a request only if there is one."""
+    token: str | None = field(default=None, repr=False)
+    """Sent with every call as `authorization: Bearer <token>`; whoever can read the connection can read it, unless there is TLS."""
+    tls: bool | str = False
+    """True: TLS, trusting the authorities of gRPC. A path: TLS, trusting those in this PEM file. False: plain text."""
+    client_cert: str | None = None
+    """PEM file with this client's certificate, for servers that ask for one."""
+    client_key: str | None = None
+    """PEM file with its private key."""
+    server_name: str | None = None
+    """The name that the server's certificate must have, where it is not the one in the address."""
+    connect_timeout: float = 30.0
+    """Seconds that start() waits for a server that serves."""
+    max_retries: int = 3
+    """How often a call is made again that found no server or one that is not ready (UNAVAILABLE), as long as nothing was answered."""
+    auto_resume: bool = False
+    """Whether streams survive a lost connection: the server then keeps a request, and the client takes it up where it was cut."""
+    resume_timeout: float = 30.0
+    """Seconds that auto_resume tries to get back to the server, at most 600. The server keeps a request without a reader as long."""
+
+    def __post_init__(self) -> None:
+        check = FieldChecks(self)
+        match = _ADDRESS.fullmatch(self.address) if isinstance(self.address, str) else None
+        if match is None or not 0 <= int(match["port"] or 0) <= 65535:
+            check.refuse("address", "host:port with a port in [0, 65535], or a name with a scheme such as unix:")
+        if self.token is not None and not (isinstance(self.token, str) and _TOKEN.fullmatch(self.token)):
+            check.violations.append(FieldViolation("token", "must consist of visible ASCII characters"))  # not shown: it is a secret
+        if not isinstance(self.tls, bool) and not (isinstance(self.tls, str) and self.tls):
+            check.refuse("tls", "true, false or the path of a PEM file")
+        for name in ("client_cert", "client_key", "server_name"):
+            check.text(name, optional=True)
+            if getattr(self, name) is not None and self.tls is False:
+                check.refuse(name, "possible without tls")
+        if (self.client_cert is None) != (self.client_key is None):
+            missing = "client_cert" if self.client_cert is None else "client_key"
+            check.refuse(missing, "a path: certificate and key belong together")
+        check.positive("connect_timeout")
+        check.integer("max_retries", 0, 100)
+        check.flag("auto_resume")
+        check.positive("resume_timeout")
+        if not check.violations and self.resume_timeout > MAX_RESUME_SECONDS:
+            check.refuse("resume_timeout", f"at most {MAX_RESUME_SECONDS:g}")
+        if check.violations:
+            raise ConfigError(check.violations)
+
+    @classmethod
+    def of(cls, address_or_config: str | ClientConfig, **overrides: Any) -> ClientConfig:
+        """A config from an address or another config, with some fields replaced. Raises `ConfigError` for unknown names."""
+        known = tuple(one.name for one in fields(cls))
+        unknown = [name for name in overrides if name not in known]
+        if unknown:
+            raise ConfigError([FieldViolation(name, "unknown option; there are " + ", ".join(known)) for name in unknown])
+        if isinstance(address_or_config, cls):
+            given = {name: getattr(address_or_config, name) for name in known}
+        else:
+            given = {"address": address_or_config}
+        return cls(**{**given, **overrides})

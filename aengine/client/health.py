@@ -1,0 +1,64 @@
+"""`HealthWatch`: whether the server says that it serves, followed in the background for as long as the client lives."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+import grpc
+from grpc import aio
+from grpc_health.v1 import health_pb2
+
+from aengine.client.failures import Backoff
+from aengine.client.link import Link
+from aengine.errors import AEngineError, EngineStateError
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+class HealthWatch:
+    """Follows the health of the server of `link`. Made in a running loop; `stop()` ends it."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.serving = False
+        self._error: AEngineError | None = None  # why it is not, as far as that is known
+        self._settled = asyncio.Event()  # it has said SERVING, or never will
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def wait_serving(self, seconds: float) -> None:
+        """Wait until it serves. Raises `EngineStateError`, `ConnectionLostError` or `ServerError` after `seconds`, or at once for what
+        time does not change."""
+        with anyio.move_on_after(seconds):
+            await self._settled.wait()
+        if not self.serving:
+            raise self._error or EngineStateError(f"the server at {self._link.config.address} is not serving")
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        backoff = Backoff()
+        while True:
+            call = self._link.health.Watch(health_pb2.HealthCheckRequest(), metadata=self._link.metadata)
+            try:
+                while (response := await call.read()) is not aio.EOF:
+                    self._set(response.status == SERVING, None)
+                    backoff.count = 0
+                failure = None
+            except aio.AioRpcError as error:
+                failure = self._link.failure(error)
+                if failure.code is not grpc.StatusCode.UNAVAILABLE:
+                    self._settled.set()
+            finally:
+                call.cancel()
+            self._set(False, failure.error if failure is not None else None)
+            await backoff.wait(failure)
+
+    def _set(self, serving: bool, error: AEngineError | None) -> None:
+        self.serving = serving
+        self._error = error
+        if serving:
+            self._settled.set()

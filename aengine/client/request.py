@@ -1,0 +1,122 @@
+"""A request as the engine takes it -> the message that the server takes. Pure functions; what cannot travel is refused here."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.params import SamplingParams, StructuredOutput
+from aengine.requests import Prompt, is_chat
+from aengine.v1 import generation_pb2, sampling_pb2
+from aengine.v1.generation_service_pb2 import StreamGenerateRequest
+from aengine.wire import SAMPLING, STOPPING, write_params
+
+MAX_UINT32 = 2**32 - 1
+_MESSAGE_KEYS = {"role", "content"}
+
+
+def write_request(
+    prompt: Prompt,
+    params: SamplingParams,
+    *,
+    request_id: str,
+    priority: int,
+    tenant: str,
+    timeout: float | None,
+    cache_salt: str | None,
+) -> StreamGenerateRequest:
+    """The options are checked. Raises `InvalidRequestError` for what cannot be said in a message."""
+    if params.logits_processors:
+        raise _refused("logits_processors", "custom code cannot travel to a server")
+    request = StreamGenerateRequest(request_id=request_id)
+    spec = request.spec
+    _write_prompt(prompt, spec.prompt)
+    try:
+        write_params(params, SAMPLING, spec.sampling)
+        write_params(params, STOPPING, spec.stopping)
+        if params.structured_output is not None:
+            _write_constraint(params.structured_output, spec.structured_output)
+        spec.tenant = tenant
+        spec.cache.salt = cache_salt or ""
+    except ValueError as error:  # a lone surrogate
+        raise _refused("params", f"a string is not Unicode text: {error}") from error
+    if timeout is not None:
+        spec.stopping.time_limit.FromNanoseconds(max(1, round(timeout * 1e9)))
+    spec.priority = priority
+    output = spec.output
+    output.text = params.detokenize
+    output.token_ids = True
+    output.skip_special_tokens = params.skip_special_tokens
+    if params.logprobs is not None:
+        output.logprobs.top_k = params.logprobs
+    if params.prompt_logprobs is not None:
+        output.prompt_logprobs.top_k = params.prompt_logprobs
+    return request
+
+
+def write_token_ids(ids: Sequence[int], message: generation_pb2.Prompt) -> None:
+    """Make `ids` the prompt, in place of what is there."""
+    message.token_ids.SetInParent()
+    message.token_ids.ids.extend(ids)
+
+
+def write_chat(messages: Sequence[Mapping[str, Any]], message: generation_pb2.ChatPrompt) -> None:
+    """Raises `InvalidRequestError`."""
+    for index, one in enumerate(messages):
+        if not isinstance(one, Mapping) or set(one) != _MESSAGE_KEYS or not all(isinstance(value, str) for value in one.values()):
+            raise _refused("prompt", f"message {index} is not a mapping of role and content to text, which is all that can travel")
+        try:
+            message.messages.add(role=one["role"], content=one["content"])
+        except ValueError as error:
+            raise _refused("prompt", f"message {index} is not Unicode text: {error}") from error
+
+
+def write_text(text: str, message: generation_pb2.Prompt) -> None:
+    """Raises `InvalidRequestError`."""
+    try:
+        message.text = text
+    except ValueError as error:
+        raise _refused("prompt", f"is not Unicode text: {error}") from error
+
+
+def _write_prompt(prompt: Prompt, message: generation_pb2.Prompt) -> None:
+    if isinstance(prompt, str):
+        write_text(prompt, message)
+    elif isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Sequence | np.ndarray):
+        raise _refused("prompt", f"a {type(prompt).__name__} is not a string, a list of token ids or a list of chat messages")
+    elif is_chat(prompt):
+        write_chat(prompt, message.chat)  # type: ignore[arg-type]
+    else:
+        write_token_ids(_token_ids(prompt), message)
+
+
+def _token_ids(prompt: Sequence[Any]) -> list[int]:
+    try:
+        ids = [operator.index(token_id) for token_id in prompt]
+    except TypeError:
+        raise _refused("prompt", "token ids must be integers") from None
+    outside = next((token_id for token_id in ids if not 0 <= token_id <= MAX_UINT32), None)
+    if outside is not None:
+        raise _refused("prompt", f"token id {outside} is not in [0, {MAX_UINT32}]")
+    return ids
+
+
+def _write_constraint(wanted: StructuredOutput, message: sampling_pb2.StructuredOutput) -> None:
+    if wanted.json_schema is not None:
+        message.json_schema = str(wanted.json_schema)
+    elif wanted.json_object:
+        message.json_object.SetInParent()
+    elif wanted.regex is not None:
+        message.regex = wanted.regex
+    elif wanted.grammar is not None:
+        message.grammar.source = wanted.grammar
+    else:
+        message.choices.values.extend(wanted.choice)
+
+
+def _refused(field: str, description: str) -> InvalidRequestError:
+    return InvalidRequestError((FieldViolation(field, description),))

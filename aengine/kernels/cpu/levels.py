@@ -1,0 +1,101 @@
+"""Build levels: which instructions the kernels may use on this CPU.
+
+Owns the names, the compiler flags, and what a CPU must have for each. Compiles and loads nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import pathlib
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aengine.errors import AEngineError, ConfigError
+
+LEVEL_VARIABLE = "AENGINE_CPU_LEVEL"
+_NO_KERNELS = "torch"
+
+
+class KernelsUnavailableError(AEngineError):
+    """There are no kernels on this machine; the message is one line that says why."""
+
+
+class Level(enum.Enum):
+    """What a build may use, least first."""
+
+    PORTABLE = "portable"  # the compiler's default for the machine: SSE2 on x86-64
+    NEON = "neon"
+    AVX2 = "avx2"
+    AVX512 = "avx512"
+    AVX512_VNNI = "avx512vnni"
+    AVX512_BF16 = "avx512bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class _Requirements:
+    machine: str | None  # as platform.machine() names it; None: any
+    features: frozenset[str]  # as /proc/cpuinfo names them
+    flags: tuple[str, ...]
+
+
+def _x86(*features: str) -> _Requirements:
+    """What the kernel calls avx512_vnni is -mavx512vnni for compilers."""
+    return _Requirements("x86_64", frozenset(features), tuple(f"-m{feature.replace('_', '')}" for feature in features))
+
+
+_AVX512 = ("fma", "avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl")
+_REQUIREMENTS = {
+    Level.PORTABLE: _Requirements(None, frozenset(), ()),
+    Level.NEON: _Requirements("aarch64", frozenset(), ()),
+    Level.AVX2: _x86("fma", "avx2"),
+    Level.AVX512: _x86(*_AVX512),
+    Level.AVX512_VNNI: _x86(*_AVX512, "avx512_vnni"),
+    Level.AVX512_BF16: _x86(*_AVX512, "avx512_vnni", "avx512_bf16"),
+}
+
+
+def level_flags(level: Level) -> tuple[str, ...]:
+    """What the compiler is told of a level."""
+    return _REQUIREMENTS[level].flags
+
+
+def supported_levels() -> tuple[Level, ...]:
+    """The levels that this CPU can run, the best first."""
+    machine, features = platform.machine(), _cpu_features()
+    fitting = [level for level, needs in _REQUIREMENTS.items() if needs.machine in (None, machine) and needs.features <= features]
+    return tuple(reversed(fitting))
+
+
+def chosen_level(environ: Mapping[str, str]) -> Level:
+    """The best level, or the one that AENGINE_CPU_LEVEL names.
+
+    Raises KernelsUnavailableError when it names torch, ConfigError when it names no level or one that this CPU lacks.
+    """
+    supported = supported_levels()
+    name = environ.get(LEVEL_VARIABLE)
+    if not name:
+        return supported[0]
+    if name == _NO_KERNELS:
+        raise KernelsUnavailableError(f"{LEVEL_VARIABLE} is {_NO_KERNELS}")
+    names = [level.value for level in Level]
+    if name not in names:
+        raise ConfigError.of(LEVEL_VARIABLE, f"{name!r} is not one of {', '.join([*names, _NO_KERNELS])}")
+    level = Level(name)
+    if level not in supported:
+        able = ", ".join(one.value for one in supported)
+        raise ConfigError.of(LEVEL_VARIABLE, f"{name!r} is not possible on this CPU; possible are {able}, {_NO_KERNELS}")
+    return level
+
+
+def _cpu_features() -> frozenset[str]:
+    """The flags of /proc/cpuinfo; empty where there is none, which leaves the portable level."""
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "flags":
+            return frozenset(value.split())
+    return frozenset()

@@ -1,0 +1,207 @@
+"""The compiled kernels as Python sees them: the structs and signatures of the C border, and `load_kernels`.
+
+Owns the mirror of `src/abi.h`. Knows nothing of tensors' meanings: `packing`, `pool`, `ops` and `stack` do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import weakref
+from collections.abc import Mapping
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from typing import Any
+
+import torch
+
+from aengine.kernels.cpu.compiler import Built, build
+from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, chosen_level
+
+PANEL = 64  # output columns that are packed together; rows of activations are padded to it
+BLOCK = 16  # tokens of a KV block
+MAX_HEAD_DIM = 256
+ELEMENTS = {torch.bfloat16: 0, torch.float32: 1}
+BF16_PAIRS, F32_WORDS, INT8_QUADS = 0, 1, 2
+STORE, ADD, SILU_MUL, LOGITS = 0, 1, 2, 3
+
+
+class CPackedLinear(Structure):
+    _fields_ = [
+        ("words", c_void_p),
+        ("bias", c_void_p),
+        ("scales", c_void_p),
+        ("offsets", c_void_p),
+        ("out_features", c_int64),
+        ("in_features", c_int64),
+        ("format", c_int32),
+        ("interleaved", c_int32),
+    ]
+
+
+class CPart(Structure):
+    _fields_ = [("data", c_void_p), ("rows", c_int64), ("stride", c_int64)]
+
+
+class CLayer(Structure):
+    _fields_ = [
+        ("attention_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("qkv", CPackedLinear),
+        ("output", CPackedLinear),
+        ("gate_up", CPackedLinear),
+        ("down", CPackedLinear),
+        ("window", c_int64),
+    ]
+
+
+class CModel(Structure):
+    _fields_ = [
+        ("layers", POINTER(CLayer)),
+        ("embedding", c_void_p),
+        ("final_norm", c_void_p),
+        ("cos_sin", c_void_p),
+        ("num_layers", c_int64),
+        ("hidden", c_int64),
+        ("intermediate", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("vocab", c_int64),
+        ("num_positions", c_int64),
+        ("eps", c_float),
+        ("scale", c_float),
+        ("soft_cap", c_float),
+        ("element", c_int32),
+    ]
+
+
+class CPool(Structure):
+    _fields_ = [
+        ("keys", POINTER(c_void_p)),
+        ("values", POINTER(c_void_p)),
+        ("num_layers", c_int64),
+        ("num_pages", c_int64),
+        ("page_size", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("element", c_int32),
+    ]
+
+
+class CStep(Structure):
+    _fields_ = [
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("qo_indptr", c_void_p),
+        ("kv_indptr", c_void_p),
+        ("kv_indices", c_void_p),
+        ("last_page_len", c_void_p),
+        ("wanted", c_void_p),
+        ("hidden", c_void_p),
+        ("num_tokens", c_int64),
+        ("num_rows", c_int64),
+        ("num_wanted", c_int64),
+    ]
+
+
+STRUCTS = (CPackedLinear, CPart, CLayer, CModel, CPool, CStep)  # in the order of `aengine_struct_sizes`
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
+    "aengine_level": (c_char_p,),
+    "aengine_struct_sizes": (None, POINTER(c_int64)),
+    "aengine_workspace_create": (c_void_p,),
+    "aengine_workspace_destroy": (None, c_void_p),
+    "aengine_pack": (None, POINTER(CPart), c_int64, c_int32, POINTER(CPackedLinear), c_int),
+    "aengine_linear": (c_int, c_int32, c_int32, c_void_p, c_int64, c_int64, POINTER(CPackedLinear), c_void_p, c_int64, c_void_p, c_int),
+    "aengine_argmax": (c_int, c_int32, c_void_p, c_int64, c_int64, POINTER(CPackedLinear), c_void_p, c_void_p, c_int),
+    "aengine_rms_norm": (None, c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int),
+    "aengine_rotate_and_write": (
+        *(c_int, POINTER(CModel), POINTER(CLayer), POINTER(CPool), c_int64, POINTER(CStep)),
+        *(c_void_p, c_int64, c_int),
+    ),
+    "aengine_attention": (
+        *(c_int, POINTER(CPool), c_int64, POINTER(CStep), c_void_p, c_int64, c_void_p, c_int64),
+        *(c_int64, c_int64, c_float, c_float, c_void_p, c_int),
+    ),
+    "aengine_run_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
+    "aengine_copy_pages": (c_int, POINTER(CPool), c_void_p, c_void_p, c_int64, c_void_p, c_int),
+}
+
+
+class CpuKernels:
+    """The kernels of one level. Stateless: what lasts is in a `Workspace`, a pool or packed weights. Calls release the GIL."""
+
+    def __init__(self, library: ctypes.CDLL, level: Level) -> None:
+        self.level = level
+        self._library = library
+        for name, (result, *arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype = result
+            function.argtypes = arguments
+
+    def __getattr__(self, name: str) -> Any:
+        """The C function `aengine_<name>`."""
+        function = getattr(self._library, f"aengine_{name}")
+        setattr(self, name, function)
+        return function
+
+
+class Workspace:
+    """Scratch memory, and how many threads a call may use. Serves one call at a time; freed with the object."""
+
+    def __init__(self, kernels: CpuKernels, threads: int) -> None:
+        if threads < 1:
+            raise ValueError(f"threads {threads} is not an integer >= 1")
+        handle = kernels.workspace_create()
+        if handle is None:
+            raise MemoryError("no memory for a workspace")
+        self.kernels = kernels
+        self.threads = threads
+        self.handle: int = handle
+        weakref.finalize(self, kernels.workspace_destroy, handle)
+
+
+def load_kernels(environ: Mapping[str, str] = os.environ) -> CpuKernels:
+    """The kernels of the level that `chosen_level` names, compiled first if need be (seconds).
+
+    Raises KernelsUnavailableError with the reason when there can be none, and ConfigError for a bad AENGINE_CPU_LEVEL.
+    """
+    return load_level(chosen_level(environ), environ)
+
+
+def load_level(level: Level, environ: Mapping[str, str] = os.environ) -> CpuKernels:
+    """As `load_kernels`, of a level that this CPU supports."""
+    return CpuKernels(_open(build(level, environ), level), level)
+
+
+def _open(built: Built, level: Level) -> ctypes.CDLL:
+    # torch is imported above, so its OpenMP runtime is loaded and becomes the library's too: one pool of threads, not two.
+    try:
+        library = ctypes.CDLL(str(built.path))
+    except OSError as error:
+        raise KernelsUnavailableError(f"cannot load {built.path}: {error}") from error
+    finally:
+        if built.temporary:
+            shutil.rmtree(built.path.parent, ignore_errors=True)
+    _check(library, level)
+    return library
+
+
+def _check(library: ctypes.CDLL, level: Level) -> None:
+    """Refuses a library of other sources than these."""
+    try:
+        library.aengine_level.restype = c_char_p
+        name = library.aengine_level().decode()
+        sizes = (c_int64 * len(STRUCTS))()
+        library.aengine_struct_sizes(sizes)
+        missing = [name for name in _SIGNATURES if not hasattr(library, name)]
+    except AttributeError as error:
+        raise KernelsUnavailableError(f"the compiled kernels are of another version: {error}") from error
+    if missing or name != level.value or list(sizes) != [ctypes.sizeof(struct) for struct in STRUCTS]:
+        raise KernelsUnavailableError(
+            f"the compiled kernels are of another version ({name}, struct sizes {list(sizes)}, missing {missing})"
+        )

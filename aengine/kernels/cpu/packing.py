@@ -1,0 +1,99 @@
+"""Matrices packed for the kernels: `PackedLinear` and how it is made from checkpoint tensors.
+
+Owns the allocation; the layout is in `src/abi.h` and `src/packing.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from aengine.kernels.cpu.library import BF16_PAIRS, BLOCK, ELEMENTS, F32_WORDS, INT8_QUADS, PANEL, CPackedLinear, CPart, CpuKernels
+from aengine.kernels.cpu.memory import lazy_zeros
+
+_PER_WORD = {BF16_PAIRS: 2, F32_WORDS: 1, INT8_QUADS: 4}
+_MAX_INT8_FEATURES = 65536  # beyond it a sum of products could overflow 32 bits
+
+
+class PackedLinear:
+    """A matrix [out_features, in_features] and perhaps its bias, as the kernels read it. Usable from any workspace.
+
+    `interleaved` ones are a gate and an up projection of the same width whose product is taken together.
+    """
+
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        parts: Sequence[Tensor],
+        *,
+        dtype: torch.dtype,
+        threads: int,
+        interleaved: bool = False,
+        int8: bool = False,
+    ) -> None:
+        """Packs the rows of `parts` one after another: bf16 or float32 tensors of the same number of columns, columns contiguous.
+
+        `dtype` is that of the activations, and of the weights unless `int8`, which quantises them with one scale per row.
+        """
+        _check_parts(parts)
+        self.dtype = dtype
+        self.out_features = sum(len(part) for part in parts)
+        self.in_features = parts[0].shape[1]
+        self.interleaved = interleaved
+        self.int8 = int8
+        if interleaved and self.out_features % 2:
+            raise ValueError(f"an interleaved matrix of {self.out_features} rows cannot be halved")
+        if int8 and self.in_features > _MAX_INT8_FEATURES:
+            raise ValueError(f"int8 weights of {self.in_features} columns are not supported; the most is {_MAX_INT8_FEATURES}")
+        chosen = INT8_QUADS if int8 else (BF16_PAIRS, F32_WORDS)[ELEMENTS[dtype]]
+        panels = -(-self.out_features // 2 // (PANEL // 2)) if interleaved else -(-self.out_features // PANEL)
+        self.padded_features = panels * PANEL
+        steps = -(-self.in_features // BLOCK) * BLOCK // _PER_WORD[chosen]
+        self.words = lazy_zeros(panels * steps * PANEL * 4)
+        self.scales = torch.empty(self.padded_features if int8 else 0)
+        self.offsets = torch.empty(self.padded_features if int8 else 0, dtype=torch.int32)
+        self.bias: Tensor | None = None
+        self.c = CPackedLinear(
+            words=self.words.data_ptr(),
+            bias=None,
+            scales=self.scales.data_ptr() if int8 else None,
+            offsets=self.offsets.data_ptr() if int8 else None,
+            out_features=self.out_features,
+            in_features=self.in_features,
+            format=chosen,
+            interleaved=interleaved,
+        )
+        sources = (CPart * len(parts))(*(CPart(part.data_ptr(), len(part), part.stride(0)) for part in parts))
+        kernels.pack(sources, len(parts), ELEMENTS[parts[0].dtype], ctypes.byref(self.c), threads)
+
+    def set_bias(self, parts: Sequence[Tensor]) -> None:
+        """Adds a bias, the parts one after another [out_features], to every product from now on."""
+        rows = torch.cat(tuple(parts)).float()
+        if rows.shape != (self.out_features,):
+            raise ValueError(f"a bias of shape {tuple(rows.shape)} does not match {self.out_features} rows")
+        self.bias = self._in_packed_order(rows)
+        self.c.bias = self.bias.data_ptr()
+
+    @property
+    def nbytes(self) -> int:
+        return self.words.nbytes + self.scales.nbytes + self.offsets.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def _in_packed_order(self, rows: Tensor) -> Tensor:
+        """[out_features] -> [padded_features] float32"""
+        if not self.interleaved:
+            return torch.nn.functional.pad(rows, (0, self.padded_features - len(rows))).contiguous()
+        halves = torch.nn.functional.pad(rows.view(2, -1), (0, (self.padded_features - len(rows)) // 2))
+        return halves.view(2, -1, 16).transpose(0, 1).reshape(-1).contiguous()
+
+
+def _check_parts(parts: Sequence[Tensor]) -> None:
+    if not parts:
+        raise ValueError("there are no parts to pack")
+    for part in parts:
+        if part.dim() != 2 or part.dtype not in ELEMENTS or part.dtype != parts[0].dtype or part.shape[1] != parts[0].shape[1]:
+            raise ValueError(f"a part of shape {tuple(part.shape)} and dtype {part.dtype} is not a bf16 or float32 matrix like the first")
+        if part.device.type != "cpu" or (part.shape[1] > 1 and part.stride(1) != 1):
+            raise ValueError(f"a part with strides {part.stride()} on {part.device} is not a CPU tensor of contiguous columns")

@@ -1,0 +1,45 @@
+"""KV pages for the CPU kernels. Owns their memory; the layout is in `src/abi.h` and nobody else's business."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_void_p
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from aengine.kernels.cpu.library import ELEMENTS, CPool, Workspace
+from aengine.kernels.cpu.memory import lazy_zeros
+from aengine.kernels.cpu.step import check
+
+
+class KvPool:
+    """Pages of keys and values of all layers, zero at first, committed when they are first written."""
+
+    def __init__(self, *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        """`page_size` is in tokens; other than multiples of 16 work and are slower. `dtype` is bfloat16 or float32."""
+        self.num_pages = num_pages
+        page = page_bytes(page_size, num_kv_heads, head_dim, dtype)
+        self._memory = [lazy_zeros(num_pages * page) for _ in range(2 * num_layers)]
+        pointers = [memory.data_ptr() for memory in self._memory]
+        keys, values = (c_void_p * num_layers)(*pointers[:num_layers]), (c_void_p * num_layers)(*pointers[num_layers:])
+        self.c = CPool(keys, values, num_layers, num_pages, page_size, num_kv_heads, head_dim, ELEMENTS[dtype])
+
+    def copy_pages(self, workspace: Workspace, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
+        """Copies page sources[i] to page destinations[i] in all layers; all sources are read before any destination is written.
+
+        No page is twice a destination. Raises ValueError for pages that are not in the pool.
+        """
+        read, write = (np.ascontiguousarray(pages, dtype=np.int32) for pages in (sources, destinations))
+        if read.shape != write.shape:
+            raise ValueError(f"{len(read)} sources do not match {len(write)} destinations")
+        status = workspace.kernels.copy_pages(
+            ctypes.byref(self.c), read.ctypes.data, write.ctypes.data, len(read), workspace.handle, workspace.threads
+        )
+        check(status)
+
+
+def page_bytes(page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of the keys, or of the values, of one page of one layer."""
+    return page_size * num_kv_heads * head_dim * dtype.itemsize

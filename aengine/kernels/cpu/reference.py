@@ -1,0 +1,84 @@
+"""What every kernel computes, in plain torch and float32: the yardstick of the tests.
+
+Knows nothing of packing, pages' layouts or threads. Inputs of any dtype are widened first; results are float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_INT8_MAX = 127.0
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[m, in], [out, in], [out] -> [m, out]"""
+    product = x.float() @ weight.float().T
+    return product if bias is None else product + bias.float()
+
+
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The first half of the rows of `weight` is the gate: silu(gate) * up."""
+    gate, up = linear(x, weight, bias).chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row of a matrix as int8 values (in float32) and the scale [m, 1] that they are to be multiplied with."""
+    wide = rows.float()
+    absmax = wide.abs().amax(-1, keepdim=True)
+    limit = torch.full_like(absmax, _INT8_MAX)  # number / tensor would be number * (1 / tensor), rounded twice
+    factor = torch.where(absmax > 0, limit / absmax, 0.0)
+    return torch.round(wide * factor), absmax / _INT8_MAX
+
+
+def int8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`linear` with rows of both quantised: exact integer sums, then both scales."""
+    (x_values, x_scale), (w_values, w_scale) = quantized(x), quantized(weight)
+    product = (x_values.double() @ w_values.double().T).float() * (w_scale.T * x_scale)
+    return product if bias is None else product + bias.float()
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """[..., size], [size] -> [..., size]"""
+    wide = x.float()
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+
+
+def rotate(heads: Tensor, cos_sin: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+    """[T, heads, head_dim] with [T, head_dim] cosines and sines; each head is normalised first where there is a weight."""
+    wide = heads.float() if norm is None else rms_norm(heads, norm, eps)
+    cos, sin = cos_sin[:, None, :].chunk(2, dim=-1)
+    first, second = wide.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def attention(
+    query: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    lengths: Sequence[int],
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float,
+) -> Tensor:
+    """[T, heads, head_dim] queries, `lengths[i]` of them the last of row i, over its [s, kv heads, head_dim] keys and values."""
+    out = []
+    for rows, key, value in zip(torch.split(query.float(), list(lengths)), keys, values, strict=True):
+        group = query.shape[1] // key.shape[1]
+        wide_key, wide_value = (one.float().repeat_interleave(group, dim=1) for one in (key, value))
+        scores = torch.einsum("qhd,shd->hqs", rows, wide_key) * scale
+        if soft_cap:
+            scores = torch.tanh(scores / soft_cap) * soft_cap
+        at = torch.arange(len(key) - len(rows), len(key))[:, None]
+        source = torch.arange(len(key))[None, :]
+        hidden = source > at
+        if window is not None:
+            hidden |= source <= at - window
+        out.append(torch.einsum("hqs,shd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), wide_value))
+    return torch.cat(out) if out else query.float()

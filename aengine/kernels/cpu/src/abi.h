@@ -1,0 +1,112 @@
+// The structs that cross the C border; `library.py` declares the same ones. All sizes count elements unless they say bytes.
+//
+// Activations are rows of `Element`s with a stride; a row is readable up to the next multiple of 16 elements, and what lies
+// beyond its true length there is zero.
+#pragma once
+#include <cstdint>
+
+namespace aengine {
+
+using u8 = uint8_t;
+using u16 = uint16_t;
+using u32 = uint32_t;
+using u64 = uint64_t;
+using i16 = int16_t;
+using i32 = int32_t;
+using i64 = int64_t;
+
+enum ElementKind : i32 { BF16 = 0, F32 = 1 };
+
+// What a packed matrix is made of. In every format a panel is 64 output columns, and one step of a panel is 64 words of 32 bits:
+// for each column two bf16, one float32, or four int8 that follow each other in the depth.
+enum Format : i32 { BF16_PAIRS = 0, F32_WORDS = 1, INT8_QUADS = 2 };
+
+enum Status : i32 {
+  OK = 0,
+  OUT_OF_MEMORY = 1,
+  BAD_TOKEN_ID = 2,
+  BAD_POSITION = 3,
+  BAD_SLOT = 4,
+  BAD_PAGE = 5,
+  BAD_ROW_LENGTH = 6,
+  BAD_WANTED = 7,
+};
+
+enum Epilogue : i32 { STORE = 0, ADD = 1, SILU_MUL = 2, LOGITS = 3 };
+
+// y = W x + b, W [out_features, in_features] packed as [panels][steps][64] words with zeros where a panel or a step is not full.
+// Interleaved: out_features is twice the width of an MLP and a panel holds gate 0..15, up 0..15, gate 16..31, up 16..31 of its 32.
+struct PackedLinear {
+  u32* words;
+  float* bias;      // in packed order, [panels * 64]; null: none
+  float* scales;    // of int8, in packed order
+  i32* offsets;     // of int8, in packed order: 128 times the sum of a column
+  i64 out_features;
+  i64 in_features;
+  i32 format;
+  i32 interleaved;
+};
+
+// Rows of a matrix as a checkpoint has them: `rows` of `in_features` elements each.
+struct Part {
+  const void* data;
+  i64 rows;
+  i64 stride;
+};
+
+struct Layer {
+  const float* attention_norm;  // [hidden, padded with zeros to a multiple of 16], as all norms
+  const float* q_norm;          // [head_dim]; null: no normalisation of queries and keys
+  const float* k_norm;
+  const float* mlp_norm;
+  PackedLinear qkv, output, gate_up, down;
+  i64 window;  // latest positions that a query attends to, itself included; 0: all
+};
+
+struct Model {
+  const Layer* layers;
+  const void* embedding;  // [vocab, hidden]
+  const float* final_norm;
+  const float* cos_sin;  // [num_positions, head_dim]: cosines, then sines
+  i64 num_layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, num_positions;
+  float eps, scale, soft_cap;  // soft_cap 0: none
+  i32 element;
+};
+
+// Pages of all layers. Where page_size is a multiple of 16 a page of a layer is, for each KV head, blocks of 16 tokens:
+// keys [head_dim / 2][16][2] and values [8][head_dim][2] in bf16, keys [head_dim][16] and values [16][head_dim] in float32.
+// Otherwise it is [kv_heads][page_size][head_dim] for both.
+struct Pool {
+  void* const* keys;  // [num_layers]
+  void* const* values;
+  i64 num_layers, num_pages, page_size, kv_heads, head_dim;
+  i32 element;
+};
+
+// A step's rows, as `StepLayout` has them.
+struct Step {
+  const i32* token_ids;  // [num_tokens]
+  const i32* positions;
+  const i32* slots;
+  const i32* qo_indptr;  // [num_rows + 1]
+  const i32* kv_indptr;
+  const i32* kv_indices;
+  const i32* last_page_len;
+  const i32* wanted;  // [num_wanted], tokens whose hidden states are asked for
+  void* hidden;       // [num_wanted, round_up(hidden, 64)]
+  i64 num_tokens, num_rows, num_wanted;
+};
+
+constexpr i64 PANEL = 64;  // output columns
+constexpr i64 BLOCK = 16;  // tokens
+
+inline i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
+inline i64 round_up(i64 a, i64 b) { return ceil_div(a, b) * b; }
+inline i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
+inline i64 larger(i64 a, i64 b) { return a > b ? a : b; }
+
+inline i64 elements_per_word(i32 format) { return format == BF16_PAIRS ? 2 : format == F32_WORDS ? 1 : 4; }
+inline i64 num_panels(const PackedLinear& w) { return ceil_div(w.interleaved ? w.out_features / 2 : w.out_features, w.interleaved ? PANEL / 2 : PANEL); }
+inline i64 num_steps(const PackedLinear& w) { return round_up(w.in_features, 16) / elements_per_word(w.format); }
+
+}  // namespace aengine

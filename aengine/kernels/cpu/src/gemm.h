@@ -1,0 +1,203 @@
+// Matrix products of few to many rows with a packed matrix, and what is done with the results before they leave the registers.
+//
+// A task is a run of panels for a span of rows. It goes through its panels once per TILE_ROWS rows: the first time they come from
+// memory, with prefetches, then from the cache. Sums are never split over the depth, so a row's result does not depend on its neighbours.
+#pragma once
+#include "dot.h"
+#include "team.h"
+#include "workspace.h"
+
+namespace aengine {
+
+// Rows of activations in the form that a Dot multiplies.
+template <class Dot>
+struct Prepared {
+  const typename Dot::X* data;
+  i64 stride;
+  const float* scales;  // per row, of int8
+};
+
+constexpr i64 WORDS_AHEAD = 32 * PANEL;  // prefetched: 8 KB, measured
+constexpr i64 SPAN_ROWS = 192;           // rows of a task, so that their activations stay in the L2 cache
+constexpr i64 MAX_RUN = 8;               // panels of a task
+constexpr i64 TASKS_PER_THREAD = 4;      // at least, where there are enough panels: a thread that loses its core holds nobody up
+
+// The sums of one panel for ROWS rows; STREAM prefetches what follows.
+template <class Dot, int ROWS, bool STREAM>
+AE_NOINLINE void multiply_panel(const typename Dot::X* x, i64 stride, const u32* panel, i64 steps, typename Dot::Sum (*out)[PANEL / LANES]) {
+  constexpr int VECTORS = tile_vectors(ROWS);
+  for (int column = 0; column < PANEL; column += VECTORS * LANES) {
+    typename Dot::Sum sums[ROWS][VECTORS] = {};
+    for (i64 step = 0; step < steps; step++) {
+      const u32* words = panel + step * PANEL;
+      if (STREAM && column == 0) {
+        for (int line = 0; line < PANEL; line += 16) __builtin_prefetch(words + WORDS_AHEAD + line);
+      }
+      for_each_part<Dot>([&](auto part) {
+        decltype(Dot::template weights<part>(VecU{})) w[VECTORS];
+        for (int j = 0; j < VECTORS; j++) w[j] = Dot::template weights<part>(load_words(words + column + j * LANES));
+        for (int i = 0; i < ROWS; i++) {
+          const auto a = Dot::template activations<part>(x + i * stride + step * Dot::X_PER_WORD);
+          for (int j = 0; j < VECTORS; j++) sums[i][j] = Dot::multiply_add(sums[i][j], a, w[j]);
+        }
+      });
+    }
+    for (int i = 0; i < ROWS; i++) {
+      for (int j = 0; j < VECTORS; j++) out[i][column / LANES + j] = sums[i][j];
+    }
+  }
+}
+
+// A sum as a number: as it is, or scaled back from int8.
+AE_INLINE VecF value_of(VecF sum, const PackedLinear&, i64, float) { return sum; }
+AE_INLINE VecF value_of(VecI sum, const PackedLinear& w, i64 column, float row_scale) {
+  if (Int8Dot::OFFSET) sum -= load_as<VecI>(w.offsets + column);
+  return __builtin_convertvector(sum, VecF) * (load(w.scales + column) * row_scale);
+}
+
+// y = W x + b for all rows; `epilogue(row, panel, values)` gets PANEL floats at a time, in packed order.
+template <class Dot, class Epilogue>
+void gemm(const Member& member, const Prepared<Dot>& x, i64 rows, const PackedLinear& w, const Epilogue& epilogue) {
+  const i64 panels = num_panels(w), steps = num_steps(w);
+  const i64 tiles = ceil_div(rows, TILE_ROWS), spans = ceil_div(rows, SPAN_ROWS);
+  const i64 tiles_per_span = spans ? ceil_div(tiles, spans) : 0;
+  const i64 run = larger(1, smaller(MAX_RUN, panels / (TASKS_PER_THREAD * member.size())));
+  const i64 runs = ceil_div(panels, run);
+  member.each(runs * spans, [&](i64 task) {
+    const i64 first_tile = task / runs * tiles_per_span, end_tile = smaller(tiles, first_tile + tiles_per_span);
+    const i64 first_panel = task % runs * run, end_panel = smaller(panels, first_panel + run);
+    for (i64 panel = first_panel; panel < end_panel; panel++) {
+      const u32* words = w.words + panel * steps * PANEL;
+      for (i64 tile = first_tile; tile < end_tile; tile++) {
+        const i64 row = tile * rows / tiles, count = (tile + 1) * rows / tiles - row;
+        typename Dot::Sum sums[TILE_ROWS][PANEL / LANES];
+        with_rows(count, [&](auto n) {
+          const auto multiply = tile == first_tile ? multiply_panel<Dot, n, true> : multiply_panel<Dot, n, false>;
+          multiply(x.data + row * x.stride, x.stride, words, steps, sums);
+        });
+        for (i64 i = 0; i < count; i++) {
+          alignas(64) float values[PANEL];
+          for (int j = 0; j < PANEL / LANES; j++) {
+            const i64 column = panel * PANEL + j * LANES;
+            VecF value = value_of(sums[i][j], w, column, x.scales ? x.scales[row + i] : 1.f);
+            if (w.bias) value += load(w.bias + column);
+            store(values + j * LANES, value);
+          }
+          epilogue(row + i, panel, values);
+        }
+      }
+    }
+  });
+}
+
+// out[row] = values, or out[row] += values.
+template <class E, bool ACCUMULATE>
+struct StoreRows {
+  E* out;
+  i64 stride;
+  void operator()(i64 row, i64 panel, const float* values) const {
+    E* p = out + row * stride + panel * PANEL;
+    for (int j = 0; j < PANEL; j += LANES) {
+      VecF v = load(values + j);
+      if constexpr (ACCUMULATE) v += load(p + j);
+      store(p + j, v);
+    }
+  }
+};
+
+// out[row] = silu(gate) * up, of an interleaved matrix.
+template <class E>
+struct StoreGated {
+  E* out;
+  i64 stride;
+  void operator()(i64 row, i64 panel, const float* values) const {
+    E* p = out + row * stride + panel * (PANEL / 2);
+    for (int half = 0; half < 2; half++) {
+      for (int j = 0; j < 16; j += LANES) {
+        const float* gate = values + half * 32 + j;
+        store(p + half * 16 + j, silu(load(gate)) * load(gate + 16));
+      }
+    }
+  }
+};
+
+// out[row] = values in float32, without the padding of the last panel.
+struct StoreLogits {
+  float* out;
+  i64 columns;
+  void operator()(i64 row, i64 panel, const float* values) const {
+    memcpy(out + row * columns + panel * PANEL, values, (size_t)smaller(PANEL, columns - panel * PANEL) * sizeof(float));
+  }
+};
+
+// Keeps the column of the largest value per row: the lowest of equal ones, and a NaN is larger than everything, as in torch.argmax.
+struct KeepLargest {
+  std::atomic<i64>* best;  // per row, initially INT64_MIN; see `key`
+  i64 columns;
+
+  // Orders by value, then by lower column.
+  static i64 key(float value, i64 column) {
+    if (value != value) return ((i64)INT32_MAX << 32) | (0xffffffff - column);
+    const float positive_zero = value + 0.f;
+    i32 bits;
+    memcpy(&bits, &positive_zero, sizeof bits);
+    return (i64)((u64)(i64)(bits ^ ((bits >> 31) & 0x7fffffff)) << 32) | (0xffffffff - column);
+  }
+  static i64 column_of(i64 key) { return 0xffffffff - (key & 0xffffffff); }
+
+  void operator()(i64 row, i64 panel, const float* values) const {
+    const i64 count = smaller(PANEL, columns - panel * PANEL);
+    i64 found = INT64_MIN;
+    if (count == PANEL) {
+      VecF most = load(values), not_a_number = most * 0.f;
+      for (int j = LANES; j < PANEL; j += LANES) most = larger(most, load(values + j)), not_a_number += load(values + j) * 0.f;
+      const float bound = largest(most);
+      // Most panels hold nothing new: one comparison instead of 64 keys. Infinities take the long way, like NaNs.
+      if (sum(not_a_number) == 0.f && key(bound, panel * PANEL) < best[row].load(std::memory_order_relaxed)) return;
+    }
+    for (i64 j = 0; j < count; j++) found = larger(found, key(values[j], panel * PANEL + j));
+    i64 seen = best[row].load(std::memory_order_relaxed);
+    while (found > seen && !best[row].compare_exchange_weak(seen, found, std::memory_order_relaxed)) {
+    }
+  }
+};
+
+// Activations as Bf16Dot, F32Dot or Int8Dot wants them: where they lie, or converted into the workspace by all threads.
+template <class Dot, class E>
+Prepared<Dot> prepare(const Member& member, const E* x, i64 stride, i64 rows, i64 depth, const Workspace& space) {
+  using X = typename Dot::X;
+  if constexpr (std::is_same_v<X, E>) {
+    return {x, stride, nullptr};
+  } else {
+    const i64 padded = round_up(depth, 16);
+    X* out = space.prepared.as<X>();
+    float* scales = space.row_scales.as<float>();
+    member.each_run(rows, 8, [&](i64 begin, i64 end) {
+      for (i64 row = begin; row < end; row++) {
+        if constexpr (std::is_same_v<Dot, Int8Dot>) {
+          scales[row] = quantise_row(x + row * stride, out + row * padded, padded);
+        } else {
+          for (i64 i = 0; i < padded; i += LANES) store(out + row * padded + i, load(x + row * stride + i));
+        }
+      }
+    });
+    return {out, padded, std::is_same_v<Dot, Int8Dot> ? scales : nullptr};
+  }
+}
+
+// Room for `prepare` of `rows` rows of `depth` elements at most.
+inline bool reserve_prepared(Workspace& space, i64 rows, i64 depth) {
+  return space.prepared.reserve<float>(rows * round_up(depth, 16)) && space.row_scales.reserve<float>(rows);
+}
+
+// The product in whichever format the matrix is packed.
+template <class E, class Epilogue>
+void multiply(const Member& member, const E* x, i64 stride, i64 rows, const PackedLinear& w, const Epilogue& epilogue, const Workspace& space) {
+  if (w.format == INT8_QUADS) {
+    gemm(member, prepare<Int8Dot>(member, x, stride, rows, w.in_features, space), rows, w, epilogue);
+  } else {
+    gemm(member, prepare<DotOf<E>>(member, x, stride, rows, w.in_features, space), rows, w, epilogue);
+  }
+}
+
+}  // namespace aengine

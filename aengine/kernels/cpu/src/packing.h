@@ -1,0 +1,96 @@
+// Checkpoint tensors -> packed panels: converted, quantised and interleaved on the way, one panel per task.
+#pragma once
+#include "int8.h"
+#include "team.h"
+
+namespace aengine {
+
+// The elements of the row of a matrix that a packed column comes from; null for padding.
+template <class S>
+const S* source_row(const Part* parts, i64 num_parts, i64 row) {
+  for (i64 i = 0; i < num_parts; row -= parts[i++].rows) {
+    if (row < parts[i].rows) return static_cast<const S*>(parts[i].data) + row * parts[i].stride;
+  }
+  return nullptr;
+}
+
+// The row of W that is column `column` of the packed matrix, -1 for padding.
+inline i64 row_of_column(const PackedLinear& w, i64 column) {
+  if (!w.interleaved) return column < w.out_features ? column : -1;
+  const i64 width = w.out_features / 2, at = column / 32 * 16 + column % 16;
+  return at >= width ? -1 : column % 32 < 16 ? at : width + at;
+}
+
+AE_INLINE u32 bits_of(float x) {
+  u32 bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+// Word `step` of a row: its elements at step * per_word and on, zero beyond the end.
+template <class S>
+AE_INLINE u32 word_of(const S* row, i64 depth, i64 step, i32 format, float factor) {
+  if (format == F32_WORDS) return step < depth ? bits_of(widen(row[step])) : 0;
+  u32 word = 0;
+  const int per_word = format == BF16_PAIRS ? 2 : 4;
+  for (int i = 0; i < per_word; i++) {
+    const i64 k = step * per_word + i;
+    if (k >= depth) break;
+    if (format == BF16_PAIRS) word |= (u32)narrow<Bf16>(widen(row[k])).bits << (16 * i);
+    else word |= (u32)(u8)(i32)std::nearbyint(widen(row[k]) * factor) << (8 * i);
+  }
+  return word;
+}
+
+// The words of a step's depths, of all rows of a panel: `steps` of them from `first` on, in an order that both sides like.
+template <class S, i32 FORMAT>
+void pack_steps(const S* const* rows, const float* factors, i64 depth, i64 first, i64 end, u32* panel) {
+  constexpr i64 RUN = 16;  // words of a row that are read before the next row's: a cache line of a bf16 matrix
+  for (i64 begin = first; begin < end; begin += RUN) {
+    for (i64 column = 0; column < PANEL; column++) {
+      for (i64 step = begin; step < smaller(end, begin + RUN); step++) {
+        panel[step * PANEL + column] = rows[column] ? word_of(rows[column], depth, step, FORMAT, factors[column]) : 0;
+      }
+    }
+  }
+}
+
+template <class S>
+void pack_panel(const Part* parts, i64 num_parts, const PackedLinear& w, i64 panel) {
+  const S* rows[PANEL];
+  float factors[PANEL] = {};
+  for (i64 c = 0; c < PANEL; c++) {
+    const i64 row = row_of_column(w, panel * PANEL + c);
+    rows[c] = row < 0 ? nullptr : source_row<S>(parts, num_parts, row);
+    if (w.format != INT8_QUADS) continue;
+    float absmax = 0;
+    for (i64 k = 0; rows[c] && k < w.in_features; k++) {
+      const float x = std::fabs(widen(rows[c][k]));
+      absmax = x > absmax ? x : absmax;
+    }
+    factors[c] = absmax > 0 ? INT8_MAX_VALUE / absmax : 0;
+    w.scales[panel * PANEL + c] = absmax / INT8_MAX_VALUE;
+  }
+  const i64 steps = num_steps(w);
+  u32* words = w.words + panel * steps * PANEL;
+  if (w.format == BF16_PAIRS) return pack_steps<S, BF16_PAIRS>(rows, factors, w.in_features, 0, steps, words);
+  if (w.format == F32_WORDS) return pack_steps<S, F32_WORDS>(rows, factors, w.in_features, 0, steps, words);
+  pack_steps<S, INT8_QUADS>(rows, factors, w.in_features, 0, steps, words);
+  for (i64 c = 0; c < PANEL; c++) {
+    i32 total = 0;
+    for (i64 step = 0; step < steps; step++) {
+      for (int i = 0; i < 4; i++) total += (signed char)(words[step * PANEL + c] >> (8 * i));
+    }
+    w.offsets[panel * PANEL + c] = 128 * total;
+  }
+}
+
+// Fills `w.words`, and for int8 `w.scales` and `w.offsets`, from the rows of the parts one after another.
+template <class S>
+void pack(const Part* parts, i64 num_parts, const PackedLinear& w, int threads) {
+  run_team(threads, [&](const Member& member) {
+    member.each(num_panels(w), [&](i64 panel) { pack_panel<S>(parts, num_parts, w, panel); });
+  });
+}
+
+}  // namespace aengine

@@ -1,0 +1,157 @@
+// Vectors of floats and of 32-bit words, in the width of the level this is compiled for, and the two element types.
+//
+// Written with the vector extensions of GCC and clang; the level is chosen by compiler flags alone.
+#pragma once
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "abi.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define AE_INLINE inline __attribute__((always_inline))
+#define AE_NOINLINE __attribute__((noinline))
+
+namespace aengine {
+
+// ACCUMULATORS: how many vector registers a tile of sums may hold, so that weights and activations keep some for themselves.
+#if defined(__AVX512F__)
+constexpr int LANES = 16, ACCUMULATORS = 24;
+#elif defined(__AVX2__)
+constexpr int LANES = 8, ACCUMULATORS = 12;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, ACCUMULATORS = 24;
+#else
+constexpr int LANES = 4, ACCUMULATORS = 12;
+#endif
+constexpr int TILE_ROWS = 6;
+
+// Vectors next to each other in a tile of `rows` rows: a power of two, at most a panel wide.
+constexpr int tile_vectors(int rows) {
+  int vectors = 1;
+  while (2 * vectors * LANES <= PANEL && 2 * vectors * rows <= ACCUMULATORS) vectors *= 2;
+  return vectors;
+}
+
+typedef float VecF __attribute__((vector_size(4 * LANES)));
+typedef u32 VecU __attribute__((vector_size(4 * LANES)));
+typedef i32 VecI __attribute__((vector_size(4 * LANES)));
+typedef u16 VecH __attribute__((vector_size(2 * LANES)));
+
+struct Bf16 {
+  u16 bits;
+};
+
+AE_INLINE VecF splat(float x) { return VecF{} + x; }
+AE_INLINE VecU splat_word(u32 x) { return VecU{} + x; }
+AE_INLINE VecF smaller(VecF a, VecF b) { return a < b ? a : b; }
+AE_INLINE VecF larger(VecF a, VecF b) { return a > b ? a : b; }
+
+AE_INLINE VecI lane_numbers() {
+  VecI numbers;
+  for (int i = 0; i < LANES; i++) numbers[i] = i;
+  return numbers;
+}
+
+AE_INLINE float sum(VecF v) {
+  float total = 0;
+  for (int i = 0; i < LANES; i++) total += v[i];
+  return total;
+}
+
+AE_INLINE float largest(VecF v) {
+  float found = v[0];
+  for (int i = 1; i < LANES; i++) found = v[i] > found ? v[i] : found;
+  return found;
+}
+
+template <class V, class T>
+AE_INLINE V load_as(const T* p) {
+  V v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+
+AE_INLINE VecU load_words(const u32* p) { return load_as<VecU>(p); }
+AE_INLINE VecF load(const float* p) { return load_as<VecF>(p); }
+AE_INLINE VecF load(const Bf16* p) { return (VecF)(__builtin_convertvector(load_as<VecH>(p), VecU) << 16); }
+
+AE_INLINE void store(float* p, VecF v) { memcpy(p, &v, sizeof v); }
+
+// Rounds to the nearest bf16, ties to even; a NaN stays one.
+AE_INLINE void store(Bf16* p, VecF v) {
+#if defined(__AVX512BF16__)
+  const VecH half = (VecH)_mm512_cvtneps_pbh((__m512)v);
+#else
+  const VecU bits = (VecU)v;
+  const VecU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const VecH half = __builtin_convertvector((VecU)(v == v ? rounded : splat_word(0x7fc0u)), VecH);
+#endif
+  memcpy(p, &half, sizeof half);
+}
+
+AE_INLINE float widen(float x) { return x; }
+AE_INLINE float widen(Bf16 x) {
+  const u32 bits = (u32)x.bits << 16;
+  float wide;
+  memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+template <class E>
+AE_INLINE E narrow(float x) {
+  if constexpr (std::is_same_v<E, float>) {
+    return x;
+  } else {
+    u32 bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (x != x) return Bf16{0x7fc0};
+    return Bf16{(u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+  }
+}
+
+// e^x with a relative error of about 2e-7 near 0; clamped to 2^-126 .. 2^126, NaN for NaN.
+AE_INLINE VecF exp(VecF x) {
+  VecF y = x * 1.44269504088896f;
+  y = y < splat(-126.f) ? splat(-126.f) : y;
+  y = y > splat(126.f) ? splat(126.f) : y;
+  const float round = 12582912.f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  const VecF shifted = y + round;
+  const VecF f = y - (shifted - round);
+  VecF p = f * 1.5403530e-4f + 1.3333558e-3f;
+  p = p * f + 9.6181291e-3f;
+  p = p * f + 5.5504109e-2f;
+  p = p * f + 2.4022651e-1f;
+  p = p * f + 6.9314718e-1f;
+  p = p * f + 1.f;
+  const VecI n = (VecI)shifted - 0x4b400000;
+  return y == y ? (VecF)((VecI)p + (VecI)((VecU)n << 23)) : y;
+}
+
+AE_INLINE VecF tanh(VecF x) { return 1.f - 2.f / (exp(2.f * x) + 1.f); }
+AE_INLINE VecF silu(VecF x) { return x / (1.f + exp(-x)); }
+
+// Calls `f` with `rows`, 1..TILE_ROWS, as a compile-time constant.
+template <class F>
+AE_INLINE void with_rows(i64 rows, F&& f) {
+  switch (rows) {
+    case 1: return f(std::integral_constant<int, 1>{});
+    case 2: return f(std::integral_constant<int, 2>{});
+    case 3: return f(std::integral_constant<int, 3>{});
+    case 4: return f(std::integral_constant<int, 4>{});
+    case 5: return f(std::integral_constant<int, 5>{});
+    default: return f(std::integral_constant<int, TILE_ROWS>{});
+  }
+}
+
+// Calls `f` with an element of the kind, for its type.
+template <class F>
+AE_INLINE auto with_element(i32 kind, F&& f) {
+  return kind == BF16 ? f(Bf16{}) : f(float{});
+}
+
+}  // namespace aengine

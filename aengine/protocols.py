@@ -1,0 +1,117 @@
+"""What an engine is to its user, wherever it runs: `AsyncEngine` in this process, or `AsyncClient` in front of a server.
+
+Code that is written against these two serves both.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from aengine.outputs import Completion, ModelInfo, Timing, Token, Usage
+from aengine.params import SamplingParams
+from aengine.requests import Prompt
+
+
+class StreamProtocol(Protocol):
+    """The tokens of one request, as they are generated: an async iterator and an async context manager.
+
+    Letting go of it in any way (leaving its `async with`, `break` and dropping it, cancelling the task that reads it, `aclose()`)
+    cancels the request. It has one reader at a time.
+    """
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def seed(self) -> int:
+        """The seed in use: the given one, or the one that was drawn."""
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far; completion tokens are those that were read."""
+
+    @property
+    def timing(self) -> Timing:
+        """How long its phases took, as far as that is known."""
+
+    def completion(self) -> Completion:
+        """What was read so far, as one answer; the whole answer once the iteration has ended."""
+
+    async def started(self) -> None:
+        """Wait until the prompt is tokenized and found valid. Raises what the stream would raise."""
+
+    async def aclose(self) -> None:
+        """Cancel the request unless it has ended; returns when its pages are free. Repeated calls do nothing."""
+
+    async def __aenter__(self) -> StreamProtocol: ...
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None: ...
+
+    def __aiter__(self) -> StreamProtocol: ...
+
+    async def __anext__(self) -> Token: ...
+
+
+class EngineProtocol(Protocol):
+    """Takes requests between `start()` and `aclose()`; it is started once and belongs to the loop that started it."""
+
+    async def start(self) -> None: ...
+
+    async def aclose(self) -> None:
+        """Cancel what runs here and stop."""
+
+    async def __aenter__(self) -> EngineProtocol: ...
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None: ...
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests are being served."""
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """What is served. Raises `EngineStateError` before `start()`."""
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        timeout: float | None = None,
+        cache_salt: str | None = None,
+    ) -> StreamProtocol:
+        """Submit a request at once; iterate the result for its tokens. What is wrong with the request is raised here, or by the first
+        iteration and by `StreamProtocol.started()`."""
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        timeout: float | None = None,
+        cache_salt: str | None = None,
+    ) -> Completion:
+        """`stream()`, read to its end. Cancelling the caller cancels the request."""
+
+    async def cancel(self, request_id: str) -> bool:
+        """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""
+
+
+if TYPE_CHECKING:
+    from aengine.client import AsyncClient
+    from aengine.client.stream import ClientStream
+    from aengine.engine.async_engine import AsyncEngine
+    from aengine.engine.stream import TokenStream
+
+    def _engines(local: AsyncEngine, remote: AsyncClient) -> tuple[EngineProtocol, EngineProtocol]:
+        return local, remote
+
+    def _streams(local: TokenStream, remote: ClientStream) -> tuple[StreamProtocol, StreamProtocol]:
+        return local, remote

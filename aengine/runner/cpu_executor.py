@@ -1,0 +1,90 @@
+"""The CPU stack as an `Executor`: one call of our own kernels runs all layers of a step."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.kernels.cpu import DecoderStack, KvPool, Workspace, load_kernels
+from aengine.kernels.cpu.pool import page_bytes
+from aengine.layers.rotary import cos_sin_cache
+from aengine.runner.executor import ExecutorSetup, StepInput
+from aengine.runner.memory import show_bytes
+
+_log = logging.getLogger("aengine")
+
+
+class CpuHidden:
+    """The normed hidden states of the wanted tokens: [T or m, hidden_size]."""
+
+    def __init__(self, stack: DecoderStack, workspace: Workspace, hidden: Tensor, step: StepInput) -> None:
+        self._stack = stack
+        self._workspace = workspace
+        self._hidden = hidden
+        self._all = step.all_hidden
+
+    def logits(self, indices: Tensor) -> Tensor:
+        return self._stack.logits(self._workspace, self._of(indices))
+
+    def argmax(self, indices: Tensor) -> Tensor:
+        return self._stack.greedy(self._workspace, self._of(indices))
+
+    def _of(self, indices: Tensor) -> Tensor:
+        return self._hidden.index_select(0, indices) if self._all else self._hidden
+
+
+class CpuExecutor:
+    """Satisfies `Executor`. Raises KernelsUnavailableError, ModelLoadError."""
+
+    name = "cpu"
+
+    def __init__(self, setup: ExecutorSetup) -> None:
+        kernels = load_kernels()
+        self._workspace = Workspace(kernels, torch.get_num_threads())
+        cos_sin = cos_sin_cache(setup.spec.rope, setup.num_positions, setup.device)
+        int8 = setup.config.quantization == "int8"
+        start = time.perf_counter()
+        self._stack = DecoderStack(self._workspace, setup.spec, setup.weights(), cos_sin, dtype=setup.dtype, int8=int8)
+        seconds = time.perf_counter() - start
+        spec = setup.spec
+        self._shape = (setup.config.page_size, spec.num_kv_heads, spec.head_dim, setup.dtype)
+        self._num_layers = spec.num_layers
+        self._pool: KvPool | None = None
+        _log.info(
+            "CPU kernels: level %s, %d threads, %s of %s weights packed in %.2f s",
+            kernels.level.value,
+            self._workspace.threads,
+            show_bytes(self._stack.nbytes),
+            "int8" if int8 else str(setup.dtype).removeprefix("torch."),
+            seconds,
+        )
+
+    def bytes_per_page(self) -> int:
+        return 2 * self._num_layers * page_bytes(*self._shape)
+
+    def allocate(self, num_pages: int) -> None:
+        self._pool = None
+        page_size, num_kv_heads, head_dim, dtype = self._shape
+        self._pool = KvPool(
+            num_layers=self._num_layers,
+            num_pages=num_pages,
+            page_size=page_size,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=dtype,
+        )
+
+    def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
+        assert self._pool is not None, "allocated"
+        self._pool.copy_pages(self._workspace, sources, destinations)
+
+    def forward(self, step: StepInput) -> CpuHidden:
+        assert self._pool is not None, "allocated"
+        wanted = torch.arange(len(step.input_ids), dtype=torch.int32) if step.all_hidden else step.logits_indices
+        hidden = self._stack.run(self._workspace, self._pool, step.metadata.host, step.input_ids, wanted)
+        return CpuHidden(self._stack, self._workspace, hidden, step)

@@ -1,0 +1,140 @@
+"""`Executor`: a model together with its KV pages, as the runner drives it. Two of them read the same named weights: the torch decoder over
+an attention backend, and the CPU stack, which runs all layers of a step in one call.
+
+Owns the contract and the choice. Knows nothing of rows, plans or sampling.
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.attention import AttentionMetadata, AttentionSpec
+from aengine.config import EngineConfig
+from aengine.errors import ConfigError
+from aengine.models.spec import ModelSpec
+from aengine.models.weights import drawn_weights, stored_weights
+
+_log = logging.getLogger("aengine")
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """T tokens of a mixed batch, the tokens of one row beside each other. Tensors are on the device."""
+
+    metadata: AttentionMetadata
+    input_ids: Tensor  # [T] int32
+    positions: Tensor  # [T] int32
+    logits_indices: Tensor  # [m] int32, the tokens that are followed by one to sample
+    all_hidden: bool  # whether logits of other tokens are wanted, too
+
+
+class HiddenStates(Protocol):
+    """What the layers made of a step's tokens. Valid until the next step."""
+
+    def logits(self, indices: Tensor) -> Tensor:
+        """[n] int32 tokens of the step -> [n, vocab_size] float32 that the caller may change.
+
+        `indices` are the step's `logits_indices`, or any with `all_hidden`.
+        """
+
+    def argmax(self, indices: Tensor) -> Tensor:
+        """The [n] int64 argmax of `logits`, for less where possible."""
+
+
+class Executor(Protocol):
+    """Steps are run in order, in the thread that made it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def bytes_per_page(self) -> int:
+        """Bytes that one page takes in all layers together, K and V."""
+
+    def allocate(self, num_pages: int) -> None:
+        """Creates the KV pages, zeroed, the reserved page 0 included. Frees what was allocated before."""
+
+    def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
+        """As `AttentionBackend.copy_pages`."""
+
+    def forward(self, step: StepInput) -> HiddenStates:
+        """Runs the layers over a step's tokens and stores their KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSetup:
+    """What an executor is built from."""
+
+    config: EngineConfig
+    spec: ModelSpec
+    model_dir: pathlib.Path
+    dtype: torch.dtype  # of weights, activations and KV cache
+    device: torch.device
+    num_positions: int  # longest sequence
+
+    def weights(self) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+        """Each named weight with its parts; read or drawn as it is asked for."""
+        if self.config.load_format == "dummy":
+            return drawn_weights(self.spec, self.dtype, self.device, self.config.seed)
+        return stored_weights(self.spec, self.model_dir)
+
+    def attention(self) -> AttentionSpec:
+        spec = self.spec
+        return AttentionSpec(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            scale=spec.head_dim**-0.5,
+            windows=spec.windows,
+            page_size=self.config.page_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+
+def build_executor(setup: ExecutorSetup) -> Executor:
+    """The executor for this device, model and configuration, with one log line that says which and why.
+
+    Raises ConfigError for one that was asked for and is not possible, and ModelLoadError.
+    """
+    from aengine.runner.torch_executor import TorchExecutor
+
+    config = setup.config
+    if setup.device.type != "cpu":
+        for name, value in (("attention_backend", config.attention_backend), ("quantization", config.quantization)):
+            if value in ("cpu", "int8"):
+                raise ConfigError.of(name, f"{value!r} needs device cpu")
+        return TorchExecutor(setup)
+    if config.attention_backend != "torch_native":
+        reason = _why_not_kernels(setup)
+        if reason is None:
+            from aengine.runner.cpu_executor import CpuExecutor
+
+            return CpuExecutor(setup)
+        if config.attention_backend == "cpu":
+            raise ConfigError.of("attention_backend", f"'cpu' is not possible here: {reason}")
+        _log.warning("running in plain torch, which is several times slower than the CPU kernels: %s", reason)
+    if config.quantization is not None:
+        raise ConfigError.of("quantization", f"{config.quantization!r} needs the CPU kernels")
+    return TorchExecutor(setup)
+
+
+def _why_not_kernels(setup: ExecutorSetup) -> str | None:
+    from aengine.kernels.cpu import KernelsUnavailableError, load_kernels, unsupported
+
+    reason = unsupported(setup.spec, setup.dtype)
+    if reason is not None:
+        return reason
+    try:
+        load_kernels()
+    except KernelsUnavailableError as error:
+        return str(error)
+    return None

@@ -1,0 +1,62 @@
+"""The torch decoder over an attention backend, as an `Executor`: CUDA, the reference, and the CPU where there are no kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.attention import select_backend
+from aengine.models.batch import ForwardBatch
+from aengine.models.decoder import Decoder
+from aengine.models.weights import fused
+from aengine.runner.executor import ExecutorSetup, StepInput
+
+
+class TorchHidden:
+    """The hidden states of all tokens of a step."""
+
+    def __init__(self, model: Decoder, hidden: Tensor, batch: ForwardBatch) -> None:
+        self._model = model
+        self._hidden = hidden
+        self._batch = batch
+
+    def logits(self, indices: Tensor) -> Tensor:
+        return self._model.logits(self._hidden, replace(self._batch, logits_indices=indices))
+
+    def argmax(self, indices: Tensor) -> Tensor:
+        return self.logits(indices).argmax(-1)
+
+
+class TorchExecutor:
+    """Satisfies `Executor`."""
+
+    name = "torch"
+
+    def __init__(self, setup: ExecutorSetup) -> None:
+        self._backend = select_backend(setup.config.attention_backend, setup.attention())
+        if setup.config.load_format == "dummy":
+            weights = {name: tensor for name, (tensor,) in setup.weights()}
+        else:
+            weights = fused(setup.weights(), setup.dtype, setup.device)
+        self._model = Decoder.build(setup.spec, weights, setup.num_positions)
+
+    def bytes_per_page(self) -> int:
+        return self._backend.bytes_per_page()
+
+    def allocate(self, num_pages: int) -> None:
+        self._backend.allocate(num_pages)
+
+    def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
+        self._backend.copy_pages(sources, destinations)
+
+    def forward(self, step: StepInput) -> TorchHidden:
+        batch = ForwardBatch(
+            input_ids=step.input_ids,
+            positions=step.positions,
+            logits_indices=step.logits_indices,
+            attention=self._backend.plan(step.metadata),
+        )
+        return TorchHidden(self._model, self._model(batch), batch)

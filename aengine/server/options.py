@@ -1,0 +1,178 @@
+"""`ServerConfig`: how a server is set up. Validates what can be known without touching files, the network or the engine."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from aengine.checks import FieldChecks
+from aengine.errors import ConfigError, FieldViolation
+
+UVLOOP_MODES = ("auto", "on", "off")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+
+GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("address", ("host", "port", "insecure")),
+    (
+        "security",
+        ("tls_cert", "tls_key", "tls_client_ca", "token_file", "admin_token_file", "admin_client_names", "debug_errors"),
+    ),
+    (
+        "limits",
+        (
+            "max_message_bytes",
+            "max_metadata_bytes",
+            "max_concurrent_streams",
+            "max_connection_age",
+            "max_connection_age_grace",
+            "keepalive_time",
+            "keepalive_timeout",
+            "min_ping_interval",
+            "max_ping_strikes",
+            "stall_seconds",
+        ),
+    ),
+    ("life", ("drain_seconds", "drain_delay", "uvloop")),
+    ("logging", ("log_level", "log_format", "access_log")),
+    ("metrics", ("metrics_host", "metrics_port")),
+)
+"""The fields by what they are about, for the help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Everything that is fixed for the life of a server. Raises `ConfigError` naming every field that is out of range."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. One that is not loopback needs TLS or insecure."""
+    port: int = 50051
+    """0 lets the system pick one."""
+    insecure: bool = False
+    """Allow plain text on an address that can be reached from elsewhere."""
+    tls_cert: str | None = None
+    """PEM file with the server's certificate and its chain. Read again when it changes."""
+    tls_key: str | None = None
+    """PEM file with the certificate's private key, not encrypted. Read again when it changes."""
+    tls_client_ca: str | None = None
+    """PEM file with the authorities that sign clients' certificates. With it a client must have one."""
+    token_file: str | None = None
+    """File of bearer tokens, one `name token` or `token` a line, # begins a comment. With it every call needs one, except for
+    health checks. Read again when it changes."""
+    admin_token_file: str | None = None
+    """File of bearer tokens, as token_file, that are good for AdminService too."""
+    admin_client_names: tuple[str, ...] = ()
+    """Common names of clients' certificates that are good for AdminService too."""
+    metrics_host: str = "127.0.0.1"
+    """Address of the metrics, over HTTP and without authentication."""
+    metrics_port: int | None = None
+    """Port of the metrics; 0 lets the system pick one. None: no metrics."""
+    drain_seconds: float = 30.0
+    """How long requests under way may go on after SIGTERM or SIGINT. Those left are ended."""
+    drain_delay: float = 0.0
+    """Seconds between telling health watchers of a drain and refusing new requests, for load balancers to notice."""
+    stall_seconds: float = 300.0
+    """A message that waits longer than this for its client to read ends the call."""
+    max_message_bytes: int = 16 * 1024 * 1024
+    """Largest message in either direction."""
+    max_metadata_bytes: int = 16 * 1024
+    """Largest metadata of a call."""
+    max_concurrent_streams: int = 1024
+    """Most calls at a time on one connection; more wait."""
+    max_connection_age: float | None = None
+    """Seconds after which a connection is to be renewed, so that load spreads over new servers. None: never."""
+    max_connection_age_grace: float | None = None
+    """How much longer the calls of such a connection may last, in seconds. None: to their end."""
+    keepalive_time: float = 60.0
+    """Seconds of silence after which a connection is pinged, to find peers that are gone."""
+    keepalive_timeout: float = 20.0
+    """Seconds after which a ping without an answer ends the connection."""
+    min_ping_interval: float = 10.0
+    """Clients that ping more often than this many seconds have their connection ended."""
+    max_ping_strikes: int = 2
+    """How many pings too many are overlooked. 0: all."""
+    uvloop: str = "auto"
+    """The event loop of uvloop: auto (where it is installed), on, off."""
+    debug_errors: bool = False
+    """Tell clients the traceback of an internal error. It may show what other clients sent."""
+    log_level: str = "info"
+    """debug, info, warning, error."""
+    log_format: str = "text"
+    """text, json (an object a line)."""
+    access_log: bool = True
+    """Log a line for each call, except for health checks."""
+
+    def __post_init__(self) -> None:
+        check = FieldChecks(self)
+        for name in ("host", "metrics_host"):
+            check.text(name, "an address")
+        for name in ("tls_cert", "tls_key", "tls_client_ca", "token_file", "admin_token_file"):
+            check.text(name, "a path", optional=True)
+        check.integer("port", 0, 65535)
+        check.integer("metrics_port", 0, 65535, optional=True)
+        names = self.admin_client_names
+        if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
+            check.refuse("admin_client_names", "a tuple of names")
+        for name in ("drain_seconds", "drain_delay"):
+            check.not_negative(name)
+        for name in ("stall_seconds", "keepalive_time", "keepalive_timeout", "min_ping_interval"):
+            check.positive(name)
+        for name in ("max_connection_age", "max_connection_age_grace"):
+            check.positive(name, optional=True)
+        check.integer("max_message_bytes", 1024, 2**31 - 1)
+        check.integer("max_metadata_bytes", 1024, 2**24)
+        check.integer("max_concurrent_streams", 1, 2**31 - 1)
+        check.integer("max_ping_strikes", 0, 2**31 - 1)
+        for name in ("insecure", "debug_errors", "access_log"):
+            check.flag(name)
+        check.choice("uvloop", UVLOOP_MODES)
+        check.choice("log_level", LOG_LEVELS)
+        check.choice("log_format", LOG_FORMATS)
+        violations = check.violations or list(self._conflicts())
+        if violations:
+            raise ConfigError(violations)
+
+    def _conflicts(self) -> list[FieldViolation]:
+        """What is wrong with fields beside one another."""
+        found: list[FieldViolation] = []
+        for name, needed in (
+            ("tls_cert", "tls_key"),
+            ("tls_key", "tls_cert"),
+            ("tls_client_ca", "tls_cert"),
+            ("admin_client_names", "tls_client_ca"),
+            ("max_connection_age_grace", "max_connection_age"),
+        ):
+            if getattr(self, name) and not getattr(self, needed):
+                found.append(FieldViolation(name, f"{getattr(self, name)!r} needs {needed} as well"))
+        if not found and self.exposed and not self.insecure:
+            words = f"{self.host!r} can be reached from elsewhere: it needs TLS (tls_cert and tls_key), or insecure for plain text"
+            found.append(FieldViolation("host", words))
+        return found
+
+    @property
+    def tls(self) -> bool:
+        return self.tls_cert is not None
+
+    @property
+    def exposed(self) -> bool:
+        """Whether what is sent can be read by others: plain text on an address that is not loopback."""
+        return not self.tls and not _is_loopback(self.host)
+
+    @classmethod
+    def of(cls, config: ServerConfig | None = None, **overrides: Any) -> ServerConfig:
+        """`config`, or the defaults, with `overrides`; an unknown name is refused with the names there are."""
+        names = [option.name for option in fields(cls)]
+        unknown = [FieldViolation(name, f"unknown option; there are {', '.join(names)}") for name in overrides if name not in names]
+        if unknown:
+            raise ConfigError(unknown)
+        return replace(config or cls(), **overrides)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name means what the network says

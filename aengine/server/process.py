@@ -1,0 +1,125 @@
+"""The server as a process: the order of starting and stopping, and what signals do.
+
+Owns signals, the event loop and the exit code; knows nothing of flags. The first SIGTERM or SIGINT drains, the second stops at once;
+a drain that a client asked for is joined by the first signal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib.util
+import logging
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from aengine.config import EngineConfig
+from aengine.errors import ConfigError, EngineDeadError
+from aengine.server.options import ServerConfig
+
+T = TypeVar("T")
+
+logger = logging.getLogger("aengine.server")
+
+
+class Process:
+    """One run of the server."""
+
+    def __init__(self, server: ServerConfig, engine: EngineConfig) -> None:
+        self._server_config = server
+        self._engine_config = engine
+        self._signalled = asyncio.Event()
+        self._halt = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until a signal or a request to drain; returns the exit code. Raises what starting raises, and `EngineDeadError`."""
+        from aengine.engine.async_engine import AsyncEngine
+        from aengine.server.app import Server
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        engine = AsyncEngine(self._engine_config)
+        server = Server(engine, self._server_config)
+        await server.start()
+        try:
+            if not await _before(engine.start(), self._signalled.wait()):
+                return 0
+            gc.collect()
+            gc.freeze()  # what is loaded stays: a collection that looks through it would hold up every stream for tens of milliseconds
+            await server.set_serving()
+            self._tell_address(server.address, server.metrics_address, engine.model_info.name)
+            grace = asyncio.ensure_future(self._drain_requested(server))
+            try:
+                await _before(engine.wait_stopped(), asyncio.shield(grace))
+            except EngineDeadError:
+                await server.set_serving(False)
+                raise
+            seconds = grace.result() if grace.done() else 0.0
+            logger.info("draining %d requests, up to %g s", server.in_flight, seconds)
+            await _before(server.drain(seconds), self._halt.wait())
+            if server.in_flight:
+                logger.warning("ending %d requests that are still under way", server.in_flight)
+            return 0 if engine.healthy else 1
+        finally:
+            await server.stop()
+            await engine.aclose()
+
+    async def _drain_requested(self, server: Any) -> float:
+        """Wait for a signal, or for a client to ask; returns the grace in seconds."""
+        waiter = asyncio.ensure_future(self._signalled.wait())
+        waiter.add_done_callback(lambda waiter: None if waiter.cancelled() else server.request_drain())
+        try:
+            grace: float = await server.wait_drain_requested()
+            return grace
+        finally:
+            waiter.cancel()
+
+    def _on_signal(self, number: int) -> None:
+        logger.info("%s", signal.Signals(number).name)
+        if self._signalled.is_set():
+            self._halt.set()
+        self._signalled.set()
+
+    def _tell_address(self, address: str, metrics_address: str | None, model: str) -> None:
+        if self._server_config.exposed:
+            logger.warning("%s can be reached from elsewhere, in plain text", self._server_config.host)
+        if metrics_address is not None:
+            logger.info("metrics at http://%s/metrics", metrics_address)
+        logger.info("aengine-grpc listening on %s (model %s)", address, model)
+
+
+def uses_uvloop(config: ServerConfig) -> bool:
+    """Whether uvloop is wanted and there. Raises `ConfigError` where it is wanted and not there."""
+    installed = importlib.util.find_spec("uvloop") is not None
+    if config.uvloop == "on" and not installed:
+        raise ConfigError.of("uvloop", "'on' needs the package uvloop: pip install aengine[uvloop]")
+    return config.uvloop != "off" and installed
+
+
+def run_process(server: ServerConfig, engine: EngineConfig) -> int:
+    """`Process.run()` in an event loop of its own."""
+
+    async def work() -> int:
+        return await Process(server, engine).run()
+
+    if uses_uvloop(server):
+        import uvloop
+
+        return uvloop.run(work())
+    return asyncio.run(work())
+
+
+async def _before(work: Coroutine[Any, Any, object], stop: Any) -> bool:
+    """Run `work`, or cancel it when `stop` comes first; returns whether it was done. Raises what `work` raises."""
+    task, waiter = asyncio.ensure_future(work), asyncio.ensure_future(stop)
+    try:
+        await asyncio.wait((task, waiter), return_when=asyncio.FIRST_COMPLETED)
+        done = task.done()
+    finally:
+        task.cancel()
+        waiter.cancel()
+        await asyncio.gather(task, waiter, return_exceptions=True)
+    if done:
+        task.result()
+    return done

@@ -1,0 +1,125 @@
+"""The one place that ties the engine's names to those of the schema, for the server and for the client.
+
+Tables and pure functions over messages: parameters, paths of fields, finish reasons, the words of an error. Knows neither an engine
+nor gRPC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from aengine.outputs import FinishReason
+from aengine.params import SamplingParams
+from aengine.v1 import generation_pb2
+
+# Parameters of the engine by the message that carries them, with their names there.
+SAMPLING: Mapping[str, str] = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "n", "presence_penalty", "frequency_penalty")},
+    **{name: name for name in ("repetition_penalty", "logit_bias", "allowed_token_ids", "banned_token_ids")},
+    "bad_words": "banned_strings",
+}
+STOPPING: Mapping[str, str] = {
+    **{name: name for name in ("max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")},
+    "stop": "stop_strings",
+    "include_stop_str_in_output": "include_stop_in_output",
+}
+CONSTRAINTS: Mapping[str, str] = {
+    **{name: name for name in ("json_schema", "json_object", "regex", "grammar")},
+    "choice": "choices",
+}
+
+# Of a model's defaults there are all but how many sequences are wanted.
+DEFAULTS: Mapping[str, str] = {name: ours for name, ours in SAMPLING.items() if name != "n"}
+
+_PROMPT = "spec.prompt"
+# Where the engine's names are found in the schema. The prompt's path depends on its form.
+_PATHS: Mapping[str, str] = {
+    **{name: f"spec.sampling.{ours}" for name, ours in SAMPLING.items()},
+    **{name: f"spec.stopping.{ours}" for name, ours in STOPPING.items()},
+    **{f"structured_output.{name}": f"spec.structured_output.{ours}" for name, ours in CONSTRAINTS.items()},
+    "structured_output": "spec.structured_output",
+    "detokenize": "spec.output.text",
+    "skip_special_tokens": "spec.output.skip_special_tokens",
+    "logprobs": "spec.output.logprobs.top_k",
+    "prompt_logprobs": "spec.output.prompt_logprobs.top_k",
+    "timeout": "spec.stopping.time_limit",
+    "cache_salt": "spec.cache.salt",
+    "priority": "spec.priority",
+    "tenant": "spec.tenant",
+}
+_FIELDS: Mapping[str, str] = {path: name for name, path in _PATHS.items()}
+
+# ERROR has no counterpart: a request that fails ends its call with a status.
+FINISH_REASONS: Mapping[FinishReason, generation_pb2.FinishReason.ValueType] = {
+    FinishReason.EOS: generation_pb2.FINISH_REASON_EOS,
+    FinishReason.STOP_STRING: generation_pb2.FINISH_REASON_STOP_STRING,
+    FinishReason.STOP_TOKEN: generation_pb2.FINISH_REASON_STOP_TOKEN,
+    FinishReason.MAX_TOKENS: generation_pb2.FINISH_REASON_MAX_TOKENS,
+    FinishReason.CONTEXT_LENGTH: generation_pb2.FINISH_REASON_CONTEXT_LENGTH,
+    FinishReason.DEADLINE: generation_pb2.FINISH_REASON_DEADLINE,
+    FinishReason.CANCELLED: generation_pb2.FINISH_REASON_CANCELLED,
+}
+
+DOMAIN = "aengine"
+"""Of ErrorInfo."""
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+"""Metadata in which a server tells when to try again; part of gRPC's retry protocol."""
+
+
+def path_of(field: str, spec: generation_pb2.GenerationSpec) -> str:
+    """Where the engine's `field` is found in a request with `spec`; a name that is not in the schema stays as it is."""
+    if field == "prompt":
+        return f"{_PROMPT}.{spec.prompt.WhichOneof('content')}"
+    return _PATHS.get(field, field)
+
+
+def field_of(path: str) -> str:
+    """The engine's name for what is found at `path`; a path that the engine has no name for stays as it is."""
+    if path == _PROMPT or path.startswith(f"{_PROMPT}."):
+        return "prompt"
+    return _FIELDS.get(path, path)
+
+
+def read_params(message: Message, names: Mapping[str, str]) -> dict[str, Any]:
+    """Those of the engine's parameters `names` that are set in `message`, which calls them by the values."""
+    values: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
+    return {name: _plain(values[ours]) for name, ours in names.items() if ours in values}
+
+
+def write_params(params: SamplingParams, names: Mapping[str, str], message: Message) -> None:
+    """Set those of the parameters `names` in `message` that are known, in place of what is there."""
+    for name, ours in names.items():
+        value = getattr(params, name)
+        if value is None:
+            continue
+        if isinstance(value, int | float):
+            setattr(message, ours, value)
+            continue
+        message.ClearField(ours)
+        target = getattr(message, ours)
+        (target.update if isinstance(value, Mapping) else target.extend)(value)
+
+
+def seconds_of(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case float():
+            return _shortest(value)
+        case Mapping():
+            return {key: _shortest(number) for key, number in value.items()}
+        case bool() | int():
+            return value
+    return tuple(value)
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal that rounds to the same float32, so that 0.7 on the wire is the 0.7 of a caller in process."""
+    return float(str(np.float32(value)))

@@ -1,0 +1,10 @@
+"""Both sides of the same promises: an engine in this process, and a client of a server that it is behind."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"

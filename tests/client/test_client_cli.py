@@ -1,0 +1,177 @@
+"""`aengine-client` as a process of its own, in front of a server that says what the test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from oracle_engine import until
+from scripted_server import Answer, ScriptedServer, says, scripted, whole_answer
+
+from aengine.client.cli import main
+from aengine.v1.generation_pb2 import GenerationEvent
+from aengine.v1.generation_service_pb2 import StreamGenerateRequest
+
+pytestmark = pytest.mark.anyio
+
+TEXTS = ["Grüße ", "漢字", " 👩‍👩‍👧"]
+FACTS = r"\[MAX_TOKENS, 3 tokens, first after \d+ ms, \d+ tok/s after it\]\n"
+
+
+def spoken() -> list[GenerationEvent]:
+    events = whole_answer([10, 11, 12])
+    for event, text in zip(events[1:4], TEXTS, strict=True):
+        event.delta.text = text
+    return events
+
+
+def held_at(number: int, go_on: asyncio.Event) -> Answer:
+    """The answer, which waits before this event."""
+
+    async def answer(request: Any, context: Any) -> AsyncIterator[GenerationEvent]:
+        for event in spoken():
+            if event.event_number == number:
+                await go_on.wait()
+            yield event
+
+    return answer
+
+
+@asynccontextmanager
+async def program(*arguments: str, stdin: bytes = b"") -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "aengine.client.cli", *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+    )
+    try:
+        with anyio.fail_after(60):
+            assert process.stdin is not None
+            process.stdin.write(stdin)
+            process.stdin.close()
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def run(*arguments: str, stdin: bytes = b"") -> tuple[int | None, str, str]:
+    """Exit code, stdout, stderr."""
+    async with program(*arguments, stdin=stdin) as process:
+        return await ended(process)
+
+
+async def ended(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
+    stdout, stderr = await process.communicate()
+    return process.returncode, stdout.decode(), stderr.decode()
+
+
+def request_of(script: ScriptedServer) -> StreamGenerateRequest:
+    request = script.calls[0]
+    assert isinstance(request, StreamGenerateRequest)
+    return request
+
+
+async def test_text_is_written_as_it_comes() -> None:
+    go_on = asyncio.Event()
+    async with scripted(held_at(2, go_on)) as script, program("Sag Grüße", "--address", script.address, "--stats") as process:
+        assert process.stdout is not None
+        first = TEXTS[0].encode()
+        assert await process.stdout.readexactly(len(first)) == first
+        go_on.set()
+        code, text, facts = await ended(process)
+    assert (code, text) == (0, TEXTS[1] + TEXTS[2] + "\n")
+    assert re.fullmatch(FACTS + r"\[server: 2 running, 3 waiting, 4 parked, 5 of 6 pages in use\]\n", facts)
+    assert request_of(script).spec.prompt.text == "Sag Grüße"
+
+
+async def test_flags_become_the_request(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    flags = "--max-tokens 7 --temperature 0.5 --top-p 0.9 --top-k 3 --seed 4 --stop a --stop b --timeout 9 --resume --chat --quiet"
+    async with scripted(says(spoken())) as script:
+        where = ("--address", script.address, "--token-file", str(token))
+        done = await run("-", "--system", "Be brief.", *flags.split(), *where, stdin="Grüße 👋".encode())
+    assert done == (0, "".join(TEXTS) + "\n", "")
+    spec = request_of(script).spec
+    sampling, stopping = spec.sampling, spec.stopping
+    assert [(message.role, message.content) for message in spec.prompt.chat.messages] == [("system", "Be brief."), ("user", "Grüße 👋")]
+    assert (stopping.max_tokens, list(stopping.stop_strings), stopping.time_limit.ToSeconds()) == (7, ["a", "b"], 9)
+    assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.5, 3, 4)
+    assert sampling.top_p == pytest.approx(0.9)
+    assert spec.stream.resumable
+    assert script.metadata[-1]["authorization"] == "Bearer secret"
+
+
+async def test_ctrl_c_cancels_the_request() -> None:
+    async with scripted(held_at(2, asyncio.Event())) as script, program("x", "--address", script.address) as process:
+        assert process.stdout is not None
+        await process.stdout.readexactly(len(TEXTS[0].encode()))
+        process.send_signal(signal.SIGINT)
+        assert await ended(process) == (130, "", "")
+        await script.left.wait()
+        assert list(script.calls[-1].request_ids) == [request_of(script).request_id]
+
+
+async def test_ctrl_c_while_connecting() -> None:
+    async with scripted(serving=False) as script, program("x", "--address", script.address) as process:
+        await until(lambda: script.health._server_watchers.get(""))  # somebody asked for the health  # type: ignore[attr-defined]
+        process.send_signal(signal.SIGINT)
+        assert await ended(process) == (130, "", "")
+
+
+async def test_a_reader_that_has_enough() -> None:
+    go_on = asyncio.Event()
+    async with scripted(held_at(2, go_on)) as script, program("x", "--address", script.address) as process:
+        assert process.stdout is not None
+        await process.stdout.readexactly(1)
+        process.stdout._transport.close()  # type: ignore[attr-defined]
+        go_on.set()
+        assert process.stderr is not None
+        assert await process.stderr.read() == b""
+        assert await process.wait() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["x", "--address", "127.0.0.1:1", "--connect-timeout", "0.2"], r"no connection to 127\.0\.0\.1:1: .*Connection refused"),
+        (["x", "--address", "nowhere"], "address: 'nowhere' is not host:port .*"),
+        (["x", "--top-p", "7"], r"top_p: 7\.0 is not in \(0, 1\]"),
+        (["x", "--token-file", "/no/such/file"], "token_file: cannot read /no/such/file: No such file or directory"),
+        (["x", "--tls-ca", "/no/such/file"], "tls: cannot read /no/such/file: No such file or directory"),
+        (["x", "--tls-key", "k", "--tls-ca", "c"], "client_cert: None is not a path: certificate and key belong together"),
+        (["x", "--system", "y"], "system: is possible with --chat"),
+    ],
+)
+async def test_what_is_wrong_is_said_in_one_line(arguments: list[str], sentence: str) -> None:
+    code, text, error = await run(*arguments)
+    assert (code, text) == (1, "")
+    assert re.fullmatch(f"aengine-client: {sentence}\n", error)
+
+
+async def test_stdin_that_is_not_text() -> None:
+    code, text, error = await run("-", stdin=b"ab\xff")
+    assert (code, text) == (1, "")
+    assert error == "aengine-client: prompt: stdin is not UTF-8: invalid start byte at byte 2\n"
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    help_text = capsys.readouterr().out
+    assert "Ctrl-C cancels the request" in help_text
+    assert "127.0.0.1:50051" in help_text

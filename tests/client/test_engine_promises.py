@@ -1,0 +1,392 @@
+"""What `EngineProtocol` promises, kept by the engine in process and by the client alike."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+from both_sides import SIDES, reached
+from oracle_engine import OracleEngine, StepGate, idle, until
+
+from aengine import (
+    Completion,
+    ContextLengthError,
+    EngineProtocol,
+    EngineStateError,
+    FinishReason,
+    InvalidRequestError,
+    KVCapacityError,
+    QueueFullError,
+    RequestIdInUseError,
+    SamplingParams,
+    Token,
+)
+
+pytestmark = pytest.mark.anyio
+
+ENDLESS = SamplingParams(seed=1, ignore_eos=True)
+LIMIT = 30  # seconds; only a hang takes that long
+
+
+@pytest.fixture(params=SIDES)
+def side(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@dataclass
+class Both:
+    oracle: OracleEngine
+    engine: EngineProtocol  # what is tested: the oracle itself, or a client of it
+
+
+@pytest.fixture
+async def both(side: str) -> AsyncIterator[Both]:
+    async with OracleEngine() as oracle, reached(side, oracle) as engine:
+        yield Both(oracle, engine)
+
+
+def slow_down(oracle: OracleEngine) -> None:
+    """The 399 tokens of ENDLESS take 2 s now."""
+    oracle.runner.before_launch = lambda plan: time.sleep(0.005)
+
+
+async def tokens_of(stream: Any) -> list[Token]:
+    with anyio.fail_after(LIMIT):
+        return [token async for token in stream]
+
+
+async def refusal_of(engine: EngineProtocol, *args: Any, **options: Any) -> InvalidRequestError:
+    """The engine may refuse at submission or when the stream is read."""
+    with pytest.raises(InvalidRequestError) as caught, anyio.fail_after(LIMIT):
+        async with engine.stream(*args, **options) as stream:
+            await stream.started()
+    return caught.value
+
+
+async def test_a_stream_is_its_solo_run(both: Both) -> None:
+    params = SamplingParams(seed=5, max_tokens=20, ignore_eos=True)
+    stream = both.engine.stream([1, 2, 3], params, request_id="a:b")
+    assert (stream.request_id, stream.seed) == ("a:b", 5)
+    tokens = await tokens_of(stream)
+    output, reason = both.oracle.solo(5)
+    assert [token.token_id for token in tokens] == output
+    assert [token.finish_reason for token in tokens] == [None] * 19 + [reason]
+    assert [(token.index, token.logprob, token.rank, token.top_logprobs) for token in tokens] == [(0, None, None, None)] * 20
+    completion = stream.completion()
+    assert completion.token_ids == tuple(output)
+    assert (completion.finish_reason, completion.stop_reason) == (FinishReason.MAX_TOKENS, None)
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (3, 20)
+    assert completion.text == "".join(token.text for token in tokens) == both.oracle.tokenizer.decode(output)
+    assert (completion.logprobs, completion.prompt_logprobs, completion.others) == (None, None, ())
+    assert stream.timing.queue is not None
+    assert await tokens_of(stream) == []
+    await stream.aclose()
+    assert idle(both.oracle)
+
+
+async def test_generate_is_the_stream(both: Both) -> None:
+    params = SamplingParams(seed=9, max_tokens=200, ignore_eos=True)
+    stream = both.engine.stream([4, 4], params)
+    await tokens_of(stream)
+    completion = await both.engine.generate([4, 4], params)
+    assert completion.usage.cached_prompt_tokens == stream.usage.cached_prompt_tokens
+    assert completion == stream.completion()
+
+
+async def test_the_cached_part_of_a_prompt_is_told(both: Both) -> None:
+    params = SamplingParams(seed=1, max_tokens=2, ignore_eos=True)
+    prompt = list(range(20))
+    assert (await both.engine.generate(prompt, params)).usage.cached_prompt_tokens == 0
+    assert (await both.engine.generate(prompt, params)).usage.cached_prompt_tokens == 16
+    assert (await both.engine.generate(prompt, params, cache_salt="other")).usage.cached_prompt_tokens == 0
+
+
+async def test_eos_and_stop_tokens(both: Both) -> None:
+    ended = await both.engine.generate([8], SamplingParams(seed=2))
+    output, reason = both.oracle.solo(2)
+    assert reason is FinishReason.EOS
+    assert (ended.finish_reason, ended.stop_reason, ended.token_ids) == (reason, None, tuple(output))
+    stop = output[3]
+    stopped = await both.engine.generate([8], SamplingParams(seed=2, stop_token_ids=(stop,)))
+    assert (stopped.finish_reason, stopped.stop_reason, stopped.token_ids[-1]) == (FinishReason.STOP_TOKEN, stop, stop)
+    assert stopped.text == both.oracle.tokenizer.decode(stopped.token_ids[:-1])
+
+
+async def test_the_reason_comes_with_the_last_token(both: Both) -> None:
+    output = both.oracle.tokenizer.decode(
+        (await both.engine.generate([3], SamplingParams(seed=4, max_tokens=12, ignore_eos=True))).token_ids
+    )
+    stop = output[4:6]
+    tokens = await tokens_of(both.engine.stream([3], SamplingParams(seed=4, max_tokens=12, ignore_eos=True, stop=("never", stop))))
+    assert "".join(token.text for token in tokens) == output[: output.index(stop)]
+    assert [token.finish_reason for token in tokens[:-1]] == [None] * (len(tokens) - 1)
+    assert (tokens[-1].finish_reason, tokens[-1].stop_reason) == (FinishReason.STOP_STRING, stop)
+    assert tokens[-1].token_id >= 0
+
+
+async def test_several_sequences(both: Both) -> None:
+    params = SamplingParams(seed=11, n=3, max_tokens=6, ignore_eos=True)
+    stream = both.engine.stream([2, 3], params)
+    tokens = await tokens_of(stream)
+    first = stream.completion()
+    answers: list[Completion] = [first, *first.others]
+    assert len(answers) == 3
+    for index, answer in enumerate(answers):
+        mine = [token for token in tokens if token.index == index]
+        assert tuple(token.token_id for token in mine) == answer.token_ids
+        assert [token.finish_reason for token in mine] == [None] * 5 + [FinishReason.MAX_TOKENS]
+        assert answer.finish_reason is FinishReason.MAX_TOKENS
+    assert len({answer.token_ids for answer in answers}) == 3
+    assert stream.usage.completion_tokens == 18
+    assert await both.engine.generate([2, 3], params) == first
+
+
+async def test_the_context_ends_an_answer(both: Both) -> None:
+    full = await both.engine.generate([1], SamplingParams(seed=3, ignore_eos=True))
+    assert (full.finish_reason, len(full.token_ids)) == (FinishReason.CONTEXT_LENGTH, 399)
+
+
+async def test_requests_run_in_the_order_of_their_submission(both: Both) -> None:
+    gate = StepGate(both.oracle)
+    blocker = both.engine.stream([1], ENDLESS)
+    await anyio.to_thread.run_sync(gate.held.wait)
+    params = SamplingParams(seed=1, max_tokens=1)
+    names = [f"r{i}" for i in range(20)]
+    streams = [both.engine.stream([1], params, request_id=name) for name in names]
+    await until(lambda: len(both.oracle._registry._by_id) == 21)
+    assert list(both.oracle._registry._by_id)[1:] == names
+    gate.open()
+    await blocker.aclose()
+    for stream in streams:
+        await stream.aclose()
+
+
+class TestOptions:
+    async def test_timeout(self, both: Both) -> None:
+        slow_down(both.oracle)
+        stream = both.engine.stream([1], ENDLESS, timeout=0.2)
+        tokens = await tokens_of(stream)
+        assert tokens[-1].finish_reason is stream.completion().finish_reason is FinishReason.DEADLINE
+        assert len(tokens) < 390
+
+    async def test_numpy_ids(self, both: Both) -> None:
+        params = SamplingParams(seed=5, max_tokens=3, ignore_eos=True)
+        known = await both.engine.generate([1, 2], params)
+        assert await both.engine.generate(np.array([1, 2]), params) == known  # type: ignore[arg-type]
+
+    async def test_a_name_is_free_again_after_the_end(self, both: Both) -> None:
+        for _ in range(3):
+            async with both.engine.stream([1], ENDLESS, request_id="again") as stream:
+                await stream.__anext__()
+        assert (await both.engine.generate([1], SamplingParams(seed=1, max_tokens=1), request_id="again")).token_ids
+
+
+class TestLeaving:
+    async def test_aclose_returns_when_the_pages_are_free(self, both: Both) -> None:
+        stream = both.engine.stream([1] * 50, ENDLESS)
+        await stream.__anext__()
+        assert both.oracle.stats().pages_used > 0
+        await stream.aclose()
+        assert idle(both.oracle)
+        await stream.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await stream.__anext__()
+
+    async def test_break_and_drop(self, both: Both) -> None:
+        slow_down(both.oracle)
+        async for _ in both.engine.stream([1], ENDLESS):
+            break
+        gc.collect()
+        await until(lambda: idle(both.oracle))
+        assert both.oracle.stats().completion_tokens < 300
+
+    async def test_never_read(self, both: Both) -> None:
+        slow_down(both.oracle)
+        stream = both.engine.stream([1], ENDLESS)
+        await stream.started()
+        assert not idle(both.oracle)
+        del stream
+        gc.collect()
+        await until(lambda: idle(both.oracle))
+        assert both.oracle.stats().completion_tokens < 300
+
+    async def test_dropped_at_once(self, both: Both) -> None:
+        both.engine.stream([1], ENDLESS)
+        stream = both.engine.stream([1], ENDLESS)
+        await stream.aclose()
+        with anyio.fail_after(LIMIT):
+            await stream.started()
+        gc.collect()
+        await until(lambda: idle(both.oracle))
+
+    async def test_cancelled_scope(self, both: Both) -> None:
+        with anyio.CancelScope() as scope:
+            async with both.engine.stream([1], ENDLESS) as stream:
+                async for _ in stream:
+                    scope.cancel()
+                    await anyio.sleep_forever()
+        assert idle(both.oracle)
+
+    @pytest.mark.parametrize("whole", [False, True])
+    async def test_cancelled_task_that_waits_for_a_token(self, both: Both, whole: bool) -> None:
+        gate = StepGate(both.oracle, at=2)
+        stream = both.engine.stream([1], ENDLESS)
+        reading = asyncio.ensure_future(both.engine.generate([1], ENDLESS) if whole else tokens_of(stream))
+        await stream.started()
+        await anyio.to_thread.run_sync(gate.held.wait)
+        reading.cancel()
+        gate.open()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        if whole:
+            await stream.aclose()
+        else:
+            assert (await tokens_of(stream))[-1].finish_reason is FinishReason.CANCELLED
+        await until(lambda: idle(both.oracle))
+
+    async def test_closed_while_another_task_reads(self, both: Both) -> None:
+        gate = StepGate(both.oracle, at=2)
+        stream = both.engine.stream([1], ENDLESS)
+        reading = asyncio.ensure_future(tokens_of(stream))
+        await anyio.to_thread.run_sync(gate.held.wait)
+        with pytest.raises(anyio.BusyResourceError):
+            await tokens_of(stream)
+        gate.open()
+        await stream.aclose()
+        await reading
+        assert idle(both.oracle)
+
+    async def test_a_slow_reader_parks_the_request(self, side: str) -> None:
+        async with OracleEngine(max_unread_tokens=4, num_pages=4000) as oracle, reached(side, oracle) as engine:
+            stream = engine.stream([1], ENDLESS)
+            await until(lambda: oracle.stats().parked or oracle.stats().completion_tokens >= 399)
+            other = await engine.generate([2], SamplingParams(seed=2, max_tokens=3, ignore_eos=True))
+            assert len(other.token_ids) == 3
+            tokens = await tokens_of(stream)
+            assert [token.token_id for token in tokens] == oracle.solo(1)[0]
+
+
+class TestCancelling:
+    async def test_from_outside(self, both: Both) -> None:
+        stream = both.engine.stream([1], ENDLESS, request_id="x")
+        token = await stream.__anext__()
+        assert token.token_id == both.oracle.solo(1)[0][0]
+        assert await both.engine.cancel("x") is True
+        assert both.oracle.stats().pages_used == 0
+        tokens = await tokens_of(stream)
+        assert tokens[-1] == Token(0, -1, tokens[-1].text, finish_reason=FinishReason.CANCELLED)
+        assert stream.completion().finish_reason is FinishReason.CANCELLED
+        assert await both.engine.cancel("x") is False
+        assert await both.engine.cancel("never") is False
+
+    async def test_all_sequences_close(self, both: Both) -> None:
+        stream = both.engine.stream([1], SamplingParams(seed=1, n=3, ignore_eos=True), request_id="x")
+        await stream.__anext__()
+        await both.engine.cancel("x")
+        closing = [token for token in await tokens_of(stream) if token.finish_reason is not None]
+        assert sorted((token.index, token.token_id) for token in closing) == [(0, -1), (1, -1), (2, -1)]
+        assert {token.finish_reason for token in closing} == {FinishReason.CANCELLED}
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("args", "options", "fields"),
+        [
+            (([],), {}, ["prompt"]),
+            (("",), {}, ["prompt"]),
+            (([50],), {}, ["prompt"]),
+            (([-1],), {}, ["prompt"]),
+            (([1.5],), {}, ["prompt"]),
+            ((b"bytes",), {}, ["prompt"]),
+            ((7,), {}, ["prompt"]),
+            (([{"role": "user", "content": "no template"}],), {}, ["prompt"]),
+            (([1], SamplingParams(logprobs=21)), {}, ["logprobs"]),
+            (([1], SamplingParams(prompt_logprobs=21)), {}, ["prompt_logprobs"]),
+            (([1], SamplingParams(stop_token_ids=(50,))), {}, ["stop_token_ids"]),
+            (([1], SamplingParams(banned_token_ids=(50,))), {}, ["banned_token_ids"]),
+            (([1], SamplingParams(logit_bias={50: 1.0})), {}, ["logit_bias"]),
+            (([1], {"max_tokens": 4}), {}, ["params"]),
+            (([1],), {"priority": 101, "tenant": "t" * 129}, ["priority", "tenant"]),
+            (([1],), {"request_id": "a b", "timeout": 0}, ["request_id", "timeout"]),
+            (([1],), {"cache_salt": 3}, ["cache_salt"]),
+        ],
+    )  # fmt: skip
+    async def test_bad_requests_name_their_fields(self, both: Both, args: Any, options: dict[str, Any], fields: list[str]) -> None:
+        error = await refusal_of(both.engine, *args, **options)
+        assert type(error) is InvalidRequestError
+        assert [violation.field for violation in error.violations] == fields
+        assert all(violation.description for violation in error.violations)
+        await until(lambda: idle(both.oracle))
+
+    async def test_too_long(self, both: Both) -> None:
+        error = await refusal_of(both.engine, [1] * 400)
+        assert isinstance(error, ContextLengthError)
+        assert (error.field, error.limit, error.got) == ("prompt", 400, 401)
+        error = await refusal_of(both.engine, [1] * 10, SamplingParams(max_tokens=391))
+        assert isinstance(error, ContextLengthError)
+        assert (error.field, error.limit, error.got) == ("max_tokens", 400, 401)
+
+    async def test_more_than_the_cache_holds(self, side: str) -> None:
+        async with OracleEngine(num_pages=10) as oracle, reached(side, oracle) as engine:
+            error = await refusal_of(engine, [1] * 41)
+            assert isinstance(error, KVCapacityError)
+            assert (error.field, error.limit, error.got) == ("prompt", 36, 42)  # a page is kept back
+
+    async def test_a_name_in_use(self, both: Both) -> None:
+        async with both.engine.stream([1], ENDLESS, request_id="mine") as stream:
+            await stream.started()
+            error = await refusal_of(both.engine, [1], ENDLESS, request_id="mine")
+            assert isinstance(error, RequestIdInUseError)
+            assert error.field == "request_id"
+            assert (await stream.__anext__()).token_id >= 0  # the first is not disturbed
+        assert idle(both.oracle)
+
+    async def test_a_full_queue(self, side: str) -> None:
+        async with OracleEngine(max_queued_requests=1) as oracle, reached(side, oracle) as engine:
+            gate = StepGate(oracle)
+            waiting = engine.stream([1], ENDLESS)  # its first step is not over
+            await anyio.to_thread.run_sync(gate.held.wait)
+            try:
+                with pytest.raises(QueueFullError, match="max_queued_requests is 1"), anyio.fail_after(LIMIT):
+                    await tokens_of(engine.stream([1], ENDLESS))
+            finally:
+                gate.open()
+            await waiting.aclose()
+
+    async def test_an_error_is_told_again(self, both: Both) -> None:
+        stream = both.engine.stream("word " * 500, ENDLESS)  # not in this vocabulary; long enough to be tokenized in the background
+        for _ in range(2):
+            with pytest.raises(InvalidRequestError):
+                await stream.started()
+        with pytest.raises(InvalidRequestError):
+            await stream.__anext__()
+
+
+class TestLifeCycle:
+    async def test_closing_ends_streams(self, side: str) -> None:
+        async with OracleEngine() as oracle:
+            async with reached(side, oracle) as engine:
+                stream = engine.stream([1], ENDLESS)
+                await stream.__anext__()
+                late = engine.stream([1], ENDLESS)
+                await engine.aclose()
+            for one in (stream, late):
+                assert (await tokens_of(one))[-1].finish_reason is FinishReason.CANCELLED
+            with pytest.raises(EngineStateError, match="closed"):
+                engine.stream([1])
+            assert not engine.healthy
+            await engine.aclose()
+            if side != SIDES[0]:
+                assert idle(oracle)
+
+    async def test_starting_twice(self, both: Both) -> None:
+        with pytest.raises(EngineStateError, match="started before"):
+            await both.engine.start()
+        assert both.engine.healthy

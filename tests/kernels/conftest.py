@@ -1,0 +1,19 @@
+"""The kernels of every level that this CPU supports, compiled once per machine."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from aengine.kernels.cpu import CpuKernels, Level, load_level, supported_levels
+
+
+@cache
+def loaded(level: Level) -> CpuKernels:
+    return load_level(level)
+
+
+@pytest.fixture(scope="session", params=supported_levels(), ids=lambda level: level.value)
+def kernels(request: pytest.FixtureRequest) -> CpuKernels:
+    return loaded(request.param)

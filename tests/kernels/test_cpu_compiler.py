@@ -1,0 +1,150 @@
+"""Levels, and what is compiled when: on sources that take no time to compile, except where a library is loaded."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from aengine.errors import ConfigError
+from aengine.kernels.cpu import KernelsUnavailableError, Level, load_kernels, supported_levels
+from aengine.kernels.cpu.compiler import build, prebuilt_name
+from aengine.kernels.cpu.levels import chosen_level
+
+CODE = 'extern "C" int answer() { return 42; }\n'
+
+
+@pytest.fixture
+def sources(tmp_path: pathlib.Path) -> pathlib.Path:
+    directory = tmp_path / "src"
+    directory.mkdir()
+    (directory / "kernels.cpp").write_text(CODE)
+    (directory / "other.h").write_text("\n")
+    return directory
+
+
+@pytest.fixture
+def environ(tmp_path: pathlib.Path) -> dict[str, str]:
+    """A compiler that notes each compilation, and a cache of the test's own."""
+    script = tmp_path / "cxx"
+    script.write_text(f'#!/bin/sh\ncase "$*" in *--version*) ;; *) echo compiled >> {tmp_path}/log ;; esac\nexec c++ "$@"\n')
+    script.chmod(0o755)
+    return {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path / "cache"), "CXX": str(script)}
+
+
+def compilations(tmp_path: pathlib.Path) -> int:
+    log = tmp_path / "log"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def test_a_second_build_does_not_compile(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
+    first = build(Level.PORTABLE, environ, sources)
+    assert first.path.parent == tmp_path / "cache" / "aengine"
+    assert not first.temporary
+    assert build(Level.PORTABLE, environ, sources) == first
+    assert compilations(tmp_path) == 1
+    assert [path.name for path in first.path.parent.iterdir()] == [first.path.name]  # no partial file is left
+
+
+def test_whatever_shapes_the_result_compiles_anew(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
+    paths = {build(Level.PORTABLE, environ, sources).path}
+    (sources / "other.h").write_text("// changed\n")
+    paths.add(build(Level.PORTABLE, environ, sources).path)
+    paths.add(build(Level.PORTABLE, {**environ, "CXX": f"{environ['CXX']} -g"}, sources).path)
+    if Level.AVX2 in supported_levels():
+        paths.add(build(Level.AVX2, environ, sources).path)
+        assert compilations(tmp_path) == len(paths) == 4
+    else:
+        assert compilations(tmp_path) == len(paths) == 3
+
+
+def test_a_library_of_the_package_is_preferred(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
+    shipped = tmp_path / "prebuilt"
+    shipped.mkdir()
+    (shipped / prebuilt_name(Level.PORTABLE, sources)).write_bytes(b"")
+    assert build(Level.PORTABLE, environ, sources, shipped).path.parent == shipped
+    assert compilations(tmp_path) == 0
+    (sources / "other.h").write_text("// changed\n")
+    assert build(Level.PORTABLE, environ, sources, shipped).path.parent != shipped
+
+
+def test_without_a_compiler_there_is_a_reason(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
+    without = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    with pytest.raises(KernelsUnavailableError, match="there is no C\\+\\+ compiler: none of c\\+\\+, g\\+\\+, clang\\+\\+"):
+        build(Level.PORTABLE, without, sources)
+    with pytest.raises(KernelsUnavailableError, match="'nothing-like-it', does not exist"):
+        build(Level.PORTABLE, {**without, "CXX": "nothing-like-it"}, sources)
+
+
+def test_a_failing_compiler_gives_one_line(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
+    (sources / "kernels.cpp").write_text("#error told so\nint x = ;\n")
+    with pytest.raises(KernelsUnavailableError, match="told so") as caught:
+        build(Level.PORTABLE, environ, sources)
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "cache" / "aengine").iterdir()) == []
+
+
+def test_an_unwritable_cache_costs_a_compilation_each_time(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
+    (tmp_path / "cache").write_text("a file where a directory should be")
+    first, second = (build(Level.PORTABLE, environ, sources) for _ in range(2))
+    for built in (first, second):
+        assert built.temporary
+        assert built.path.is_file()
+        built.path.unlink()
+        built.path.parent.rmdir()
+    assert compilations(tmp_path) == 2
+
+
+def test_two_processes_at_once(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
+    """Both get a whole library, whoever is first."""
+    code = textwrap.dedent(f"""
+        import ctypes, os, pathlib
+        from aengine.kernels.cpu.compiler import build
+        from aengine.kernels.cpu.levels import Level
+        built = build(Level.PORTABLE, os.environ, pathlib.Path({str(sources)!r}))
+        assert ctypes.CDLL(str(built.path)).answer() == 42
+        print(built.path)
+    """)
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    paths = {process.communicate(timeout=120)[0] for process in started}
+    assert [process.returncode for process in started] == [0, 0]
+    assert len(paths) == 1
+    assert len(list((tmp_path / "cache" / "aengine").iterdir())) == 1
+
+
+def test_the_level_of_the_environment() -> None:
+    best, *_, least = supported_levels()
+    assert chosen_level({}) is best
+    assert chosen_level({"AENGINE_CPU_LEVEL": least.value}) is least is Level.PORTABLE
+    with pytest.raises(KernelsUnavailableError, match="AENGINE_CPU_LEVEL is torch"):
+        chosen_level({"AENGINE_CPU_LEVEL": "torch"})
+    with pytest.raises(ConfigError, match="'sse9' is not one of portable, neon, avx2"):
+        chosen_level({"AENGINE_CPU_LEVEL": "sse9"})
+    impossible = next(level for level in Level if level not in supported_levels())
+    with pytest.raises(ConfigError, match=f"'{impossible.value}' is not possible on this CPU; possible are {best.value}"):
+        chosen_level({"AENGINE_CPU_LEVEL": impossible.value})
+
+
+def test_a_library_of_another_version_is_refused(tmp_path: pathlib.Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from aengine.kernels.cpu import compiler
+
+    shipped = tmp_path / "prebuilt"
+    shipped.mkdir()
+    source = tmp_path / "old.cpp"
+    source.write_text('extern "C" const char* aengine_level() { return "portable"; }\n')
+    subprocess.run(["c++", "-shared", "-fPIC", str(source), "-o", str(shipped / prebuilt_name(Level.PORTABLE))], check=True)
+    monkeypatch.setattr(compiler.build, "__defaults__", (compiler.SOURCES, shipped))
+    with pytest.raises(KernelsUnavailableError, match="another version"):
+        load_kernels({**environ, "AENGINE_CPU_LEVEL": "portable"})
+
+
+def test_torch_and_the_kernels_share_one_openmp(kernels) -> None:
+    with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
+        runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libomp" in line or "libiomp" in line}
+    assert len(runtimes) == 1, runtimes

@@ -1,0 +1,249 @@
+"""Whole stacks against `models/decoder.py`: random models of each family, over chunked prompts and decodes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, TorchNativeBackend, build_layout
+from aengine.kernels.cpu import CpuKernels, DecoderStack, KvPool, Workspace, unsupported
+from aengine.layers.rotary import cos_sin_cache
+from aengine.models.batch import ForwardBatch
+from aengine.models.decoder import Decoder
+from aengine.models.spec import ModelSpec, read_spec
+from aengine.models.weights import drawn_weights
+
+CPU = torch.device("cpu")
+POSITIONS = 256
+TINY = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": POSITIONS,
+    "initializer_range": 0.15,
+}
+FAMILIES = {
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen3-tied-biased-odd": (
+        "Qwen3",
+        {"head_dim": 48, "tie_word_embeddings": True, "attention_bias": True, "hidden_size": 50, "intermediate_size": 71},
+    ),
+    "qwen3-partly-windowed": ("Qwen3", {"head_dim": 16, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen2": ("Qwen2", {}),
+    "llama-mha": ("Llama", {"num_key_value_heads": 4}),
+    "llama-all-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
+    "mistral-windowed": ("Mistral", {"sliding_window": 11, "head_dim": 80}),
+}
+CHUNKS = [  # per step: pairs of a sequence and how many of its tokens are computed
+    [(0, 37)],
+    [(0, 1), (1, 20), (2, 3)],
+    [(0, 1), (2, 1), (1, 45)],
+    [(0, 1), (1, 1), (2, 1), (3, 130)],
+    [(3, 1)],
+    [(0, 1), (1, 1), (2, 1), (3, 1)],
+]
+
+
+def tiny_spec(name: str) -> ModelSpec:
+    prefix, changes = FAMILIES[name]
+    return read_spec({"architectures": [f"{prefix}ForCausalLM"], **TINY, **changes})
+
+
+def random_weights(spec: ModelSpec) -> dict[str, Tensor]:
+    weights = {name: torch.cat(parts) for name, parts in drawn_weights(spec, torch.float32, CPU, seed=3)}
+    torch.manual_seed(4)
+    for name, weight in weights.items():
+        if "norm" in name:
+            weight.uniform_(0.5, 1.5)
+        elif name.endswith("bias"):
+            weight.normal_(0.0, 0.1)
+    return weights
+
+
+def layouts(page_size: int) -> list[StepLayout]:
+    pages = -(-POSITIONS // page_size)
+    table = (1 + np.random.default_rng(0).permutation(4 * pages)).reshape(4, pages).astype(np.int32)
+    computed = np.zeros(4, dtype=np.int32)
+    steps = []
+    for chunks in CHUNKS:
+        rows, lengths = np.array(chunks, dtype=np.int32).T
+        rows, lengths = np.ascontiguousarray(rows), np.ascontiguousarray(lengths)
+        decodes = int((lengths == 1).sum())
+        steps.append(build_layout(rows, decodes, computed[rows], lengths, table, page_size))
+        computed[rows] += lengths
+    return steps
+
+
+def num_pages(page_size: int) -> int:
+    return 1 + 4 * -(-POSITIONS // page_size)
+
+
+def token_ids(layout: StepLayout, step: int) -> Tensor:
+    return torch.randint(0, TINY["vocab_size"], (layout.num_tokens,), generator=torch.Generator().manual_seed(step), dtype=torch.int32)
+
+
+@torch.no_grad()
+def torch_logits(spec: ModelSpec, weights: dict[str, Tensor], dtype: torch.dtype, steps: list[StepLayout]) -> list[Tensor]:
+    """Of all tokens of each step."""
+    decoder = Decoder.build(spec, {name: weight.to(dtype) for name, weight in weights.items()}, POSITIONS)
+    page_size = steps[0].page_size
+    attention = AttentionSpec(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim**-0.5, spec.windows, page_size, dtype, CPU)
+    backend = TorchNativeBackend(attention)
+    backend.allocate(num_pages(page_size))
+    names = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "slot_mapping")
+    out = []
+    for number, layout in enumerate(steps):
+        metadata = AttentionMetadata(layout, *(torch.from_numpy(getattr(layout, name)) for name in names))
+        everything = torch.arange(layout.num_tokens, dtype=torch.int32)
+        batch = ForwardBatch(token_ids(layout, number), torch.from_numpy(layout.positions), everything, backend.plan(metadata))
+        out.append(decoder.logits(decoder(batch), batch))
+    return out
+
+
+def stack_of(workspace: Workspace, spec: ModelSpec, weights: dict[str, Tensor], dtype: torch.dtype, **options) -> DecoderStack:
+    """Fused weights are handed over in two parts."""
+    parts = ((name, weight.to(dtype).tensor_split(2) if weight.dim() == 2 else [weight]) for name, weight in weights.items())
+    return DecoderStack(workspace, spec, parts, cos_sin_cache(spec.rope, POSITIONS, CPU), dtype=dtype, **options)
+
+
+def pool_of(spec: ModelSpec, dtype: torch.dtype, page_size: int) -> KvPool:
+    shape = {"num_layers": spec.num_layers, "num_kv_heads": spec.num_kv_heads, "head_dim": spec.head_dim}
+    return KvPool(**shape, num_pages=num_pages(page_size), page_size=page_size, dtype=dtype)
+
+
+def hidden_states(workspace: Workspace, stack: DecoderStack, pool: KvPool, steps: list[StepLayout]) -> list[Tensor]:
+    return [
+        stack.run(workspace, pool, layout, token_ids(layout, number), torch.arange(layout.num_tokens))
+        for number, layout in enumerate(steps)
+    ]
+
+
+@pytest.mark.parametrize("page_size", [4, 16, 32])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_gives_the_decoders_logits(kernels: CpuKernels, family: str, page_size: int) -> None:
+    spec = tiny_spec(family)
+    weights, steps = random_weights(spec), layouts(page_size)
+    workspace = Workspace(kernels, 2)
+    stack = stack_of(workspace, spec, weights, torch.float32)
+    hidden = hidden_states(workspace, stack, pool_of(spec, torch.float32, page_size), steps)
+    for mine, expected in zip(hidden, torch_logits(spec, weights, torch.float32, steps), strict=True):
+        logits = stack.logits(workspace, mine)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(stack.greedy(workspace, mine), logits.argmax(-1))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+def test_bf16_is_as_near_to_float32_as_torch(kernels: CpuKernels, family: str) -> None:
+    spec = tiny_spec(family)
+    weights, steps = random_weights(spec), layouts(16)
+    rounded = {name: weight.bfloat16().float() for name, weight in weights.items()}
+    exact = torch.cat(torch_logits(spec, rounded, torch.float32, steps))
+    torchs = torch.cat(torch_logits(spec, weights, torch.bfloat16, steps))
+    workspace = Workspace(kernels, 2)
+    stack = stack_of(workspace, spec, weights, torch.bfloat16)
+    hidden = torch.cat(hidden_states(workspace, stack, pool_of(spec, torch.bfloat16, 16), steps))
+    assert (stack.logits(workspace, hidden) - exact).norm() <= (torchs - exact).norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int8_is_near(kernels: CpuKernels, dtype: torch.dtype) -> None:
+    """Relative error of the logits of these three layers: about 4 %."""
+    spec = tiny_spec("qwen3")
+    weights, steps = random_weights(spec), layouts(16)
+    exact = torch.cat(torch_logits(spec, weights, torch.float32, steps))
+    workspace = Workspace(kernels, 2)
+    stack = stack_of(workspace, spec, weights, dtype, int8=True)
+    assert stack.nbytes < 1.2 * sum(weight.numel() for weight in weights.values())
+    logits = stack.logits(workspace, torch.cat(hidden_states(workspace, stack, pool_of(spec, dtype, 16), steps)))
+    assert (logits - exact).norm() < 0.06 * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("int8", [False, True])
+def test_bits_do_not_depend_on_threads_or_on_who_is_wanted(kernels: CpuKernels, dtype: torch.dtype, int8: bool) -> None:
+    spec = tiny_spec("qwen3-partly-windowed")
+    weights, steps = random_weights(spec), layouts(16)
+    stack = stack_of(Workspace(kernels, 1), spec, weights, dtype, int8=int8)
+    expected = hidden_states(Workspace(kernels, 1), stack, pool_of(spec, dtype, 16), steps)
+    for threads in (2, 4, 7):
+        workspace, pool = Workspace(kernels, threads), pool_of(spec, dtype, 16)
+        for number, layout in enumerate(steps):
+            last = torch.from_numpy(layout.qo_indptr[1:] - 1).flip(0)
+            wanted = last if threads != 4 else last[:0]
+            hidden = stack.run(workspace, pool, layout, token_ids(layout, number), wanted)
+            assert torch.equal(hidden, expected[number][wanted.long()])
+
+
+def test_two_engines_in_one_process(kernels: CpuKernels) -> None:
+    """Steps of two models of different sizes, alternating, each with its own workspace and pool."""
+    results = []
+    for alternating in (False, True):
+        made = []
+        for family in ("qwen3", "llama-mha"):
+            spec, workspace = tiny_spec(family), Workspace(kernels, 2)
+            stack = stack_of(workspace, spec, random_weights(spec), torch.float32)
+            made.append((workspace, stack, pool_of(spec, torch.float32, 16)))
+        steps = layouts(16)
+        if alternating:
+            rows = [[], []]
+            for number, layout in enumerate(steps):
+                for one, (workspace, stack, pool) in zip(rows, made, strict=True):
+                    one.append(stack.run(workspace, pool, layout, token_ids(layout, number), torch.arange(layout.num_tokens)))
+            results.append(rows)
+        else:
+            results.append([hidden_states(workspace, stack, pool, steps) for workspace, stack, pool in made])
+    for apart, mixed in zip(*results, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(apart, mixed, strict=True))
+
+
+def test_a_refused_step_writes_nothing(kernels: CpuKernels) -> None:
+    spec = tiny_spec("qwen3")
+    workspace = Workspace(kernels, 1)
+    stack = stack_of(workspace, spec, random_weights(spec), torch.float32)
+    pool = pool_of(spec, torch.float32, 16)
+    layout = layouts(16)[0]
+    ids, wanted = token_ids(layout, 0), torch.tensor([36])
+    for bad in (-1, spec.vocab_size):
+        changed = ids.clone()
+        changed[36] = bad
+        with pytest.raises(ValueError, match="a token id"):
+            stack.run(workspace, pool, layout, changed, wanted)
+    for bad_token in (-1, 37):
+        with pytest.raises(ValueError, match="wanted"):
+            stack.run(workspace, pool, layout, ids, torch.tensor([bad_token]))
+    with pytest.raises(ValueError, match="a position"):
+        stack.run(workspace, pool, dataclasses.replace(layout, positions=layout.positions + POSITIONS), ids, wanted)
+    with pytest.raises(ValueError, match="36 token ids for 37"):
+        stack.run(workspace, pool, layout, ids[:36], wanted)
+    assert not any(memory.any() for memory in pool._memory)
+    with pytest.raises(ValueError, match="are not the model's"):
+        stack.run(workspace, pool_of(spec, torch.bfloat16, 16), layout, ids, wanted)
+
+
+def test_weights_are_checked(kernels: CpuKernels) -> None:
+    spec = tiny_spec("llama-all-biases")
+    weights = random_weights(spec)
+    workspace = Workspace(kernels, 1)
+    without = {name: weight for name, weight in weights.items() if name != "layers.2.down.weight" and name != "layers.2.down.bias"}
+    with pytest.raises(ValueError, match=r"layers\.2\.down\.weight is missing"):
+        stack_of(workspace, spec, without, torch.float32)
+    with pytest.raises(ValueError, match=r"layers\.9\.down\.weight is not a weight"):
+        stack_of(workspace, spec, {**weights, "layers.9.down.weight": weights["layers.2.down.weight"]}, torch.float32)
+    with pytest.raises(ValueError, match=r"norm\.weight has shape \(63,\); the model's is \(64,\)"):
+        stack_of(workspace, spec, {**weights, "norm.weight": torch.ones(63)}, torch.float32)
+
+
+def test_what_is_not_supported() -> None:
+    spec = tiny_spec("qwen3")
+    assert unsupported(spec, torch.float32) is None
+    assert unsupported(spec, torch.bfloat16) is None
+    assert "float16" in (unsupported(spec, torch.float16) or "")
+    for head_dim in (8, 24, 272):
+        assert f"head_dim {head_dim}" in (unsupported(dataclasses.replace(spec, head_dim=head_dim), torch.float32) or "")

@@ -1,0 +1,142 @@
+"""AdminService over a real channel on the demo model. Who may call it is tested elsewhere: here everyone may."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from grpc import aio
+from grpc_harness import stream_request, text_spec
+
+from aengine import AsyncEngine, InvalidRequestError
+from aengine.server.admin import AdminServicer
+from aengine.server.admission import Admission
+from aengine.server.generation import GenerationServicer
+from aengine.server.source import Backend
+from aengine.v1.admin_service_pb2 import (
+    PAUSE_MODE_CANCEL,
+    PAUSE_MODE_KEEP,
+    ContinueGenerationRequest,
+    DrainRequest,
+    FlushCacheRequest,
+    PauseGenerationRequest,
+)
+from aengine.v1.admin_service_pb2_grpc import AdminServiceStub, add_AdminServiceServicer_to_server
+from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_MAX_TOKENS
+from aengine.v1.generation_service_pb2 import GenerateRequest
+from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub, add_GenerationServiceServicer_to_server
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class Administered:
+    engine: AsyncEngine
+    admin: Any
+    generation: Any
+    graces: list[float | None] = field(default_factory=list)  # of the drains
+
+
+@asynccontextmanager
+async def administered(engine: AsyncEngine) -> AsyncIterator[Administered]:
+    admission, graces = Admission(), []
+    server = aio.server()
+    add_AdminServiceServicer_to_server(AdminServicer(engine, admission, graces.append), server)
+    add_GenerationServiceServicer_to_server(GenerationServicer(Backend(engine, admission)), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with anyio.fail_after(30):
+                yield Administered(engine, AdminServiceStub(channel), GenerationServiceStub(channel), graces)
+    finally:
+        await server.stop(None)
+
+
+@pytest.fixture(scope="module")
+async def engine() -> AsyncIterator[AsyncEngine]:
+    async with AsyncEngine("demo", kv_cache_memory=64 * 1024 * 1024) as running:
+        yield running
+
+
+def unending(request_id: str) -> Any:
+    request = stream_request("It is a truth", request_id=request_id)
+    request.spec.stopping.max_tokens, request.spec.stopping.ignore_eos = 200, True
+    return request
+
+
+async def test_the_prefix_cache_is_emptied(engine: AsyncEngine) -> None:
+    async with administered(engine) as serve:
+        await serve.generation.Generate(GenerateRequest(spec=text_spec("It is a truth universally acknowledged. " * 8)))
+        await serve.admin.PauseGeneration(PauseGenerationRequest())
+        cached = engine.stats().cached_tokens
+        assert cached > 0
+        freed = (await serve.admin.FlushCache(FlushCacheRequest())).freed_pages
+        assert (freed * engine.config.page_size, engine.stats().cached_tokens) == (cached, 0)
+        assert (await serve.admin.FlushCache(FlushCacheRequest())).freed_pages == 0
+        await serve.admin.ContinueGeneration(ContinueGenerationRequest())
+
+
+@pytest.mark.parametrize("mode", [None, PAUSE_MODE_KEEP])
+async def test_a_pause_holds_requests_and_they_go_on(engine: AsyncEngine, mode: int | None) -> None:
+    async with administered(engine) as serve:
+        running = serve.generation.StreamGenerate(unending("running"))
+        await anext(aiter(running))
+        answer = await serve.admin.PauseGeneration(PauseGenerationRequest(mode=mode))
+        assert (answer.cancelled_requests, engine.stats().paused) == (0, True)
+        steps = engine.stats().steps
+        waiting = serve.generation.StreamGenerate(unending("waiting"))
+        await anext(aiter(waiting))  # accepted
+        await serve.admin.FlushCache(FlushCacheRequest())  # goes through the step thread, which takes no step for it
+        assert engine.stats().steps == steps
+        await serve.admin.ContinueGeneration(ContinueGenerationRequest())
+        await serve.admin.ContinueGeneration(ContinueGenerationRequest())  # nothing is paused any more
+        for stream in (running, waiting):
+            *_, ended, _ = [response.event async for response in stream]
+            assert (ended.sequence_finished.finish.reason, ended.sequence_finished.num_tokens) == (FINISH_REASON_MAX_TOKENS, 200)
+        assert not engine.stats().paused
+
+
+async def test_a_pause_that_cancels_ends_what_is_in_flight(engine: AsyncEngine) -> None:
+    async with administered(engine) as serve:
+        streams = [serve.generation.StreamGenerate(unending(f"number-{index}")) for index in range(2)]
+        for stream in streams:
+            await anext(aiter(stream))
+        answer = await serve.admin.PauseGeneration(PauseGenerationRequest(mode=PAUSE_MODE_CANCEL))
+        assert (answer.cancelled_requests, engine.stats().paused, engine.stats().pages_used) == (2, True, 0)
+        for stream in streams:
+            *_, ended, _ = [response.event async for response in stream]
+            assert ended.sequence_finished.finish.reason == FINISH_REASON_CANCELLED
+        await serve.admin.ContinueGeneration(ContinueGenerationRequest())
+        assert (await serve.generation.Generate(GenerateRequest(spec=unending("later").spec))).usage.completion_tokens == 200
+
+
+async def test_a_drain_is_asked_for_with_its_grace(engine: AsyncEngine) -> None:
+    async with administered(engine) as serve:
+        assert (await serve.admin.Drain(DrainRequest())).requests_in_flight == 0
+        stream = serve.generation.StreamGenerate(unending("running"))
+        await anext(aiter(stream))
+        for grace in (Duration(), Duration(seconds=1, nanos=500_000_000)):
+            assert (await serve.admin.Drain(DrainRequest(grace=grace))).requests_in_flight == 1
+        assert serve.graces == [None, 0.0, 1.5]
+        stream.cancel()
+
+
+@pytest.mark.parametrize("grace", [Duration(seconds=-1), Duration(nanos=-1)])
+async def test_a_grace_below_zero_is_refused(engine: AsyncEngine, grace: Duration) -> None:
+    graces: list[float | None] = []
+    with pytest.raises(InvalidRequestError, match=r"grace: -.* s is not 0 s or more"):
+        await AdminServicer(engine, Admission(), graces.append).Drain(DrainRequest(grace=grace), None)  # type: ignore[arg-type]
+    assert graces == []
+
+
+async def test_an_unknown_mode_is_refused(engine: AsyncEngine) -> None:
+    request = PauseGenerationRequest.FromString(b"\x08\x07")
+    with pytest.raises(InvalidRequestError, match=r"mode: 7 is none of 1 \(PAUSE_MODE_KEEP\)"):
+        await AdminServicer(engine, Admission(), lambda grace: None).PauseGeneration(request, None)  # type: ignore[arg-type]
+    assert not engine.stats().paused

@@ -1,0 +1,212 @@
+"""BatchGenerate: each request answered when it is whole, and failing alone."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import pytest
+from fake_engine import FakeEngine, tokens
+from grpc import aio
+from grpc_harness import failure_of, serving, text_spec
+from oracle_engine import OracleEngine, StepGate, idle, until
+
+from aengine.errors import QueueFullError
+from aengine.outputs import FinishReason, Token
+from aengine.server.admission import Admission
+from aengine.server.batch import MAX_REQUESTS, MAX_UNSENT, batch_responses
+from aengine.server.source import Backend
+from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, GenerationSpec, OutputOptions, StreamOptions
+from aengine.v1.generation_service_pb2 import (
+    BatchGenerateRequest,
+    BatchGenerateResponse,
+    CancelRequestsRequest,
+    GenerateRequest,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+def batch(*request_ids: str | None, **fields: Any) -> BatchGenerateRequest:
+    return BatchGenerateRequest(requests=[GenerateRequest(spec=text_spec(**fields), request_id=name) for name in request_ids])
+
+
+def oracle_spec(seed: int, max_tokens: int) -> GenerationSpec:
+    spec = GenerationSpec(output=OutputOptions(token_ids=True))
+    spec.prompt.token_ids.ids.extend([3, 1, 4])
+    spec.sampling.seed, spec.stopping.max_tokens, spec.stopping.ignore_eos = seed, max_tokens, True
+    return spec
+
+
+async def read(call: Any) -> BatchGenerateResponse:
+    response: BatchGenerateResponse = await anext(aiter(call))
+    return response
+
+
+async def test_answers_come_in_the_order_of_their_ends(engine: FakeEngine) -> None:
+    async with serving(engine) as serve:
+        call = serve.generation.BatchGenerate(batch("a", "b", "c", stream=StreamOptions(resumable=True)))
+        streams = [await engine.submitted.get() for _ in range(3)]
+        assert [stream.request_id for stream in streams] == ["a", "b", "c"]
+        for index in (2, 0, 1):
+            streams[index].push(tokens("x", str(index)))
+            told = await read(call)
+            assert (told.index, told.response.request_id, told.response.sequences[0].text) == (index, "abc"[index], f"x{index}")
+        assert [response async for response in call] == []
+        assert serve.server.in_flight == 0
+
+
+async def test_an_answer_is_that_of_generate() -> None:
+    async with OracleEngine() as engine, serving(engine) as serve:
+        specs = [oracle_spec(seed, 10 + seed) for seed in range(100)]
+        request = BatchGenerateRequest(requests=[GenerateRequest(spec=spec, request_id=f"r{i}") for i, spec in enumerate(specs)])
+        answers = {told.index: told.response async for told in serve.generation.BatchGenerate(request)}
+        assert sorted(answers) == list(range(100))
+        for seed, answer in answers.items():
+            assert list(answer.sequences[0].token_ids) == engine.solo(seed)[0]
+        alone = await serve.generation.Generate(request.requests[7])
+        for response in (alone, answers[7]):
+            response.ClearField("timing")
+            response.usage.ClearField("cached_prompt_tokens")
+        assert alone == answers[7]
+        assert idle(engine)
+
+
+@pytest.mark.parametrize("count", [0, MAX_REQUESTS + 1])
+async def test_too_few_and_too_many_are_refused(engine: FakeEngine, count: int) -> None:
+    async with serving(engine) as serve:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await read(serve.generation.BatchGenerate(batch(*[None] * count)))
+    failure = failure_of(caught.value)
+    assert (failure.code, failure.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["requests"])
+    assert f"{count} requests are not 1 to 1024" in failure.message
+    assert engine.submitted.empty()
+
+
+async def test_as_many_as_there_may_be() -> None:
+    async with OracleEngine() as engine, serving(engine) as serve:
+        requests = [GenerateRequest(spec=oracle_spec(seed, 1)) for seed in range(MAX_REQUESTS)]
+        answers = [
+            told.index
+            async for told in serve.generation.BatchGenerate(BatchGenerateRequest(requests=requests))
+            if told.HasField("response")
+        ]
+        assert sorted(answers) == list(range(MAX_REQUESTS))
+
+
+async def test_what_fails_fails_alone(engine: FakeEngine) -> None:
+    engine.script = tokens("fine")
+    request = batch("a", "b", "c", "a")
+    request.requests[1].spec.sampling.top_p = 2
+    request.requests[2].spec.model = "other"
+    async with serving(engine) as serve:
+        told = {answer.index: answer async for answer in serve.generation.BatchGenerate(request)}
+    assert told[0].response.sequences[0].text == "fine"
+    errors = [(told[index].error.code, told[index].error.reason) for index in (1, 2, 3)]
+    assert errors == [(3, "INVALID_FIELD"), (5, "MODEL_NOT_FOUND"), (6, "REQUEST_ID_IN_USE")]
+    (violation,) = told[1].error.field_violations
+    assert violation.field == "spec.sampling.top_p"
+    assert "'a' is in use by requests[0] of the batch" in told[3].error.message
+
+
+async def test_a_full_queue_refuses_what_is_too_much() -> None:
+    async with OracleEngine(max_queued_requests=5) as engine, serving(engine) as serve:
+        gate = StepGate(engine)
+        requests = [GenerateRequest(spec=oracle_spec(seed, 5)) for seed in range(40)]
+        call = serve.generation.BatchGenerate(BatchGenerateRequest(requests=requests))
+        refused = await read(call)
+        gate.open()
+        told = [refused, *[answer async for answer in call]]
+        full = [answer.error for answer in told if answer.HasField("error")]
+        assert {(error.code, error.reason, error.retry_delay.seconds) for error in full} == {(8, "QUEUE_FULL", 1)}
+        assert 5 <= len(told) - len(full) < 40
+        assert sorted(answer.index for answer in told) == list(range(40))
+
+
+async def test_an_error_in_the_middle_is_that_of_its_request(engine: FakeEngine) -> None:
+    async with serving(engine) as serve:
+        call = serve.generation.BatchGenerate(batch("a", "b"))
+        first, second = [await engine.submitted.get() for _ in range(2)]
+        first.push([*tokens("x", "y")[:1], QueueFullError("lost")])
+        told = await read(call)
+        assert (told.index, told.error.message, told.HasField("response")) == (0, "lost", False)
+        second.push(tokens("z"))
+        assert (await read(call)).response.sequences[0].text == "z"
+
+
+async def test_one_of_them_can_be_cancelled(engine: FakeEngine) -> None:
+    async with serving(engine) as serve:
+        call = serve.generation.BatchGenerate(batch("a", "b"))
+        _, other = [await engine.submitted.get() for _ in range(2)]
+        await serve.generation.CancelRequests(CancelRequestsRequest(request_ids=["a"]))
+        assert (await read(call)).response.sequences[0].finish.reason == FINISH_REASON_CANCELLED
+        other.push(tokens("z"))
+        assert (await read(call)).index == 1
+
+
+async def test_a_client_that_leaves_cancels_all_of_them() -> None:
+    async with OracleEngine() as engine, serving(engine) as serve:
+        requests = [GenerateRequest(spec=oracle_spec(seed, 1 if seed == 0 else 390)) for seed in range(200)]
+        call = serve.generation.BatchGenerate(BatchGenerateRequest(requests=requests))
+        await read(call)
+        call.cancel()
+        await until(lambda: not serve.server.in_flight)
+        assert idle(engine)
+
+
+async def test_the_deadline_reaches_the_engine(engine: FakeEngine) -> None:
+    async with serving(engine) as serve:
+        call = serve.generation.BatchGenerate(batch("a"), timeout=20)
+        stream = await engine.submitted.get()
+        assert stream.call["timeout"] == pytest.approx(20, abs=2)
+        stream.push([Token(0, -1, "", finish_reason=FinishReason.DEADLINE)])
+        assert (await read(call)).error.reason == "DEADLINE_PASSED"
+
+
+async def test_while_answers_wait_to_be_sent_nothing_more_is_read(engine: FakeEngine) -> None:
+    """And all comes when the client reads on."""
+    count = 4 * MAX_UNSENT
+    admission = Admission()
+    request = batch(*(f"r{index}" for index in range(count)))
+    async with aclosing(batch_responses(Backend(engine, admission), request, remaining=None)) as responses:  # type: ignore[arg-type]
+        reading = asyncio.create_task(anext(responses))
+        streams = [await engine.submitted.get() for _ in range(count)]
+        for stream in streams:
+            stream.push(tokens("a", "b"))
+        told = [await reading]
+        await until(lambda: sum(stream.closed.is_set() for stream in streams) > MAX_UNSENT)
+        for _ in range(100):  # turns of the loop, in which more would end
+            await asyncio.sleep(0)
+        assert sum(stream.closed.is_set() for stream in streams) <= MAX_UNSENT + 2
+        told += [answer async for answer in responses]
+    assert sorted(answer.index for answer in told) == list(range(count))
+    assert admission.in_flight == 0
+
+
+async def test_a_client_reads_on_after_a_pause(engine: FakeEngine) -> None:
+    """Far more than the transport takes waits in the meantime."""
+    engine.script = [*[Token(0, 10, "x" * 500_000)] * 2, *tokens("end")]
+    count = 4 * MAX_UNSENT
+    async with serving(engine) as serve:
+        call = serve.generation.BatchGenerate(batch(*(f"r{index}" for index in range(count))))
+        streams = [await engine.submitted.get() for _ in range(count)]
+        await until(lambda: sum(stream.closed.is_set() for stream in streams) > MAX_UNSENT)
+        told = [answer async for answer in call]
+        assert sorted(answer.index for answer in told) == list(range(count))
+        assert {len(answer.response.sequences[0].text) for answer in told} == {1_000_003}
+
+
+async def test_a_drain_waits_for_a_batch_and_refuses_the_next(engine: FakeEngine) -> None:
+    async with serving(engine) as serve:
+        call = serve.generation.BatchGenerate(batch("a"))
+        stream = await engine.submitted.get()
+        draining = asyncio.create_task(serve.server.drain(20))
+        await until(lambda: serve.server._admission.closed)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await read(serve.generation.BatchGenerate(batch("b")))
+        assert failure_of(caught.value).reason == "DRAINING"
+        stream.push(tokens("x"))
+        assert (await read(call)).response.sequences[0].text == "x"
+        assert await draining

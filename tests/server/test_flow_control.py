@@ -1,0 +1,120 @@
+"""Clients that do not read: their requests stand still, hold little, and cost the others nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+from grpc_harness import Serving, events_of, serving
+from oracle_engine import OracleEngine, until
+from oracle_requests import check_whole, ids_of, nothing_left, num_generated, oracle_request, step_with_the_loop
+from raw_h2 import DEFAULT_WINDOW, GENERATION, RawCall, RawConnection, framed, raw_connection
+
+from aengine.server.source import READ_TOKENS
+
+pytestmark = pytest.mark.anyio
+
+MAX_UNREAD = 8
+MOST_HELD = MAX_UNREAD + 1 + 2  # it lags with one token more, and is parked within two steps
+STREAM = GENERATION + "StreamGenerate"
+
+
+def make_engine(max_model_len: int = 400) -> OracleEngine:
+    engine = OracleEngine(max_unread_tokens=MAX_UNREAD, num_pages=4000)
+    engine.runner.max_model_len = max_model_len
+    return engine
+
+
+async def stall(connection: RawConnection, seed: int) -> RawCall:
+    """A request whose answer is not taken beyond the windows there are."""
+    return await connection.call(STREAM, framed(oracle_request(seed, request_id=f"stalled-{seed}")), greedy=False)
+
+
+async def check_others_go_on(engine: OracleEngine, serve: Serving) -> None:
+    seeds = range(1000, 1003)
+    calls = [serve.generation.StreamGenerate(oracle_request(seed, max_tokens=100)) for seed in seeds]
+    for seed, events in zip(seeds, await asyncio.gather(*map(events_of, calls)), strict=True):
+        check_whole(engine, seed, events)
+
+
+@pytest.mark.parametrize("window", [0, 1, 700])
+async def test_a_closed_window_parks_the_request_until_it_opens(window: int) -> None:
+    async with make_engine() as engine, serving(engine) as serve, raw_connection(serve.server.address, window=window) as connection:
+        step_with_the_loop(engine)
+        call = await stall(connection, 1)
+        await until(lambda: engine.stats().parked == 1)
+        await until(lambda: call.num_bytes == window)
+        await engine.flush_cache()  # what steps brought before it was parked has arrived with this answer
+        num_tokens = num_generated(engine, "stalled-1")
+        at_most = MOST_HELD + (READ_TOKENS + window // 12 if window > 1 else 0)  # no delta takes fewer bytes
+        assert MAX_UNREAD < num_tokens <= at_most
+        await check_others_go_on(engine, serve)
+        assert engine.stats().parked == 1
+        assert (num_generated(engine, "stalled-1"), call.num_bytes) == (num_tokens, window)
+        await call.open()
+        check_whole(engine, 1, await call.events())
+        assert call.status == 0
+        await until(lambda: nothing_left(engine) and serve.server.in_flight == 0)
+
+
+async def test_a_window_that_opens_little_by_little_loses_nothing() -> None:
+    async with make_engine() as engine, serving(engine) as serve, raw_connection(serve.server.address, window=0) as connection:
+        call = await stall(connection, 1)
+        while not call.ended:
+            before = call.num_bytes
+            connection.h2.increment_flow_control_window(97, call.stream_id)
+            connection.h2.increment_flow_control_window(97)
+            await connection.flush()
+            await until(lambda: call.ended or call.num_bytes == before + 97)  # noqa: B023
+        check_whole(engine, 1, await call.events())
+        assert call.status == 0
+
+
+async def test_the_window_of_a_connection_holds_up_that_connection_alone() -> None:
+    async with make_engine(2500) as engine, serving(engine) as serve, raw_connection(serve.server.address) as connection:
+        calls = [await stall(connection, seed) for seed in (1, 2)]
+        await until(lambda: sum(call.num_bytes for call in calls) == DEFAULT_WINDOW)
+        await until(lambda: engine.stats().parked == 2)
+        await check_others_go_on(engine, serve)
+        assert engine.stats().parked == 2
+        for call in calls:
+            await call.open()
+        for seed, call in enumerate(calls, 1):
+            check_whole(engine, seed, await call.events())
+
+
+@pytest.mark.parametrize("way", ["reset", "abort", "close"])
+async def test_many_of_them_hold_little_and_leave_nothing(way: str) -> None:
+    async with make_engine() as engine, serving(engine) as serve, AsyncExitStack() as stack:
+        step_with_the_loop(engine)
+        connections = [await stack.enter_async_context(raw_connection(serve.server.address, window=0)) for _ in range(10)]
+        calls = [await stall(connections[seed % 10], seed) for seed in range(20)]
+        await until(lambda: engine.stats().parked == 20)
+        assert all(MAX_UNREAD < num_generated(engine, f"stalled-{seed}") <= MOST_HELD for seed in range(20))
+        await check_others_go_on(engine, serve)
+        assert all(num_generated(engine, f"stalled-{seed}") <= MOST_HELD for seed in range(20))
+        assert serve.server.in_flight == 20
+        if way == "reset":
+            for call in calls:
+                await call.reset()
+        else:
+            for connection in connections:
+                if way == "abort":
+                    connection.abort()
+                else:
+                    await connection.close()
+        await until(lambda: nothing_left(engine) and serve.server.in_flight == 0)
+        await check_others_go_on(engine, serve)
+
+
+async def test_the_end_waits_for_the_client_but_not_in_the_engine() -> None:
+    """Few tokens: the engine is done with them while the client has taken nothing, and they are not lost."""
+    async with make_engine() as engine, serving(engine) as serve, raw_connection(serve.server.address, window=0) as connection:
+        call = await connection.call(STREAM, framed(oracle_request(1, max_tokens=3)), greedy=False)
+        await until(lambda: 1 in engine.runner.truths and nothing_left(engine))
+        assert (call.num_bytes, serve.server.in_flight) == (0, 1)
+        await call.open()
+        events = await call.events()
+        check_whole(engine, 1, events)
+        assert len(ids_of(events)) == 3

@@ -1,0 +1,58 @@
+"""What a server says of itself through reflection is the schema."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import pytest
+import v1_schema
+from fake_engine import FakeEngine
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_harness import serving
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
+
+pytestmark = pytest.mark.anyio
+
+Reflect = Callable[..., Awaitable[list[ServerReflectionResponse]]]
+STANDARD = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+@pytest.fixture
+async def reflect(engine: FakeEngine) -> AsyncIterator[Reflect]:
+    async with serving(engine) as serve:
+
+        async def ask(*requests: ServerReflectionRequest) -> list[ServerReflectionResponse]:
+            return [response async for response in ServerReflectionStub(serve.channel).ServerReflectionInfo(iter(requests))]
+
+        yield ask
+
+
+def declared() -> Iterator[str]:
+    """The methods that the .proto files declare, as they stand there."""
+    for path in v1_schema.PROTOS.rglob("*.proto"):
+        service = ""
+        for words in map(str.split, path.read_text(encoding="utf-8").splitlines()):
+            if words[:1] == ["service"]:
+                service = words[1]
+            elif words[:1] == ["rpc"]:
+                yield f"aengine.v1.{service}/{words[1].partition('(')[0]}"
+
+
+def test_the_generated_code_has_the_methods_that_are_declared() -> None:
+    assert sorted(declared()) == sorted(v1_schema.methods())
+
+
+async def test_reflection_lists_the_services_of_the_schema(reflect: Reflect) -> None:
+    (response,) = await reflect(ServerReflectionRequest(list_services=""))
+    assert {service.name for service in response.list_services_response.service} == STANDARD | {
+        service.full_name for service in v1_schema.services()
+    }
+
+
+async def test_reflection_tells_their_methods_and_messages(reflect: Reflect) -> None:
+    services = v1_schema.services()
+    responses = await reflect(*(ServerReflectionRequest(file_containing_symbol=service.full_name) for service in services))
+    for service, response in zip(services, responses, strict=True):
+        told = {file.name: file for file in map(FileDescriptorProto.FromString, response.file_descriptor_response.file_descriptor_proto)}
+        assert told[service.file.name].SerializeToString() == service.file.serialized_pb

@@ -1,0 +1,410 @@
+"""Session: who is told what, in which message; the engine is a script."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import pytest
+from fake_engine import FakeEngine, FakeStream, tokens
+from grpc import aio
+from grpc_harness import Failure, failure_of, serving, stream_request
+from oracle_engine import until
+from session_client import SessionClient, cancellation, kinds, more_credit, opening, submission
+
+from aengine.errors import EngineDeadError, QueueFullError
+from aengine.outputs import FinishReason, Token, TokenLogprob
+from aengine.server import session
+from aengine.server.admission import Admission
+from aengine.server.events import MAX_PROMPT_LOGPROBS_BYTES
+from aengine.server.fold import EventFold
+from aengine.server.records import GenerationRecord
+from aengine.server.session import session_responses
+from aengine.server.source import Backend
+from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, LogprobOptions, OutputOptions, StreamOptions
+from aengine.v1.generation_service_pb2 import GenerateRequest, SessionRequest
+
+pytestmark = pytest.mark.anyio
+
+REFUSED = stream_request(stream=StreamOptions(resumable=True))
+A_TOKEN = [Token(0, 10, "a")]
+
+
+async def begin(client: SessionClient, engine: FakeEngine, *tags: int, credit: int | None = None) -> list[FakeStream]:
+    """Open a session with a request under each tag; returns their streams once all have started."""
+    await client.say(opening(credit), *(submission(tag, stream_request(request_id=f"r{tag}")) for tag in tags))
+    streams = [await engine.submitted.get() for _ in tags]
+    if credit is None:
+        for tag in tags:
+            await client.read_until(tag, "started")
+    return streams
+
+
+async def failure_of_session(client: SessionClient) -> Failure:
+    with pytest.raises(aio.AioRpcError) as caught:
+        await client.read_to_the_end()
+    return failure_of(caught.value)
+
+
+class TestMessages:
+    async def test_what_comes_at_once_is_one_message(self, engine: FakeEngine) -> None:
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            first, second, third = await begin(client, engine, 7, 8, 2**64 - 1)
+            for stream in (first, second, third):
+                stream.push(A_TOKEN)
+            assert kinds(await client.read()) == [(7, "delta"), (8, "delta"), (2**64 - 1, "delta")]
+            third.push(tokens("b"))
+            second.push(A_TOKEN * 2)
+            ending = [(2**64 - 1, kind) for kind in ("delta", "sequence_finished", "finished")]
+            assert kinds(await client.read()) == [*ending, (8, "delta"), (8, "delta")]
+            client.call.cancel()
+
+    async def test_the_events_of_a_tag_are_those_of_a_stream(self, engine: FakeEngine) -> None:
+        engine.script = [
+            Token(1, 5, "x", logprob=-1.5, rank=2, top_logprobs={6: -0.5, 5: -1.5}),
+            Token(0, 6, "y", logprob=-0.5, rank=1, top_logprobs={6: -0.5, 5: -1.5}, finish_reason=FinishReason.EOS),
+            Token(1, 7, "z", logprob=-2.5, rank=9, top_logprobs={1: -0.25, 2: -0.5}, finish_reason=FinishReason.STOP_STRING),
+        ]
+        engine.prompt_logprobs = (None, TokenLogprob(0, -0.5, 2, {1: -0.25}))
+        output = OutputOptions(token_ids=True, prompt_logprobs=LogprobOptions(top_k=1), effective_params=True)
+        async with serving(engine) as serve:
+            request = stream_request(request_id="r", output=output)
+            streamed = [response.event async for response in serve.generation.StreamGenerate(request)]
+            unary = await serve.generation.Generate(GenerateRequest(spec=request.spec, request_id="r"))
+            client = SessionClient(serve)
+            await client.say(opening(), submission(3, request))
+            events = (await client.finish())[3]
+            assert serve.server.in_flight == 0
+        assert [event.event_number for event in events] == list(range(8))
+        fold = EventFold()
+        for event in events:
+            fold.add(event)
+        folded = fold.response()
+        for told in (*events, *streamed):
+            told.finished.ClearField("timing")
+        assert [told.SerializeToString() for told in events] == [told.SerializeToString() for told in streamed]
+        for response in (folded, unary):
+            response.ClearField("timing")
+        assert folded.SerializeToString() == unary.SerializeToString()  # bytes, for the NaN equals itself
+
+    async def test_tokens_that_are_there_share_a_delta_if_asked(self, engine: FakeEngine) -> None:
+        engine.script = tokens(*"abcde")
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            await client.say(opening(), submission(1, stream_request(stream=StreamOptions(max_tokens_per_delta=3))))
+            events = (await client.finish())[1]
+        assert [event.delta.text for event in events if event.HasField("delta")] == ["abc", "de"]
+
+    async def test_large_messages_are_split(self, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(session, "MESSAGE_BYTES", 1000)
+        engine.script = tokens(*["x"] * 50)
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            await client.say(opening(), *(submission(tag, stream_request()) for tag in range(10)))
+            sizes = []
+            await client.call.done_writing()
+            while (response := await client.read()) is not None:
+                sizes.append(len({entry.tag for entry in response.events})); print(kinds(response)[:6], len(response.events))
+            assert max(sizes) == 1
+        for events in client.events.values():
+            assert [event.event_number for event in events] == list(range(53))
+
+    async def test_logprobs_count_for_the_size(self, engine: FakeEngine) -> None:
+        top = {2**31 - i: -0.5 for i in range(20)}
+        engine.script = [Token(0, 10, "", logprob=-1.5, rank=2, top_logprobs=top)] * 63 + tokens("a")
+        request = stream_request(output=OutputOptions(logprobs=LogprobOptions(top_k=20)))
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            await client.say(opening(), *(submission(tag, request) for tag in range(200)))
+            await client.call.done_writing()
+            while (response := await client.read()) is not None:
+                assert response.ByteSize() < 1024 * 1024
+        assert {len(events) for events in client.events.values()} == {67}
+
+    async def test_logprobs_of_a_prompt_are_messages_of_their_own(self, engine: FakeEngine) -> None:
+        count = 3 * MAX_PROMPT_LOGPROBS_BYTES // 9
+        engine.prompt_logprobs = (None, *(TokenLogprob(0, -0.5, 2**31 - 1, {}) for _ in range(1, count)))
+        engine.script = tokens("a")
+        request = stream_request(output=OutputOptions(prompt_logprobs=LogprobOptions()))
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            await client.say(opening(1), submission(1, request), submission(2, request))
+            while not all(client.events[tag] and client.events[tag][-1].HasField("finished") for tag in (1, 2)):
+                response = await client.read()
+                assert response is not None
+                assert sum(entry.event.HasField("prompt_logprobs") for entry in response.events) <= 1
+                assert response.ByteSize() < 2 * MAX_PROMPT_LOGPROBS_BYTES
+                await client.say(more_credit(1))  # each of them needs it
+            await client.finish()
+        for tag in (1, 2):
+            names = [event.WhichOneof("event") for event in client.events[tag]]
+            assert names == ["started", *["prompt_logprobs"] * 4, "delta", "sequence_finished", "finished"]
+
+
+class TestErrors:
+    async def test_a_request_that_is_refused_fails_alone(self, engine: FakeEngine) -> None:
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            (good,) = await begin(client, engine, 1)
+            bad = stream_request()
+            bad.spec.sampling.top_p = 7
+            await client.say(submission(2, bad), submission(3, stream_request(request_id="r1")))
+            error = await client.read_error(2)
+            assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT.value[0], "INVALID_FIELD")
+            assert [violation.field for violation in error.field_violations] == ["spec.sampling.top_p"]
+            assert (await client.read_error(3)).reason == "REQUEST_ID_IN_USE"
+            engine.refusal = QueueFullError("full")
+            await client.say(submission(2, stream_request()))  # the tag is free again
+            error = await client.read_error(2)
+            assert (error.reason, error.HasField("retry_delay")) == ("QUEUE_FULL", True)
+            good.push(tokens("a"))
+            assert [event.WhichOneof("event") for event in (await client.finish())[1]][-1] == "finished"
+
+    async def test_a_request_that_fails_fails_alone(self, engine: FakeEngine) -> None:
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            bad, good = await begin(client, engine, 1, 2)
+            bad.push([*A_TOKEN, EngineDeadError("why")])
+            error = await client.read_error(1)
+            assert (error.code, error.reason) == (grpc.StatusCode.ABORTED.value[0], "ENGINE_DEAD")  # after its first event
+            assert [event.WhichOneof("event") for event in client.events[1]] == ["started", "delta"]
+            await asyncio.wait_for(bad.closed.wait(), 5)
+            engine.script = tokens("b")
+            await client.say(submission(1, stream_request()))
+            good.push(tokens("a"))
+            events = await client.finish()
+            assert [events[1][-1].HasField("finished"), events[2][-1].HasField("finished")] == [True, True]
+            assert serve.server.in_flight == 0
+
+    async def test_a_request_that_fails_before_its_first_event(self, engine: FakeEngine) -> None:
+        engine.script = [EngineDeadError("why")]
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            await client.say(opening(), submission(1, stream_request()))
+            assert (await client.read_error(1)).code == grpc.StatusCode.UNAVAILABLE.value[0]
+            assert await client.finish() == {}
+
+    async def test_a_resumable_request_is_refused(self, engine: FakeEngine) -> None:
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            await client.say(opening(), submission(1, REFUSED))
+            error = await client.read_error(1)
+            assert [violation.field for violation in error.field_violations] == ["spec.stream.resumable"]
+            assert engine.submitted.empty()
+            assert await client.finish() == {}
+
+    async def test_a_session_has_a_limit_of_requests(self, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(session, "MAX_OPEN", 2)
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            first, second = await begin(client, engine, 1, 2)
+            await client.say(submission(3, stream_request()))
+            error = await client.read_error(3)
+            assert (error.code, "2 requests of the session" in error.message) == (grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], True)
+            first.push(tokens("a"))
+            await client.read_until(1, "finished")
+            await client.say(submission(3, stream_request()))
+            for stream in (second, await engine.submitted.get()):
+                stream.push(tokens("a"))
+            assert [events[-1].HasField("finished") for events in (await client.finish()).values()] == [True] * 3
+
+    async def test_no_more_is_refused_than_the_client_reads(self, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(session, "MAX_UNSENT_ERRORS", 2)
+        engine.refusal = QueueFullError("full")
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            await client.say(opening(0), *(submission(tag, stream_request()) for tag in range(3)))
+            assert (await failure_of_session(client)).code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    async def test_draining_refuses_requests_and_waits_for_those_under_way(self, engine: FakeEngine) -> None:
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            (stream,) = await begin(client, engine, 1)
+            draining = asyncio.create_task(serve.server.drain(20))
+            await until(lambda: serve.server._admission.closed)
+            await client.say(submission(2, stream_request()))
+            assert (await client.read_error(2)).reason == "DRAINING"
+            assert not draining.done()
+            stream.push(tokens("a"))
+            await client.read_until(1, "finished")
+            assert await draining
+
+
+class TestRules:
+    @pytest.mark.parametrize(
+        ("said", "field"),
+        [
+            ([submission(1, stream_request())], "open"),
+            ([more_credit(1)], "open"),
+            ([SessionRequest()], "open"),
+            ([], "open"),
+            ([opening(), opening()], "open"),
+            ([opening(), SessionRequest()], "request"),
+            ([opening(), submission(5, stream_request()), submission(5, stream_request())], "submit.tag"),
+            ([opening(0), submission(5, REFUSED), submission(5, stream_request())], "submit.tag"),
+            ([opening(1), more_credit(0)], "credit.messages"),
+            ([opening(), more_credit(0)], "credit.messages"),
+            ([opening(2**31 + 1)], "open.initial_credit"),
+            ([opening(2**31), more_credit(1)], "credit.messages"),
+            ([opening(0), submission(5, stream_request())], "credit.messages"),  # and the end of the client's half
+        ],
+    )  # fmt: skip
+    async def test_breaking_one_ends_the_session(self, engine: FakeEngine, said: list[SessionRequest], field: str) -> None:
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            await client.say(*said)
+            await client.call.done_writing()
+            failure = await failure_of_session(client)
+            assert (failure.code, failure.fields) == (grpc.StatusCode.INVALID_ARGUMENT, [field])
+            assert (engine.streams, serve.server.in_flight) == ({}, 0)
+
+    async def test_credit_beside_none_that_is_counted(self, engine: FakeEngine) -> None:
+        engine.script = tokens("a")
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            await client.say(opening(), more_credit(2**32 - 1), more_credit(1), submission(1, stream_request()))
+            assert len((await client.finish())[1]) == 4
+
+    async def test_as_much_credit_as_there_can_be(self, engine: FakeEngine) -> None:
+        engine.script = tokens("a")
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            await client.say(opening(2**31 - 1), more_credit(1), submission(1, stream_request()))
+            assert len((await client.finish())[1]) == 4
+
+
+class TestCourse:
+    async def test_nothing_is_asked(self, engine: FakeEngine) -> None:
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            await client.say(opening())
+            assert await client.finish() == {}
+            assert await client.call.code() is grpc.StatusCode.OK
+
+    async def test_closing_the_half_lets_requests_finish(self, engine: FakeEngine) -> None:
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            first, second = await begin(client, engine, 1, 2)
+            await client.call.done_writing()
+            for stream in (second, first):
+                stream.push(tokens("a"))
+                await asyncio.wait_for(stream.closed.wait(), 5)
+            assert {tag: len(events) for tag, events in (await client.finish()).items()} == {1: 4, 2: 4}
+            assert await client.call.code() is grpc.StatusCode.OK
+            assert serve.server.in_flight == 0
+
+    async def test_a_cancelled_request_ends_with_it(self, engine: FakeEngine) -> None:
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            cancelled, other = await begin(client, engine, 1, 2)
+            await client.say(cancellation(99), cancellation(1))
+            await client.read_until(1, "finished")
+            assert client.events[1][-2].sequence_finished.finish.reason == FINISH_REASON_CANCELLED
+            await client.say(cancellation(1))  # which has just ended
+            await asyncio.wait_for(cancelled.closed.wait(), 5)
+            other.push(tokens("a"))
+            assert len((await client.finish())[2]) == 4
+
+    async def test_nothing_is_read_without_credit(self, engine: FakeEngine) -> None:
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            first, second = await begin(client, engine, 1, 2, credit=0)
+            for stream in (first, second):
+                stream.push(A_TOKEN)
+            await client.say(cancellation(99), submission(3, stream_request()))
+            third = await engine.submitted.get()  # so that all of this has arrived
+            assert [stream.unread for stream in (first, second)] == [1, 1]
+            await client.say(more_credit(1))
+            assert [(tag, kind) for tag, kind in kinds(await client.read()) if tag < 3] == [
+                (1, "started"), (1, "delta"), (2, "started"), (2, "delta"),
+            ]  # fmt: skip
+            for stream in (first, second, third):
+                stream.push(tokens("b"))
+            await client.say(submission(4, stream_request()))
+            await engine.submitted.get()
+            assert [stream.unread for stream in (first, second, third)] == [1, 1, 1]
+            await client.say(cancellation(4), more_credit(10))
+            assert [len(events) for _, events in sorted((await client.finish()).items())] == [5, 5, 4, 3]
+
+    async def test_a_client_that_does_not_read_is_noticed_when_it_leaves(self, engine: FakeEngine) -> None:
+        engine.script = [Token(0, 10, "x" * 1000)] * 20_000
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            await client.say(opening(), submission(1, stream_request()), submission(2, stream_request()))
+            streams = [await engine.submitted.get() for _ in range(2)]
+            while max(stream.unread for stream in streams) > 15_000:
+                await client.read()
+            client.call.cancel()
+            for stream in streams:
+                await asyncio.wait_for(stream.closed.wait(), 5)
+            assert min(stream.unread for stream in streams) > 0
+
+    @pytest.mark.parametrize("whole_channel", [False, True])
+    async def test_a_client_that_leaves_cancels_its_requests(self, engine: FakeEngine, whole_channel: bool) -> None:
+        async with serving(engine) as serve, aio.insecure_channel(serve.server.address) as channel:
+            client = SessionClient(type(serve)(serve.server, channel))
+            streams = await begin(client, engine, *range(20))
+            if whole_channel:
+                await channel.close()
+            else:
+                client.call.cancel()
+            for stream in streams:
+                await asyncio.wait_for(stream.closed.wait(), 5)
+            await until(lambda: not serve.server.in_flight)
+
+    async def test_the_deadline_holds_for_every_request(self, engine: FakeEngine) -> None:
+        async with serving(engine) as serve:
+            client = SessionClient(serve, timeout=100)
+            short = stream_request(request_id="short")
+            short.spec.stopping.time_limit.seconds = 5
+            await client.say(opening(), submission(1, stream_request()), submission(2, short))
+            whole, limited = await engine.submitted.get(), await engine.submitted.get()
+            assert (whole.call["timeout"], limited.call["timeout"]) == (pytest.approx(100, abs=5), 5)
+            for stream in (whole, limited):
+                stream.push([Token(0, -1, "", finish_reason=FinishReason.DEADLINE)])
+            assert (await client.read_error(1)).code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+            assert (await client.finish())[2][-1].HasField("finished")
+
+    async def test_the_deadline_ends_the_session(self, engine: FakeEngine) -> None:
+        async with serving(engine) as serve:
+            client = SessionClient(serve, timeout=0.3)
+            await client.say(opening(), submission(1, stream_request()))
+            stream = await engine.submitted.get()
+            with pytest.raises(aio.AioRpcError) as caught:
+                await client.finish()
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            await asyncio.wait_for(stream.closed.wait(), 5)
+
+    async def test_every_request_is_recorded_once(self, engine: FakeEngine) -> None:
+        class Observer:
+            def __init__(self) -> None:
+                self.reasons: dict[str, list[FinishReason]] = {}
+
+            def on_call_end(self, record: Any) -> None: ...
+
+            def on_generation_end(self, record: GenerationRecord) -> None:
+                assert record.request_id not in self.reasons
+                self.reasons[record.request_id] = record.finish_reasons
+
+        async def requests() -> Any:
+            yield opening()
+            for tag, name in enumerate(("done", "failed", "left")):
+                yield submission(tag, stream_request(request_id=name))
+            await asyncio.Event().wait()
+
+        observer = Observer()
+        backend = Backend(engine, Admission(), [observer])  # type: ignore[arg-type]
+        async with aclosing(session_responses(backend, requests(), remaining=None)) as responses:
+            async for response in responses:
+                names = dict(kinds(response))
+                if len(engine.streams) == 3 and names == {0: "started", 1: "started", 2: "started"}:
+                    engine.streams["done"].push(tokens("a"))
+                    engine.streams["failed"].push([*A_TOKEN, RuntimeError("bug")])
+                if names.get(1) == "error":
+                    break
+            assert backend.admission.in_flight == 3  # until their last events were sent
+        assert observer.reasons == {"done": [FinishReason.MAX_TOKENS], "failed": [FinishReason.ERROR], "left": [FinishReason.CANCELLED]}
+        assert backend.admission.in_flight == 0
