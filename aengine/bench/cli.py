@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import importlib.util
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -22,6 +22,8 @@ from aengine.bench.report import plot, show_distribution, show_summary, table, w
 from aengine.bench.workload import Item, Range, Shape, arriving, multi_turn, random_lengths, shared_prefix, trace
 from aengine.config import EngineConfig
 from aengine.errors import AEngineError
+from aengine.server.settings import Option, is_flag, metavar, read_settings
+from aengine.server.settings import options as options_of_server
 
 DEFAULT_VOCAB = 32_000  # for servers that do not tell theirs
 
@@ -31,12 +33,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = build_parser().parse_args(given)
     try:
+        _check_plot(options)
         return int(options.run(options, ["aengine-bench", *given]))
     except (AEngineError, OSError, ValueError, RuntimeError) as error:
         print(f"aengine-bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _check_plot(options: argparse.Namespace) -> None:
+    """Before the run, not after it."""
+    if getattr(options, "plot", None) is not None and importlib.util.find_spec("matplotlib") is None:
+        raise RuntimeError("--plot needs matplotlib: pip install 'aengine[bench]'")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -103,26 +112,29 @@ def _add_workload(command: argparse.ArgumentParser, *, serial: bool) -> None:
     if not serial:
         group.add_argument("--max-concurrency", type=int, metavar="N", help="most requests at once (default: no limit)")
     group.add_argument("--warmup", type=int, default=2, metavar="N", help="requests before the measured ones (default: 2)")
-    group.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals (default: 0)", dest="workload_seed")
+    group.add_argument("--workload-seed", type=int, default=0, metavar="N", help="of prompts, lengths and arrivals (default: 0)")
     group.add_argument("--goodput", type=_limits, metavar="ttft=MS,tpot=MS,e2el=MS", help="count requests that keep all of these limits")
     group.add_argument("--plot", type=Path, metavar="FILE", help="TTFT, ITL and throughput over time, as .png or .html (needs matplotlib)")
 
 
 def _add_engine(command: argparse.ArgumentParser) -> None:
-    from aengine.settings import add_fields  # type: ignore[import-not-found]
+    """Every field of `EngineConfig` as a flag, as `aengine-grpc` has them."""
+    group = command.add_argument_group("engine")
+    for option in _engine_options():
+        text = option.help.replace("%", "%%")
+        if is_flag(option):
+            group.add_argument(option.flag, dest=option.name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+        else:
+            group.add_argument(option.flag, dest=option.name, metavar=metavar(option), default=argparse.SUPPRESS, help=text)
 
-    add_fields(command.add_argument_group("engine"), EngineConfig)
+
+def _engine_options() -> list[Option]:
+    return [option for option in options_of_server() if option.table == "engine"]
 
 
 def _engine_config(options: argparse.Namespace) -> EngineConfig:
-    return EngineConfig(**_engine_settings(options))
-
-
-def _engine_settings(options: argparse.Namespace) -> dict[str, Any]:
-    from dataclasses import fields
-
     given = vars(options)
-    return {"model": "demo", **{field.name: given[field.name] for field in fields(EngineConfig) if field.name in given}}
+    return read_settings({option.name: given[option.name] for option in _engine_options() if option.name in given}, {}).engine
 
 
 def _items(options: argparse.Namespace, vocab_size: int) -> list[Item]:
@@ -171,7 +183,7 @@ def _offline(options: argparse.Namespace, command: list[str]) -> int:
 
 
 async def _measure(target: Target, items: Sequence[Item], options: argparse.Namespace) -> tuple[list[Outcome], list[float]]:
-    from tqdm import tqdm
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
     from aengine.bench.probes import loop_lag
 
@@ -207,25 +219,25 @@ def _step(options: argparse.Namespace, command: list[str]) -> int:
     runner = ModelRunner(config, resolve_model(config.model, config.revision, weights=config.load_format != "dummy"))
     cases = [Case(rows, 1, options.context) for rows in options.decode] + [Case(1, length, 0) for length in options.prefill]
     header = ("step", "ms", "best ms", "tok/s", "MB moved", "GFLOP", "floor ms", "of floor", "GB/s", "TFLOP/s")
-    results = []
+    results: list[dict[str, Any]] = []
+    rows: list[Sequence[object]] = []
     for figures, machine in measure_steps(runner, cases, options.seconds):
-        moved = figures.weight_bytes + figures.kv_bytes
-        row = (
-            figures.case.name, figures.milliseconds, figures.best_milliseconds, figures.tokens_per_second, moved / 1e6,
-            figures.flops / 1e9, figures.floor_milliseconds, figures.fraction, machine.bytes_per_second / 1e9, machine.flops_per_second / 1e12,
-        )  # fmt: skip
-        results.append({"figures": asdict(figures), "machine": asdict(machine), "row": row})
-    print(table(header, [result["row"] for result in results]))
+        moved, speed = figures.weight_bytes + figures.kv_bytes, (machine.bytes_per_second / 1e9, machine.flops_per_second / 1e12)
+        times = (figures.milliseconds, figures.best_milliseconds, figures.tokens_per_second)
+        floor = (moved / 1e6, figures.flops / 1e9, figures.floor_milliseconds, figures.fraction)
+        rows.append((figures.case.name, *times, *floor, *speed))
+        results.append({"figures": asdict(figures), "machine": asdict(machine)})
+    print(table(header, rows))
     runner.close()
     if options.json:
-        write_json(options.json, command, [{"figures": result["figures"], "machine": result["machine"]} for result in results])
+        write_json(options.json, command, results)
     return 0 if results else 1
 
 
 def _startup(options: argparse.Namespace, command: list[str]) -> int:
     from aengine.bench.startup import measure_startup
 
-    settings = {name: value for name, value in _engine_settings(options).items() if json.dumps(value)}
+    settings = {name: value for name, value in asdict(_engine_config(options)).items() if value is not None}
     results = measure_startup(settings, options.prompt_tokens, options.runs)
     print(
         table(("run", "ready s", "first token s", "exited s"), [(i + 1, r.ready, r.first_token, r.exited) for i, r in enumerate(results)])

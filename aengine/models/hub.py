@@ -26,7 +26,7 @@ def resolve_model(model: str, revision: str | None = None, *, weights: bool = Tr
     """
     if model == DEMO:
         path = _DEMO_DIR
-    elif model.startswith((".", "/", "~")) or os.path.exists(model):
+    elif is_local(model):
         path = pathlib.Path(os.path.expanduser(model))
     else:
         return _checked(_download(model, revision, weights), f"the Hugging Face model {model!r}", weights)
@@ -37,6 +37,11 @@ def resolve_model(model: str, revision: str | None = None, *, weights: bool = Tr
     if not path.is_dir():
         raise ModelLoadError(f"model {model!r} is a file; a directory with config.json and *.safetensors is needed")
     return _checked(path, f"model directory {model!r}", weights)
+
+
+def is_local(model: str) -> bool:
+    """Whether `model` means a directory of this machine, rather than the demo or a Hugging Face id."""
+    return model != DEMO and (model.startswith((".", "/", "~")) or os.path.exists(model))
 
 
 def _checked(path: pathlib.Path, what: str, weights: bool) -> pathlib.Path:

@@ -229,6 +229,7 @@ def channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", _milliseconds(config.keepalive_time)),  # finds dead peers, whose requests are then cancelled
         ("grpc.keepalive_timeout_ms", _milliseconds(config.keepalive_timeout)),
+        ("grpc.http2.ping_timeout_ms", _milliseconds(config.keepalive_timeout)),  # what core heeds; its own is a minute
         ("grpc.max_concurrent_streams", config.max_concurrent_streams),  # per connection
     ]
     if config.max_connection_age is not None:

@@ -1,212 +1,141 @@
 """`aengine-grpc`: one engine behind one gRPC port, from flags to exit code.
 
-Owns the process: flags, log, signals, the order of starting and stopping. Every field of `EngineConfig` is a flag; its
+Owns the command line: its help, `--check`, and how errors are told. Every field of `ServerConfig` and `EngineConfig` is a flag; its
 docstring is the help. Heavy modules are imported after the flags are read, so that --help and a typo answer at once.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import asyncio
-import gc
-import inspect
-import ipaddress
+import json
 import logging
 import os
-import signal
 import sys
-import textwrap
-import types
-import typing
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aengine.config import EngineConfig
-from aengine.errors import AEngineError, ConfigError, EngineDeadError
-
-LOG_LEVELS = ("debug", "info", "warning", "error")
+from aengine import __version__
+from aengine.errors import AEngineError, ConfigError
+from aengine.server.settings import (
+    CONFIG_VARIABLE,
+    Option,
+    Settings,
+    explain,
+    is_flag,
+    metavar,
+    nearest,
+    options,
+    read_settings,
+)
 
 logger = logging.getLogger("aengine.server")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until a signal; returns the exit code: 0 after a drain, 1 when it could not start or had to give up."""
-    options = build_parser().parse_args(arguments)
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC core reports a failed bind in its own words, beside ours
+    parser = build_parser()
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        parser.error(f"unrecognized argument {unknown[0]}{nearest(unknown[0], flags)}")
+    known = {option.name for option in options()}
+    origins: Mapping[str, str] = {}
     try:
-        given = vars(options)
-        config = EngineConfig(**{field.name: given[field.name] for field in fields(EngineConfig) if field.name in given})
-        code = asyncio.run(_Process(config, options).run())
+        settings = read_settings({name: value for name, value in vars(given).items() if name in known}, os.environ, given.config)
+        origins = settings.origins
+        if given.check:
+            return check(settings)
+        return serve(settings)
+    except ConfigError as error:
+        print(f"aengine-grpc: {explain(error, origins)}", file=sys.stderr)
     except AEngineError as error:
-        print(f"aengine-grpc: {_flagged(error)}", file=sys.stderr)
-        return 1
+        print(f"aengine-grpc: {error}", file=sys.stderr)
+    return 1
+
+
+def serve(settings: Settings) -> int:
+    """Run the process. Raises what starting raises, and `EngineDeadError`."""
+    from aengine.server.logs import configure_logging
+    from aengine.server.process import run_process
+
+    configure_logging(settings.server)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC core reports a failed bind in its own words, beside ours
+    code = run_process(settings.server, settings.engine)
     logger.info("stopped")
     return code
 
 
+def check(settings: Settings) -> int:
+    """Look at all that can be looked at without loading the model, and print the configuration in effect, as TOML. Raises what is
+    wrong."""
+    from aengine.models.hub import is_local, resolve_model
+    from aengine.server.auth import token_files
+    from aengine.server.process import uses_uvloop
+    from aengine.server.tls import Certificates
+
+    uses_uvloop(settings.server)
+    for file in token_files(settings.server).values():
+        file.load()
+    if settings.server.tls:
+        Certificates(settings.server).load()
+    model = settings.engine.model
+    if is_local(model):
+        resolve_model(model, settings.engine.revision, weights=settings.engine.load_format != "dummy")
+    table = ""
+    for option in options():
+        if option.table != table:
+            table = option.table
+            print(f"[{table}]")
+        value = getattr(settings.server if table == "server" else settings.engine, option.name)
+        print(f"{option.name} = {_toml(value)}  # {settings.origins.get(option.name, 'default')}")
+    return 0
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="aengine-grpc", description="Serve one model over gRPC, in plain text.")
-    server = parser.add_argument_group("server")
-    server.add_argument("--host", default="127.0.0.1", help="address to listen on; there is no authentication (default: %(default)s)")
-    server.add_argument("--port", type=_port, default=50051, help="0 lets the system pick one (default: %(default)s)")
-    server.add_argument(
-        "--drain-seconds",
-        type=_seconds,
-        default=30.0,
-        help="how long requests under way may go on after SIGTERM or SIGINT (default: %(default)s)",
+    """Values stay text here: they are read where those of the environment are."""
+    parser = argparse.ArgumentParser(
+        prog="aengine-grpc",
+        usage="%(prog)s [--config FILE] [--check] [options]",
+        allow_abbrev=False,
+        description="Serve one model over gRPC.",
+        epilog="Every option can also be given as the environment variable named with it, or in the file of --config: a TOML file with "
+        "the tables [server] and [engine] and the names of the options with underscores. Flags win over the environment, which wins "
+        "over the file.",
     )
-    server.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="(default: %(default)s)")
-    engine = parser.add_argument_group("engine")
-    hints = typing.get_type_hints(EngineConfig)
-    help_of = _field_docs(EngineConfig)
-    for field in fields(EngineConfig):
-        flag, text = "--" + field.name.replace("_", "-"), help_of[field.name].replace("%", "%%")
-        if field.name == "model":
-            engine.add_argument(flag, default="demo", help=f"{text} (default: %(default)s)")
-            continue
-        if field.default not in (None, MISSING):
-            text += f" (default: {field.default})"
-        # A flag that is not given is left out, so that the config's own default holds.
-        if hints[field.name] is bool:
-            engine.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+    parser.add_argument("--version", action="version", version=f"aengine {__version__}")
+    parser.add_argument("--config", metavar="FILE", help=f"TOML file with options ({CONFIG_VARIABLE})")
+    parser.add_argument("--check", action="store_true", help="check everything but the model itself, print the configuration, and exit")
+    groups: dict[str, Any] = {}
+    for option in options():
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        # A flag that is not given is left out, so that the sources after it count.
+        if is_flag(option):
+            groups[option.group].add_argument(
+                option.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=_help(option)
+            )
         else:
-            kind, metavar = _value_type(hints[field.name])
-            engine.add_argument(flag, type=kind, metavar=metavar, default=argparse.SUPPRESS, help=text)
+            groups[option.group].add_argument(option.flag, metavar=metavar(option), default=argparse.SUPPRESS, help=_help(option))
     return parser
 
 
-class _Process:
-    """One run of the server. The first signal drains, the second stops at once."""
-
-    def __init__(self, config: EngineConfig, options: argparse.Namespace) -> None:
-        self._config = config
-        self._options = options
-        self._drain = asyncio.Event()
-        self._halt = asyncio.Event()
-
-    async def run(self) -> int:
-        from aengine.engine.async_engine import AsyncEngine
-        from aengine.server.app import Server
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
-        engine = AsyncEngine(self._config)
-        server = Server(engine, host=self._options.host, port=self._options.port)
-        await server.start()
-        try:
-            if not await _before(engine.start(), self._drain):
-                return 0
-            gc.collect()
-            gc.freeze()  # what is loaded stays: a collection that looks through it would hold up every stream for tens of milliseconds
-            await server.set_serving()
-            self._warn_if_exposed()
-            logger.info("aengine-grpc listening on %s (model %s)", server.address, engine.model_info.name)
-            try:
-                await _before(engine.wait_stopped(), self._drain)
-            except EngineDeadError:
-                await server.set_serving(False)
-                raise
-            logger.info("draining %d requests, up to %g s", server.in_flight, self._options.drain_seconds)
-            await _before(server.drain(self._options.drain_seconds), self._halt)
-            if server.in_flight:
-                logger.warning("ending %d requests that are still under way", server.in_flight)
-            return 0 if engine.healthy else 1
-        finally:
-            await server.stop()
-            await engine.aclose()
-
-    def _on_signal(self, number: int) -> None:
-        logger.info("%s", signal.Signals(number).name)
-        if self._drain.is_set():
-            self._halt.set()
-        self._drain.set()
-
-    def _warn_if_exposed(self) -> None:
-        try:
-            loopback = ipaddress.ip_address(self._options.host).is_loopback
-        except ValueError:
-            loopback = self._options.host == "localhost"
-        if not loopback:
-            logger.warning("%s can be reached from elsewhere, in plain text and without authentication", self._options.host)
+def _help(option: Option) -> str:
+    shown = "" if option.default in (None, (), {}) else f"default: {_text(option.default)}; "
+    return f"{option.help} ({shown}{option.variable})".replace("%", "%%")
 
 
-async def _before(work: Coroutine[Any, Any, object], signalled: asyncio.Event) -> bool:
-    """Run `work`, or cancel it when the signal comes first; returns whether it was done. Raises what `work` raises."""
-    task, waiter = asyncio.ensure_future(work), asyncio.ensure_future(signalled.wait())
-    try:
-        await asyncio.wait((task, waiter), return_when=asyncio.FIRST_COMPLETED)
-        done = task.done()
-    finally:
-        task.cancel()
-        waiter.cancel()
-        await asyncio.gather(task, waiter, return_exceptions=True)
-    if done:
-        task.result()
-    return done
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _field_docs(cls: type) -> dict[str, str]:
-    """The docstring below each field of a class, which Python itself does not keep."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(definition, ast.ClassDef)
-    docs: dict[str, str] = {}
-    for statement, following in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and isinstance(following, ast.Expr):
-            docs[statement.target.id] = str(ast.literal_eval(following.value))
-    return docs
-
-
-def _value_type(hint: Any) -> tuple[Callable[[str], Any], str]:
-    """How the value of a flag is read, and how the help shows it."""
-    if typing.get_origin(hint) is Mapping:
-        return _weights, "NAME=NUMBER,..."
-    kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
-    if not kinds:
-        return hint, hint.__name__.upper()
-
-    def optional(text: str) -> Any:
-        return None if text.lower() == "none" else kinds[0](text)
-
-    optional.__name__ = kinds[0].__name__  # argparse names the type in its message
-    return optional, kinds[0].__name__.upper()
-
-
-def _weights(text: str) -> dict[str, float]:
-    pairs = (pair.rpartition("=") for pair in text.split(",") if pair)
-    return {name: float(number) for name, _, number in pairs}
-
-
-_weights.__name__ = "list of NAME=NUMBER"
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise ValueError
-    return port
-
-
-_port.__name__ = "port"
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 <= seconds < float("inf"):
-        raise ValueError
-    return seconds
-
-
-_seconds.__name__ = "number of seconds"
-
-
-def _flagged(error: AEngineError) -> str:
-    """The message in the words of the command line."""
-    if not isinstance(error, ConfigError):
-        return str(error)
-    return "; ".join(f"--{violation.field.replace('_', '-')}: {violation.description}" for violation in error.violations)
+def _toml(value: object) -> str:
+    if value is None:
+        return '"none"'
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(name)} = {number}" for name, number in value.items()) + "}"
+    if isinstance(value, tuple):
+        return json.dumps(list(value), ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ import importlib.util
 import logging
 import signal
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError, EngineDeadError
 from aengine.server.options import ServerConfig
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from aengine.server.app import Server
 
 logger = logging.getLogger("aengine.server")
 
@@ -29,7 +30,7 @@ class Process:
     def __init__(self, server: ServerConfig, engine: EngineConfig) -> None:
         self._server_config = server
         self._engine_config = engine
-        self._signalled = asyncio.Event()
+        self._signalled = False
         self._halt = asyncio.Event()
 
     async def run(self) -> int:
@@ -37,25 +38,24 @@ class Process:
         from aengine.engine.async_engine import AsyncEngine
         from aengine.server.app import Server
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         engine = AsyncEngine(self._engine_config)
         server = Server(engine, self._server_config)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number, server)
         await server.start()
         try:
-            if not await _before(engine.start(), self._signalled.wait()):
+            if not await _before(engine.start(), server.wait_drain_requested()):
                 return 0
             gc.collect()
             gc.freeze()  # what is loaded stays: a collection that looks through it would hold up every stream for tens of milliseconds
             await server.set_serving()
             self._tell_address(server.address, server.metrics_address, engine.model_info.name)
-            grace = asyncio.ensure_future(self._drain_requested(server))
             try:
-                await _before(engine.wait_stopped(), asyncio.shield(grace))
+                await _before(engine.wait_stopped(), server.wait_drain_requested())
             except EngineDeadError:
                 await server.set_serving(False)
                 raise
-            seconds = grace.result() if grace.done() else 0.0
+            seconds = await server.wait_drain_requested()
             logger.info("draining %d requests, up to %g s", server.in_flight, seconds)
             await _before(server.drain(seconds), self._halt.wait())
             if server.in_flight:
@@ -65,21 +65,12 @@ class Process:
             await server.stop()
             await engine.aclose()
 
-    async def _drain_requested(self, server: Any) -> float:
-        """Wait for a signal, or for a client to ask; returns the grace in seconds."""
-        waiter = asyncio.ensure_future(self._signalled.wait())
-        waiter.add_done_callback(lambda waiter: None if waiter.cancelled() else server.request_drain())
-        try:
-            grace: float = await server.wait_drain_requested()
-            return grace
-        finally:
-            waiter.cancel()
-
-    def _on_signal(self, number: int) -> None:
+    def _on_signal(self, number: int, server: Server) -> None:
         logger.info("%s", signal.Signals(number).name)
-        if self._signalled.is_set():
+        if self._signalled:
             self._halt.set()
-        self._signalled.set()
+        self._signalled = True
+        server.request_drain()
 
     def _tell_address(self, address: str, metrics_address: str | None, model: str) -> None:
         if self._server_config.exposed:
@@ -110,7 +101,7 @@ def run_process(server: ServerConfig, engine: EngineConfig) -> int:
     return asyncio.run(work())
 
 
-async def _before(work: Coroutine[Any, Any, object], stop: Any) -> bool:
+async def _before(work: Coroutine[Any, Any, object], stop: Coroutine[Any, Any, object]) -> bool:
     """Run `work`, or cancel it when `stop` comes first; returns whether it was done. Raises what `work` raises."""
     task, waiter = asyncio.ensure_future(work), asyncio.ensure_future(stop)
     try:

@@ -103,7 +103,7 @@ def read_settings(flags: Mapping[str, object], environ: Mapping[str, str], file:
         if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or variable in LIBRARY_VARIABLES:
             continue
         if variable not in variables:
-            raise SettingsError(f"{variable}: there is no such variable{_nearest(variable, variables)}")
+            raise SettingsError(f"{variable}: there is no such variable{nearest(variable, variables)}")
         option = variables[variable]
         take(option, _from_text(option, environ[variable], variable), variable)
     for name, given in flags.items():
@@ -143,7 +143,7 @@ def _read_file(path: str, by_name: Mapping[str, Option], take: typing.Callable[[
         for key, value in entries.items():
             origin = f"{path}: {table}.{key}"
             if key not in names:
-                raise SettingsError(f"{origin}: there is no such key{_nearest(key, names)}")
+                raise SettingsError(f"{origin}: there is no such key{nearest(key, names)}")
             take(by_name[key], _from_toml(by_name[key], value, origin), origin)
 
 
@@ -217,7 +217,8 @@ def _flag(text: str) -> bool:
     raise ValueError
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of a message about a name that does not exist."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0)
     return f"; the nearest is {close[0]}" if close else ""
 

@@ -35,9 +35,9 @@ class Serving:
 
 
 @asynccontextmanager
-async def serving(engine: Any, *, limit: float | None = 30) -> AsyncIterator[Serving]:
+async def serving(engine: Any, *, limit: float | None = 30, **config: Any) -> AsyncIterator[Serving]:
     """A server and a channel to it; a test that takes longer than `limit` seconds with it hangs, and fails."""
-    server = Server(engine, port=0)
+    server = Server(engine, port=0, **config)
     await server.start()
     try:
         if engine.healthy:

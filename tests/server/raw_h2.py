@@ -141,6 +141,7 @@ class RawConnection:
         self._received = b""  # the beginning of a frame
         self._calls: dict[int, RawCall] = {}
         self._pong = asyncio.Event()
+        self._receiving = asyncio.create_task(self._receive())
 
     async def call(
         self,
@@ -208,7 +209,16 @@ class RawConnection:
         with suppress(ConnectionError):
             await self._writer.wait_closed()
 
-    async def receive(self) -> None:
+    async def fall_silent(self) -> None:
+        """Neither read nor answer from now on; the connection stays."""
+        self._receiving.cancel()
+        await asyncio.wait((self._receiving,))
+
+    async def finish(self) -> None:
+        self.abort()
+        await asyncio.wait((self._receiving,))
+
+    async def _receive(self) -> None:
         """Take what the server sends, until it or this client ends the connection."""
         try:
             while data := await self._reader.read(65536):
@@ -261,9 +271,7 @@ async def raw_connection(address: str, *, window: int = DEFAULT_WINDOW) -> Async
     connection.h2.local_settings = Settings(client=True, initial_values={SettingCodes.INITIAL_WINDOW_SIZE: window})
     connection.h2.initiate_connection()
     await connection.flush()
-    receiving = asyncio.create_task(connection.receive())
     try:
         yield connection
     finally:
-        connection.abort()
-        await receiving
+        await connection.finish()

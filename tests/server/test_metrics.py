@@ -8,7 +8,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from typing import Any
 import anyio
 import grpc
 import pytest
-from fake_engine import INFO, FakeEngine
+from fake_engine import INFO, FakeEngine, tokens
+from grpc import aio
+from grpc_harness import events_of, serving, stream_request, text_spec
 from oracle_engine import OracleEngine, StepGate, until
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -31,6 +33,8 @@ from aengine.server.exposition import MetricsBindError, MetricsCollector, Metric
 from aengine.server.loop_lag import LoopLag
 from aengine.server.metrics import METHODS, Metrics
 from aengine.server.records import CallRecord, GenerationRecord
+from aengine.v1.generation_pb2 import GenerationSpec
+from aengine.v1.generation_service_pb2 import GenerateRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -66,6 +70,13 @@ def scrape_here(address: str, path: str = "/metrics") -> Scrape:
 
 async def scrape(address: str, path: str = "/metrics") -> Scrape:
     return await anyio.to_thread.run_sync(scrape_here, address, path)
+
+
+async def scrape_until(address: str, condition: Callable[[Scrape], bool]) -> Scrape:
+    with anyio.fail_after(20):
+        while not condition(seen := await scrape(address)):
+            pass
+    return seen
 
 
 def metrics_of(engine: Any, *, draining: bool = False) -> Metrics:
@@ -283,6 +294,73 @@ class TestScrapes:
             pass
         with pytest.raises(urllib.error.URLError):
             await scrape(address)
+
+
+class TestServed:
+    """Behind the real server."""
+
+    async def test_what_calls_leave_behind(self, idle_engine: FakeEngine) -> None:
+        idle_engine.script = tokens("a", "b", "c")
+        async with serving(idle_engine, metrics_port=0) as serve:
+            address = serve.server.metrics_address
+            assert address is not None
+            await events_of(serve.generation.StreamGenerate(stream_request()))
+            await serve.generation.Generate(GenerateRequest(spec=text_spec()))
+            with pytest.raises(aio.AioRpcError):
+                await serve.generation.Generate(GenerateRequest())
+            idle_engine.script = []
+            left = serve.generation.StreamGenerate(stream_request())
+            await left.read()
+            seen = await scrape(address)
+            assert (seen("aengine_calls_in_flight"), seen("aengine_generations_in_flight")) == (1, 1)
+            left.cancel()
+            seen = await scrape_until(address, lambda seen: seen("aengine_calls_in_flight") == 0)
+        stream, unary = "GenerationService/StreamGenerate", "GenerationService/Generate"
+        ended = {(sample.labels["method"], sample.labels["code"]): sample.value for sample in seen.families["aengine_calls"].samples}
+        assert {key: count for key, count in ended.items() if count} == {
+            (stream, "OK"): 1, (unary, "OK"): 1, (unary, "INVALID_ARGUMENT"): 1, (stream, "CANCELLED"): 1,
+        }  # fmt: skip
+        assert seen("aengine_call_errors_total", reason="INVALID_FIELD") == seen.sum("aengine_call_errors_total") == 1
+        assert seen("aengine_call_messages_sent_total", method=stream) == 6 + 1
+        assert seen("aengine_call_messages_sent_total", method=unary) == 1
+        assert seen("aengine_call_seconds_count", method=stream) == 2
+        counts = {reason: seen("aengine_generations_total", reason=reason) for reason in ("max_tokens", "cancelled")}
+        assert counts == {"max_tokens": 2, "cancelled": 1}
+        assert seen.sum("aengine_generations_total") == seen("aengine_generation_seconds_count") == 3
+        assert seen("aengine_time_to_first_token_seconds_count") == seen("aengine_queue_seconds_count") == 2
+        assert seen("aengine_generations_in_flight") == 0
+
+    async def test_tokens_of_a_real_engine(self) -> None:
+        async with OracleEngine() as engine, serving(engine, metrics_port=0) as serve:
+            spec = GenerationSpec()
+            spec.prompt.token_ids.ids.extend(range(10, 20))
+            spec.sampling.seed = 1
+            spec.stopping.max_tokens = 5
+            spec.stopping.ignore_eos = True
+            for _ in range(2):
+                await serve.generation.Generate(GenerateRequest(spec=spec))
+            seen = await scrape(serve.server.metrics_address or "")
+        assert (seen("aengine_prompt_tokens_total"), seen("aengine_completion_tokens_total")) == (20, 10)
+        assert seen("aengine_cached_prompt_tokens_total") == 8  # two full pages of the first
+        assert seen("aengine_generations_total", reason="max_tokens") == 2
+        assert seen("aengine_step_tokens_sum") == 10 + 4 + 2 + 4
+
+    async def test_a_drain_is_seen_and_a_stop_ends_it_all(self, idle_engine: FakeEngine) -> None:
+        async with serving(idle_engine, metrics_port=0) as serve:
+            address = serve.server.metrics_address or ""
+            assert (await scrape(address))("aengine_draining") == 0
+            await serve.server.drain(0)
+            assert (await scrape(address))("aengine_draining") == 1
+        with pytest.raises(urllib.error.URLError):
+            await scrape(address)  # the server is stopped
+
+    async def test_the_lag_is_measured(self, idle_engine: FakeEngine) -> None:
+        async with serving(idle_engine, metrics_port=0) as serve:
+            await scrape_until(serve.server.metrics_address or "", lambda seen: (seen("aengine_event_loop_lag_seconds_count") or 0) > 0)
+
+    async def test_without_a_port_there_are_none(self, idle_engine: FakeEngine) -> None:
+        async with serving(idle_engine) as serve:
+            assert serve.server.metrics_address is None
 
 
 class TestLoopLag:

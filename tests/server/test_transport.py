@@ -17,13 +17,14 @@ from oracle_engine import until
 from raw_h2 import GENERATION, framed, raw_connection
 from server_process import server_process
 
-from aengine.server.app import MAX_MESSAGE_BYTES
+from aengine.server.options import ServerConfig
 from aengine.v1.generation_pb2 import FINISH_REASON_MAX_TOKENS
 from aengine.v1.generation_service_pb2 import GenerateRequest
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub
 
 pytestmark = pytest.mark.anyio
 
+MAX_MESSAGE_BYTES = ServerConfig().max_message_bytes
 STREAM = GENERATION + "StreamGenerate"
 GOOD = framed(stream_request())
 UNLIMITED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
@@ -40,6 +41,7 @@ async def check_alive(serve: Serving, engine: FakeEngine) -> None:
 
 
 OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 3, 8, 12, 13, 14
+ENHANCE_YOUR_CALM = 11  # of HTTP/2
 GZIP = [("grpc-encoding", "gzip")]
 
 
@@ -192,6 +194,50 @@ class TestHalfClosed:
             await serve.server.stop()
             await connection.closed.wait()
             assert call.ended
+
+
+class TestPings:
+    """During a call in which nothing is sent for long; the interval is scaled down."""
+
+    async def test_those_that_keep_the_interval_are_welcome(self, engine: FakeEngine) -> None:
+        async with serving(engine, min_ping_interval=0.05) as serve, raw_connection(serve.server.address) as connection:
+            call = await connection.call(STREAM, GOOD)
+            stream = await engine.submitted.get()
+            for _ in range(20):
+                await connection.ping()
+                await asyncio.sleep(0.06)
+            assert (connection.num_pongs, connection.goaway) == (20, None)
+            stream.push(tokens("a"))
+            assert (await call.events())[-1].HasField("finished")
+
+    async def test_those_that_do_not_end_the_connection(self, engine: FakeEngine) -> None:
+        async with serving(engine, min_ping_interval=60.0) as serve:
+            async with raw_connection(serve.server.address) as connection:
+                call = await connection.call(STREAM, GOOD)
+                stream = await engine.submitted.get()
+                for _ in range(20):
+                    await connection.ping()
+                assert connection.closed.is_set()
+                assert connection.goaway == ENHANCE_YOUR_CALM
+                assert call.ended
+                await stream.closed.wait()
+            await check_alive(serve, engine)
+
+    async def test_all_are_welcome_without_strikes(self, engine: FakeEngine) -> None:
+        async with serving(engine, max_ping_strikes=0) as serve, raw_connection(serve.server.address) as connection:
+            for _ in range(50):
+                await connection.ping()
+            assert (connection.num_pongs, connection.goaway) == (50, None)
+
+    async def test_a_client_that_does_not_answer_them_is_dead(self, engine: FakeEngine) -> None:
+        """Its host is gone without a word: its request ends all the same."""
+        async with serving(engine, keepalive_time=0.05, keepalive_timeout=0.1) as serve:
+            async with raw_connection(serve.server.address) as connection:
+                await connection.call(STREAM, GOOD)
+                stream = await engine.submitted.get()
+                await connection.fall_silent()
+                await stream.closed.wait()
+            await check_alive(serve, engine)
 
 
 class TestEnds:

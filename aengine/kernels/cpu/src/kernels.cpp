@@ -128,7 +128,8 @@ i32 aengine_copy_pages(const Pool* pool, const i32* sources, const i32* destinat
   run_team(threads, [&](const Member& member) {
     u8* staged = space->gathered.as<u8>() + member.index() * count * bytes;
     member.each(2 * pool->num_layers, [&](i64 task) {
-      u8* pages = static_cast<u8*>((task % 2 ? pool->values : pool->keys)[task / 2]);
+      void* const* layers = task % 2 ? pool->values : pool->keys;
+      u8* pages = static_cast<u8*>(layers[task / 2]);
       for (i64 i = 0; i < count; i++) memcpy(staged + i * bytes, pages + sources[i] * bytes, (size_t)bytes);
       for (i64 i = 0; i < count; i++) memcpy(pages + destinations[i] * bytes, staged + i * bytes, (size_t)bytes);
     });
