@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from aengine.config import EngineConfig
     from aengine.engine.async_engine import AsyncEngine
     from aengine.engine.stream import TokenStream
+    from aengine.engine.stream_group import StreamGroup
     from aengine.errors import (
         AEngineError,
         ConfigError,
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 _HOME = {
     "AsyncEngine": "aengine.engine.async_engine",
     "TokenStream": "aengine.engine.stream",
+    "StreamGroup": "aengine.engine.stream_group",
     "EngineConfig": "aengine.config",
     "SamplingParams": "aengine.params",
     "StructuredOutput": "aengine.params",
@@ -86,6 +88,7 @@ __all__ = [
     "SamplingParams",
     "ServerError",
     "StepHangError",
+    "StreamGroup",
     "StreamProtocol",
     "StructuredOutput",
     "Token",

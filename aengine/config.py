@@ -12,7 +12,7 @@ from aengine.errors import ConfigError, FieldViolation
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTION_BACKENDS = ("auto", "cpu", "torch_native")
-QUANTIZATIONS = ("int8",)
+QUANTIZATIONS = ("none", "int8")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
@@ -46,8 +46,8 @@ class EngineConfig:
     """Fraction of the GPU's memory for weights, activations and KV cache together, in (0, 1]."""
     attention_backend: str = "auto"
     """auto, cpu (our own kernels, on a CPU), torch_native."""
-    quantization: str | None = None
-    """int8: weights and activations of all linear layers in 8 bits, on a CPU (activations are scaled as they come). None: as they are."""
+    quantization: str = "none"
+    """none, int8 (weights and activations of all linear layers in 8 bits, on a CPU; activations are scaled as they come)."""
     load_format: str = "auto"
     """auto, safetensors, dummy (random weights, no download of weights)."""
     enable_prefix_cache: bool = True
@@ -89,8 +89,7 @@ class EngineConfig:
             check.refuse("gpu_memory_utilization", "a number in (0, 1]")
         check.choice("attention_backend", ATTENTION_BACKENDS)
         check.choice("load_format", LOAD_FORMATS)
-        if self.quantization not in (None, *QUANTIZATIONS):
-            check.refuse("quantization", "None or one of " + ", ".join(QUANTIZATIONS))
+        check.choice("quantization", QUANTIZATIONS)
         check.flag("enable_prefix_cache")
         check.integer("max_queued_requests", 1, optional=True)
         check.integer("max_queued_tokens", 1, optional=True)

@@ -30,7 +30,8 @@ INTEGERS: dict[str, tuple[int, int | None, bool]] = {  # lowest, highest, whethe
 POSITIVE = ("ageing_seconds", "step_timeout")
 CHOICES = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
-    "attention_backend": ("auto", "torch_native"),
+    "attention_backend": ("auto", "cpu", "torch_native"),
+    "quantization": ("none", "int8"),
     "load_format": ("auto", "safetensors", "dummy"),
 }
 OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "enable_prefix_cache", "tenant_weights"}
@@ -74,6 +75,7 @@ def test_defaults() -> None:
         "kv_cache_memory": None,
         "gpu_memory_utilization": 0.9,
         "attention_backend": "auto",
+        "quantization": "none",
         "load_format": "auto",
         "enable_prefix_cache": True,
         "max_queued_requests": 4096,
@@ -114,7 +116,7 @@ def test_durations(name: str) -> None:
 def test_choices(name: str) -> None:
     for value in CHOICES[name]:
         accepted(name, value)
-    for value in ("", "AUTO", "auto ", "int8", None, 5, ["auto"]):
+    for value in ("", "AUTO", "auto ", "int9", None, 5, ["auto"]):
         assert refused(**{name: value}) == {name: f"{value!r} is not one of {', '.join(CHOICES[name])}"}
 
 

@@ -69,6 +69,12 @@ def test_make_demo() -> None:
     assert shape == shape_shown
 
 
+def test_make_demo_grpc() -> None:
+    """tests/examples runs it."""
+    assert "`make demo-grpc`" in README
+    assert made_by("demo-grpc") == [".venv/bin/python", "examples/demo_grpc.py"]
+
+
 def test_make_test() -> None:
     assert made_by("test") == [".venv/bin/python", "-m", "pytest"]
 

@@ -80,7 +80,7 @@ def environment() -> dict[str, Any]:
 
 def plot(path: Path, outcomes: Sequence[Outcome], title: str) -> None:
     """TTFT, ITL and throughput over time, as PNG (or what the name's ending says; .html holds the PNG). Needs matplotlib."""
-    import matplotlib  # type: ignore[import-not-found]
+    import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot

@@ -122,7 +122,7 @@ def build_executor(setup: ExecutorSetup) -> Executor:
         if config.attention_backend == "cpu":
             raise ConfigError.of("attention_backend", f"'cpu' is not possible here: {reason}")
         _log.warning("running in plain torch, which is several times slower than the CPU kernels: %s", reason)
-    if config.quantization is not None:
+    if config.quantization != "none":
         raise ConfigError.of("quantization", f"{config.quantization!r} needs the CPU kernels")
     return TorchExecutor(setup)
 

@@ -156,6 +156,8 @@ class _Method:
             write, record = context.write, call.record
             async with aclosing(answer(await self._request(requests, context), context)) as responses:
                 async for response in responses:  # for every token of every stream: what is added here is paid often
+                    if not record.messages_sent:  # apart: while they wait with the first message, gRPC takes no status
+                        await context.send_initial_metadata(())
                     call.writing = True
                     await write(response)
                     call.writing = False

@@ -228,6 +228,7 @@ class _Session:
 
     def _end(self, tag: int, error: Exception | None) -> None:
         """The last event of a request is written; its tag is free."""
+        self._group.discard(tag)
         self._ended.append((self._tagged.pop(tag), error))
 
     def leave_ended(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from pathlib import Path
@@ -49,12 +50,12 @@ def test_turns_follow_each_other() -> None:
 
 def test_arrivals_have_the_rate() -> None:
     items = arriving([Item((1,), 1)] * 4000, rate=10.0)
-    gaps = [after.arrival - before.arrival for before, after in zip(items, items[1:], strict=False)]
+    gaps = [after.arrival - before.arrival for before, after in itertools.pairwise(items)]
     assert items[0].arrival == 0.0
     assert statistics.fmean(gaps) == pytest.approx(0.1, rel=0.1)
     assert statistics.pstdev(gaps) == pytest.approx(0.1, rel=0.15)  # of a Poisson process: as large as the mean
     even = arriving([Item((1,), 1)] * 4000, rate=10.0, burstiness=100.0)
-    assert statistics.pstdev([b.arrival - a.arrival for a, b in zip(even, even[1:], strict=False)]) < 0.02
+    assert statistics.pstdev([b.arrival - a.arrival for a, b in itertools.pairwise(even)]) < 0.02
     assert {item.arrival for item in arriving(items[:9], rate=float("inf"))} == {0.0}
 
 

@@ -62,6 +62,8 @@ def test_demo_says_what_is_wrong_in_one_line(arguments: list[str], sentence: str
 def test_demo_grpc_starts_a_server_and_streams_from_it() -> None:
     done = run("demo_grpc.py", "The morning was so fine", "--max-tokens", "20")
     assert done.returncode == 0, done.stderr
-    assert re.match(r"\[server at 127\.0\.0\.1:\d+ after \d+\.\d\d s\]\n\nThe morning was so fine.{20}", done.stdout, re.DOTALL), done.stdout
+    assert re.match(r"\[server at 127\.0\.0\.1:\d+ after \d+\.\d\d s\]\n\nThe morning was so fine.{20}", done.stdout, re.DOTALL), (
+        done.stdout
+    )
     assert re.search(r"\n\n\[\d+ tokens, \d+ tok/s after the first, first token \d+ ms after the request\]\n", done.stdout), done.stdout
     assert done.stdout.endswith("[server ended with exit code 0]\n")

@@ -146,7 +146,7 @@ class FakeStream:
 
     async def linger(self, count: int, seconds: float) -> None:
         with anyio.move_on_after(seconds):
-            while self._items.qsize() < count and not self._ended:
+            while self._items.qsize() < count and not self._ended:  # noqa: ASYNC110 - a queue has no event for its length
                 await asyncio.sleep(0)
 
     async def __anext__(self) -> Token:

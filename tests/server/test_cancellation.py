@@ -107,10 +107,9 @@ def was_noticed(engine: OracleEngine) -> bool:
     return any(isinstance(command, Cancel) for command in [*engine._steps._mailbox._commands]) or engine.request_info(MINE) is None
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["in step", "one step ahead"])
+@pytest.mark.parametrize(("method", "asynchronous"), [("StreamGenerate", False), ("StreamGenerate", True), ("Generate", False)])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("method", ["StreamGenerate", "Generate"])
 async def test_a_request_that_is_given_up(phase: Phase, way: Callable[..., object], method: str, asynchronous: bool) -> None:
     async with OracleEngine(asynchronous=asynchronous) as engine, serving(engine) as serve:
         async with phase(engine) as (request, reached, go_on), raw_connection(serve.server.address) as connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
 
 import pytest
@@ -121,28 +122,35 @@ async def test_the_end_waits_for_the_client_but_not_in_the_engine() -> None:
         assert len(ids_of(events)) == 3
 
 
-async def test_a_client_that_does_not_read_for_too_long_loses_its_call() -> None:
+@pytest.mark.parametrize("window", [0, 100])
+async def test_a_client_that_does_not_read_for_too_long_loses_its_call(window: int, caplog: pytest.LogCaptureFixture) -> None:
     async with make_engine() as engine, serving(engine, stall_seconds=0.2) as serve:
-        async with raw_connection(serve.server.address, window=0) as connection:
+        async with raw_connection(serve.server.address, window=window) as connection:
             call = await stall(connection, 1)
             await until(lambda: engine.stats().parked == 1)
             await until(lambda: nothing_left(engine) and serve.server.in_flight == 0)
             await call.open()  # what was on its way is still there, and why there is no more
-            assert [event.event_number for event in await call.events()] == [0]
+            events = await call.events()
+            assert [event.event_number for event in events] == [*range(len(events))]
+            assert not events[-1].HasField("finished")
             assert call.status == ABORTED
         await check_others_go_on(engine, serve)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_client_that_reads_slowly_does_not() -> None:
     """In all it takes longer than a message may wait."""
-    async with make_engine() as engine, serving(engine, stall_seconds=0.4) as serve:
-        async with raw_connection(serve.server.address, window=0) as connection:
-            call = await stall(connection, 1)
-            for _ in range(8):
-                before = call.num_bytes
-                connection.h2.increment_flow_control_window(40, call.stream_id)
-                await connection.flush()
-                await until(lambda: call.num_bytes == before + 40)  # noqa: B023
-                await asyncio.sleep(0.1)
-            await call.open()
-            check_whole(engine, 1, await call.events())
+    async with (
+        make_engine() as engine,
+        serving(engine, stall_seconds=0.4) as serve,
+        raw_connection(serve.server.address, window=0) as connection,
+    ):
+        call = await stall(connection, 1)
+        for _ in range(8):
+            before = call.num_bytes
+            connection.h2.increment_flow_control_window(40, call.stream_id)
+            await connection.flush()
+            await until(lambda: call.num_bytes == before + 40)  # noqa: B023
+            await asyncio.sleep(0.1)
+        await call.open()
+        check_whole(engine, 1, await call.events())

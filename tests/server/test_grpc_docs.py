@@ -1,0 +1,28 @@
+"""docs/grpc.md lists the services as they are, and its configuration is one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from v1_schema import services
+
+DOCS = (Path(__file__).resolve().parents[2] / "docs" / "grpc.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_services_is_the_schema() -> None:
+    rows = re.findall(r"^\| `(\w+Service)` \| (.*) \|$", DOCS, re.MULTILINE)
+    documented = {name: set(re.findall(r"`(\w+)`", methods)) for name, methods in rows}
+    assert documented == {service.name: {method.name for method in service.methods} for service in services()}
+
+
+def test_the_configuration_passes_the_check(tmp_path: Path) -> None:
+    text = DOCS.partition("```toml\n")[2].partition("```")[0]
+    config = tmp_path / "aengine.toml"
+    config.write_text(re.sub(r"(?m)^(tls_|token_file|host).*\n", "", text))  # those name files that are not here
+    command = (sys.executable, "-m", "aengine.server.cli", "--check", "--config", str(config))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "metrics_port = 9400" in done.stdout
