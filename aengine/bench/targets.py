@@ -120,7 +120,10 @@ async def open_url(url: str, model: str | None, token: str | None = None) -> Asy
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=None, headers=headers, limits=limits))
         if model is None:
-            model = (await http.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
+            try:
+                model = (await http.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
+            except (httpx.HTTPError, KeyError, IndexError) as error:
+                raise RuntimeError(f"{url} tells no model at /v1/models: {error!r}") from error
         yield OpenAITarget(http, model), None
 
 

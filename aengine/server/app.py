@@ -55,6 +55,10 @@ SERVICES: tuple[str, ...] = (
 # Health watchers never end by themselves; this long the last statuses may take to reach the clients.
 FLUSH_SECONDS = 0.5
 
+# A client may ask again as soon as it has its answer. Refused calls end with UNAVAILABLE, but those that reach gRPC while it shuts
+# down with CANCELLED; so a server that has become idle goes on refusing for this long.
+REFUSE_SECONDS = 0.1
+
 
 class BindError(AEngineError):
     """The address cannot be bound."""
@@ -198,12 +202,15 @@ class Server:
         self._admission.close()
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._admission.wait_idle(), self.config.drain_seconds if seconds is None else seconds)
+            await asyncio.sleep(REFUSE_SECONDS)
         return not self._admission.in_flight
 
     async def stop(self) -> None:
         """Close the port; calls under way end with UNAVAILABLE (DRAINING)."""
         self._admission.close()
-        await self._under_way.end_all(DrainingError("the server is shutting down"), FLUSH_SECONDS)
+        if len(self._under_way):
+            await self._under_way.end_all(DrainingError("the server is shutting down"), FLUSH_SECONDS)
+            await asyncio.sleep(REFUSE_SECONDS)
         await self._server.stop(FLUSH_SECONDS)
         await self._generation.aclose()
         self._tokenizer.close()

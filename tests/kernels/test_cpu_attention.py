@@ -105,6 +105,20 @@ def test_a_broken_row_breaks_alone(kernels: CpuKernels, dtype: torch.dtype) -> N
     assert result[[0, *range(2, len(result))]].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("page_size", [8, 16])
+def test_what_a_window_has_left_behind_is_not_read(kernels: CpuKernels, dtype: torch.dtype, page_size: int) -> None:
+    """Pages before the window's block may have another owner by now."""
+    workspace = Workspace(kernels, 2)
+    case = paged_case(workspace, [(499, 1), (300, 1)], heads=2, kv_heads=1, head_dim=32, page_size=page_size, dtype=dtype)
+    expected = ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.3, window=20)
+    pages = case.layout.kv_indices.copy()
+    poisoned = set(range(1, case.pool.num_pages)) - set(pages.tolist())
+    pages[: 480 // page_size] = poisoned.pop()
+    changed = dataclasses.replace(case.layout, kv_indices=pages)
+    assert torch.equal(ops.attention(workspace, case.query, case.pool, 1, changed, scale=0.3, window=20), expected)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     count=st.integers(0, 40),

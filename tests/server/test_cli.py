@@ -6,16 +6,19 @@ import asyncio
 import signal
 import subprocess
 import sys
-from dataclasses import fields
+from pathlib import Path
 
 import grpc
 import pytest
+from certificates import make_certificates
 from grpc import aio
 from grpc_harness import events_of, failure_of, stream_request
 from server_process import COMMAND, TIMEOUT, server_process
 
-from aengine.config import EngineConfig
-from aengine.server.cli import build_parser
+import aengine
+from aengine.server.cli import build_parser, main
+from aengine.server.options import GROUPS
+from aengine.server.settings import options, read_settings
 from aengine.v1.generation_pb2 import FINISH_REASON_MAX_TOKENS
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub
 
@@ -24,34 +27,14 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=TIMEOUT)
 
 
-def config_of(*flags: str) -> dict[str, object]:
-    """What the flags say about the engine."""
-    options = vars(build_parser().parse_args(flags))
-    return {field.name: options[field.name] for field in fields(EngineConfig) if field.name in options}
-
-
-def test_every_field_of_the_config_is_a_flag_with_its_docstring() -> None:
-    assert config_of() == {"model": "demo"}  # what is not given is left to the config
-    text = " ".join(build_parser().format_help().split())
-    assert "Tokens per KV page: a power of two, 1..256. (default: 16)" in text
-    assert all(f"--{field.name.replace('_', '-')}" in text for field in fields(EngineConfig))
-
-
-@pytest.mark.parametrize(
-    ("flags", "name", "value"),
-    [
-        (["--revision", "v1"], "revision", "v1"),
-        (["--max-model-len", "64"], "max_model_len", 64),
-        (["--max-queued-requests", "none"], "max_queued_requests", None),
-        (["--gpu-memory-utilization", "0.5"], "gpu_memory_utilization", 0.5),
-        (["--no-enable-prefix-cache"], "enable_prefix_cache", False),
-        (["--tenant-weights", "a=2,b=0.5"], "tenant_weights", {"a": 2.0, "b": 0.5}),
-    ],
-)
-def test_flags_have_the_types_of_their_fields(flags: list[str], name: str, value: object) -> None:
-    given = config_of(*flags)
-    assert given == {"model": "demo", name: value}
-    assert getattr(EngineConfig(**given), name) == value  # type: ignore[arg-type]
+def test_the_help_tells_every_option_by_group() -> None:
+    parser = build_parser()
+    text = " ".join(parser.format_help().split())
+    assert "Tokens per KV page: a power of two, 1..256. (default: 16; AENGINE_PAGE_SIZE)" in text
+    for option in options():
+        assert f"{option.flag}" in text
+        assert option.variable in text
+    assert {group.title for group in parser._action_groups} >= {*(title for title, _ in GROUPS), "engine"}
 
 
 def test_help_does_not_load_torch_or_grpc() -> None:
@@ -63,34 +46,101 @@ def test_help_does_not_load_torch_or_grpc() -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--page-size", "3"], "aengine-grpc: --page-size: 3 is not a power of two in [1, 256]"),
-        (["--port", "0", "--model", "/no/such/model"], "/no/such/model"),
+        (["--page-size", "3"], "--page-size: 3 is not a power of two in [1, 256]"),
+        (["--port", "x"], "--port: 'x' is not an integer"),
+        (["--host", "0.0.0.0"], "--host: '0.0.0.0' can be reached from elsewhere"),
+        (["--port", "0", "--token-file", "/no/such/file"], "--token-file: cannot read /no/such/file: No such file or directory"),
+        (["--port", "0", "--model", "/no/such/model"], "model directory '/no/such/model' does not exist"),
+        (["--device", "cuda:77"], "--device: "),
     ],
 )
 def test_a_failed_start_is_one_sentence_and_exit_code_1(flags: list[str], sentence: str) -> None:
     result = run(*flags)
-    assert result.returncode == 1
+    assert (result.returncode, result.stdout) == (1, "")
     (line,) = result.stderr.splitlines()
-    assert line.startswith("aengine-grpc: ")
-    assert sentence in line
+    assert line.startswith(f"aengine-grpc: {sentence}")
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--port", "70000"],
-        ["--port", "x"],
-        ["--drain-seconds", "-1"],
-        ["--no-such-flag"],
-        ["--page-size", "x"],
-        ["--tenant-weights", "a=x"],
-    ],
-)
-def test_a_wrong_flag_is_a_usage_error(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_flag_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        build_parser().parse_args(flags)
+        main(["--prot", "1"])
     assert caught.value.code == 2
-    assert flags[0] in capsys.readouterr().err
+    assert "unrecognized argument --prot; the nearest is --port" in capsys.readouterr().err
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"aengine {aengine.__version__}\n"
+
+
+class TestCheck:
+    """--check looks at what can be looked at, without the model."""
+
+    @pytest.fixture
+    def tokens(self, tmp_path: Path) -> Path:
+        path = tmp_path / "tokens"
+        path.write_text("alice s3cret-of-alice\n")
+        return path
+
+    def test_prints_a_configuration_that_can_be_used(
+        self, tmp_path: Path, tokens: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        files = make_certificates(tmp_path)
+        monkeypatch.setenv("AENGINE_TENANT_WEIGHTS", "a=2,b=0.5")
+        flags = ["--tls-cert", str(files.cert), "--tls-key", str(files.key), "--tls-client-ca", str(files.client_ca)]
+        flags += ["--token-file", str(tokens), "--admin-client-names", "x,y", "--metrics-port", "9", "--insecure", "--seed", "7"]
+        assert main(["--check", *flags]) == 0
+        printed = capsys.readouterr().out
+        assert "s3cret" not in printed
+        assert "metrics_port = 9  # --metrics-port" in printed
+        assert 'tenant_weights = {"a" = 2.0, "b" = 0.5}  # AENGINE_TENANT_WEIGHTS' in printed
+        path = tmp_path / "printed.toml"
+        path.write_text(printed)
+        monkeypatch.delenv("AENGINE_TENANT_WEIGHTS")
+        again = read_settings({}, {}, str(path))
+        assert (again.server.admin_client_names, again.server.metrics_port, again.engine.seed) == (("x", "y"), 9, 7)
+        assert again.engine.tenant_weights == {"a": 2.0, "b": 0.5}
+        assert again.engine.max_model_len is None
+
+    @pytest.mark.parametrize(
+        ("flag", "content", "sentence"),
+        [
+            ("--token-file", "", "it holds no token"),
+            ("--token-file", "one two three", "line 1 is not `name token` or `token`"),
+            ("--admin-token-file", "ok\nt\u00f6ken", "line 2: a token consists of visible ASCII characters"),
+            ("--model", "", "is a file"),
+        ],
+    )
+    def test_names_a_file_that_is_wrong(
+        self, flag: str, content: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "file"
+        path.write_text(content)
+        assert main(["--check", flag, str(path)]) == 1
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert sentence in told.err
+        assert str(path) in told.err
+
+    def test_a_key_must_be_that_of_the_certificate(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        mine, other = tmp_path / "mine", tmp_path / "other"
+        mine.mkdir()
+        other.mkdir()
+        mine_files, other_files = make_certificates(mine), make_certificates(other)
+        assert main(["--check", "--tls-cert", str(mine_files.cert), "--tls-key", str(other_files.key)]) == 1
+        assert "--tls-cert: " in capsys.readouterr().err
+        mine_files.client_ca.write_text("nonsense")
+        flags = ["--tls-cert", str(mine_files.cert), "--tls-key", str(mine_files.key), "--tls-client-ca", str(mine_files.client_ca)]
+        assert main(["--check", *flags]) == 1
+        assert "--tls-client-ca: " in capsys.readouterr().err
+
+    def test_uvloop_must_be_there_where_it_is_asked_for(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        assert main(["--check", "--uvloop", "auto"]) == 0
+        assert main(["--check", "--uvloop", "on"]) == 1
+        assert "--uvloop: 'on' needs the package uvloop" in capsys.readouterr().err
 
 
 @pytest.mark.anyio
@@ -130,7 +180,7 @@ async def test_sigterm_drains() -> None:
 
 @pytest.mark.anyio
 async def test_the_second_signal_ends_what_runs() -> None:
-    with server_process("--drain-seconds", "600") as server:
+    with server_process("--drain-seconds", "600", "--uvloop", "off") as server:
         async with aio.insecure_channel(server.address) as channel:
             request = stream_request()
             request.spec.stopping.ignore_eos = True

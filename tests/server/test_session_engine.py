@@ -48,7 +48,10 @@ async def test_cancelling_one_leaves_the_others() -> None:
     async with OracleEngine() as engine, serving(engine) as serve:
         gate = StepGate(engine, at=10)
         client = SessionClient(serve)
+        await engine.pause()
         await client.say(opening(), *(submission(seed, oracle_request(seed)) for seed in range(8)))
+        await until(lambda: serve.server.in_flight == 8)
+        engine.unpause()
         for seed in range(8):
             await client.read_until(seed, "delta")
         await client.say(cancellation(3))
@@ -78,9 +81,11 @@ async def test_all_leave_within_a_few_steps() -> None:
     async with OracleEngine() as engine, serving(engine) as serve:
         gate = StepGate(engine, at=5)
         client = SessionClient(serve)
+        await engine.pause()
         await client.say(opening(), *(submission(seed, oracle_request(seed)) for seed in range(24)))
-        await until(gate.held.is_set)
         await until(lambda: serve.server.in_flight == 24)
+        engine.unpause()
+        await until(gate.held.is_set)
         client.call.cancel()
         await until(lambda: len(engine._steps._mailbox._commands) == 24)  # all of them cancelled, and none gone
         assert serve.server.in_flight == 24

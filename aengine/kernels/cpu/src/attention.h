@@ -310,14 +310,12 @@ void attend(const Member& member, const AttentionArguments<E>& arguments, const 
     TileAttention<E> attention(arguments, tile, gathered);
     attention.set_head(head);
     for (i64 r = 0; r < tile.count; r++) {
-      float* first = nullptr;
-      for (i64 partition = 0; partition < tile.partitions; partition++) {
-        float* row = plan.partials + ((tile.first_task + partition) * kv_heads + head) * plan.partial_stride + r * (dim + 2);
-        if (!attention.sees(partition)) continue;
-        if (first) merge_row(first[0], first[1], first + 2, row[0], row[1], row + 2, dim);
-        else first = row;
+      float* all = plan.partials + (tile.first_task * kv_heads + head) * plan.partial_stride + r * (dim + 2);
+      for (i64 partition = 1; partition < tile.partitions; partition++) {
+        const float* part = all + partition * kv_heads * plan.partial_stride;
+        merge_row(all[0], all[1], all + 2, part[0], part[1], part + 2, dim);
       }
-      attention.put(r, first + 2, first[1]);
+      attention.put(r, all + 2, all[1]);
     }
   });
 }

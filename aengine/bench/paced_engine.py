@@ -1,0 +1,90 @@
+"""An engine whose model costs nothing: steps come at a given pace, tokens from a text.
+
+Everything around the model is real: scheduler, step thread, streams, detokenizer. What is measured with it is what serving costs.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from aengine.config import EngineConfig
+from aengine.engine.async_engine import AsyncEngine
+from aengine.engine.loading import LoadedModel
+from aengine.engine.tokenizer import Tokenizer
+from aengine.models.hub import DEMO, resolve_model
+from aengine.outputs import ModelInfo
+from aengine.params import SamplingParams
+from aengine.scheduler import StepPlan, StepResult
+
+PAGE_SIZE = 256
+MAX_MODEL_LEN = 64 * 1024
+TEXT = (
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife. "
+    "However little known the feelings or views of such a man may be on his first entering a neighbourhood, this truth is so well "
+    "fixed in the minds of the surrounding families, that he is considered the rightful property of some one or other of their daughters."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _DoneStep:
+    step: StepResult
+
+    def result(self) -> StepResult:
+        return self.step
+
+
+class PacedRunner:
+    """A sequence goes on with the token of `token_ids` that its length points at."""
+
+    def __init__(self, token_ids: list[int], max_num_seqs: int) -> None:
+        self.page_size = PAGE_SIZE
+        self.num_pages = 1 + max_num_seqs * (MAX_MODEL_LEN // PAGE_SIZE)
+        self.max_model_len = MAX_MODEL_LEN
+        self.max_num_seqs = max_num_seqs
+        self.asynchronous = False
+        self.steps_per_second: float | None = None  # None: as fast as it goes. May be changed in any thread
+        self._token_ids = np.array(token_ids, np.int32)
+        self._due = 0.0  # when the next step may end
+
+    def launch(self, plan: StepPlan) -> _DoneStep:
+        self._pace()
+        lengths = (plan.starts + plan.lengths)[plan.samples]
+        return _DoneStep(StepResult(plan.step, self._token_ids[lengths % len(self._token_ids)]))
+
+    def close(self) -> None:
+        pass
+
+    def _pace(self) -> None:
+        if self.steps_per_second is None:
+            return
+        time.sleep(max(0.0, self._due - time.monotonic()))
+        period = 1 / self.steps_per_second
+        self._due = max(self._due + period, time.monotonic())  # steps that were missed are not made up
+
+
+class PacedEngine(AsyncEngine):
+    """`AsyncEngine` on a `PacedRunner`, with the bundled model's tokenizer."""
+
+    runner: PacedRunner  # once started
+
+    def __init__(self, max_num_seqs: int) -> None:
+        super().__init__(EngineConfig(model=DEMO, max_num_seqs=max_num_seqs, max_num_batched_tokens=max(8192, max_num_seqs)))
+
+    def _load(self) -> LoadedModel:
+        tokenizer = Tokenizer.load(resolve_model(DEMO))
+        self.runner = PacedRunner(tokenizer.encode(TEXT), self.config.max_num_seqs)
+        info = ModelInfo(
+            name="paced",
+            architecture="none",
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=tokenizer.vocab_size,
+            eos_token_ids=(),
+            dtype="none",
+            num_parameters=0,
+            chat_template=False,
+            generation_defaults=SamplingParams(),
+        )
+        return LoadedModel(self.runner, tokenizer, info)

@@ -1,0 +1,246 @@
+"""What serving costs beside the model: `python -m aengine.bench.serving`.
+
+A server and its client are processes of their own; the engine is the real one, on a runner that costs nothing. Prints the server's CPU
+time per token (in the kernel too) for streams and for a session, beyond that of the same engine when it is read in its own process, and how
+late event loop and health checks are under many streams.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from grpc import aio
+
+from aengine.bench.paced_server import PROMPT, Consume, Figures, Pace, PacedServer, health_checks, paced_server
+from aengine.bench.report import table, write_json
+from aengine.v1.generation_service_pb2 import SessionRequest, StreamGenerateRequest
+
+PACE = 100.0
+"""Steps per second, where they are paced."""
+STREAMS = 64
+CROWD = 256
+WARM_UP = 0.5
+SECONDS = 3.0
+"""That one measurement takes."""
+_SERVICE = "/aengine.v1.GenerationService/"
+
+Load = Callable[[PacedServer], AbstractAsyncContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCost:
+    """The least of several runs. Microseconds of the server's CPU time per token."""
+
+    load: str
+    loop: str
+    pace: float | None  # steps per second
+    server: float
+    in_process: float
+    tokens_per_second: float
+
+    @property
+    def beyond(self) -> float:
+        return self.server - self.in_process
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """Milliseconds."""
+
+    what: str
+    loop: str
+    p50: float
+    p99: float
+    most: float
+    tokens_per_second: float
+
+
+def _request() -> StreamGenerateRequest:
+    request = StreamGenerateRequest()
+    request.spec.prompt.token_ids.ids.extend(PROMPT)
+    request.spec.sampling.temperature = 0
+    request.spec.stopping.ignore_eos = True
+    return request
+
+
+@asynccontextmanager
+async def _under_way(tasks: Sequence[asyncio.Task[None]]) -> AsyncIterator[None]:
+    """Tasks that are not to end by themselves."""
+    try:
+        yield
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def streams(count: int) -> Load:
+    """So many calls of StreamGenerate on one connection, not decoded: the client should cost little."""
+
+    @asynccontextmanager
+    async def load(server: PacedServer) -> AsyncIterator[None]:
+        async with aio.insecure_channel(server.address) as channel:
+            stream = channel.unary_stream(_SERVICE + "StreamGenerate")
+
+            async def read() -> None:
+                while True:
+                    call = stream(_request().SerializeToString())
+                    while await call.read() is not aio.EOF:
+                        pass
+
+            async with _under_way([asyncio.create_task(read()) for _ in range(count)]):
+                yield
+
+    return load
+
+
+def session(count: int) -> Load:
+    """One call of Session with so many requests."""
+
+    @asynccontextmanager
+    async def load(server: PacedServer) -> AsyncIterator[None]:
+        async with aio.insecure_channel(server.address) as channel:
+
+            async def read() -> None:
+                call = channel.stream_stream(_SERVICE + "Session")()
+                opening = SessionRequest()
+                opening.open.SetInParent()
+                await call.write(opening.SerializeToString())
+                for tag in range(count):
+                    submission = SessionRequest()
+                    submission.submit.tag = tag
+                    submission.submit.request.CopyFrom(_request())
+                    await call.write(submission.SerializeToString())
+                while await call.read() is not aio.EOF:
+                    pass
+                raise RuntimeError("the session has ended; measure for a shorter time")
+
+            async with _under_way([asyncio.create_task(read())]):
+                yield
+
+    return load
+
+
+def in_process(count: int) -> Load:
+    """So many `async for` in the server's process."""
+
+    @asynccontextmanager
+    async def load(server: PacedServer) -> AsyncIterator[None]:
+        await server.tell(Consume(count))
+        try:
+            yield
+        finally:
+            await server.tell(Consume(0))
+
+    return load
+
+
+async def measure(server: PacedServer, load: Load, count: int, pace: float | None, seconds: float) -> tuple[Figures, Figures]:
+    """The server's figures before and after `seconds` of `load` with `count` requests at `pace`."""
+    await server.tell(Pace(None))
+    while (await server.measure()).running:  # of a load before
+        await asyncio.sleep(0.01)
+    await server.tell(Pace(pace))
+    async with load(server):
+        while (await server.measure()).running < count:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(WARM_UP)
+        before = await server.measure()
+        await asyncio.sleep(seconds)
+        return before, await server.measure()
+
+
+def _cost(before: Figures, after: Figures) -> float:
+    return 1e6 * (after.cpu_seconds - before.cpu_seconds) / (after.tokens - before.tokens)
+
+
+async def _least(server: PacedServer, load: Load, pace: float | None, options: argparse.Namespace) -> tuple[float, float]:
+    """Microseconds per token, and tokens per second, of the cheapest run."""
+    best = (float("inf"), 0.0)
+    for _ in range(options.repeats):
+        before, after = await measure(server, load, STREAMS, pace, options.seconds)
+        best = min(best, (_cost(before, after), (after.tokens - before.tokens) / options.seconds))
+    return best
+
+
+async def token_costs(loop: str, options: argparse.Namespace) -> list[TokenCost]:
+    found: list[TokenCost] = []
+    for pace in (None, PACE):
+        measured: dict[str, tuple[float, float]] = {}
+        for name, load in (("in process", in_process(STREAMS)), ("streams", streams(STREAMS)), ("session", session(STREAMS))):
+            with paced_server(STREAMS, uvloop=loop == "uvloop") as server:
+                measured[name] = await _least(server, load, pace, options)
+        base = measured.pop("in process")[0]
+        found += [TokenCost(name, loop, pace, cost, base, rate) for name, (cost, rate) in measured.items()]
+    return found
+
+
+async def lateness(loop: str, options: argparse.Namespace) -> list[Lateness]:
+    """Of the quietest run."""
+    runs: list[list[Lateness]] = []
+    for _ in range(options.repeats):
+        with paced_server(CROWD, uvloop=loop == "uvloop") as server, health_checks(server.address) as checks:
+            before, after = await measure(server, streams(CROWD), CROWD, PACE, options.seconds)
+            checks.send("stop")
+            rate = (after.tokens - before.tokens) / options.seconds
+            times = await asyncio.to_thread(checks.recv)
+            runs.append([_lateness("event loop", loop, after.lags, rate), _lateness("health check", loop, times, rate)])
+    return min(runs, key=lambda run: run[0].p99)
+
+
+def _lateness(what: str, loop: str, times: Sequence[float], rate: float) -> Lateness:
+    p50, p99 = (float(value) for value in np.percentile(times, (50, 99)))
+    return Lateness(what, loop, p50, p99, max(times), rate)
+
+
+def _loops() -> Iterator[str]:
+    yield "asyncio"
+    if importlib.util.find_spec("uvloop") is not None:
+        yield "uvloop"
+    else:
+        print("uvloop is not installed: measured without it", file=sys.stderr)
+
+
+async def _measure_all(options: argparse.Namespace) -> dict[str, Any]:
+    figures: dict[str, Any] = {"tokens": [], "lateness": []}
+    for loop in _loops():
+        figures["tokens"] += await token_costs(loop, options)
+        figures["lateness"] += await lateness(loop, options)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m aengine.bench.serving", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="that one measurement takes (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="of each measurement; the least counts (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    options = parser.parse_args()
+    figures = asyncio.run(_measure_all(options))
+    print(f"{STREAMS} requests: microseconds of the server's CPU time per token")
+    header = ("load", "loop", "steps/s", "tokens/s", "server", "in process", "beyond it")
+    rows = [
+        (cost.load, cost.loop, cost.pace or "free", cost.tokens_per_second, cost.server, cost.in_process, cost.beyond)
+        for cost in figures["tokens"]
+    ]
+    print(table(header, rows))
+    print(f"\n{CROWD} streams at {PACE:g} steps/s: milliseconds late, or until the answer")
+    late = [(late.what, late.loop, late.tokens_per_second, late.p50, late.p99, late.most) for late in figures["lateness"]]
+    print(table(("", "loop", "tokens/s", "p50", "p99", "max"), late))
+    if options.json is not None:
+        write_json(options.json, ["python", "-m", "aengine.bench.serving", *sys.argv[1:]], figures)
+
+
+if __name__ == "__main__":
+    main()
