@@ -10,7 +10,7 @@ DEV := $(VENV)/.aengine-dev
 NODE := tools/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-grpc test lint benchmarks protos node clean
+.PHONY: help demo demo-grpc test test-levels lint benchmarks protos node clean
 
 help: ## this list
 	@sed -n "s/^\([a-z-]*\):.*## /  make \1\t/p" $(firstword $(MAKEFILE_LIST))
@@ -23,6 +23,12 @@ demo-grpc: $(RUNTIME) ## the same through a server and a client
 
 test: $(DEV) ## run all tests; PYTEST_ARGS="-k name" for some of them
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-levels: $(DEV) ## compare tokens with Transformers at every build level of the CPU kernels, and without them
+	@for level in torch $$($(BIN)/python -c 'from aengine.kernels.cpu import supported_levels; print(*(one.value for one in supported_levels()))'); do \
+		echo "AENGINE_CPU_LEVEL=$$level"; \
+		AENGINE_CPU_LEVEL=$$level $(BIN)/python -m pytest -q tests/runner/test_greedy.py tests/engine/test_demo_model.py || exit 1; \
+	done
 
 lint: $(DEV) $(NODE) ## check format, style, types, the schema and that generated code is up to date
 	$(BIN)/ruff format --check .

@@ -56,7 +56,7 @@ class Figures:
     cpu_seconds: float  # of all its threads, in the kernel too
     tokens: int  # generated
     steps: int
-    running: int  # requests now
+    under_way: int  # requests now, of which the engine holds pages
     lags: tuple[float, ...]  # milliseconds by which the event loop woke late, since this was last told
 
 
@@ -121,7 +121,8 @@ async def _run_server(pipe: Connection, max_num_seqs: int) -> None:
 
     commands: asyncio.Queue[Any] = asyncio.Queue()
     asyncio.get_running_loop().add_reader(pipe.fileno(), lambda: commands.put_nowait(pipe.recv()))
-    async with PacedEngine(max_num_seqs) as engine, loop_lag() as lags:
+    engine = PacedEngine(max_num_seqs)
+    async with engine, loop_lag() as lags:
         server = Server(engine, port=0, access_log=False)
         await server.start()
         await server.set_serving()
@@ -139,7 +140,7 @@ async def _run_server(pipe: Connection, max_num_seqs: int) -> None:
                     case Measure():
                         stats = engine.stats()
                         taken, lags[:] = tuple(lags), ()
-                        pipe.send(Figures(time.process_time(), stats.completion_tokens, stats.steps, stats.running, taken))
+                        pipe.send(Figures(time.process_time(), stats.completion_tokens, stats.steps, stats.running + stats.parked, taken))
                     case Stop():
                         break
         asyncio.get_running_loop().remove_reader(pipe.fileno())
@@ -167,7 +168,7 @@ def _check_health(pipe: Connection, address: str) -> None:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     with grpc.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         stub.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
         times: list[float] = []
         while not pipe.poll(HEALTH_INTERVAL):

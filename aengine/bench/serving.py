@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import importlib.util
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ PACE = 100.0
 STREAMS = 64
 CROWD = 256
 WARM_UP = 0.5
+PATIENCE = 30.0
+"""For a load to begin and to end."""
+POLL = 0.01
 SECONDS = 3.0
 """That one measurement takes."""
 _SERVICE = "/aengine.v1.GenerationService/"
@@ -92,7 +96,7 @@ def streams(count: int) -> Load:
     @asynccontextmanager
     async def load(server: PacedServer) -> AsyncIterator[None]:
         async with aio.insecure_channel(server.address) as channel:
-            stream = channel.unary_stream(_SERVICE + "StreamGenerate")
+            stream: Any = channel.unary_stream(_SERVICE + "StreamGenerate")
 
             async def read() -> None:
                 while True:
@@ -114,7 +118,7 @@ def session(count: int) -> Load:
         async with aio.insecure_channel(server.address) as channel:
 
             async def read() -> None:
-                call = channel.stream_stream(_SERVICE + "Session")()
+                call: Any = channel.stream_stream(_SERVICE + "Session")()
                 opening = SessionRequest()
                 opening.open.SetInParent()
                 await call.write(opening.SerializeToString())
@@ -150,16 +154,25 @@ def in_process(count: int) -> Load:
 async def measure(server: PacedServer, load: Load, count: int, pace: float | None, seconds: float) -> tuple[Figures, Figures]:
     """The server's figures before and after `seconds` of `load` with `count` requests at `pace`."""
     await server.tell(Pace(None))
-    while (await server.measure()).running:  # of a load before
-        await asyncio.sleep(0.01)
+    await _until(server, lambda under_way: under_way == 0)  # what is left of a load before
     await server.tell(Pace(pace))
     async with load(server):
-        while (await server.measure()).running < count:
-            await asyncio.sleep(0.01)
+        await _until(server, lambda under_way: under_way == count)
         await asyncio.sleep(WARM_UP)
         before = await server.measure()
         await asyncio.sleep(seconds)
         return before, await server.measure()
+
+
+async def _until(server: PacedServer, condition: Callable[[int], bool]) -> None:
+    """`condition`: of how many requests are under way."""
+    give_up = time.monotonic() + PATIENCE
+    under_way = -1
+    while not condition(under_way):
+        if time.monotonic() > give_up:
+            raise RuntimeError(f"the load does not begin or end: {under_way} requests are under way")
+        await asyncio.sleep(POLL)
+        under_way = (await server.measure()).under_way
 
 
 def _cost(before: Figures, after: Figures) -> float:

@@ -250,7 +250,7 @@ class RawConnection:
     def _on_event(self, event: h2.events.Event) -> None:
         match event:
             case h2.events.ResponseReceived() | h2.events.TrailersReceived():
-                self._calls[event.stream_id].on_headers(event.headers)  # type: ignore[arg-type]
+                self._calls[event.stream_id].on_headers(event.headers)
             case h2.events.DataReceived():
                 self._calls[event.stream_id].on_data(event.data, event.flow_controlled_length)
             case h2.events.StreamEnded():

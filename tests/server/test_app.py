@@ -14,7 +14,8 @@ from grpc_harness import events_of, failure_of, serving, stream_request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from aengine.server.app import SERVICES, BindError, Server
+from aengine.server.app import SERVICES, BindError, Server, channel_options
+from aengine.server.options import ServerConfig
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 
@@ -24,9 +25,40 @@ Status = health_pb2.HealthCheckResponse
 
 
 def test_core_knows_every_channel_option() -> None:
+    options = channel_options(ServerConfig(max_connection_age=60.0, max_connection_age_grace=600.0))
     binary = Path(cygrpc.__file__).read_bytes()
-    assert [key for key, _ in CHANNEL_OPTIONS if key.encode() + b"\0" not in binary] == []
+    assert [key for key, _ in options if key.encode() + b"\0" not in binary] == []
     assert b"grpc.http2.min_recv_ping_interval_without_data_ms\0" not in binary  # the check can fail
+
+
+def test_every_limit_is_told_to_core() -> None:
+    config = ServerConfig(
+        max_message_bytes=5000,
+        max_metadata_bytes=6000,
+        max_concurrent_streams=7,
+        max_connection_age=8.0,
+        max_connection_age_grace=9.0,
+        keepalive_time=0.01,
+        keepalive_timeout=1e9,
+        min_ping_interval=1e-9,
+        max_ping_strikes=0,
+    )
+    assert dict(channel_options(config)) == {
+        "grpc.so_reuseport": 0,
+        "grpc.max_receive_message_length": 5000,
+        "grpc.max_send_message_length": 5000,
+        "grpc.max_metadata_size": 6000,
+        "grpc.absolute_max_metadata_size": 6000,
+        "grpc.http2.min_ping_interval_without_data_ms": 1,
+        "grpc.http2.max_ping_strikes": 0,
+        "grpc.keepalive_permit_without_calls": 1,
+        "grpc.keepalive_time_ms": 10,
+        "grpc.keepalive_timeout_ms": 2**31 - 1,
+        "grpc.max_concurrent_streams": 7,
+        "grpc.max_connection_age_ms": 8000,
+        "grpc.max_connection_age_grace_ms": 9000,
+    }
+    assert not {"grpc.max_connection_age_ms", "grpc.max_connection_age_grace_ms"} & dict(channel_options(ServerConfig())).keys()
 
 
 async def test_get_model(engine: FakeEngine) -> None:
@@ -65,9 +97,10 @@ async def test_reflection_lists_the_services(engine: FakeEngine) -> None:
         response = await call.read()
         names = {service.name for service in response.list_services_response.service}
     assert names == {
-        "aengine.v1.GenerationService", "aengine.v1.ModelService",
-        "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection",
-    }  # fmt: skip
+        *(f"aengine.v1.{name}Service" for name in ("Admin", "Engine", "Generation", "Model", "Tokenizer")),
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
 
 
 async def test_a_port_in_use_is_refused(engine: FakeEngine) -> None:
@@ -116,3 +149,48 @@ async def test_a_health_watcher_does_not_hold_up_the_stop(engine: FakeEngine) ->
         await watch.read()
         assert await serve.server.drain(30) is True
         await asyncio.wait_for(serve.server.stop(), 5)
+
+
+async def test_a_drain_is_asked_for_once(engine: FakeEngine) -> None:
+    async with serving(engine, drain_seconds=7.0) as serve:
+        waiting = asyncio.create_task(serve.server.wait_drain_requested())
+        impatient = asyncio.create_task(serve.server.wait_drain_requested())
+        await asyncio.sleep(0)
+        impatient.cancel()  # which leaves the other one waiting
+        serve.server.request_drain(3.0)
+        serve.server.request_drain(9.0)
+        assert await waiting == 3.0
+        assert await serve.server.wait_drain_requested() == 3.0
+    async with serving(engine, drain_seconds=7.0) as serve:
+        serve.server.request_drain()
+        assert await serve.server.wait_drain_requested() == 7.0
+
+
+async def test_a_stop_ends_calls_with_what_a_client_can_read(engine: FakeEngine) -> None:
+    async with serving(engine) as serve:
+        call = serve.generation.StreamGenerate(stream_request())
+        stream = await engine.submitted.get()
+        await call.read()
+        await serve.server.stop()
+        with pytest.raises(aio.AioRpcError) as caught:
+            await events_of(call)
+        failure = failure_of(caught.value)
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        await asyncio.wait_for(stream.closed.wait(), 5)
+
+
+async def test_a_server_that_did_not_start_leaves_nothing_open(engine: FakeEngine) -> None:
+    async with serving(engine) as serve:
+        port = int(serve.server.address.rpartition(":")[2])
+        failed = Server(engine, port=port, metrics_port=0)
+        with pytest.raises(BindError):
+            await failed.start()
+        assert failed.metrics_address is not None
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*failed.metrics_address.split(":"))
+
+
+async def test_ipv6_is_listened_on(engine: FakeEngine) -> None:
+    async with serving(engine, host="::1") as serve:
+        assert serve.server.address.startswith("[::1]:")
+        await serve.model.GetModel(GetModelRequest())

@@ -22,8 +22,8 @@ ABORTED = 10
 STREAM = GENERATION + "StreamGenerate"
 
 
-def make_engine(max_model_len: int = 400) -> OracleEngine:
-    engine = OracleEngine(max_unread_tokens=MAX_UNREAD, num_pages=4000)
+def make_engine(max_model_len: int = 400, max_unread: int = MAX_UNREAD) -> OracleEngine:
+    engine = OracleEngine(max_unread_tokens=max_unread, num_pages=4000)
     engine.runner.max_model_len = max_model_len
     return engine
 
@@ -40,15 +40,23 @@ async def check_others_go_on(engine: OracleEngine, serve: Serving) -> None:
         check_whole(engine, seed, events)
 
 
+async def stands_still(engine: OracleEngine, serve: Serving, request_id: str) -> int:
+    """Wait until a request is parked for good; returns how many tokens it has. It may be parked for a moment before."""
+    await until(lambda: engine.stats().parked == 1)
+    num_tokens = -1
+    while engine.stats().parked == 0 or num_tokens != num_generated(engine, request_id):
+        num_tokens = num_generated(engine, request_id)
+        await check_others_go_on(engine, serve)
+    return num_tokens
+
+
 @pytest.mark.parametrize("window", [0, 1, 700])
 async def test_a_closed_window_parks_the_request_until_it_opens(window: int) -> None:
     async with make_engine() as engine, serving(engine) as serve, raw_connection(serve.server.address, window=window) as connection:
         step_with_the_loop(engine)
         call = await stall(connection, 1)
-        await until(lambda: engine.stats().parked == 1)
         await until(lambda: call.num_bytes == window)
-        await engine.flush_cache()  # what steps brought before it was parked has arrived with this answer
-        num_tokens = num_generated(engine, "stalled-1")
+        num_tokens = await stands_still(engine, serve, "stalled-1")
         at_most = MOST_HELD + (READ_TOKENS + window // 12 if window > 1 else 0)  # no delta takes fewer bytes
         assert MAX_UNREAD < num_tokens <= at_most
         await check_others_go_on(engine, serve)
@@ -71,6 +79,27 @@ async def test_a_window_that_opens_little_by_little_loses_nothing() -> None:
             await until(lambda: call.ended or call.num_bytes == before + 97)  # noqa: B023
         check_whole(engine, 1, await call.events())
         assert call.status == 0
+
+
+async def test_a_little_more_window_takes_a_little_more_from_the_engine() -> None:
+    """A server that took all there is would have it all again soon, beside what it took."""
+    max_unread = 4 * READ_TOKENS
+    async with (
+        make_engine(1000, max_unread) as engine,
+        serving(engine) as serve,
+        raw_connection(serve.server.address, window=0) as connection,
+    ):
+        step_with_the_loop(engine)
+        call = await stall(connection, 1)
+        for _ in range(3):
+            await until(lambda: engine.stats().parked == 1)
+            before = call.num_bytes
+            connection.h2.increment_flow_control_window(60, call.stream_id)
+            await connection.flush()
+            await until(lambda: call.num_bytes == before + 60)  # noqa: B023
+        assert await stands_still(engine, serve, "stalled-1") <= max_unread + READ_TOKENS + 3 * 60 // 12
+        await call.open()
+        check_whole(engine, 1, await call.events())
 
 
 async def test_the_window_of_a_connection_holds_up_that_connection_alone() -> None:

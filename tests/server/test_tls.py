@@ -1,0 +1,204 @@
+"""TLS with real handshakes: who is let in, who is named, and certificates that change while calls are under way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+from certificates import Files, make_certificates, replace
+from fake_engine import FakeEngine, tokens
+from grpc import aio
+from grpc_harness import events_of, failure_of, stream_request
+from records_seen import Seen
+
+from aengine.errors import ConfigError
+from aengine.server.app import Server
+from aengine.v1.admin_service_pb2 import ContinueGenerationRequest
+from aengine.v1.admin_service_pb2_grpc import AdminServiceStub
+from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub
+from aengine.v1.model_service_pb2 import GetModelRequest
+from aengine.v1.model_service_pb2_grpc import ModelServiceStub
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return make_certificates(tmp_path)
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    engine = FakeEngine()
+    engine.unpause = lambda: None  # type: ignore[attr-defined]
+    return engine
+
+
+@asynccontextmanager
+async def secure_server(engine: Any, **config: Any) -> AsyncIterator[Server]:
+    server = Server(engine, port=0, **config)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+def channel_to(server: Server, credentials: grpc.ChannelCredentials) -> aio.Channel:
+    """A connection of its own: gRPC would share one among channels with equal arguments."""
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    return aio.secure_channel(server.address.replace("127.0.0.1", "localhost"), credentials, options)
+
+
+async def ask(server: Server, credentials: grpc.ChannelCredentials) -> grpc.StatusCode:
+    async with channel_to(server, credentials) as channel:
+        call = ModelServiceStub(channel).GetModel(GetModelRequest(), timeout=20)
+        return await call.code()
+
+
+async def served_name(server: Server, files: Files) -> str:
+    """The common name of the certificate that a new handshake sees."""
+    context = ssl.create_default_context(cadata=files.authority.cert_pem.bytes().decode())
+    context.set_alpn_protocols(["h2"])
+    port = int(server.address.rpartition(":")[2])
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+    certificate = writer.get_extra_info("peercert")
+    writer.close()
+    (name,) = (value for parts in certificate["subject"] for key, value in parts if key == "commonName")
+    return str(name)
+
+
+async def test_only_clients_that_trust_the_authority_get_through(engine: FakeEngine, files: Files) -> None:
+    async with secure_server(engine, **files.options) as server:
+        assert await ask(server, files.client()) is grpc.StatusCode.OK
+        stranger = grpc.ssl_channel_credentials(trustme.CA().cert_pem.bytes())
+        assert await ask(server, stranger) is grpc.StatusCode.UNAVAILABLE
+        async with aio.insecure_channel(server.address) as channel:
+            call = ModelServiceStub(channel).GetModel(GetModelRequest(), timeout=20)
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_all_addresses_are_allowed_with_tls(engine: FakeEngine, files: Files) -> None:
+    async with secure_server(engine, host="0.0.0.0", **files.options) as server:
+        async with channel_to_port(server, files) as channel:
+            await ModelServiceStub(channel).GetModel(GetModelRequest(), timeout=20)
+
+
+def channel_to_port(server: Server, files: Files) -> aio.Channel:
+    return aio.secure_channel(f"localhost:{server.address.rpartition(':')[2]}", files.client())
+
+
+async def test_clients_need_a_certificate_of_the_authority(engine: FakeEngine, files: Files) -> None:
+    async with secure_server(engine, tls_client_ca=str(files.client_ca), **files.options) as server:
+        assert await ask(server, files.client()) is grpc.StatusCode.UNAVAILABLE
+        assert await ask(server, files.client("mallory", authority=trustme.CA())) is grpc.StatusCode.UNAVAILABLE
+        assert await ask(server, files.client("alice")) is grpc.StatusCode.OK
+
+
+async def test_the_name_in_the_certificate_is_the_caller_and_may_be_an_administrators(engine: FakeEngine, files: Files) -> None:
+    seen = Seen()
+    config = {"tls_client_ca": str(files.client_ca), "admin_client_names": ("operator",), **files.options}
+    async with secure_server(engine, **config) as server:
+        server.observers.add(seen)
+        for name in ("operator", "alice"):
+            async with channel_to(server, files.client(name)) as channel:
+                call = AdminServiceStub(channel).ContinueGeneration(ContinueGenerationRequest(), timeout=20)
+                if name == "operator":
+                    await call
+                else:
+                    with pytest.raises(aio.AioRpcError) as caught:
+                        await call
+                    assert failure_of(caught.value).reason == "ADMIN_ONLY"
+                await ModelServiceStub(channel).GetModel(GetModelRequest(), timeout=20)
+    assert [(call.principal, call.reason) for call in seen.calls] == [
+        ("operator", ""),
+        ("operator", ""),
+        (None, "ADMIN_ONLY"),
+        ("alice", ""),
+    ]
+
+
+async def test_tokens_are_asked_for_beside_certificates(engine: FakeEngine, files: Files, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("bob token-of-bob\n")
+    config = {"tls_client_ca": str(files.client_ca), "token_file": str(path), "admin_client_names": ("operator",), **files.options}
+    async with secure_server(engine, **config) as server:
+        assert await ask(server, files.client("alice")) is grpc.StatusCode.UNAUTHENTICATED
+        assert await ask(server, files.client("operator")) is grpc.StatusCode.OK
+
+
+async def test_a_new_certificate_is_served_from_the_next_handshake_on(engine: FakeEngine, files: Files) -> None:
+    """Streams go on over the connections that they have; a certificate that cannot be used changes nothing."""
+    async with secure_server(engine, **files.options) as server:
+        async with channel_to(server, files.client()) as channel:
+            stub = GenerationServiceStub(channel)
+            calls = [stub.StreamGenerate(stream_request(request_id=f"r{number}"), timeout=60) for number in range(8)]
+            streams = [await engine.submitted.get() for _ in calls]
+            for number, name in enumerate(("localhost", "second", "third")):
+                if number:
+                    files.write(name=name)
+                for stream in streams:
+                    stream.push(tokens("a", reason=None))
+                assert await served_name(server, files) == name
+                assert await ask(server, files.client()) is grpc.StatusCode.OK
+            for stream in streams:
+                stream.push(tokens("end"))
+            for call in calls:
+                assert (await events_of(call))[-1].HasField("finished")
+                assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_certificate_that_cannot_be_used_is_not(engine: FakeEngine, files: Files, caplog: pytest.LogCaptureFixture) -> None:
+    async with secure_server(engine, **files.options) as server:
+        good_key = files.key.read_bytes()
+        replace(files.key, trustme.CA().issue_cert("localhost").private_key_pem.bytes())
+        with caplog.at_level(logging.ERROR):
+            for _ in range(3):
+                assert await served_name(server, files) == "localhost"
+        (record,) = caplog.records
+        assert "the certificate in use stays" in record.message
+        assert str(files.key) in record.message
+        assert "PRIVATE" not in caplog.text
+        files.cert.unlink()
+        assert await served_name(server, files) == "localhost"
+        replace(files.key, good_key)
+        files.write(name="again")
+        assert await served_name(server, files) == "again"
+
+
+async def test_a_new_authority_lets_others_in(engine: FakeEngine, files: Files) -> None:
+    newcomers = trustme.CA()
+    async with secure_server(engine, tls_client_ca=str(files.client_ca), **files.options) as server:
+        assert await ask(server, files.client("alice", authority=newcomers)) is grpc.StatusCode.UNAVAILABLE
+        replace(files.client_ca, newcomers.cert_pem.bytes())
+        assert await ask(server, files.client("alice", authority=newcomers)) is grpc.StatusCode.OK
+        assert await ask(server, files.client("alice")) is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(("name", "content"), [("cert", b""), ("key", b"nonsense"), ("client_ca", b"nonsense"), ("cert", None)])
+async def test_a_server_does_not_start_with_files_that_cannot_be_used(
+    engine: FakeEngine, files: Files, name: str, content: bytes | None
+) -> None:
+    path: Path = getattr(files, name)
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        await Server(engine, port=0, tls_client_ca=str(files.client_ca), **files.options).start()  # type: ignore[arg-type]
+    assert str(path) in str(caught.value)
+
+
+async def test_an_encrypted_key_is_refused_rather_than_asked_for(engine: FakeEngine, files: Files) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_pem_private_key(files.key.read_bytes(), None)
+    encryption = serialization.BestAvailableEncryption(b"secret")
+    files.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption))
+    with pytest.raises(ConfigError, match="the key is encrypted"):
+        await Server(engine, port=0, **files.options).start()  # type: ignore[arg-type]

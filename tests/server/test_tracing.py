@@ -1,0 +1,48 @@
+"""`traceparent`, as W3C Trace Context has it."""
+
+from __future__ import annotations
+
+import pytest
+
+from aengine.server.tracing import TraceParent, parse_traceparent
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.mark.parametrize(("flags", "sampled"), [("00", False), ("01", True), ("ff", True), ("02", False)])
+def test_version_00(flags: str, sampled: bool) -> None:
+    assert parse_traceparent(f"00-{TRACE}-{PARENT}-{flags}") == TraceParent(TRACE, PARENT, sampled)
+
+
+@pytest.mark.parametrize("rest", ["", "-", "-what-comes-later"])
+def test_later_versions_may_have_more(rest: str) -> None:
+    assert parse_traceparent(f"cc-{TRACE}-{PARENT}-01{rest}") == TraceParent(TRACE, PARENT, True)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "nonsense",
+        f"ff-{TRACE}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-01-more",
+        f"00-{TRACE}-{PARENT}-01-",
+        f"cc-{TRACE}-{PARENT}-01.more",
+        f"00-{TRACE}-{PARENT}",
+        f"0-{TRACE}-{PARENT}-01",
+        f"00-{TRACE.upper()}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT.upper()}-01",
+        f"00-{'0' * 32}-{PARENT}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE[:-1]}-{PARENT}-01",
+        f"00-{TRACE}g-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-1",
+        f"00-{TRACE}-{PARENT}-0x",
+        f" 00-{TRACE}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-01\n",
+        f"00_{TRACE}_{PARENT}_01",
+        f"00-{TRACE[:-1]}\u0661-{PARENT}-01",
+    ],
+)
+def test_what_is_not_valid_counts_as_absent(value: str) -> None:
+    assert parse_traceparent(value) is None
