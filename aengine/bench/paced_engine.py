@@ -5,7 +5,9 @@ Everything around the model is real: scheduler, step thread, streams, detokenize
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,15 +41,17 @@ class _DoneStep:
 class PacedRunner:
     """A sequence goes on with the token of `token_ids` that its length points at."""
 
-    def __init__(self, token_ids: list[int], max_num_seqs: int) -> None:
+    def __init__(self, token_ids: list[int], max_num_seqs: int, call_soon: Callable[[Callable[[], None]], None]) -> None:
+        """`call_soon`: has a function run by the event loop."""
         self.page_size = PAGE_SIZE
         self.num_pages = 1 + max_num_seqs * (MAX_MODEL_LEN // PAGE_SIZE)
         self.max_model_len = MAX_MODEL_LEN
         self.max_num_seqs = max_num_seqs
         self.asynchronous = False
-        self.steps_per_second: float | None = None  # None: as fast as it goes. May be changed in any thread
+        self.steps_per_second: float | None = None  # None: as the event loop keeps up. May be changed in any thread
         self._token_ids = np.array(token_ids, np.int32)
-        self._due = 0.0  # when the next step may end
+        self._due = 0.0  # when the next step may begin
+        self._call_soon = call_soon
 
     def launch(self, plan: StepPlan) -> _DoneStep:
         self._pace()
@@ -59,10 +63,12 @@ class PacedRunner:
 
     def _pace(self) -> None:
         if self.steps_per_second is None:
-            return
-        time.sleep(max(0.0, self._due - time.monotonic()))
-        period = 1 / self.steps_per_second
-        self._due = max(self._due + period, time.monotonic())  # steps that were missed are not made up
+            turn = threading.Event()  # free steps would bury the event loop
+            self._call_soon(turn.set)
+            turn.wait(1.0)
+        else:
+            time.sleep(max(0.0, self._due - time.monotonic()))
+            self._due = max(self._due + 1 / self.steps_per_second, time.monotonic())  # steps that were missed are not made up
 
 
 class PacedEngine(AsyncEngine):
@@ -75,7 +81,7 @@ class PacedEngine(AsyncEngine):
 
     def _load(self) -> LoadedModel:
         tokenizer = Tokenizer.load(resolve_model(DEMO))
-        self.runner = PacedRunner(tokenizer.encode(TEXT), self.config.max_num_seqs)
+        self.runner = PacedRunner(tokenizer.encode(TEXT), self.config.max_num_seqs, self._edge.call_soon)
         info = ModelInfo(
             name="paced",
             architecture="none",

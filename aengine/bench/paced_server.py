@@ -53,6 +53,7 @@ class Stop:
 class Figures:
     """Of the server's process, since its start."""
 
+    seconds: float  # on time.monotonic
     cpu_seconds: float  # of all its threads, in the kernel too
     tokens: int  # generated
     steps: int
@@ -100,10 +101,10 @@ def _process(work: Any, *arguments: object) -> Iterator[Connection]:
     theirs.close()
     try:
         yield ours
-    finally:
-        ours.close()
         process.join(10)
+    finally:
         process.terminate()
+        ours.close()
 
 
 def _serve(pipe: Connection, max_num_seqs: int, uvloop: bool) -> None:
@@ -140,7 +141,16 @@ async def _run_server(pipe: Connection, max_num_seqs: int) -> None:
                     case Measure():
                         stats = engine.stats()
                         taken, lags[:] = tuple(lags), ()
-                        pipe.send(Figures(time.process_time(), stats.completion_tokens, stats.steps, stats.running + stats.parked, taken))
+                        pipe.send(
+                            Figures(
+                                time.monotonic(),
+                                time.process_time(),
+                                stats.completion_tokens,
+                                stats.steps,
+                                stats.running + stats.parked,
+                                taken,
+                            )
+                        )
                     case Stop():
                         break
         asyncio.get_running_loop().remove_reader(pipe.fileno())

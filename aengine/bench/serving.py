@@ -175,7 +175,13 @@ async def _until(server: PacedServer, condition: Callable[[int], bool]) -> None:
         under_way = (await server.measure()).under_way
 
 
+def _rate(before: Figures, after: Figures) -> float:
+    """Tokens per second."""
+    return (after.tokens - before.tokens) / (after.seconds - before.seconds)
+
+
 def _cost(before: Figures, after: Figures) -> float:
+    """Microseconds per token."""
     return 1e6 * (after.cpu_seconds - before.cpu_seconds) / (after.tokens - before.tokens)
 
 
@@ -184,7 +190,7 @@ async def _least(server: PacedServer, load: Load, pace: float | None, options: a
     best = (float("inf"), 0.0)
     for _ in range(options.repeats):
         before, after = await measure(server, load, STREAMS, pace, options.seconds)
-        best = min(best, (_cost(before, after), (after.tokens - before.tokens) / options.seconds))
+        best = min(best, (_cost(before, after), _rate(before, after)))
     return best
 
 
@@ -207,7 +213,7 @@ async def lateness(loop: str, options: argparse.Namespace) -> list[Lateness]:
         with paced_server(CROWD, uvloop=loop == "uvloop") as server, health_checks(server.address) as checks:
             before, after = await measure(server, streams(CROWD), CROWD, PACE, options.seconds)
             checks.send("stop")
-            rate = (after.tokens - before.tokens) / options.seconds
+            rate = _rate(before, after)
             times = await asyncio.to_thread(checks.recv)
             runs.append([_lateness("event loop", loop, after.lags, rate), _lateness("health check", loop, times, rate)])
     return min(runs, key=lambda run: run[0].p99)

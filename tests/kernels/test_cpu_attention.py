@@ -14,6 +14,7 @@ from kernel_cases import Case, paged_case, write
 
 from aengine.attention import build_layout
 from aengine.kernels.cpu import CpuKernels, KvPool, Workspace, ops, reference
+from aengine.kernels.cpu.pool import page_bytes
 from aengine.layers.rotary import RopeSpec, cos_sin_cache
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -108,15 +109,15 @@ def test_a_broken_row_breaks_alone(kernels: CpuKernels, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page_size", [8, 16])
 def test_what_a_window_has_left_behind_is_not_read(kernels: CpuKernels, dtype: torch.dtype, page_size: int) -> None:
-    """Pages before the window's block may have another owner by now."""
+    """Pages before the window may have another owner by now."""
     workspace = Workspace(kernels, 2)
     case = paged_case(workspace, [(499, 1), (300, 1)], heads=2, kv_heads=1, head_dim=32, page_size=page_size, dtype=dtype)
-    expected = ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.3, window=20)
+    expected = ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.3, window=12)
     pages = case.layout.kv_indices.copy()
     poisoned = set(range(1, case.pool.num_pages)) - set(pages.tolist())
-    pages[: 480 // page_size] = poisoned.pop()
+    pages[: 488 // page_size] = poisoned.pop()  # the last query sees positions from 488 on
     changed = dataclasses.replace(case.layout, kv_indices=pages)
-    assert torch.equal(ops.attention(workspace, case.query, case.pool, 1, changed, scale=0.3, window=20), expected)
+    assert torch.equal(ops.attention(workspace, case.query, case.pool, 1, changed, scale=0.3, window=12), expected)
 
 
 @settings(max_examples=40, deadline=None)
@@ -171,6 +172,8 @@ def test_keys_are_stored_at_their_slots(kernels: CpuKernels, dtype: torch.dtype,
     changed = dataclasses.replace(case.layout, slot_mapping=slots)
     keys, values = torch.randn(2, 21, 1, 32).to(dtype)
     write(workspace, case.pool, changed, 2, keys, values)
+    reserved = page_bytes(page_size, 1, 32, dtype)
+    assert not any(memory[:reserved].any() for memory in case.pool._memory)  # page 0, where a slot of -1 might end up
     for stored, new in ((case.keys[0], keys), (case.values[0], values)):
         new[[0, 3, 20]] = stored[[0, 3, 20]]
     case.keys[0], case.values[0] = keys, values

@@ -14,6 +14,7 @@ from grpc_harness import events_of, failure_of, serving, stream_request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from aengine.outputs import EngineStats
 from aengine.server.app import SERVICES, BindError, Server, channel_options
 from aengine.server.options import ServerConfig
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest
@@ -54,6 +55,7 @@ def test_every_limit_is_told_to_core() -> None:
         "grpc.keepalive_permit_without_calls": 1,
         "grpc.keepalive_time_ms": 10,
         "grpc.keepalive_timeout_ms": 2**31 - 1,
+        "grpc.http2.ping_timeout_ms": 2**31 - 1,
         "grpc.max_concurrent_streams": 7,
         "grpc.max_connection_age_ms": 8000,
         "grpc.max_connection_age_grace_ms": 9000,
@@ -149,6 +151,9 @@ async def test_a_health_watcher_does_not_hold_up_the_stop(engine: FakeEngine) ->
         await watch.read()
         assert await serve.server.drain(30) is True
         await asyncio.wait_for(serve.server.stop(), 5)
+        assert (await watch.read()).status == Status.NOT_SERVING
+        with pytest.raises(aio.AioRpcError):
+            await watch.read()
 
 
 async def test_a_drain_is_asked_for_once(engine: FakeEngine) -> None:
@@ -170,7 +175,7 @@ async def test_a_stop_ends_calls_with_what_a_client_can_read(engine: FakeEngine)
     async with serving(engine) as serve:
         call = serve.generation.StreamGenerate(stream_request())
         stream = await engine.submitted.get()
-        await call.read()
+        await anext(aiter(call))
         await serve.server.stop()
         with pytest.raises(aio.AioRpcError) as caught:
             await events_of(call)
@@ -182,6 +187,7 @@ async def test_a_stop_ends_calls_with_what_a_client_can_read(engine: FakeEngine)
 async def test_a_server_that_did_not_start_leaves_nothing_open(engine: FakeEngine) -> None:
     async with serving(engine) as serve:
         port = int(serve.server.address.rpartition(":")[2])
+        engine.stats = EngineStats  # type: ignore[attr-defined]
         failed = Server(engine, port=port, metrics_port=0)
         with pytest.raises(BindError):
             await failed.start()

@@ -151,7 +151,7 @@ async def test_tokens_change_with_their_file(engine: FakeEngine, token_file: Pat
         with caplog.at_level(logging.ERROR):
             replace(token_file, b"much too many words\n")
             await eventually(lambda: logged(caplog, serve, "line 1 is not"))
-            token_file.unlink()
+            os.remove(token_file)
             await eventually(lambda: logged(caplog, serve, "No such file"))
         assert await new_one_is_good()
         assert "words" not in caplog.text

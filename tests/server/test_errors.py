@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
+import re
+from pathlib import Path
 
 import grpc
 import pytest
-from fake_engine import FakeEngine, tokens
+from fake_engine import INFO, FakeEngine, tokens
 from google.rpc import error_details_pb2
 from grpc import aio
 from grpc_harness import Failure, Serving, events_of, failure_of, serving, stream_request, text_spec
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from aengine.errors import EngineDeadError, FieldViolation, InvalidRequestError, QueueFullError
+from aengine.engine.prompts import Limits, effective_params
+from aengine.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    EngineStateError,
+    FieldViolation,
+    InvalidRequestError,
+    KVCapacityError,
+    QueueFullError,
+    RequestIdInUseError,
+)
 from aengine.outputs import Token
+from aengine.params import SamplingParams
+from aengine.server import errors
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, GenerateRequest, StreamGenerateRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 
@@ -156,3 +173,164 @@ async def test_a_failed_stream_is_closed(engine: FakeEngine) -> None:
         stream = engine.submitted.get_nowait()
         await asyncio.wait_for(stream.closed.wait(), 5)
         assert serve.server.in_flight == 0
+
+
+# ---- the mapping -------------------------------------------------------------------------------------------------------
+
+
+def all_errors() -> list[Exception]:
+    """One of each kind that has a reason of its own."""
+    return [
+        InvalidRequestError.of("a", "b"),
+        ContextLengthError((FieldViolation("prompt", "x"),), 10, 20),
+        KVCapacityError((FieldViolation("prompt", "x"),), 10, 20),
+        RequestIdInUseError.of("request_id", "x"),
+        errors.ModelNotFoundError("x", "y"),
+        errors.RequestNotFoundError("x"),
+        *(
+            kind("x")
+            for kind in (
+                errors.DeadlinePassedError,
+                QueueFullError,
+                EngineStateError,
+                errors.DrainingError,
+                EngineDeadError,
+                errors.ReaderReplacedError,
+                errors.ReaderStalledError,
+                errors.NotResumableError,
+                errors.EventsDroppedError,
+                errors.NoCredentialsError,
+                errors.BadCredentialsError,
+                errors.AdminOnlyError,
+                RuntimeError,
+            )
+        ),
+    ]
+
+
+def test_the_reasons_are_those_of_the_schema() -> None:
+    """The comment of Error.reason lists them behind their codes."""
+    source = (Path(__file__).resolve().parents[2] / "protos/aengine/v1/error.proto").read_text()
+    comment = " ".join(line.strip(" /") for line in source.partition("string reason")[0].rpartition("uint32 code")[2].splitlines())
+    documented = {
+        (code, reason) for code, reasons in re.findall(r"([A-Z_]+): ([^.]*)\.", comment) for reason in re.findall(r"[A-Z_]{2,}", reasons)
+    }
+    failures = [errors.describe(error, answered=answered) for error in all_errors() for answered in (False, True)]
+    assert {(failure.code.name, failure.reason) for failure in failures} == documented
+
+
+@pytest.mark.parametrize("error", all_errors(), ids=lambda error: type(error).__name__)
+def test_a_message_tells_what_a_status_tells(error: Exception) -> None:
+    for answered in (False, True):
+        failure = errors.describe(error, answered=answered)
+        status, told = errors.to_status(failure), errors.to_error(error, answered=answered)
+        assert (told.code, told.reason) == (status.code, failure.reason)
+        if failure.reason != "BUG":
+            assert told.message == status.message
+        assert bool(told.incident_id) == (failure.reason == "BUG")
+        assert told.HasField("retry_delay") == (failure.reason in ("QUEUE_FULL", "NOT_READY", "DRAINING"))
+        assert [(v.field, v.description) for v in told.field_violations] == [(v.field, v.description) for v in failure.violations]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [
+        (
+            ContextLengthError((FieldViolation("prompt", "x"),), 512, 600),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "CONTEXT_LENGTH_EXCEEDED",
+        ),
+        (KVCapacityError((FieldViolation("max_tokens", "too many"),), 512, 600), grpc.StatusCode.FAILED_PRECONDITION, "KV_CAPACITY"),
+    ],
+)
+async def test_what_does_not_fit_says_how_much_would(engine: FakeEngine, error: Exception, code: grpc.StatusCode, reason: str) -> None:
+    engine.refusal = error
+    async with serving(engine) as serve:
+        failure = await refusal(serve)
+    assert (failure.code, failure.reason, failure.info) == (code, reason, {"limit": "512", "got": "600"})
+    assert failure.fields == ["spec.prompt.text" if reason == "CONTEXT_LENGTH_EXCEEDED" else "spec.stopping.max_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "kv_tokens", "kind", "field", "limit", "got"),
+    [
+        (512, {}, 10_000, ContextLengthError, "prompt", 512, 513),
+        (500, {"max_tokens": 13}, 10_000, ContextLengthError, "max_tokens", 512, 513),
+        (500, {"min_tokens": 13}, 10_000, ContextLengthError, "min_tokens", 512, 513),
+        (512, {}, 64, ContextLengthError, "prompt", 512, 513),
+        (64, {}, 64, KVCapacityError, "prompt", 64, 65),
+        (60, {"max_tokens": 5}, 64, KVCapacityError, "max_tokens", 64, 65),
+    ],
+)
+def test_the_engine_tells_what_can_never_fit(
+    prompt: int, params: dict[str, int], kv_tokens: int, kind: type[InvalidRequestError], field: str, limit: int, got: int
+) -> None:
+    with pytest.raises(kind) as caught:
+        effective_params(SamplingParams(**params), prompt, Limits(INFO, kv_tokens, 20))  # type: ignore[arg-type]
+    error = caught.value
+    assert isinstance(error, ContextLengthError | KVCapacityError)
+    assert (error.field, error.limit, error.got) == (field, limit, got)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), copy.violations, copy.limit, copy.got) == (kind, error.violations, limit, got)
+    moved = error.moved(lambda name: f"spec.{name}")
+    assert (type(moved), moved.field, moved.limit) == (kind, f"spec.{field}", limit)  # type: ignore[attr-defined]
+
+
+def test_what_fits_exactly_fits() -> None:
+    effective_params(SamplingParams(max_tokens=12), 500, Limits(INFO, 512, 20))
+
+
+TEXTS = st.text(min_size=0, max_size=2000) | st.sampled_from(["\U0001f600" * 3000, "%" * 5000, "\0" * 5000, "x" * 100_000])
+
+
+@given(texts=st.lists(TEXTS, min_size=1, max_size=100), request_id=st.just("r" * 128), debug=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_trailers_stay_below_8_kib(texts: list[str], request_id: str, debug: bool) -> None:
+    """As HTTP/2 counts them, in base64 and percent-encoded; more makes clients drop the answer."""
+    made = [
+        InvalidRequestError([FieldViolation(text, text) for text in texts]),
+        ContextLengthError([FieldViolation(text, text) for text in texts], 2**63, 2**63),
+        errors.ModelNotFoundError(texts[0], texts[-1]),
+        errors.RequestNotFoundError(texts[0]),
+        QueueFullError(texts[0]),
+        deep_bug(texts[0]),
+    ]
+    for error in made:
+        status = errors.to_status(errors.describe(error), debug=debug)
+        message = "".join(chr(byte) if 0x20 <= byte <= 0x7E and byte != 0x25 else f"%{byte:02X}" for byte in status.message.encode())
+        trailers = {
+            "grpc-status": "13",
+            "grpc-message": message,
+            "grpc-status-details-bin": "x" * (4 * ((status.ByteSize() + 2) // 3)),
+            "x-request-id": request_id,
+            "grpc-retry-pushback-ms": "1000",
+        }
+        assert sum(len(name) + len(value) + 32 for name, value in trailers.items()) < 8000
+
+
+def deep_bug(text: str, depth: int = 30) -> Exception:
+    try:
+        if depth:
+            raise deep_bug(text, depth - 1)
+        raise RuntimeError(text)
+    except RuntimeError as error:
+        return error
+
+
+async def test_tracebacks_are_for_a_server_that_was_told_to_tell_them(engine: FakeEngine) -> None:
+    engine.refusal = KeyError("a secret")
+    async with serving(engine, debug_errors=True) as serve:
+        failure = await refusal(serve)
+    (debug,) = failure.details
+    assert isinstance(debug, error_details_pb2.DebugInfo)
+    assert debug.detail.rstrip().endswith("KeyError: 'a secret'")
+    async with serving(engine) as serve:
+        assert (await refusal(serve)).details == []
+
+
+async def test_the_largest_refusal_reaches_the_client_whole(engine: FakeEngine) -> None:
+    engine.refusal = InvalidRequestError([FieldViolation("\U0001f600" * 500, "\U0001f600" * 5000) for _ in range(100)])
+    async with serving(engine) as serve:
+        failure = await refusal(serve)
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    assert len(failure.fields) >= 2

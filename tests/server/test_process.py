@@ -34,7 +34,9 @@ async def test_a_drain_is_told_first_and_begins_after_the_delay() -> None:
             request.spec.stopping.max_tokens = 3
             events = await events_of(GenerationServiceStub(channel).StreamGenerate(request, metadata=(("x-request-id", "late-call"),)))
             assert events[-1].HasField("finished")
-        server.process.send_signal(signal.SIGTERM)
+            server.process.send_signal(signal.SIGTERM)
+            with pytest.raises(aio.AioRpcError):
+                await watch.read()
         assert await asyncio.to_thread(server.end) == 0
     lines = [json.loads(line) for line in "".join(server.log).splitlines()]
     (access,) = [line for line in lines if line["logger"] == "aengine.access"]

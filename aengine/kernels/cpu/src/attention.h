@@ -1,5 +1,5 @@
 // Causal attention of ragged rows over paged KV: online softmax (Milakov and Gimelshein, 2018) over blocks of KV_RUN tokens, tile by
-// tile as `attention_plan.h` cuts the work. Nothing beyond a row's length or before its window's block reaches a result.
+// tile as `attention_plan.h` cuts the work. Nothing beyond a row's length reaches a result, and no page that lies before a tile's window.
 #pragma once
 #include "attention_plan.h"
 #include "dot.h"
@@ -215,7 +215,7 @@ class TileAttention {
     const i64 blocks = ceil_div(end - first, BLOCK);
     if (!pages.blocked()) {
       E *keys = gathered_, *values = gathered_ + RUN_BLOCKS * pages.block_elements();
-      pages.gather(pages_, head_, first, end, keys, values);
+      pages.gather(pages_, head_, first, larger(first, lowest(0)), end, keys, values);
       for (i64 b = 0; b < RUN_BLOCKS; b++) {
         const i64 offset = smaller(b, blocks - 1) * pages.block_elements();
         run.keys[b] = reinterpret_cast<const u32*>(keys + offset);

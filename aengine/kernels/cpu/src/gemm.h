@@ -138,9 +138,8 @@ struct KeepLargest {
   // Orders by value, then by lower column.
   static i64 key(float value, i64 column) {
     if (value != value) return ((i64)INT32_MAX << 32) | (0xffffffff - column);
-    const float positive_zero = value + 0.f;
-    i32 bits;
-    memcpy(&bits, &positive_zero, sizeof bits);
+    i32 bits;  // those of -0 never come: sums start at +0
+    memcpy(&bits, &value, sizeof bits);
     return (i64)((u64)(i64)(bits ^ ((bits >> 31) & 0x7fffffff)) << 32) | (0xffffffff - column);
   }
   static i64 column_of(i64 key) { return 0xffffffff - (key & 0xffffffff); }

@@ -47,15 +47,13 @@ struct LayerPages {
     }
   }
 
-  // Makes the blocks of tokens begin .. end of a sequence (begin is a multiple of 16) out of pages that are not blocked. What is
-  // not a token of begin .. end is zero.
-  void gather(const i32* pages, i64 head, i64 begin, i64 end, E* key_blocks, E* value_blocks) const {
-    const size_t bytes = (size_t)(ceil_div(end - begin, BLOCK) * block_elements()) * sizeof(E);
-    memset(static_cast<void*>(key_blocks), 0, bytes);
-    memset(static_cast<void*>(value_blocks), 0, bytes);
+  // Makes blocks out of pages that are not blocked: those of tokens first .. end of a sequence, first being a multiple of 16. Tokens
+  // before `begin`, which is in the first block, have values of zero; all else that is not a token of begin .. end is left as it is.
+  void gather(const i32* pages, i64 head, i64 first, i64 begin, i64 end, E* key_blocks, E* value_blocks) const {
+    if (begin > first) memset(static_cast<void*>(value_blocks), 0, (size_t)block_elements() * sizeof(E));
     for (i64 token = begin; token < end; token++) {
       const i64 from = head_offset(pages[token / page_size], head) + token % page_size * head_dim;
-      const i64 to = (token - begin) / BLOCK * block_elements();
+      const i64 to = (token - first) / BLOCK * block_elements();
       put_key(key_blocks + to, head_dim, token % BLOCK, keys + from);
       put_value(value_blocks + to, head_dim, token % BLOCK, values + from);
     }
