@@ -16,11 +16,18 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import grpc
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from aengine.bench.paced_engine import PacedEngine
 from aengine.bench.probes import loop_lag
 from aengine.params import SamplingParams
 
 PROMPT = tuple(range(3, 19))
+BARE_SERVICE, BARE_METHOD = "aengine.bench", "Write"
+BARE_MESSAGE = bytes(28)
+"""As long as the message of a token."""
 HEALTH_INTERVAL = 0.02
 """Seconds between two health checks."""
 
@@ -55,18 +62,19 @@ class Figures:
 
     seconds: float  # on time.monotonic
     cpu_seconds: float  # of all its threads, in the kernel too
-    tokens: int  # generated
-    steps: int
-    under_way: int  # requests now, of which the engine holds pages
+    tokens: int  # generated, and bare messages sent
+    under_way: int  # requests now, of which the engine holds pages, and bare calls
     lags: tuple[float, ...]  # milliseconds by which the event loop woke late, since this was last told
 
 
 class PacedServer:
     """The process, as its client sees it."""
 
-    def __init__(self, pipe: Connection, address: str) -> None:
+    def __init__(self, pipe: Connection, address: str, bare_address: str) -> None:
+        """`bare_address`: of a server beside it that does nothing but write, to compare with."""
         self._pipe = pipe
         self.address = address
+        self.bare_address = bare_address
 
     async def tell(self, command: Pace | Consume) -> None:
         self._pipe.send(command)
@@ -81,7 +89,7 @@ class PacedServer:
 def paced_server(max_num_seqs: int, *, uvloop: bool) -> Iterator[PacedServer]:
     """A server process of its own. `uvloop`: which event loop it runs."""
     with _process(_serve, max_num_seqs, uvloop) as pipe:
-        yield PacedServer(pipe, pipe.recv())
+        yield PacedServer(pipe, *pipe.recv())
         pipe.send(Stop())
 
 
@@ -123,38 +131,64 @@ async def _run_server(pipe: Connection, max_num_seqs: int) -> None:
     commands: asyncio.Queue[Any] = asyncio.Queue()
     asyncio.get_running_loop().add_reader(pipe.fileno(), lambda: commands.put_nowait(pipe.recv()))
     engine = PacedEngine(max_num_seqs)
-    async with engine, loop_lag() as lags:
-        server = Server(engine, port=0, access_log=False)
+    async with engine, loop_lag() as lags, AsyncExitStack() as consumers:
+        server, bare = Server(engine, port=0, access_log=False), _BareServer(engine)
         await server.start()
         await server.set_serving()
+        bare_address = await bare.start()
         gc.collect()
         gc.freeze()  # as aengine-grpc does
-        pipe.send(server.address)
-        async with AsyncExitStack() as consumers:
-            while True:
-                match await commands.get():
-                    case Pace(steps_per_second):
-                        engine.runner.steps_per_second = steps_per_second
-                    case Consume(num_streams):
-                        await consumers.aclose()
-                        await consumers.enter_async_context(_consumers(engine, num_streams))
-                    case Measure():
-                        stats = engine.stats()
-                        taken, lags[:] = tuple(lags), ()
-                        pipe.send(
-                            Figures(
-                                time.monotonic(),
-                                time.process_time(),
-                                stats.completion_tokens,
-                                stats.steps,
-                                stats.running + stats.parked,
-                                taken,
-                            )
-                        )
-                    case Stop():
-                        break
+        pipe.send((server.address, bare_address))
+        while True:
+            match await commands.get():
+                case Pace(steps_per_second):
+                    engine.runner.steps_per_second = steps_per_second
+                case Consume(num_streams):
+                    await consumers.aclose()
+                    await consumers.enter_async_context(_consumers(engine, num_streams))
+                case Measure():
+                    stats, cpu_seconds = engine.stats(), time.process_time()
+                    tokens, under_way = stats.completion_tokens + bare.num_sent, stats.running + stats.parked + bare.num_calls
+                    pipe.send(Figures(time.monotonic(), cpu_seconds, tokens, under_way, tuple(lags)))
+                    lags.clear()
+                case Stop():
+                    break
         asyncio.get_running_loop().remove_reader(pipe.fileno())
+        await bare.stop()
         await server.stop()
+
+
+class _BareServer:
+    """What grpc.aio costs by itself: a handler that writes as many bytes as a token takes, at the pace of the engine."""
+
+    def __init__(self, engine: PacedEngine) -> None:
+        self.num_sent = 0
+        self.num_calls = 0
+        self._engine = engine
+        handler = grpc.unary_stream_rpc_method_handler(self._write)
+        self._server = aio.server()
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(BARE_SERVICE, {BARE_METHOD: handler}),))
+
+    async def start(self) -> str:
+        """Returns its address."""
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        return f"127.0.0.1:{port}"
+
+    async def stop(self) -> None:
+        await self._server.stop(None)
+
+    async def _write(self, request: bytes, context: Any) -> None:
+        self.num_calls += 1
+        try:
+            while True:
+                pace = self._engine.runner.steps_per_second
+                if pace is not None:
+                    await asyncio.sleep(1 / pace - time.monotonic() % (1 / pace))  # all calls at the same moments
+                await context.write(BARE_MESSAGE)
+                self.num_sent += 1
+        finally:
+            self.num_calls -= 1
 
 
 @asynccontextmanager
@@ -174,9 +208,6 @@ async def _consumers(engine: PacedEngine, num_streams: int) -> AsyncIterator[Non
 
 
 def _check_health(pipe: Connection, address: str) -> None:
-    import grpc
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
     with grpc.insecure_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         stub.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)

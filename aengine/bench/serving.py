@@ -1,8 +1,8 @@
 """What serving costs beside the model: `python -m aengine.bench.serving`.
 
 A server and its client are processes of their own; the engine is the real one, on a runner that costs nothing. Prints the server's CPU
-time per token (in the kernel too) for streams and for a session, beyond that of the same engine when it is read in its own process, and how
-late event loop and health checks are under many streams.
+time per token (in the kernel too) for streams and for a session, beside that of the same engine when it is read in its own process and of
+gRPC when it does nothing but write; and how late event loop and health checks are under many streams.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import importlib.util
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from grpc import aio
 
-from aengine.bench.paced_server import PROMPT, Consume, Figures, Pace, PacedServer, health_checks, paced_server
+from aengine.bench.paced_server import BARE_METHOD, BARE_SERVICE, PROMPT, Consume, Figures, Pace, PacedServer, health_checks, paced_server
 from aengine.bench.report import table, write_json
 from aengine.v1.generation_service_pb2 import SessionRequest, StreamGenerateRequest
 
@@ -42,18 +42,13 @@ Load = Callable[[PacedServer], AbstractAsyncContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class TokenCost:
-    """The least of several runs. Microseconds of the server's CPU time per token."""
+    """The least of several runs."""
 
     load: str
     loop: str
-    pace: float | None  # steps per second
-    server: float
-    in_process: float
+    pace: float | None  # steps per second; None: as many as the event loop keeps up with
+    microseconds: float  # of the server's CPU time per token
     tokens_per_second: float
-
-    @property
-    def beyond(self) -> float:
-        return self.server - self.in_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +86,26 @@ async def _under_way(tasks: Sequence[asyncio.Task[None]]) -> AsyncIterator[None]
 
 
 def streams(count: int) -> Load:
-    """So many calls of StreamGenerate on one connection, not decoded: the client should cost little."""
+    """So many calls of StreamGenerate."""
+    return _calls(count, lambda server: server.address, _SERVICE + "StreamGenerate", _request().SerializeToString())
+
+
+def bare(count: int) -> Load:
+    """So many calls of a handler that does nothing but write."""
+    return _calls(count, lambda server: server.bare_address, f"/{BARE_SERVICE}/{BARE_METHOD}", b"")
+
+
+def _calls(count: int, address_of: Callable[[PacedServer], str], method: str, request: bytes) -> Load:
+    """On one connection. What comes is not decoded, so that the client costs little."""
 
     @asynccontextmanager
     async def load(server: PacedServer) -> AsyncIterator[None]:
-        async with aio.insecure_channel(server.address) as channel:
-            stream: Any = channel.unary_stream(_SERVICE + "StreamGenerate")
+        async with aio.insecure_channel(address_of(server)) as channel:
+            stream: Any = channel.unary_stream(method)
 
             async def read() -> None:
                 while True:
-                    call = stream(_request().SerializeToString())
+                    call = stream(request)
                     while await call.read() is not aio.EOF:
                         pass
 
@@ -151,6 +156,9 @@ def in_process(count: int) -> Load:
     return load
 
 
+LOADS: Mapping[str, Callable[[int], Load]] = {"in process": in_process, "bare gRPC": bare, "streams": streams, "session": session}
+
+
 async def measure(server: PacedServer, load: Load, count: int, pace: float | None, seconds: float) -> tuple[Figures, Figures]:
     """The server's figures before and after `seconds` of `load` with `count` requests at `pace`."""
     await server.tell(Pace(None))
@@ -185,24 +193,16 @@ def _cost(before: Figures, after: Figures) -> float:
     return 1e6 * (after.cpu_seconds - before.cpu_seconds) / (after.tokens - before.tokens)
 
 
-async def _least(server: PacedServer, load: Load, pace: float | None, options: argparse.Namespace) -> tuple[float, float]:
-    """Microseconds per token, and tokens per second, of the cheapest run."""
-    best = (float("inf"), 0.0)
-    for _ in range(options.repeats):
-        before, after = await measure(server, load, STREAMS, pace, options.seconds)
-        best = min(best, (_cost(before, after), _rate(before, after)))
-    return best
-
-
 async def token_costs(loop: str, options: argparse.Namespace) -> list[TokenCost]:
     found: list[TokenCost] = []
     for pace in (None, PACE):
-        measured: dict[str, tuple[float, float]] = {}
-        for name, load in (("in process", in_process(STREAMS)), ("streams", streams(STREAMS)), ("session", session(STREAMS))):
-            with paced_server(STREAMS, uvloop=loop == "uvloop") as server:
-                measured[name] = await _least(server, load, pace, options)
-        base = measured.pop("in process")[0]
-        found += [TokenCost(name, loop, pace, cost, base, rate) for name, (cost, rate) in measured.items()]
+        runs: dict[str, list[TokenCost]] = {name: [] for name in LOADS}
+        for _ in range(options.repeats):  # one after the other, so that what else the machine does is shared
+            for name, load in LOADS.items():
+                with paced_server(STREAMS, uvloop=loop == "uvloop") as server:
+                    before, after = await measure(server, load(STREAMS), STREAMS, pace, options.seconds)
+                runs[name].append(TokenCost(name, loop, pace, _cost(before, after), _rate(before, after)))
+        found += [min(costs, key=lambda cost: cost.microseconds) for costs in runs.values()]
     return found
 
 
@@ -247,14 +247,22 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     options = parser.parse_args()
     figures = asyncio.run(_measure_all(options))
-    print(f"{STREAMS} requests: microseconds of the server's CPU time per token")
-    header = ("load", "loop", "steps/s", "tokens/s", "server", "in process", "beyond it")
+    costs: list[TokenCost] = figures["tokens"]
+    base = {(cost.loop, cost.pace): cost.microseconds for cost in costs if cost.load == "in process"}
+    print(f"{STREAMS} requests: microseconds of the server's CPU time per token, and beyond that of reading in process")
     rows = [
-        (cost.load, cost.loop, cost.pace or "free", cost.tokens_per_second, cost.server, cost.in_process, cost.beyond)
-        for cost in figures["tokens"]
+        (
+            cost.load,
+            cost.loop,
+            cost.pace or "free",
+            cost.tokens_per_second,
+            cost.microseconds,
+            cost.microseconds - base[cost.loop, cost.pace],
+        )
+        for cost in costs
     ]
-    print(table(header, rows))
-    print(f"\n{CROWD} streams at {PACE:g} steps/s: milliseconds late, or until the answer")
+    print(table(("load", "loop", "steps/s", "tokens/s", "us/token", "beyond"), rows))
+    print(f"\n{CROWD} streams at {PACE:g} steps/s: milliseconds that the event loop is late, and that a health check takes")
     late = [(late.what, late.loop, late.tokens_per_second, late.p50, late.p99, late.most) for late in figures["lateness"]]
     print(table(("", "loop", "tokens/s", "p50", "p99", "max"), late))
     if options.json is not None:

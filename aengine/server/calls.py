@@ -178,7 +178,7 @@ def _decoder(decode: Coder) -> Coder:
     def read(raw: bytes) -> Any:
         try:
             return decode(raw)
-        except KeyError as error:
+        except DecodeError as error:
             raise InvalidRequestError((FieldViolation("request", "it is not a message of the method's type"),)) from error
 
     return read

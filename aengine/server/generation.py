@@ -46,17 +46,14 @@ class GenerationServicer(GenerationServiceServicer):
                 answer.add(response.event)
         return answer.response()
 
-    async def StreamGenerate(
+    # The streams are handed on as they are: another generator around them would run for every message.
+
+    def StreamGenerate(
         self, request: messages.StreamGenerateRequest, context: grpc.ServicerContext
     ) -> AsyncGenerator[Any, None]:  # messages, or such that are already serialised
-        source: AsyncGenerator[messages.StreamGenerateResponse | bytes, None]
         if request.spec.stream.resumable:
-            source = self._resumables.generate(request)
-        else:
-            source = stream_responses(self._backend, request, remaining=context.time_remaining())
-        async with aclosing(source) as responses:
-            async for response in responses:
-                yield response
+            return self._resumables.generate(request)
+        return stream_responses(self._backend, request, remaining=context.time_remaining())
 
     async def CancelRequests(
         self, request: messages.CancelRequestsRequest, context: grpc.ServicerContext
@@ -71,25 +68,18 @@ class GenerationServicer(GenerationServiceServicer):
             (response.cancelled_request_ids if was_in_flight else response.unknown_request_ids).append(request_id)
         return response
 
-    async def BatchGenerate(
+    def BatchGenerate(
         self, request: messages.BatchGenerateRequest, context: grpc.ServicerContext
     ) -> AsyncGenerator[messages.BatchGenerateResponse, None]:
-        async with aclosing(batch_responses(self._backend, request, remaining=context.time_remaining())) as responses:
-            async for response in responses:
-                yield response
+        return batch_responses(self._backend, request, remaining=context.time_remaining())
 
-    async def Session(
+    def Session(
         self, request_iterator: AsyncIterator[messages.SessionRequest], context: grpc.ServicerContext
     ) -> AsyncGenerator[messages.SessionResponse, None]:
-        source = session_responses(self._backend, request_iterator, remaining=context.time_remaining())
-        async with aclosing(source) as responses:
-            async for response in responses:
-                yield response
+        return session_responses(self._backend, request_iterator, remaining=context.time_remaining())
 
-    async def ResumeGenerate(self, request: messages.ResumeGenerateRequest, context: grpc.ServicerContext) -> AsyncGenerator[Any, None]:
-        async with aclosing(self._resumables.resume(request)) as responses:
-            async for response in responses:
-                yield response
+    def ResumeGenerate(self, request: messages.ResumeGenerateRequest, context: grpc.ServicerContext) -> AsyncGenerator[Any, None]:
+        return self._resumables.resume(request)
 
     async def GetRequest(self, request: messages.GetRequestRequest, context: grpc.ServicerContext) -> messages.GetRequestResponse:
         return describe_request(self._backend, self._resumables, request)

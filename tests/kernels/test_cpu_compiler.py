@@ -12,7 +12,7 @@ import pytest
 
 from aengine.errors import ConfigError
 from aengine.kernels.cpu import KernelsUnavailableError, Level, load_kernels, supported_levels
-from aengine.kernels.cpu.compiler import build, prebuilt_name
+from aengine.kernels.cpu.compiler import build, prebuild, prebuilt_name
 from aengine.kernels.cpu.levels import chosen_level
 
 CODE = 'extern "C" int answer() { return 42; }\n'
@@ -64,10 +64,9 @@ def test_whatever_shapes_the_result_compiles_anew(tmp_path: pathlib.Path, source
 
 def test_a_library_of_the_package_is_preferred(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
     shipped = tmp_path / "prebuilt"
-    shipped.mkdir()
-    (shipped / prebuilt_name(Level.PORTABLE, sources)).write_bytes(b"")
-    assert build(Level.PORTABLE, environ, sources, shipped).path.parent == shipped
-    assert compilations(tmp_path) == 0
+    made = prebuild(Level.PORTABLE, environ, sources, shipped)
+    assert build(Level.PORTABLE, environ, sources, shipped).path == made
+    assert compilations(tmp_path) == 1
     (sources / "other.h").write_text("// changed\n")
     assert build(Level.PORTABLE, environ, sources, shipped).path.parent != shipped
 

@@ -89,11 +89,11 @@ def prebuilt_name(level: Level, sources: pathlib.Path = SOURCES) -> str:
     return f"cpu-{level.value}-{_sources_digest(sources)}.so"
 
 
-def prebuild(level: Level, environ: Mapping[str, str], directory: pathlib.Path = PREBUILT) -> pathlib.Path:
+def prebuild(level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOURCES, directory: pathlib.Path = PREBUILT) -> pathlib.Path:
     """Compiles a level, which need not be one of this CPU's, into the package. For those who make wheels."""
     directory.mkdir(parents=True, exist_ok=True)
-    target = directory / prebuilt_name(level)
-    _compile(_find_compiler(environ), (*_FLAGS, *level_flags(level)), level, SOURCES, target)
+    target = directory / prebuilt_name(level, sources)
+    _compile(_find_compiler(environ), (*_FLAGS, *level_flags(level)), level, sources, target)
     return target
 
 

@@ -106,7 +106,9 @@ inline i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 inline i64 larger(i64 a, i64 b) { return a > b ? a : b; }
 
 inline i64 elements_per_word(i32 format) { return format == BF16_PAIRS ? 2 : format == F32_WORDS ? 1 : 4; }
-inline i64 num_panels(const PackedLinear& w) { return ceil_div(w.interleaved ? w.out_features / 2 : w.out_features, w.interleaved ? PANEL / 2 : PANEL); }
+inline i64 num_panels(const PackedLinear& w) {
+  return w.interleaved ? ceil_div(w.out_features / 2, PANEL / 2) : ceil_div(w.out_features, PANEL);
+}
 inline i64 num_steps(const PackedLinear& w) { return round_up(w.in_features, 16) / elements_per_word(w.format); }
 
 }  // namespace aengine

@@ -37,7 +37,8 @@ struct Softmax {
 };
 
 // Takes one query row's (most, total, weighted) of a later partition in. Not inlined: the compiler must not round it in two ways.
-AE_NOINLINE inline void merge_row(float& most, float& total, float* weighted, float other_most, float other_total, const float* other, i64 dim) {
+AE_NOINLINE inline void merge_row(float& most, float& total, float* weighted, float other_most, float other_total, const float* other,
+                                  i64 dim) {
   const float top = other_most > most ? other_most : most;
   const float mine = std::exp(most - top), theirs = std::exp(other_most - top);
   total = total * mine + other_total * theirs;
@@ -89,7 +90,8 @@ AE_NOINLINE void score(const typename Dot::X* query, i64 dim, const KvRun& run, 
 // weighted[i][d .. d + VECTORS * LANES] = itself * rescale[i] + sum over tokens of weights[i][token] * value.
 // Only words that hold tokens before run.end are read, and the upper half of a last odd pair is taken as zero.
 template <class Dot, int ROWS, int VECTORS>
-AE_INLINE void weigh_columns(const typename Dot::X* weights, i64 dim, i64 d, const KvRun& run, bool prefetch, const float* rescale, float* weighted) {
+AE_INLINE void weigh_columns(const typename Dot::X* weights, i64 dim, i64 d, const KvRun& run, bool prefetch, const float* rescale,
+                             float* weighted) {
   typename Dot::Sum sums[ROWS][VECTORS];
   for (int i = 0; i < ROWS; i++) {
     for (int j = 0; j < VECTORS; j++) sums[i][j] = load(weighted + i * dim + d + j * LANES) * rescale[i];
@@ -121,14 +123,17 @@ template <class Dot, int ROWS>
 AE_NOINLINE void weigh(const typename Dot::X* weights, i64 dim, const KvRun& run, bool prefetch, const float* rescale, float* weighted) {
   constexpr int VECTORS = tile_vectors(ROWS);
   i64 d = 0;
-  for (; d + VECTORS * LANES <= dim; d += VECTORS * LANES) weigh_columns<Dot, ROWS, VECTORS>(weights, dim, d, run, prefetch, rescale, weighted);
+  for (; d + VECTORS * LANES <= dim; d += VECTORS * LANES) {
+    weigh_columns<Dot, ROWS, VECTORS>(weights, dim, d, run, prefetch, rescale, weighted);
+  }
   for (; d < dim; d += LANES) weigh_columns<Dot, ROWS, 1>(weights, dim, d, run, prefetch, rescale, weighted);
 }
 
 // Scores of one query row -> weights e^(score - most) of its tokens low .. high, zero for all others up to the end of the last block.
 // Returns the factor for what was weighted before.
 template <class X>
-AE_INLINE float soften(float* scores, X* weights, i64 first, i64 end, i64 low, i64 high, float scale, float soft_cap, float& most, float& total) {
+AE_INLINE float soften(float* scores, X* weights, i64 first, i64 end, i64 low, i64 high, float scale, float soft_cap, float& most,
+                       float& total) {
   const i64 width = round_up(end - first, BLOCK);
   const bool partly = low > first || high < first + width;
   VecF top = splat(most);

@@ -47,7 +47,9 @@ inline bool plan_attention(const Step& step, i64 heads, i64 kv_heads, i64 head_d
                            AttentionPlan& plan) {
   const i64 group = heads / kv_heads;
   i64 num_tiles = 0;
-  for (i64 row = 0; row < step.num_rows; row++) num_tiles += ceil_div((step.qo_indptr[row + 1] - step.qo_indptr[row]) * group, TILE_QUERIES);
+  for (i64 row = 0; row < step.num_rows; row++) {
+    num_tiles += ceil_div((step.qo_indptr[row + 1] - step.qo_indptr[row]) * group, TILE_QUERIES);
+  }
   if (!space.tiles.reserve<Tile>(num_tiles)) return false;
   Tile* tiles = space.tiles.as<Tile>();
   i64 index = 0, partitions = 0, most_queries = 1;

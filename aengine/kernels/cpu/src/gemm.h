@@ -24,7 +24,8 @@ constexpr i64 TASKS_PER_THREAD = 4;      // at least, where there are enough pan
 
 // The sums of one panel for ROWS rows; STREAM prefetches what follows.
 template <class Dot, int ROWS, bool STREAM>
-AE_NOINLINE void multiply_panel(const typename Dot::X* x, i64 stride, const u32* panel, i64 steps, typename Dot::Sum (*out)[PANEL / LANES]) {
+AE_NOINLINE void multiply_panel(const typename Dot::X* x, i64 stride, const u32* panel, i64 steps,
+                                typename Dot::Sum (*out)[PANEL / LANES]) {
   constexpr int VECTORS = tile_vectors(ROWS);
   for (int column = 0; column < PANEL; column += VECTORS * LANES) {
     typename Dot::Sum sums[ROWS][VECTORS] = {};
@@ -191,7 +192,8 @@ inline bool reserve_prepared(Workspace& space, i64 rows, i64 depth) {
 
 // The product in whichever format the matrix is packed.
 template <class E, class Epilogue>
-void multiply(const Member& member, const E* x, i64 stride, i64 rows, const PackedLinear& w, const Epilogue& epilogue, const Workspace& space) {
+void multiply(const Member& member, const E* x, i64 stride, i64 rows, const PackedLinear& w, const Epilogue& epilogue,
+              const Workspace& space) {
   if (w.format == INT8_QUADS) {
     gemm(member, prepare<Int8Dot>(member, x, stride, rows, w.in_features, space), rows, w, epilogue);
   } else {

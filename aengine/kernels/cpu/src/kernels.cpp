@@ -16,7 +16,8 @@ namespace {
 
 // Runs one product with the epilogue that `kind` names; `stride` is that of `out`, in its elements.
 template <class E>
-void multiply_with(const Member& member, i32 kind, const E* x, i64 x_stride, i64 rows, const PackedLinear& w, void* out, i64 stride, const Workspace& space) {
+void multiply_with(const Member& member, i32 kind, const E* x, i64 x_stride, i64 rows, const PackedLinear& w, void* out, i64 stride,
+                   const Workspace& space) {
   switch (static_cast<Epilogue>(kind)) {
     case STORE: return multiply(member, x, x_stride, rows, w, StoreRows<E, false>{static_cast<E*>(out), stride}, space);
     case ADD: return multiply(member, x, x_stride, rows, w, StoreRows<E, true>{static_cast<E*>(out), stride}, space);
@@ -51,7 +52,9 @@ i32 aengine_linear(i32 element, i32 epilogue, const void* x, i64 x_stride, i64 r
   if (!reserve_prepared(*space, rows, w->in_features)) return OUT_OF_MEMORY;
   with_element(element, [&](auto e) {
     using E = decltype(e);
-    run_team(threads, [&](const Member& member) { multiply_with(member, epilogue, static_cast<const E*>(x), x_stride, rows, *w, out, stride, *space); });
+    run_team(threads, [&](const Member& member) {
+      multiply_with(member, epilogue, static_cast<const E*>(x), x_stride, rows, *w, out, stride, *space);
+    });
   });
   return OK;
 }
@@ -72,7 +75,8 @@ i32 aengine_argmax(i32 element, const void* x, i64 x_stride, i64 rows, const Pac
   return OK;
 }
 
-void aengine_rms_norm(i32 element, const void* x, i64 stride, const float* weight, void* out, i64 out_stride, i64 rows, i64 size, float eps, int threads) {
+void aengine_rms_norm(i32 element, const void* x, i64 stride, const float* weight, void* out, i64 out_stride, i64 rows, i64 size, float eps,
+                      int threads) {
   with_element(element, [&](auto e) {
     using E = decltype(e);
     run_team(threads, [&](const Member& member) {
@@ -83,20 +87,22 @@ void aengine_rms_norm(i32 element, const void* x, i64 stride, const float* weigh
 
 // Normalises and rotates the heads of qkv in place and writes keys and values to the pages of a layer. Of the model, the shape
 // of its heads, eps and cos_sin are read; of the step, its tokens.
-i32 aengine_rotate_and_write(const Model* model, const Layer* layer, const Pool* pool, i64 layer_index, const Step* step, void* qkv, i64 stride, int threads) {
+i32 aengine_rotate_and_write(const Model* model, const Layer* layer, const Pool* pool, i64 layer_index, const Step* step, void* qkv, i64 stride,
+                             int threads) {
   if (const Status status = check_tokens(*model, *pool, *step)) return status;
   with_element(model->element, [&](auto e) {
     using E = decltype(e);
     run_team(threads, [&](const Member& member) {
-      rotate_and_write(member, static_cast<E*>(qkv), stride, *model, *layer, layer_pages<E>(*pool, layer_index), step->positions, step->slots, step->num_tokens);
+      const LayerPages<E> pages = layer_pages<E>(*pool, layer_index);
+      rotate_and_write(member, static_cast<E*>(qkv), stride, *model, *layer, pages, step->positions, step->slots, step->num_tokens);
     });
   });
   return OK;
 }
 
 // Attention of the step's queries over a layer's pages; a window of 0 is none, a soft cap of 0 too.
-i32 aengine_attention(const Pool* pool, i64 layer_index, const Step* step, const void* query, i64 query_stride, void* out, i64 out_stride, i64 heads,
-                      i64 window, float scale, float soft_cap, Workspace* space, int threads) {
+i32 aengine_attention(const Pool* pool, i64 layer_index, const Step* step, const void* query, i64 query_stride, void* out, i64 out_stride,
+                      i64 heads, i64 window, float scale, float soft_cap, Workspace* space, int threads) {
   if (const Status status = check_rows(*pool, *step)) return status;
   AttentionPlan plan;
   if (!plan_attention(*step, heads, pool->kv_heads, pool->head_dim, pool->page_size, threads, *space, plan)) return OUT_OF_MEMORY;

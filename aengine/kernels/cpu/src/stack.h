@@ -80,7 +80,8 @@ class Stack {
 
   // Embeds the tokens, runs all layers and writes the normed hidden states of the wanted tokens.
   void run(const Member& member) const {
-    gather_rows(member, static_cast<const E*>(m_.embedding), m_.hidden, step_.token_ids, step_.num_tokens, m_.hidden, residual_, strides_.hidden);
+    const E* embedding = static_cast<const E*>(m_.embedding);
+    gather_rows(member, embedding, m_.hidden, step_.token_ids, step_.num_tokens, m_.hidden, residual_, strides_.hidden);
     for (i64 i = 0; i < m_.num_layers; i++) {
       const Layer& layer = m_.layers[i];
       attention_half(member, layer, layer_pages<E>(pool_, i));
@@ -93,7 +94,8 @@ class Stack {
       gather_rows(member, attended_, strides_.attended, step_.wanted, step_.num_wanted, strides_.attended, qkv_, strides_.attended);
       mlp_half(member, layer, normed_, residual_, qkv_, step_.num_wanted);
     }
-    norm_rows(member, normed_, strides_.hidden, m_.final_norm, static_cast<E*>(step_.hidden), strides_.hidden, step_.num_wanted, m_.hidden, m_.eps);
+    E* hidden = static_cast<E*>(step_.hidden);
+    norm_rows(member, normed_, strides_.hidden, m_.final_norm, hidden, strides_.hidden, step_.num_wanted, m_.hidden, m_.eps);
   }
 
  private:
