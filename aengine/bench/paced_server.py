@@ -165,7 +165,7 @@ class _BareServer:
         self.num_sent = 0
         self.num_calls = 0
         self._engine = engine
-        handler = grpc.unary_stream_rpc_method_handler(self._write)
+        handler: Any = grpc.unary_stream_rpc_method_handler(self._write)
         self._server = aio.server()
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(BARE_SERVICE, {BARE_METHOD: handler}),))
 
