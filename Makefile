@@ -39,9 +39,10 @@ lint: $(DEV) $(NODE) ## check format, style, types, the schema and that generate
 	tools/breaking.sh
 	$(BIN)/python tools/generate.py --check
 
-benchmarks: $(RUNTIME) ## print what scheduling and sampling cost per step
+benchmarks: $(RUNTIME) ## print what scheduling and sampling cost per step, and serving per token
 	@$(BIN)/python -m aengine.bench.scheduling
 	@$(BIN)/python -m aengine.bench.sampling
+	@$(BIN)/python -m aengine.bench.serving
 
 protos: $(DEV) $(NODE) ## format protos/ and write aengine/v1/ from it
 	$(BUF) format --write

@@ -62,13 +62,14 @@ class PacedRunner:
         pass
 
     def _pace(self) -> None:
-        if self.steps_per_second is None:
+        pace = self.steps_per_second
+        if pace is None:
             turn = threading.Event()  # free steps would bury the event loop
             self._call_soon(turn.set)
             turn.wait(1.0)
         else:
             time.sleep(max(0.0, self._due - time.monotonic()))
-            self._due = max(self._due + 1 / self.steps_per_second, time.monotonic())  # steps that were missed are not made up
+            self._due = max(self._due + 1 / pace, time.monotonic())  # steps that were missed are not made up
 
 
 class PacedEngine(AsyncEngine):

@@ -159,14 +159,16 @@ def in_process(count: int) -> Load:
 LOADS: Mapping[str, Callable[[int], Load]] = {"in process": in_process, "bare gRPC": bare, "streams": streams, "session": session}
 
 
-async def measure(server: PacedServer, load: Load, count: int, pace: float | None, seconds: float) -> tuple[Figures, Figures]:
-    """The server's figures before and after `seconds` of `load` with `count` requests at `pace`."""
+async def measure(
+    server: PacedServer, load: Load, count: int, pace: float | None, seconds: float, warm_up: float = WARM_UP
+) -> tuple[Figures, Figures]:
+    """The server's figures before and after `seconds` of `load` with `count` requests at `pace`, `warm_up` seconds after all have begun."""
     await server.tell(Pace(None))
     await _until(server, lambda under_way: under_way == 0)  # what is left of a load before
     await server.tell(Pace(pace))
     async with load(server):
         await _until(server, lambda under_way: under_way == count)
-        await asyncio.sleep(WARM_UP)
+        await asyncio.sleep(warm_up)
         before = await server.measure()
         await asyncio.sleep(seconds)
         return before, await server.measure()

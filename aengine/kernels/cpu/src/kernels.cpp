@@ -87,8 +87,8 @@ void aengine_rms_norm(i32 element, const void* x, i64 stride, const float* weigh
 
 // Normalises and rotates the heads of qkv in place and writes keys and values to the pages of a layer. Of the model, the shape
 // of its heads, eps and cos_sin are read; of the step, its tokens.
-i32 aengine_rotate_and_write(const Model* model, const Layer* layer, const Pool* pool, i64 layer_index, const Step* step, void* qkv, i64 stride,
-                             int threads) {
+i32 aengine_rotate_and_write(const Model* model, const Layer* layer, const Pool* pool, i64 layer_index, const Step* step, void* qkv,
+                             i64 stride, int threads) {
   if (const Status status = check_tokens(*model, *pool, *step)) return status;
   with_element(model->element, [&](auto e) {
     using E = decltype(e);

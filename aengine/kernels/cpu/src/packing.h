@@ -27,30 +27,41 @@ AE_INLINE u32 bits_of(float x) {
   return bits;
 }
 
-// Word `step` of a row: its elements at step * per_word and on, zero beyond the end.
-template <class S>
-AE_INLINE u32 word_of(const S* row, i64 depth, i64 step, i32 format, float factor) {
-  if (format == F32_WORDS) return step < depth ? bits_of(widen(row[step])) : 0;
-  u32 word = 0;
-  const int per_word = format == BF16_PAIRS ? 2 : 4;
-  for (int i = 0; i < per_word; i++) {
-    const i64 k = step * per_word + i;
-    if (k >= depth) break;
-    if (format == BF16_PAIRS) word |= (u32)narrow<Bf16>(widen(row[k])).bits << (16 * i);
-    else word |= (u32)(u8)(i32)std::nearbyint(widen(row[k]) * factor) << (8 * i);
-  }
-  return word;
+constexpr i64 PACKED_RUN = 16;  // words of a row that are read before the next row's: a cache line of a bf16 matrix
+
+// Element k of a row in a format, in the low bits.
+template <class S, i32 FORMAT>
+AE_INLINE u32 packed_element(const S* row, i64 k, float factor) {
+  if constexpr (FORMAT == F32_WORDS) return bits_of(widen(row[k]));
+  if constexpr (FORMAT == BF16_PAIRS) return narrow<Bf16>(widen(row[k])).bits;
+  return (u8)(i32)std::nearbyint(widen(row[k]) * factor);
 }
 
-// The words of a step's depths, of all rows of a panel: `steps` of them from `first` on, in an order that both sides like.
+// PACKED_RUN words of a row from word `first` on; zero beyond its end.
 template <class S, i32 FORMAT>
-void pack_steps(const S* const* rows, const float* factors, i64 depth, i64 first, i64 end, u32* panel) {
-  constexpr i64 RUN = 16;  // words of a row that are read before the next row's: a cache line of a bf16 matrix
-  for (i64 begin = first; begin < end; begin += RUN) {
+AE_INLINE void read_words(const S* row, i64 depth, i64 first, float factor, u32* words) {
+  constexpr i64 PER_WORD = FORMAT == F32_WORDS ? 1 : FORMAT == BF16_PAIRS ? 2 : 4;
+  constexpr bool AS_IT_IS = FORMAT == (std::is_same_v<S, float> ? F32_WORDS : BF16_PAIRS);
+  const i64 begin = first * PER_WORD, count = smaller(depth - begin, PACKED_RUN * PER_WORD);
+  if (AS_IT_IS && count == PACKED_RUN * PER_WORD) {
+    memcpy(words, row + begin, PACKED_RUN * sizeof(u32));
+    return;
+  }
+  memset(words, 0, PACKED_RUN * sizeof(u32));
+  for (i64 i = 0; i < count; i++) {
+    words[i / PER_WORD] |= packed_element<S, FORMAT>(row, begin + i, factor) << (32 / PER_WORD * (i % PER_WORD));
+  }
+}
+
+// All steps of a panel.
+template <class S, i32 FORMAT>
+void pack_steps(const S* const* rows, const float* factors, i64 depth, i64 steps, u32* panel) {
+  for (i64 first = 0; first < steps; first += PACKED_RUN) {
+    const i64 count = smaller(PACKED_RUN, steps - first);
     for (i64 column = 0; column < PANEL; column++) {
-      for (i64 step = begin; step < smaller(end, begin + RUN); step++) {
-        panel[step * PANEL + column] = rows[column] ? word_of(rows[column], depth, step, FORMAT, factors[column]) : 0;
-      }
+      u32 words[PACKED_RUN] = {};
+      if (rows[column]) read_words<S, FORMAT>(rows[column], depth, first, factors[column], words);
+      for (i64 i = 0; i < count; i++) panel[(first + i) * PANEL + column] = words[i];
     }
   }
 }
@@ -73,9 +84,9 @@ void pack_panel(const Part* parts, i64 num_parts, const PackedLinear& w, i64 pan
   }
   const i64 steps = num_steps(w);
   u32* words = w.words + panel * steps * PANEL;
-  if (w.format == BF16_PAIRS) return pack_steps<S, BF16_PAIRS>(rows, factors, w.in_features, 0, steps, words);
-  if (w.format == F32_WORDS) return pack_steps<S, F32_WORDS>(rows, factors, w.in_features, 0, steps, words);
-  pack_steps<S, INT8_QUADS>(rows, factors, w.in_features, 0, steps, words);
+  if (w.format == BF16_PAIRS) return pack_steps<S, BF16_PAIRS>(rows, factors, w.in_features, steps, words);
+  if (w.format == F32_WORDS) return pack_steps<S, F32_WORDS>(rows, factors, w.in_features, steps, words);
+  pack_steps<S, INT8_QUADS>(rows, factors, w.in_features, steps, words);
   for (i64 c = 0; c < PANEL; c++) {
     i32 total = 0;
     for (i64 step = 0; step < steps; step++) {

@@ -1,0 +1,38 @@
+"""What the benchmark of serving stands on: an engine without a model, in a process of its own that tells what it did."""
+
+from __future__ import annotations
+
+import pytest
+
+from aengine import SamplingParams
+from aengine.bench.paced_engine import TEXT, PacedEngine
+from aengine.bench.paced_server import health_checks, paced_server
+from aengine.bench.serving import LOADS, measure
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.parametrize("pace", [None, 500.0])
+async def test_the_engine_says_its_text(pace: float | None) -> None:
+    async with PacedEngine(4) as engine:
+        engine.runner.steps_per_second = pace
+        ids = engine.tokenizer.encode(TEXT)
+        prompt = ids[:5]
+        answer = await engine.generate(prompt, SamplingParams(max_tokens=len(ids) + 2, ignore_eos=True))
+        assert list(answer.token_ids) == (ids * 2)[len(prompt) : len(prompt) + len(ids) + 2]
+
+
+async def test_every_load_gets_tokens() -> None:
+    with paced_server(4, uvloop=False) as server, health_checks(server.address) as checks:
+        for load in LOADS.values():
+            for pace in (None, 200.0):
+                before, after = await measure(server, load(4), 4, pace, 0.3, warm_up=0.0)
+                assert after.under_way == 4
+                assert (after.tokens > before.tokens, after.cpu_seconds > before.cpu_seconds) == (True, True)
+        checks.send("stop")
+        assert checks.recv()
