@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 
 from aengine.engine.stream_group import Reading, StreamGroup
@@ -30,8 +30,6 @@ MESSAGE_BYTES = 512 * 1024
 """A message that is estimated to be as large is sent before more is added to it."""
 _TOKEN_BYTES = 64  # of a token with its text and its part of the events around it, usually
 _ENTRY_BYTES = 9  # at most, of a float and a varint of 32 bits
-
-NewEvent = Callable[[], GenerationEvent]
 
 
 async def session_responses(
@@ -70,11 +68,10 @@ async def session_responses(
 class _Tagged:
     """A request of the session that was accepted."""
 
-    def __init__(self, stack: AsyncExitStack, generation: Generation, new_event: NewEvent) -> None:
+    def __init__(self, stack: AsyncExitStack, generation: Generation) -> None:
         """`stack` ends `generation` when it is left."""
         self.stack = stack
         self.generation = generation
-        self.new_event = new_event
         self.begun = False
         logprobs = generation.stream.effective_params.logprobs
         self.token_bytes = _TOKEN_BYTES + (0 if logprobs is None else 2 * _ENTRY_BYTES * (1 + logprobs))  # estimated
@@ -172,7 +169,7 @@ class _Session:
         stack = AsyncExitStack()
         generation = await stack.enter_async_context(open_generation(self._backend, request, new_event, remaining=remaining))
         self._group.add(tag, generation.stream)
-        return _Tagged(stack, generation, new_event)
+        return _Tagged(stack, generation)
 
     # ---- what is sent --------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from fake_engine import FakeEngine, FakeStream
 from grpc import aio
-from grpc_harness import Serving
+from grpc_harness import Serving, stream_request
 
 from aengine.v1.error_pb2 import Error
 from aengine.v1.generation_pb2 import GenerationEvent
@@ -90,3 +91,13 @@ def kinds(response: SessionResponse | None) -> list[tuple[int, Any]]:
     """Tag and kind of each event."""
     assert response is not None
     return [(entry.tag, entry.event.WhichOneof("event") if entry.HasField("event") else "error") for entry in response.events]
+
+
+async def begin(client: SessionClient, engine: FakeEngine, *tags: int, credit: int | None = None) -> list[FakeStream]:
+    """Open a session with a request under each tag; returns their streams once all have started."""
+    await client.say(opening(credit), *(submission(tag, stream_request(request_id=f"r{tag}")) for tag in tags))
+    streams = [await engine.submitted.get() for _ in tags]
+    if credit is None:
+        for tag in tags:
+            await client.read_until(tag, "started")
+    return streams
