@@ -156,7 +156,8 @@ def in_process(count: int) -> Load:
     return load
 
 
-LOADS: Mapping[str, Callable[[int], Load]] = {"in process": in_process, "bare gRPC": bare, "streams": streams, "session": session}
+IN_PROCESS, BARE = "in process", "bare gRPC"
+LOADS: Mapping[str, Callable[[int], Load]] = {IN_PROCESS: in_process, BARE: bare, "streams": streams, "session": session}
 
 
 async def measure(
@@ -250,7 +251,7 @@ def main() -> None:
     options = parser.parse_args()
     figures = asyncio.run(_measure_all(options))
     costs: list[TokenCost] = figures["tokens"]
-    base = {(cost.loop, cost.pace): cost.microseconds for cost in costs if cost.load == "in process"}
+    base = {(cost.loop, cost.pace): cost.microseconds for cost in costs if cost.load == IN_PROCESS}
     print(f"{STREAMS} requests: microseconds of the server's CPU time per token, and beyond that of reading in process")
     rows = [
         (
@@ -259,7 +260,7 @@ def main() -> None:
             cost.pace or "free",
             cost.tokens_per_second,
             cost.microseconds,
-            cost.microseconds - base[cost.loop, cost.pace],
+            "" if cost.load == BARE else cost.microseconds - base[cost.loop, cost.pace],  # there is no engine in it
         )
         for cost in costs
     ]

@@ -381,7 +381,9 @@ class SessionOpen(_message.Message):
     INITIAL_CREDIT_FIELD_NUMBER: _builtins.int
     initial_credit: _builtins.int
     """How many messages the server may send before it needs credit; without credit it sends nothing and
-    the requests park once they lag. Default: unset, which is no limit but that of the transport.
+    the requests park once they lag. Closing the client's half with too little credit for what is
+    still to be sent ends the session with INVALID_ARGUMENT (`credit.messages`). Default: unset, which
+    is no limit but that of the transport.
     """
     def __init__(
         self,
