@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 
 import numpy as np
@@ -14,6 +15,7 @@ from reference import FAMILIES, greedy, save_tiny
 from tokenizers import Tokenizer
 
 from aengine.config import EngineConfig
+from aengine.errors import ConfigError
 from aengine.models.hub import resolve_model
 from aengine.runner.model_runner import ModelRunner
 
@@ -146,3 +148,22 @@ def test_rows_and_pages_are_reused(tmp_path: pathlib.Path) -> None:
     prompts = [list(range(at, at + 20)) for at in range(0, 80, 10)]
     driver = Driver(make_runner(tmp_path, max_num_seqs=1, page_size=16))
     assert [driver.generate([prompt], 12)[0] for prompt in prompts] == greedy(model, prompts, 12)
+
+
+@pytest.mark.skipif(os.environ.get("AENGINE_CPU_LEVEL") == "torch", reason="AENGINE_CPU_LEVEL turns the CPU kernels off")
+def test_int8_is_near_float32(demo) -> None:
+    """Logits of a long prompt through the whole model; products alone are tested in tests/kernels."""
+    path, prompts, _ = demo
+    seen = {}
+    for quantization in ("none", "int8"):
+        runner = make_runner(path, quantization=quantization)
+        logits = record_logits(runner)
+        Driver(runner).generate([prompts[-1]], 1)
+        seen[quantization] = logits[0][0]
+    error = (seen["int8"] - seen["none"]).norm() / seen["none"].norm()
+    assert 0 < error < 0.03, error
+
+
+def test_int8_needs_the_kernels(demo) -> None:
+    with pytest.raises(ConfigError, match="quantization: 'int8' needs the CPU kernels"):
+        make_runner(demo[0], quantization="int8", attention_backend="torch_native")
