@@ -3,6 +3,7 @@ a large matrix product. Knows the shapes of models, nothing of how steps are run
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def step_work(spec: ModelSpec, lengths: list[int], contexts: list[int], num_logi
     """Of a step in which row i computes `lengths[i]` tokens behind `contexts[i]` known ones, `num_logits` rows with logits."""
     weights = named_weights(spec)
     head = spec.hidden_size * spec.vocab_size
-    layers = sum(_size(weight.shape) for name, weight in weights.items() if name not in ("embedding.weight", "head.weight"))
+    layers = sum(math.prod(weight.shape) for name, weight in weights.items() if name not in ("embedding.weight", "head.weight"))
     num_tokens = sum(lengths)
     kv_token = 2 * spec.num_kv_heads * spec.head_dim * item_bytes
     kv = attention = 0
@@ -70,13 +71,6 @@ def step_work(spec: ModelSpec, lengths: list[int], contexts: list[int], num_logi
         kv_bytes=kv,
         flops=2 * layers * num_tokens + 2 * head * num_logits + attention,
     )
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 def _best(action: Callable[[], object], device: torch.device, repeats: int = 10) -> float:

@@ -6,7 +6,9 @@ Owns times and order (arrivals, turns, the limit of requests at once); knows not
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -46,6 +48,25 @@ class Outcome:
     @property
     def output_tokens(self) -> int:
         return sum(self.chunk_tokens)
+
+    @property
+    def gaps(self) -> list[tuple[float, float]]:
+        """Between chunks: when a gap ended, and how long it was."""
+        return [(after, after - before) for before, after in itertools.pairwise(self.chunk_times)]
+
+
+def answered(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Those that did not fail."""
+    return [outcome for outcome in outcomes if outcome.error is None and outcome.chunk_times]
+
+
+def tokens_by_second(outcomes: Sequence[Outcome], start: float) -> Counter[int]:
+    """How many tokens came in each whole second after `start`."""
+    seconds = Counter[int]()
+    for outcome in outcomes:
+        for time_of, tokens in zip(outcome.chunk_times, outcome.chunk_tokens, strict=True):
+            seconds[int(time_of - start)] += tokens
+    return seconds
 
 
 async def run_load(

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from aengine.bench.load import Outcome
+from aengine.bench.load import Outcome, answered, tokens_by_second
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Summary:
 
 def summarise(outcomes: Sequence[Outcome], limits: Mapping[str, float] | None = None) -> Summary:
     """`limits`: milliseconds under "ttft", "tpot" and "e2el" that a good request must keep."""
-    good = [outcome for outcome in outcomes if outcome.error is None and outcome.chunk_times]
+    good = answered(outcomes)
     start = min((outcome.sent for outcome in outcomes), default=0.0)
     end = max((outcome.chunk_times[-1] for outcome in good), default=start)
     duration = end - start
@@ -75,11 +75,7 @@ def summarise(outcomes: Sequence[Outcome], limits: Mapping[str, float] | None = 
     ttft = [1e3 * (o.chunk_times[0] - o.sent) for o in good]
     e2el = [1e3 * (o.chunk_times[-1] - o.sent) for o in good]
     tpot = [1e3 * (o.chunk_times[-1] - o.chunk_times[0]) / (o.output_tokens - 1) if o.output_tokens > 1 else 0.0 for o in good]
-    itl = [1e3 * (after - before) for o in good for before, after in zip(o.chunk_times, o.chunk_times[1:], strict=False)]
-    seconds = Counter[int]()
-    for outcome in good:
-        for time, tokens in zip(outcome.chunk_times, outcome.chunk_tokens, strict=True):
-            seconds[int(time - start)] += tokens
+    itl = [1e3 * gap for o in good for _, gap in o.gaps]
     kept = None
     if limits:
         measured = {"ttft": ttft, "tpot": tpot, "e2el": e2el}
@@ -94,7 +90,7 @@ def summarise(outcomes: Sequence[Outcome], limits: Mapping[str, float] | None = 
         requests_per_second=len(good) * per_second,
         output_tokens_per_second=output_tokens * per_second,
         total_tokens_per_second=(prompt_tokens + output_tokens) * per_second,
-        peak_output_tokens_per_second=max(seconds.values(), default=0),
+        peak_output_tokens_per_second=max(tokens_by_second(good, start).values(), default=0),
         peak_concurrency=_peak_concurrency(good),
         goodput=None if kept is None else kept * per_second,
         ttft=Distribution.of(ttft),

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from aengine.bench.load import Outcome
+from aengine.bench.load import Outcome, answered, tokens_by_second
 from aengine.bench.metrics import Distribution, Summary
 
 
@@ -85,18 +85,15 @@ def plot(path: Path, outcomes: Sequence[Outcome], title: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    good = [outcome for outcome in outcomes if outcome.error is None and outcome.chunk_times]
+    good = answered(outcomes)
     start = min((outcome.sent for outcome in good), default=0.0)
     figure, (first, gaps, rate) = pyplot.subplots(3, 1, sharex=True, figsize=(10, 9))
     first.scatter([o.sent - start for o in good], [1e3 * (o.chunk_times[0] - o.sent) for o in good], s=8)
     first.set_ylabel("TTFT, ms")
-    pairs = [(after - start, 1e3 * (after - before)) for o in good for before, after in zip(o.chunk_times, o.chunk_times[1:], strict=False)]
+    pairs = [(time - start, 1e3 * gap) for o in good for time, gap in o.gaps]
     gaps.scatter([time for time, _ in pairs], [gap for _, gap in pairs], s=2, alpha=0.4)
     gaps.set_ylabel("ITL, ms")
-    seconds: dict[int, int] = {}
-    for outcome in good:
-        for time, tokens in zip(outcome.chunk_times, outcome.chunk_tokens, strict=True):
-            seconds[int(time - start)] = seconds.get(int(time - start), 0) + tokens
+    seconds = tokens_by_second(good, start)
     rate.step(sorted(seconds), [seconds[second] for second in sorted(seconds)], where="post")
     rate.set_ylabel("output tokens/s")
     rate.set_xlabel("seconds since the first request")

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from aengine.bench.floor import Machine, measure_machine, step_work
 from aengine.runner.base import InFlightStep
@@ -73,9 +72,7 @@ def measure_steps(runner: ModelRunner, cases: Sequence[Case], seconds: float = 2
             flights.popleft()[1].result()
         times = times[2:]  # the first ones warm up
         median, best = statistics.median(times), min(times)
-        work = step_work(
-            runner.spec, [case.length] * case.rows, [case.context] * case.rows, case.rows, torch.empty(0, dtype=runner.dtype).element_size()
-        )
+        work = step_work(runner.spec, [case.length] * case.rows, [case.context] * case.rows, case.rows, runner.dtype.itemsize)
         floor = work.seconds(machine)
         yield (
             StepFigures(

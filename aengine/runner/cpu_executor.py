@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.kernels.cpu import DecoderStack, KvPool, Workspace, load_kernels
+from aengine.kernels.cpu import DecoderStack, KernelsUnavailableError, KvPool, Workspace, load_kernels, unsupported
 from aengine.kernels.cpu.pool import page_bytes
 from aengine.layers.rotary import cos_sin_cache
 from aengine.runner.executor import ExecutorSetup, StepInput
@@ -39,11 +39,14 @@ class CpuHidden:
 
 
 class CpuExecutor:
-    """Satisfies `Executor`. Raises KernelsUnavailableError, ModelLoadError."""
+    """Satisfies `Executor`. Making one raises KernelsUnavailableError before it reads any weights, or ModelLoadError."""
 
     name = "cpu"
 
     def __init__(self, setup: ExecutorSetup) -> None:
+        reason = unsupported(setup.spec, setup.dtype)
+        if reason is not None:
+            raise KernelsUnavailableError(reason)
         kernels = load_kernels()
         self._workspace = Workspace(kernels, torch.get_num_threads())
         cos_sin = cos_sin_cache(setup.spec.rope, setup.num_positions, setup.device)

@@ -114,27 +114,15 @@ def build_executor(setup: ExecutorSetup) -> Executor:
                 raise ConfigError.of(name, f"{value!r} needs device cpu")
         return TorchExecutor(setup)
     if config.attention_backend != "torch_native":
-        reason = _why_not_kernels(setup)
-        if reason is None:
-            from aengine.runner.cpu_executor import CpuExecutor
+        from aengine.kernels.cpu import KernelsUnavailableError
+        from aengine.runner.cpu_executor import CpuExecutor
 
+        try:
             return CpuExecutor(setup)
-        if config.attention_backend == "cpu":
-            raise ConfigError.of("attention_backend", f"'cpu' is not possible here: {reason}")
-        _log.warning("running in plain torch, which is several times slower than the CPU kernels: %s", reason)
+        except KernelsUnavailableError as reason:
+            if config.attention_backend == "cpu":
+                raise ConfigError.of("attention_backend", f"'cpu' is not possible here: {reason}") from None
+            _log.warning("running in plain torch, which is several times slower than the CPU kernels: %s", reason)
     if config.quantization != "none":
         raise ConfigError.of("quantization", f"{config.quantization!r} needs the CPU kernels")
     return TorchExecutor(setup)
-
-
-def _why_not_kernels(setup: ExecutorSetup) -> str | None:
-    from aengine.kernels.cpu import KernelsUnavailableError, load_kernels, unsupported
-
-    reason = unsupported(setup.spec, setup.dtype)
-    if reason is not None:
-        return reason
-    try:
-        load_kernels()
-    except KernelsUnavailableError as error:
-        return str(error)
-    return None
