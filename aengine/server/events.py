@@ -129,7 +129,7 @@ class EventWriter:
             delta.token_offset = offset
             delta.num_tokens = num_tokens
             self._num_tokens[index] = offset + num_tokens
-            if self._token_ids and num_tokens:
+            if self._token_ids:
                 delta.token_ids.extend([token.token_id for token in run[:num_tokens]])
             if text:
                 delta.text = text

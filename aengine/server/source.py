@@ -68,7 +68,7 @@ class Generation:
         self._writer = writer
         self._by_call = by_call
         self._resume_token = resume_token
-        self._prompt_is_due = wanted.params.prompt_logprobs is not None
+        self.prompt_is_due = wanted.params.prompt_logprobs is not None
 
     def begin(self) -> None:
         """Write the first event. The stream is `started()`."""
@@ -84,8 +84,8 @@ class Generation:
 
     def prompt(self) -> Iterator[None]:
         """Write what was asked for of the prompt, one event at a time. To be called when there are tokens, before they are written."""
-        if self._prompt_is_due:
-            self._prompt_is_due = False
+        if self.prompt_is_due:
+            self.prompt_is_due = False
             yield from self._writer.prompt_logprobs(self.stream.completion().prompt_logprobs or ())
 
     def write(self, tokens: Sequence[Token]) -> None:
@@ -171,22 +171,23 @@ async def stream_responses(
 
     async with open_generation(backend, request, new_event, remaining=remaining, resume_token=resume_token) as generation:
         stream, policy = generation.stream, generation.policy
+        most = max(READ_TOKENS, policy.delta_tokens)
         await stream.started()
         generation.begin()
         yield ready.pop()
         delay = 0.0  # the first token does not wait
-        while tokens := await stream.read(max(READ_TOKENS, policy.delta_tokens)):
-            missing = policy.delta_tokens - len(tokens)
-            if delay and missing > 0 and not stream.ended:
+        while tokens := await stream.read(most):  # once per token: what is added here is paid often
+            if delay and (missing := policy.delta_tokens - len(tokens)) > 0 and not stream.ended:
                 await stream.linger(missing, delay)
                 tokens += stream.take(missing) if stream.unread else []
             delay = policy.delay_seconds
-            for _ in generation.prompt():
-                yield ready.pop()
+            if generation.prompt_is_due:
+                for _ in generation.prompt():
+                    yield ready.pop()
             generation.write(tokens)
             # gRPC's own thread wakes for a write that stands alone, and takes the processor from the loop. When all streams that a step
             # feeds have written their events before the first of them is sent, their writes come together: a fifth less CPU time.
             await asyncio.sleep(0)
-            responses, ready[:] = ready[:], ()
-            for response in responses:
+            for response in ready:
                 yield response
+            ready.clear()
