@@ -11,7 +11,8 @@ from aengine.checks import FieldChecks, is_positive
 from aengine.errors import ConfigError, FieldViolation
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-ATTENTION_BACKENDS = ("auto", "cpu", "torch_native")
+ATTENTION_BACKENDS = ("auto", "cpu", "flashinfer", "triton", "torch_native")
+KV_CACHE_DTYPES = ("auto", "fp8")
 QUANTIZATIONS = ("none", "int8")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -36,8 +37,9 @@ class EngineConfig:
     """Longest prompt plus output in tokens. Default: the model's context."""
     max_num_seqs: int = 256
     """Most sequences that hold KV at once."""
-    max_num_batched_tokens: int = 2048
-    """Most tokens computed in one step."""
+    max_num_batched_tokens: int | None = None
+    """Most tokens computed in one step. Default: 512 on a CPU, so that a prompt does not hold up the others for long, else 2048; at least
+    max_num_seqs."""
     page_size: int = 16
     """Tokens per KV page: a power of two, 1..256."""
     kv_cache_memory: int | None = None
@@ -45,7 +47,9 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     """Fraction of the GPU's memory for weights, activations and KV cache together, in (0, 1]."""
     attention_backend: str = "auto"
-    """auto, cpu (our own kernels, on a CPU), torch_native."""
+    """auto, cpu (our own kernels, on a CPU), flashinfer (on CUDA), triton (our own kernels, on CUDA), torch_native."""
+    kv_cache_dtype: str = "auto"
+    """auto (that of the weights), fp8 (e4m3, scaled as the checkpoint says, on CUDA)."""
     quantization: str = "none"
     """none, int8 (weights and activations of all linear layers in 8 bits, on a CPU; activations are scaled as they come)."""
     load_format: str = "auto"
@@ -80,7 +84,7 @@ class EngineConfig:
         check.integer("threads", 1, 1024, optional=True)
         check.integer("max_model_len", 2, optional=True)
         check.integer("max_num_seqs", 1, 65536)
-        check.integer("max_num_batched_tokens", 1)
+        check.integer("max_num_batched_tokens", 1, optional=True)
         if not isinstance(self.page_size, int) or isinstance(self.page_size, bool) or self.page_size not in PAGE_SIZES:
             check.refuse("page_size", "a power of two in [1, 256]")
         check.integer("kv_cache_memory", 1, optional=True)
@@ -88,6 +92,7 @@ class EngineConfig:
         if not is_positive(utilization) or utilization > 1:
             check.refuse("gpu_memory_utilization", "a number in (0, 1]")
         check.choice("attention_backend", ATTENTION_BACKENDS)
+        check.choice("kv_cache_dtype", KV_CACHE_DTYPES)
         check.choice("load_format", LOAD_FORMATS)
         check.choice("quantization", QUANTIZATIONS)
         check.flag("enable_prefix_cache")
@@ -101,7 +106,7 @@ class EngineConfig:
         if not isinstance(weights, Mapping) or not all(isinstance(name, str) and is_positive(weight) for name, weight in weights.items()):
             check.refuse("tenant_weights", "a mapping from tenant to a finite number > 0")
         check.integer("seed", 0, 2**64 - 1)
-        if not check.violations and self.max_num_batched_tokens < self.max_num_seqs:
+        if not check.violations and self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             check.refuse("max_num_batched_tokens", f">= max_num_seqs ({self.max_num_seqs}): a step must hold one token of each sequence")
         if check.violations:
             raise ConfigError(check.violations)

@@ -19,7 +19,7 @@ INTEGERS: dict[str, tuple[int, int | None, bool]] = {  # lowest, highest, whethe
     "threads": (1, 1024, True),
     "max_model_len": (2, None, True),
     "max_num_seqs": (1, 65536, False),
-    "max_num_batched_tokens": (1, None, False),
+    "max_num_batched_tokens": (1, None, True),
     "kv_cache_memory": (1, None, True),
     "max_queued_requests": (1, None, True),
     "max_queued_tokens": (1, None, True),
@@ -30,7 +30,8 @@ INTEGERS: dict[str, tuple[int, int | None, bool]] = {  # lowest, highest, whethe
 POSITIVE = ("ageing_seconds", "step_timeout")
 CHOICES = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
-    "attention_backend": ("auto", "cpu", "torch_native"),
+    "attention_backend": ("auto", "cpu", "flashinfer", "triton", "torch_native"),
+    "kv_cache_dtype": ("auto", "fp8"),
     "quantization": ("none", "int8"),
     "load_format": ("auto", "safetensors", "dummy"),
 }
@@ -70,11 +71,12 @@ def test_defaults() -> None:
         "threads": None,
         "max_model_len": None,
         "max_num_seqs": 256,
-        "max_num_batched_tokens": 2048,
+        "max_num_batched_tokens": None,
         "page_size": 16,
         "kv_cache_memory": None,
         "gpu_memory_utilization": 0.9,
         "attention_backend": "auto",
+        "kv_cache_dtype": "auto",
         "quantization": "none",
         "load_format": "auto",
         "enable_prefix_cache": True,

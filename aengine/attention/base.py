@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.metadata import AttentionMetadata
+from aengine.attention.metadata import AttentionMetadata, StepLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,20 @@ class AttentionSpec:
     scale: float  # multiplies the scores
     windows: tuple[int | None, ...]  # per layer: a query attends to this many latest positions, itself included; None: to all
     page_size: int
-    dtype: torch.dtype  # of queries, of the KV cache and of the output
+    dtype: torch.dtype  # of queries, of what is written, and of the output
     device: torch.device
+    soft_cap: float = 0.0  # scores are soft_cap * tanh(scores / soft_cap); 0: as they are
+    kv_dtype: torch.dtype | None = None  # of the KV cache; None: dtype
+    kv_scales: tuple[tuple[float, float], ...] | None = None
+    """Per layer, of K and V: the cache holds value / scale, saturated, where kv_dtype is float8. None: all are 1."""
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        return self.kv_dtype or self.dtype
+
+    def scales(self, layer: int) -> tuple[float, float]:
+        """Of K and of V."""
+        return (1.0, 1.0) if self.kv_scales is None else self.kv_scales[layer]
 
 
 class AttentionStep(Protocol):
@@ -42,6 +54,15 @@ class AttentionStep(Protocol):
 
         Reads what `write` of this step and of all steps before stored, nothing beyond a row's length.
         """
+
+
+class GraphStep(AttentionStep, Protocol):
+    """The attention of decode steps with a fixed number of rows, over index arrays that stay where they are, so that a graph can be
+    captured of its calls once and be replayed for every step that is prepared."""
+
+    def prepare(self, layout: StepLayout) -> None:
+        """Before each capture and replay: the step's layout, whose arrays are in the buffers already, or on their way there on the
+        current stream. It has as many rows as the buffers, each with one query; padding rows have length 1, page 0 and slot -1."""
 
 
 class AttentionBackend(Protocol):
@@ -64,3 +85,8 @@ class AttentionBackend(Protocol):
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
         """Prepares a step. Its result is valid until the next `plan`."""
+
+    def graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
+        """For graphs over `buffers`: device arrays of a fixed number of rows, `kv_indices` as long as all pages of the pool or of that
+        many rows; `buffers.host` is a layout that fits them. `write` skips slot -1 on the device. None: this backend is not for graphs.
+        """

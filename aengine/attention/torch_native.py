@@ -8,14 +8,14 @@ padded to a common number of pages; prefill rows one by one, in blocks of querie
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import AttentionSpec, AttentionStep
+from aengine.attention.base import AttentionSpec, AttentionStep, GraphStep
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 
 _ALIGNMENT = 64  # bytes; a cache line and the widest vector register
@@ -35,14 +35,14 @@ class TorchNativeBackend:
 
     def bytes_per_page(self) -> int:
         spec = self.spec
-        return 2 * len(spec.windows) * spec.num_kv_heads * spec.page_size * spec.head_dim * spec.dtype.itemsize
+        return 2 * len(spec.windows) * spec.num_kv_heads * spec.page_size * spec.head_dim * spec.cache_dtype.itemsize
 
     def allocate(self, num_pages: int) -> None:
         self._keys, self._values = [], []  # the old pool goes before the new one comes
         spec = self.spec
         shape = (spec.num_kv_heads, num_pages, spec.page_size, spec.head_dim)
-        self._keys = [_zeros(shape, spec.dtype, spec.device) for _ in spec.windows]
-        self._values = [_zeros(shape, spec.dtype, spec.device) for _ in spec.windows]
+        self._keys = [_zeros(shape, spec.cache_dtype, spec.device) for _ in spec.windows]
+        self._values = [_zeros(shape, spec.cache_dtype, spec.device) for _ in spec.windows]
 
     def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
         read, write = (torch.from_numpy(pages.astype(np.int64)).to(self.spec.device) for pages in (sources, destinations))
@@ -51,6 +51,26 @@ class TorchNativeBackend:
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
         return _Step(self.spec, self._keys, self._values, metadata)
+
+    def graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
+        """Of a kind that is planned anew each time, for what stands in for graphs on a CPU."""
+        return _GraphStep(self, buffers) if self.spec.device.type == "cpu" else None
+
+
+class _GraphStep:
+    def __init__(self, backend: TorchNativeBackend, buffers: AttentionMetadata) -> None:
+        self._backend = backend
+        self._buffers = buffers
+        self.prepare(buffers.host)
+
+    def prepare(self, layout: StepLayout) -> None:
+        self._step = self._backend.plan(replace(self._buffers, host=layout, slot_mapping=torch.from_numpy(layout.slot_mapping)))
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self._step.write(layer, key, value)
+
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        return self._step.attend(layer, query)
 
 
 class _Step:

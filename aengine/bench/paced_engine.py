@@ -47,6 +47,7 @@ class PacedRunner:
         self.num_pages = 1 + max_num_seqs * (MAX_MODEL_LEN // PAGE_SIZE)
         self.max_model_len = MAX_MODEL_LEN
         self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max(8192, max_num_seqs)
         self.asynchronous = False
         self.steps_per_second: float | None = None  # None: as the event loop keeps up. May be changed in any thread
         self._token_ids = np.array(token_ids, np.int32)
@@ -78,7 +79,7 @@ class PacedEngine(AsyncEngine):
     runner: PacedRunner  # once started
 
     def __init__(self, max_num_seqs: int) -> None:
-        super().__init__(EngineConfig(model=DEMO, max_num_seqs=max_num_seqs, max_num_batched_tokens=max(8192, max_num_seqs)))
+        super().__init__(EngineConfig(model=DEMO, max_num_seqs=max_num_seqs))
 
     def _load(self) -> LoadedModel:
         tokenizer = Tokenizer.load(resolve_model(DEMO))

@@ -124,7 +124,7 @@ def _model_step(running: int, steps: int = 10) -> float:
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=running,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_batched_tokens=runner.max_num_batched_tokens,
             max_model_len=runner.max_model_len,
             num_pages=runner.num_pages,
             page_size=runner.page_size,

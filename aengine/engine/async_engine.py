@@ -62,7 +62,7 @@ class AsyncEngine:
 
     def __init__(self, model_or_config: str | EngineConfig, **overrides: Any) -> None:
         """Raises `ConfigError` naming every field that is unknown or out of range. Loads nothing yet."""
-        self.config = EngineConfig.of(model_or_config, **overrides)
+        self.config = EngineConfig.of(model_or_config, **overrides)  # once started, with the step's tokens that the device suggests
         self._phase = _Phase.NEW
         self._error: BaseException | None = None
 
@@ -247,7 +247,7 @@ class AsyncEngine:
         runner = loaded.runner
         return SchedulerConfig(
             max_num_seqs=runner.max_num_seqs,
-            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_num_batched_tokens=runner.max_num_batched_tokens,
             max_model_len=runner.max_model_len,
             num_pages=runner.num_pages,
             page_size=runner.page_size,
@@ -279,6 +279,7 @@ class AsyncEngine:
                 self._registry.update(report)
             case Ready(loaded):
                 self._loaded = loaded
+                self.config = replace(self.config, max_num_batched_tokens=loaded.runner.max_num_batched_tokens)
                 self._registry = Registry(self.config, loaded, self._edge, self._steps.post, self._workers)
                 if self._phase is _Phase.STARTING:
                     self._phase = _Phase.RUNNING

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from aengine.layers.embedding import Embedding
 from aengine.layers.linear import Linear
 from aengine.layers.norm import RMSNorm
-from aengine.layers.rotary import apply_rotary, cos_sin_cache
+from aengine.layers.ops import LayerOps, TorchOps
+from aengine.layers.rotary import cos_sin_cache
 from aengine.models.batch import ForwardBatch
 from aengine.models.spec import ModelSpec
 
 
 class DecoderLayer(nn.Module):
-    """One block: x += attention(norm(x)); x += mlp(norm(x))."""
+    """One block: x += attention(norm(x)); x += mlp(norm(x)). The sum that follows a block is made with the norm of the next."""
 
     def __init__(self, spec: ModelSpec, index: int) -> None:
         super().__init__()
@@ -36,16 +37,16 @@ class DecoderLayer(nn.Module):
         self.gate_up = Linear(spec.hidden_size, spec.intermediate_size, spec.intermediate_size, bias=spec.mlp_bias)
         self.down = Linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] -> [T, hidden_size]; cos and sin are [T, 1, head_dim / 2] float32."""
-        q, k, v = (part.view(len(x), -1, self.head_dim) for part in self.qkv.split(self.attention_norm(x)))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
+    def forward(self, x: Tensor, residual: Tensor, cos_sin: Tensor, batch: ForwardBatch, ops: LayerOps) -> tuple[Tensor, Tensor]:
+        """`x` [T, hidden_size] is the normed input, `residual` what it was normed from, both given up. Returns what is to be added to
+        the residual, and the residual."""
+        q, k, v = (part.view(len(x), -1, self.head_dim) for part in self.qkv.split(x))
+        q_norm, k_norm = (None, None) if self.q_norm is None or self.k_norm is None else (self.q_norm.weight, self.k_norm.weight)
+        q, k = ops.rotate(q, k, cos_sin, batch.positions, q_norm, k_norm, self.mlp_norm.eps)
         batch.attention.write(self.index, k, v)
-        x = x + self.output(batch.attention.attend(self.index, q).flatten(1))
-        gate, up = self.gate_up.split(self.mlp_norm(x))
-        return x + self.down.forward(F.silu(gate) * up)
+        attended = self.output(batch.attention.attend(self.index, q).flatten(1))
+        x, residual = ops.add_rms_norm(attended, residual, self.mlp_norm.weight, self.mlp_norm.eps)
+        return self.down(ops.silu_mul(self.gate_up(x))), residual
 
 
 class Decoder(nn.Module):
@@ -58,27 +59,35 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         self.head = None if spec.tied_head else Linear(spec.hidden_size, spec.vocab_size)
         self.cos_sin = torch.empty(0)
+        self.ops: LayerOps = TorchOps()
 
     @classmethod
-    def build(cls, spec: ModelSpec, weights: Mapping[str, Tensor], num_positions: int) -> Decoder:
+    def build(cls, spec: ModelSpec, weights: Mapping[str, Tensor], num_positions: int, ops: LayerOps | None = None) -> Decoder:
         """A decoder that uses `weights` (those of `named_weights(spec)`, all on one device) without copying them.
 
-        It can be called with positions below `num_positions`.
+        It can be called with positions below `num_positions`. `ops`: those of the device; None: plain torch.
         """
         with torch.device("meta"):
             model = cls(spec)
+        if ops is not None:
+            model.ops = ops
         model.load_state_dict(dict(weights), strict=True, assign=True)
         model.cos_sin = cos_sin_cache(spec.rope, num_positions, weights["embedding.weight"].device)
         return model
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size], normed, ready for the head."""
-        x: Tensor = self.embedding(batch.input_ids)
-        cos, sin = self.cos_sin.index_select(0, batch.positions).unsqueeze(1).chunk(2, dim=-1)
+        ops = self.ops
+        x, residual = torch.empty(0), self.embedding(batch.input_ids)
         for layer in self.layers:
-            x = layer(x, cos, sin, batch)
-        normed: Tensor = self.norm(x)
-        return normed
+            assert isinstance(layer, DecoderLayer)
+            norm = layer.attention_norm
+            if layer.index == 0:
+                x = ops.rms_norm(residual, norm.weight, norm.eps)
+            else:
+                x, residual = ops.add_rms_norm(x, residual, norm.weight, norm.eps)
+            x, residual = layer(x, residual, self.cos_sin, batch, ops)
+        return ops.add_rms_norm(x, residual, self.norm.weight, self.norm.eps)[0]
 
     def logits(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `batch.logits_indices`."""

@@ -21,6 +21,7 @@ class Runner(Protocol):
     page_size: int  # tokens
     max_model_len: int  # tokens
     max_num_seqs: int  # rows are 0 .. max_num_seqs - 1
+    max_num_batched_tokens: int  # of one step
     asynchronous: bool  # whether launch returns before the device is done
 
     def launch(self, plan: StepPlan) -> InFlightStep:

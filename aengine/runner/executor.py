@@ -24,6 +24,11 @@ from aengine.models.spec import ModelSpec
 from aengine.models.weights import drawn_weights, stored_weights
 
 _log = logging.getLogger("aengine")
+_DEVICE_BOUND = {
+    "attention_backend": {"cpu": "cpu", "flashinfer": "cuda", "triton": "cuda"},
+    "quantization": {"int8": "cpu"},
+    "kv_cache_dtype": {"fp8": "cuda"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,7 @@ class ExecutorSetup:
             page_size=self.config.page_size,
             dtype=self.dtype,
             device=self.device,
+            kv_dtype=torch.float8_e4m3fn if self.config.kv_cache_dtype == "fp8" else None,
         )
 
 
@@ -108,10 +114,12 @@ def build_executor(setup: ExecutorSetup) -> Executor:
     from aengine.runner.torch_executor import TorchExecutor
 
     config = setup.config
-    if setup.device.type != "cpu":
-        for name, value in (("attention_backend", config.attention_backend), ("quantization", config.quantization)):
-            if value in ("cpu", "int8"):
-                raise ConfigError.of(name, f"{value!r} needs device cpu")
+    on_cpu = setup.device.type == "cpu"
+    for name, elsewhere in _DEVICE_BOUND.items():
+        value = getattr(config, name)
+        if value in elsewhere and (elsewhere[value] == "cpu") != on_cpu:
+            raise ConfigError.of(name, f"{value!r} needs device {elsewhere[value]}")
+    if not on_cpu:
         return TorchExecutor(setup)
     if config.attention_backend != "torch_native":
         from aengine.kernels.cpu import KernelsUnavailableError

@@ -30,6 +30,8 @@ from aengine.sampling import SampledTokens, Sampler
 from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan
 
 _log = logging.getLogger("aengine")
+CPU_TOKENS, ACCELERATOR_TOKENS = 512, 2048
+"""Of a step, where max_num_batched_tokens is left open."""
 SMALL_MODEL = 20_000_000
 """Parameters below which a second thread costs more in waiting than it saves in work."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -49,6 +51,8 @@ class ModelRunner:
         self.generation = load_generation(model_dir, self.spec)
         self.page_size = config.page_size
         self.max_num_seqs = config.max_num_seqs
+        default = ACCELERATOR_TOKENS if self.asynchronous else CPU_TOKENS
+        self.max_num_batched_tokens = config.max_num_batched_tokens or max(config.max_num_seqs, default)
         context = self.spec.max_position_embeddings
         if config.max_model_len is not None and config.max_model_len > context:
             raise ConfigError.of("max_model_len", f"{config.max_model_len} is more than the model's context of {context} tokens")
@@ -161,7 +165,7 @@ class ModelRunner:
     def _gpu_budget(self, config: EngineConfig, max_model_len: int) -> int:
         """Bytes that gpu_memory_utilization leaves for KV beside weights, the widest step and other users of the device."""
         self._executor.allocate(1)
-        step = widest_step(self.max_num_seqs, config.max_num_batched_tokens, max_model_len, self.page_size)
+        step = widest_step(self.max_num_seqs, self.max_num_batched_tokens, max_model_len, self.page_size)
         self._sampler.update(step.new_rows)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)

@@ -69,6 +69,15 @@ async def test_greedy_equals_transformers(
     assert [list(results[i]) for i in range(NUM_PROMPTS)] == greedy
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_started_engine_tells_how_long_its_steps_are() -> None:
+    engine = AsyncEngine("demo", max_num_seqs=600)
+    assert engine.config.max_num_batched_tokens is None
+    async with engine:
+        assert engine.config.max_num_batched_tokens == 600
+        assert engine.config.max_num_seqs == 600
+
+
 async def test_200_streams_exact_counts_and_50_cancelled() -> None:
     rng = random.Random(3)
     cancelled = set(rng.sample(range(200), 50))

@@ -8,7 +8,7 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from aengine.layers.linear import Linear
-from aengine.layers.norm import RMSNorm
+from aengine.layers.ops import TorchOps
 from aengine.layers.rotary import RopeSpec, apply_rotary, cos_sin_cache, inverse_frequencies
 from aengine.models.rope_config import read_rope
 
@@ -71,13 +71,12 @@ def test_rotation_is_by_the_angle() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norm_does_not_touch_its_input(dtype: torch.dtype) -> None:
-    norm = RMSNorm(16, 1e-5)
-    norm.weight.data = torch.linspace(0.5, 2.0, 16).to(dtype)
+    weight = torch.linspace(0.5, 2.0, 16).to(dtype)
     x = (torch.randn(4, 16) * 30).to(dtype)
     before = x.clone()
-    out = norm(x)
+    out = TorchOps().rms_norm(x, weight, 1e-5)
     wide = x.double()
-    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     assert out.dtype == dtype
     assert torch.equal(x, before)
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2

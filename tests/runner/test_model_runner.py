@@ -77,6 +77,19 @@ def test_cuda_without_cuda_is_refused(demo: pathlib.Path, device: str) -> None:
         make_runner(demo, device=device)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("attention_backend", "flashinfer"), ("attention_backend", "triton"), ("kv_cache_dtype", "fp8")]
+)
+def test_what_needs_cuda_is_refused_elsewhere(demo: pathlib.Path, option: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option}: '{value}' needs device cuda"):
+        make_runner(demo, **{option: value})
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, 512), ({"max_num_seqs": 600}, 600), ({"max_num_batched_tokens": 64}, 64)])
+def test_tokens_of_a_step_on_a_cpu(demo: pathlib.Path, options: dict[str, int], expected: int) -> None:
+    assert make_runner(demo, **options).max_num_batched_tokens == expected
+
+
 def test_auto_dtype_is_the_checkpoints(demo: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert make_runner(demo, dtype="auto").dtype is torch.bfloat16
     save_tiny("qwen2", tmp_path, dtype=torch.float16)

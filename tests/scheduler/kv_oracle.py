@@ -98,7 +98,7 @@ class OracleRunner:
         self._last_token: dict[int, int] = {}
         self._next_step = 0
         self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_batched_tokens = max_num_batched_tokens
 
     def truth_of(self, row: int) -> Truth:
         return self.truths[self._key[row]]
@@ -111,7 +111,7 @@ class OracleRunner:
         assert plan.step == self._next_step
         self._next_step += 1
         assert len(set(plan.rows.tolist())) == len(plan.rows) <= self._max_num_seqs
-        assert int(plan.lengths.sum()) <= self._max_num_batched_tokens
+        assert int(plan.lengths.sum()) <= self.max_num_batched_tokens
         assert (plan.lengths >= 1).all()
         assert (plan.lengths[: plan.num_decodes] == 1).all()
         assert plan.samples[: plan.num_decodes].all()
