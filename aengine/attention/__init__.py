@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, GraphStep
+from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, GraphStep
 from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
 from aengine.attention.torch_native import TorchNativeBackend
 from aengine.errors import ConfigError
@@ -17,6 +17,7 @@ __all__ = [
     "AttentionMetadata",
     "AttentionSpec",
     "AttentionStep",
+    "BackendUnavailableError",
     "GraphStep",
     "StepLayout",
     "build_layout",

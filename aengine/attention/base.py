@@ -17,6 +17,10 @@ from torch import Tensor
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 
 
+class BackendUnavailableError(Exception):
+    """A backend cannot run here, or not this model; the message says why in one line."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """What a backend must know of a model and of the page pool."""
