@@ -1,7 +1,7 @@
 // Matrix products of few to many rows with a packed matrix, and what is done with the results before they leave the registers.
 //
-// A task is a run of panels for a span of rows. It goes through its panels once per TILE_ROWS rows: the first time they come from
-// memory, with prefetches, then from the cache. Sums are never split over the depth, so a row's result does not depend on its neighbours.
+// A task is a run of panels for a span of rows. It goes through each panel once per TILE_ROWS rows, and meanwhile fetches the next one, so
+// that memory is never idle. Sums are never split over the depth, so a row's result does not depend on its neighbours.
 #pragma once
 #include "dot.h"
 #include "team.h"
@@ -22,17 +22,31 @@ constexpr i64 SPAN_ROWS = 192;           // rows of a task, so that their activa
 constexpr i64 MAX_RUN = 8;               // panels of a task
 constexpr i64 TASKS_PER_THREAD = 4;      // at least, where there are enough panels: a thread that loses its core holds nobody up
 
-// The sums of one panel for ROWS rows; STREAM prefetches what follows.
-template <class Dot, int ROWS, bool STREAM>
-AE_NOINLINE void multiply_panel(const typename Dot::X* x, i64 stride, const u32* panel, i64 steps,
+// What a walk over a panel fetches beside it: `lines` cache lines per step, from `words` on. A panel has PANEL_LINES per step.
+struct Fetch {
+  const u32* words;
+  int lines;
+};
+constexpr int LINE_WORDS = 16, PANEL_LINES = PANEL / LINE_WORDS;
+
+// The part of the panel at `next` that walk number `walk` of `walks` fetches.
+inline Fetch fetch_part(const u32* next, i64 steps, i64 walk, i64 walks) {
+  const int lines = walks == 1 ? PANEL_LINES : walks < PANEL_LINES ? PANEL_LINES / 2 : 1;
+  const i64 parts = PANEL_LINES / lines;
+  return next && walk < parts ? Fetch{next + walk * steps * lines * LINE_WORDS, lines} : Fetch{nullptr, 0};
+}
+
+// The sums of one panel for ROWS rows.
+template <class Dot, int ROWS, int LINES>
+AE_NOINLINE void multiply_panel(const typename Dot::X* x, i64 stride, const u32* panel, i64 steps, const u32* fetched,
                                 typename Dot::Sum (*out)[PANEL / LANES]) {
   constexpr int VECTORS = tile_vectors(ROWS);
   for (int column = 0; column < PANEL; column += VECTORS * LANES) {
     typename Dot::Sum sums[ROWS][VECTORS] = {};
     for (i64 step = 0; step < steps; step++) {
       const u32* words = panel + step * PANEL;
-      if (STREAM && column == 0) {
-        for (int line = 0; line < PANEL; line += 16) __builtin_prefetch(words + WORDS_AHEAD + line);
+      if (LINES && column == 0) {
+        for (int line = 0; line < LINES; line++) __builtin_prefetch(fetched + (step * LINES + line) * LINE_WORDS, 0, 2);
       }
       for_each_part<Dot>([&](auto part) {
         decltype(Dot::template weights<part>(VecU{})) w[VECTORS];
@@ -64,17 +78,24 @@ void gemm(const Member& member, const Prepared<Dot>& x, i64 rows, const PackedLi
   const i64 tiles_per_span = spans ? ceil_div(tiles, spans) : 0;
   const i64 run = larger(1, smaller(MAX_RUN, panels / (TASKS_PER_THREAD * member.size())));
   const i64 runs = ceil_div(panels, run);
-  member.each(runs * spans, [&](i64 task) {
+  member.each_ahead(runs * spans, [&](i64 task, i64 next_task) {
     const i64 first_tile = task / runs * tiles_per_span, end_tile = smaller(tiles, first_tile + tiles_per_span);
     const i64 first_panel = task % runs * run, end_panel = smaller(panels, first_panel + run);
     for (i64 panel = first_panel; panel < end_panel; panel++) {
-      const u32* words = w.words + panel * steps * PANEL;
+      const auto words_of = [&](i64 any) { return w.words + any * steps * PANEL; };
+      const u32* words = words_of(panel);
+      const u32* next = panel + 1 < end_panel ? words_of(panel + 1) : next_task >= 0 ? words_of(next_task % runs * run) : nullptr;
+      const i64 walks = end_tile - first_tile;
       for (i64 tile = first_tile; tile < end_tile; tile++) {
         const i64 row = tile * rows / tiles, count = (tile + 1) * rows / tiles - row;
         typename Dot::Sum sums[TILE_ROWS][PANEL / LANES];
+        const Fetch fetch = walks == 1 ? Fetch{words + WORDS_AHEAD, PANEL_LINES} : fetch_part(next, steps, tile - first_tile, walks);
         with_rows(count, [&](auto n) {
-          const auto multiply = tile == first_tile ? multiply_panel<Dot, n, true> : multiply_panel<Dot, n, false>;
-          multiply(x.data + row * x.stride, x.stride, words, steps, sums);
+          const auto multiply = fetch.lines == 0 ? multiply_panel<Dot, n, 0>
+                                : fetch.lines == 1 ? multiply_panel<Dot, n, 1>
+                                : fetch.lines == 2 ? multiply_panel<Dot, n, 2>
+                                                   : multiply_panel<Dot, n, PANEL_LINES>;
+          multiply(x.data + row * x.stride, x.stride, words, steps, fetch.words, sums);
         });
         for (i64 i = 0; i < count; i++) {
           alignas(64) float values[PANEL];

@@ -34,6 +34,18 @@ class Member {
     barrier();
   }
 
+  // Runs f(task, next) likewise; `next` is what this thread does after that, -1 for nothing, so that f can fetch for it.
+  template <class F>
+  void each_ahead(i64 count, F&& f) const {
+    const auto claim = [&] { return team_.next_task.fetch_add(1, std::memory_order_relaxed); };
+    for (i64 task = claim(); task < count;) {
+      const i64 next = claim();
+      f(task, next < count ? next : -1);
+      task = next;
+    }
+    barrier();
+  }
+
   // Runs f(begin, end) for runs of `run` out of `count` things.
   template <class F>
   void each_run(i64 count, i64 run, F&& f) const {
