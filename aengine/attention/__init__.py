@@ -6,6 +6,7 @@ Owns the choice of a backend. Knows nothing of models, scheduling or sampling.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 
 from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, GraphStep
 from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
@@ -28,9 +29,54 @@ _log = logging.getLogger("aengine")
 
 
 def select_backend(name: str, spec: AttentionSpec) -> AttentionBackend:
-    """The backend that `EngineConfig.attention_backend` names, with one log line that says which and why."""
-    if name not in ("auto", "torch_native"):
-        raise ConfigError.of("attention_backend", f"{name!r} is not one of auto, torch_native")
-    reason = "asked for" if name != "auto" else f"the only backend for {spec.device.type}"
-    _log.info("attention backend: torch_native (%s)", reason)
-    return TorchNativeBackend(spec)
+    """The backend that `EngineConfig.attention_backend` names, with one log line that says which and why.
+
+    "auto" takes the first that is possible of flashinfer, triton and torch_native on CUDA, and torch_native on a CPU. Raises ConfigError
+    for one that was asked for and is not possible.
+    """
+    if name == "auto":
+        return _first_possible(spec)
+    if name not in _MAKERS:
+        raise ConfigError.of("attention_backend", f"{name!r} is not one of auto, {', '.join(_MAKERS)}")
+    try:
+        backend = _MAKERS[name](spec)
+    except BackendUnavailableError as reason:
+        raise ConfigError.of("attention_backend", f"{name!r} is not possible here: {reason}") from reason
+    _log.info("attention backend: %s (asked for)", name)
+    return backend
+
+
+def _first_possible(spec: AttentionSpec) -> AttentionBackend:
+    if spec.device.type != "cuda":
+        _log.info("attention backend: torch_native (the only backend for %s)", spec.device.type)
+        return TorchNativeBackend(spec)
+    declined: list[str] = []
+    for name, make in _MAKERS.items():
+        try:
+            backend = make(spec)
+        except BackendUnavailableError as reason:
+            declined.append(f"{name}: {reason}")
+            continue
+        _log.info("attention backend: %s (%s)", name, "; ".join(declined) or "the first choice on cuda")
+        return backend
+    raise AssertionError("torch_native is always possible")
+
+
+def _flashinfer(spec: AttentionSpec) -> AttentionBackend:
+    from aengine.attention.flashinfer import FlashInferBackend
+
+    return FlashInferBackend(spec)
+
+
+def _triton(spec: AttentionSpec) -> AttentionBackend:
+    from aengine.attention.triton import TritonBackend
+
+    return TritonBackend(spec)
+
+
+# In order of preference on CUDA. Made by functions, because a backend's packages are imported where it is tried and nowhere else.
+_MAKERS: Mapping[str, Callable[[AttentionSpec], AttentionBackend]] = {
+    "flashinfer": _flashinfer,
+    "triton": _triton,
+    "torch_native": TorchNativeBackend,
+}

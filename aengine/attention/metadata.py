@@ -62,15 +62,16 @@ def build_layout(rows: IntArray, num_decodes: int, starts: IntArray, lengths: In
     `page_table` is [max rows, max pages per row]; only the columns that the rows have reached are read.
     """
     seq_lens = starts + lengths
+    only_decodes = num_decodes == len(rows)
     num_pages = (seq_lens + (page_size - 1)) // page_size
-    qo_indptr = _indptr(lengths)
+    qo_indptr = np.arange(len(rows) + 1, dtype=np.int32) if only_decodes else _indptr(lengths)
     kv_indptr = _indptr(num_pages)
     columns = np.arange(kv_indptr[-1], dtype=np.int32) - np.repeat(kv_indptr[:-1], num_pages)
-    positions = np.arange(qo_indptr[-1], dtype=np.int32) - np.repeat(qo_indptr[:-1] - starts, lengths)
+    positions = starts if only_decodes else np.arange(qo_indptr[-1], dtype=np.int32) - np.repeat(qo_indptr[:-1] - starts, lengths)
     # Flat indices: one 1-D take is several times faster than indexing by a (row, column) pair.
     flat_table = page_table.reshape(-1)
     row_offsets = rows.astype(np.int64) * page_table.shape[1]
-    written_pages = flat_table.take(np.repeat(row_offsets, lengths) + positions // page_size)
+    written_pages = flat_table.take((row_offsets if only_decodes else np.repeat(row_offsets, lengths)) + positions // page_size)
     return StepLayout(
         page_size=page_size,
         num_decodes=num_decodes,

@@ -30,8 +30,8 @@ class TorchNativeBackend:
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self._keys: list[_Cache] = []
+        self._values: list[_Cache] = []
 
     def bytes_per_page(self) -> int:
         spec = self.spec
@@ -41,13 +41,14 @@ class TorchNativeBackend:
         self._keys, self._values = [], []  # the old pool goes before the new one comes
         spec = self.spec
         shape = (spec.num_kv_heads, num_pages, spec.page_size, spec.head_dim)
-        self._keys = [_zeros(shape, spec.cache_dtype, spec.device) for _ in spec.windows]
-        self._values = [_zeros(shape, spec.cache_dtype, spec.device) for _ in spec.windows]
+        for layer in range(len(spec.windows)):
+            for caches, scale in zip((self._keys, self._values), spec.scales(layer), strict=True):
+                caches.append(_Cache.zeros(shape, spec.cache_dtype, scale, spec.device))
 
     def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
         read, write = (torch.from_numpy(pages.astype(np.int64)).to(self.spec.device) for pages in (sources, destinations))
         for cache in (*self._keys, *self._values):
-            cache.index_copy_(1, write, cache.index_select(1, read))
+            cache.raw.index_copy_(1, write, cache.raw.index_select(1, read))
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
         return _Step(self.spec, self._keys, self._values, metadata)
@@ -55,6 +56,47 @@ class TorchNativeBackend:
     def graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
         """Of a kind that is planned anew each time, for what stands in for graphs on a CPU."""
         return _GraphStep(self, buffers) if self.spec.device.type == "cpu" else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """K or V of one layer, [num_kv_heads, num_pages, page_size, head_dim]."""
+
+    raw: Tensor  # bytes where the dtype is float8, which torch cannot index everywhere
+    dtype: torch.dtype
+    scale: float  # of what is stored as float8
+
+    @classmethod
+    def zeros(cls, shape: tuple[int, ...], dtype: torch.dtype, scale: float, device: torch.device) -> _Cache:
+        return cls(_zeros(shape, torch.uint8 if dtype.itemsize == 1 else dtype, device), dtype, scale)
+
+    def put(self, slots: Tensor, rows: Tensor) -> None:
+        """[n, num_kv_heads, head_dim] to the slots [n] int64."""
+        if self.raw.dtype != self.dtype:
+            limit = torch.finfo(self.dtype).max
+            rows = (rows.float() / self.scale).clamp_(-limit, limit).to(self.dtype).view(torch.uint8)
+        self.raw.view(self.raw.shape[0], -1, self.raw.shape[3]).index_copy_(1, slots, rows.transpose(0, 1).to(self.raw.dtype))
+
+    def take(self, pages: Tensor) -> Tensor:
+        """[num_kv_heads, n, page_size, head_dim] float32 of the pages [n]."""
+        taken = self.raw.index_select(1, pages)
+        return taken.float() if self.raw.dtype == self.dtype else taken.view(self.dtype).float() * self.scale
+
+
+@dataclass(frozen=True, slots=True)
+class _Scoring:
+    """How a layer weighs keys."""
+
+    scale: float
+    soft_cap: float
+    window: int | None
+
+    def weights(self, query: Tensor, key: Tensor, hidden: Tensor) -> Tensor:
+        """[..., q, D] queries and [..., k, D] keys, of which [..., q, k] are not to be seen -> weights [..., q, k]. All float32."""
+        scores = torch.matmul(query * self.scale, key.transpose(-1, -2))
+        if self.soft_cap:
+            scores = torch.tanh(scores / self.soft_cap) * self.soft_cap
+        return scores.masked_fill_(hidden, -math.inf).softmax(-1)
 
 
 class _GraphStep:
@@ -74,7 +116,7 @@ class _GraphStep:
 
 
 class _Step:
-    def __init__(self, spec: AttentionSpec, keys: list[Tensor], values: list[Tensor], metadata: AttentionMetadata) -> None:
+    def __init__(self, spec: AttentionSpec, keys: list[_Cache], values: list[_Cache], metadata: AttentionMetadata) -> None:
         self._spec = spec
         self._keys = keys
         self._values = values
@@ -92,17 +134,17 @@ class _Step:
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         for cache, new in ((self._keys[layer], key), (self._values[layer], value)):
             rows = new if self._written is None else new.index_select(0, self._written)
-            cache.view(cache.shape[0], -1, cache.shape[3]).index_copy_(1, self._slots, rows.transpose(0, 1))
+            cache.put(self._slots, rows)
 
     def attend(self, layer: int, query: Tensor) -> Tensor:
         keys, values = self._keys[layer], self._values[layer]
-        window = self._spec.windows[layer]
+        scoring = _Scoring(self._spec.scale, self._spec.soft_cap, self._spec.windows[layer])
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         for group in self._decodes:
-            one = group.attend(query.index_select(0, group.rows), keys, values, self._spec.scale, window)
+            one = group.attend(query.index_select(0, group.rows), keys, values, scoring)
             out.index_copy_(0, group.rows, one)
         for prefill in self._prefills:
-            prefill.attend(query, keys, values, self._spec.scale, window, out)
+            prefill.attend(query, keys, values, scoring, out)
         return out
 
 
@@ -117,22 +159,20 @@ class _DecodeGroup:
     unused: Tensor  # [g, page_size, 1] bool, the slots of the last page beyond the row's length
     offsets: Tensor  # [P * page_size] int32, 0, 1, ...
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, keys: _Cache, values: _Cache, scoring: _Scoring) -> Tensor:
         """[g, num_heads, head_dim] -> the same shape."""
-        num_kv_heads, _, _, head_dim = keys.shape
-        rows, num_heads, _ = query.shape
-        key = keys.index_select(1, self.pages).float()
-        value = values.index_select(1, self.pages).float()
+        rows, num_heads, head_dim = query.shape
+        key, value = keys.take(self.pages), values.take(self.pages)
+        num_kv_heads = len(key)
         # A weight of zero does not silence a NaN: what a page's former owner left must not reach the weighted sum.
         value.index_copy_(1, self.last_pages, value.index_select(1, self.last_pages).masked_fill_(self.unused, 0.0))
         key = key.view(num_kv_heads, rows, -1, head_dim)
         value = value.view(num_kv_heads, rows, -1, head_dim)
         grouped = query.float().view(rows, num_kv_heads, -1, head_dim).transpose(0, 1)  # [Hkv, g, group, D]
-        scores = torch.matmul(grouped * scale, key.transpose(2, 3))
         hidden = self.offsets >= self.seq_lens  # [g, P * page_size]
-        if window is not None:
-            hidden = hidden | (self.offsets < self.seq_lens - window)
-        weights = scores.masked_fill_(hidden[:, None, :], -math.inf).softmax(-1)
+        if scoring.window is not None:
+            hidden = hidden | (self.offsets < self.seq_lens - scoring.window)
+        weights = scoring.weights(grouped, key, hidden[:, None, :])
         return torch.matmul(weights, value).transpose(0, 1).reshape(rows, num_heads, head_dim).to(query.dtype)
 
 
@@ -145,12 +185,12 @@ class _Prefill:
     length: int
     pages: Tensor  # [P] int32
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, out: Tensor) -> None:
-        num_kv_heads, _, _, head_dim = keys.shape
+    def attend(self, query: Tensor, keys: _Cache, values: _Cache, scoring: _Scoring, out: Tensor) -> None:
         num_heads = query.shape[1]
         seq_len = self.start + self.length
-        key = keys.index_select(1, self.pages).view(num_kv_heads, -1, head_dim)[:, :seq_len].float()
-        value = values.index_select(1, self.pages).view(num_kv_heads, -1, head_dim)[:, :seq_len].float()
+        key, value = (cache.take(self.pages).flatten(1, 2)[:, :seq_len] for cache in (keys, values))
+        num_kv_heads, _, head_dim = key.shape
+        window = scoring.window
         block = max(1, _SCORE_ELEMENTS // (num_heads * seq_len))
         for begin in range(0, self.length, block):
             size = min(block, self.length - begin)
@@ -159,14 +199,14 @@ class _Prefill:
             low = 0 if window is None else max(0, first_position - window + 1)
             rows = slice(self.first + begin, self.first + begin + size)
             grouped = query[rows].float().view(size, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [Hkv, group, size, D]
-            scores = torch.matmul((grouped * scale).reshape(num_kv_heads, -1, head_dim), key[:, low:high].transpose(1, 2))
-            scores = scores.view(num_kv_heads, -1, size, high - low)
             at = torch.arange(first_position, high, device=query.device)[:, None]
             source = torch.arange(low, high, device=query.device)[None, :]
             hidden = source > at
             if window is not None:
                 hidden |= source <= at - window
-            weights = scores.masked_fill_(hidden, -math.inf).softmax(-1).view(num_kv_heads, -1, high - low)
+            group = num_heads // num_kv_heads
+            # One matrix per KV head, of all its heads' queries
+            weights = scoring.weights(grouped.reshape(num_kv_heads, -1, head_dim), key[:, low:high], hidden.repeat(group, 1))
             summed = torch.matmul(weights, value[:, low:high]).view(num_kv_heads, -1, size, head_dim)
             out[rows] = summed.permute(2, 0, 1, 3).reshape(size, num_heads, head_dim)
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.sampling.upload import to_device
 from aengine.scheduler.plan import NewRow
 
 _Words = NDArray[np.int32]  # [w, longest], a word per line, at its end, with _ANY before it
@@ -70,7 +71,7 @@ class BadWords:
         completed = ((prefixes == tails) | (prefixes == _ANY)).all(axis=1)
         if completed.any():
             flat = self._members[completed] * logits.shape[1] + lasts[completed]
-            logits.view(-1).index_fill_(0, torch.from_numpy(flat).to(self._device, non_blocking=True), -math.inf)
+            logits.view(-1).index_fill_(0, to_device(flat, self._device), -math.inf)
 
     def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> None:
         """Appends the [m] tokens to `rows`."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.errors import AEngineError
+from aengine.sampling.upload import to_device
 from aengine.scheduler.plan import NewRow
 
 if TYPE_CHECKING:
@@ -87,8 +88,10 @@ class GrammarRows:
         if masked:
             import xgrammar
 
+            # Its CPU code takes a list alone; its CUDA code would copy one from memory that is not pinned, and wait.
+            indices: Any = to_device(np.array(masked, dtype=np.int32), logits.device) if logits.is_cuda else masked
             xgrammar.apply_token_bitmask_inplace(
-                logits, bitmask.to(logits.device, non_blocking=True), vocab_size=self._vocab_size, indices=masked
+                logits, bitmask.to(logits.device, non_blocking=True), vocab_size=self._vocab_size, indices=indices
             )
         reason = "no token of the model's vocabulary continues the output in the way that the grammar wants"
         return {row: GrammarError(reason) for row in stuck.values()}

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.sampling.upload import to_device
 from aengine.scheduler.plan import NewRow, RowParams
 
 _Ids = NDArray[np.int64]
@@ -118,4 +119,4 @@ class LogitMasks:
         )
 
     def _put(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return to_device(array, self._device)

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.sampling.upload import to_device
 from aengine.scheduler.plan import NewRow, RowParams
 
 _FIRST_ENTRIES = 256
@@ -124,7 +125,7 @@ class Penalties:
         self._free.extend(range(have, count))
 
     def _put(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return to_device(array, self._device)
 
 
 def is_penalised(params: RowParams) -> bool:

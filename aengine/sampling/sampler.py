@@ -17,12 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.params import GREEDY_BELOW
 from aengine.sampling.bad_words import BadWords
 from aengine.sampling.custom import CustomProcessors
 from aengine.sampling.draw import Drawer
 from aengine.sampling.logprobs import DeviceLogprobs, token_logprobs
 from aengine.sampling.masks import LogitMasks
 from aengine.sampling.penalties import Penalties, is_penalised
+from aengine.sampling.upload import to_device
 from aengine.scheduler.plan import NewRow, RowParams
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Sampler:
         self._processed = np.zeros(max_rows, dtype=np.bool_)  # rows whose logits change before the draw
         self._observed = np.zeros(max_rows, dtype=np.bool_)  # rows whose tokens the host has to know
         self._num_logprobs = np.full(max_rows, -1, dtype=np.int32)
+        self._plain = np.zeros(max_rows, dtype=np.bool_)  # rows of which nothing but the argmax is wanted
         self._masks = LogitMasks(max_rows, vocab_size, device)
         self._bad_words = BadWords(max_rows, device)
         self._penalties = Penalties(max_rows, device)
@@ -64,6 +67,7 @@ class Sampler:
         for new in new_rows:
             self._processed[new.row] = _is_processed(new.params)
             self._observed[new.row] = new.params.needs_last_token
+            self._plain[new.row] = new.params.temperature < GREEDY_BELOW and new.params.logprobs is None and not self._processed[new.row]
             self._num_logprobs[new.row] = -1 if new.params.logprobs is None else min(new.params.logprobs, self.vocab_size)
         self._drawer.update(new_rows)
         self._masks.update(new_rows)
@@ -79,7 +83,7 @@ class Sampler:
 
     def only_argmax(self, rows: NDArray[np.int32]) -> bool:
         """Whether `sample` for these rows would come to the argmax of the logits and nothing else."""
-        return not self._processed[rows].any() and bool((self._num_logprobs[rows] < 0).all()) and self._drawer.only_argmax(rows)
+        return bool(self._plain[rows].all())
 
     def sample(
         self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32], device_rows: Tensor, device_positions: Tensor
@@ -141,7 +145,7 @@ class Sampler:
         return failures
 
     def _put(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
+        return to_device(array, self.device)
 
 
 def _is_processed(params: RowParams) -> bool:

@@ -1,0 +1,150 @@
+"""The FlashInfer package: how it is found, which versions fit, and what of it is called.
+
+Owns the lazy import, what building its modules looks like from outside, and the host arrays and events that its calls need. Knows
+nothing of steps or models. Importing FlashInfer looks at the GPU, so `load_flashinfer` is called in the thread that owns the device, and
+never on runs without one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.attention.base import BackendUnavailableError
+
+_log = logging.getLogger("aengine")
+SUPPORTED = ((0, 6, 13), (0, 8, 0))  # from the first, below the second
+HEAD_DIMS = (64, 128, 256)  # that attention and rope kernels exist for
+DTYPES = (torch.bfloat16, torch.float16)  # of activations
+
+
+class FlashInfer(Protocol):
+    """The names that are used, always with keyword arguments: their order differs between versions."""
+
+    __version__: str
+    BatchDecodeWithPagedKVCacheWrapper: Callable[..., Any]
+    BatchPrefillWithPagedKVCacheWrapper: Callable[..., Any]
+    rmsnorm: Callable[..., Tensor]
+    fused_add_rmsnorm: Callable[..., None]
+    silu_and_mul: Callable[..., Tensor]
+    apply_rope_with_cos_sin_cache_inplace: Callable[..., None]
+
+
+class Event(Protocol):
+    """A point of the current stream that the host can wait for."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class _NoEvent:
+    """Where there is no stream, everything is done when a call returns."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def new_event(device: torch.device) -> Event:
+    """One that was not recorded yet, and is not waited for until it is."""
+    if device.type != "cuda":
+        return _NoEvent()
+    return cast(Event, torch.cuda.Event())  # type: ignore[no-untyped-call]
+
+
+def load_flashinfer(device: torch.device) -> FlashInfer:
+    """The installed package.
+
+    Raises BackendUnavailableError where there is none, where it cannot be imported, or where its version is not in `SUPPORTED`.
+    """
+    if device.type != "cuda":
+        raise BackendUnavailableError(f"FlashInfer needs a CUDA device, not {device.type}")
+    # With its CuTe-DSL package beside it, FlashInfer would take other norm kernels than those that were tested.
+    os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
+    try:
+        library = importlib.import_module("flashinfer")
+    except ModuleNotFoundError as error:
+        raise BackendUnavailableError(f"FlashInfer is not installed (no module {error.name}): pip install aengine[cuda]") from error
+    except Exception as error:
+        raise BackendUnavailableError(f"FlashInfer cannot be imported: {_first_line(error)}") from error
+    check_version(str(library.__version__))
+    return cast(FlashInfer, library)
+
+
+def check_version(version: str) -> None:
+    """Raises BackendUnavailableError for a version that is not in `SUPPORTED`."""
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    low, high = SUPPORTED
+    if numbers is None or not low <= tuple(int(number) for number in numbers.groups()) < high:
+        wanted = [".".join(map(str, bound)) for bound in SUPPORTED]
+        raise BackendUnavailableError(f"FlashInfer {version} is not supported: >={wanted[0]},<{wanted[1]} is")
+
+
+def require_kernels(dtype: torch.dtype, head_dim: int) -> None:
+    """Raises BackendUnavailableError for activations or heads that there are no kernels for."""
+    if dtype not in DTYPES:
+        raise BackendUnavailableError(f"FlashInfer computes in float16 and bfloat16, not {dtype}")
+    if head_dim not in HEAD_DIMS:
+        raise BackendUnavailableError(f"FlashInfer has kernels for head_dim {', '.join(map(str, HEAD_DIMS))}, not {head_dim}")
+
+
+@contextmanager
+def building(library: FlashInfer, what: str, device: torch.device) -> Iterator[None]:
+    """Around the first calls of everything that is needed for `what`: they build and load its modules, and fill the caches that must
+    not be filled while a graph is captured. Logs that and how long it took.
+
+    Raises BackendUnavailableError in place of whatever is raised within, except for lack of memory.
+    """
+    _log.info("building FlashInfer modules for %s: takes minutes at the first start, a moment once they are cached", what)
+    begin = time.monotonic()
+    try:
+        yield
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # a kernel that cannot run shows itself here
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        _log.debug("FlashInfer failed", exc_info=True)
+        raise BackendUnavailableError(f"FlashInfer {library.__version__} cannot run here: {_first_line(error)}") from error
+    _log.info("FlashInfer modules for %s ready after %.1f s", what, time.monotonic() - begin)
+
+
+def _first_line(error: BaseException) -> str:
+    """What went wrong, in one line. Builds report pages, in which a compiler's first complaint is what counts."""
+    lines = str(error).strip().splitlines()
+    complaint = [line.strip() for line in lines[1:] if "error:" in line.lower()][:1]
+    return ": ".join([type(error).__name__, *(line.rstrip(":") for line in lines[:1]), *complaint])
+
+
+def host_tensors(arrays: Mapping[str, NDArray[np.int32]], device: torch.device) -> list[Tensor]:
+    """Copies of one-dimensional host arrays, as slices of one fresh host tensor that copies to `device` may read late (torch keeps pinned
+    memory from reuse until they did).
+
+    Raises TypeError for an array that is not int32: FlashInfer would read its bytes as int32 without a word.
+    """
+    for name, array in arrays.items():
+        if array.dtype != np.int32:
+            raise TypeError(f"{name} must be int32, not {array.dtype}")
+    sizes = [len(array) for array in arrays.values()]
+    staging = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
+    np.concatenate(list(arrays.values()), out=staging.numpy())
+    return list(torch.split(staging, sizes))
+
+
+def require_int32(**tensors: Tensor) -> None:
+    """Raises TypeError for a tensor that is not int32."""
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.int32:
+            raise TypeError(f"{name} must be int32, not {tensor.dtype}")

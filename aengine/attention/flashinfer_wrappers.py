@@ -1,0 +1,160 @@
+"""FlashInfer's two paged attention wrappers as this engine uses them: planned with host arrays, run over NHD pages.
+
+Owns the arguments of every `plan` and `run`, the workspaces, and the rule that keeps a plan from overtaking the copy of the one before.
+Knows nothing of steps, layers or where KV comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aengine.attention.base import AttentionSpec
+from aengine.attention.flashinfer_library import Event, FlashInfer, host_tensors, require_int32
+from aengine.attention.metadata import AttentionMetadata, StepLayout
+
+_FLOAT_WORKSPACE = 512 << 20  # bytes; partial results of split rows, and 128 MiB as FlashInfer's text says is too small in practice
+_GRAPH_INT_WORKSPACE = 1 << 20  # bytes per graph wrapper instead of 8 MiB; a plan of 1024 decode rows takes about a tenth
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The n neighbouring rows of a step that one wrapper computes, all int32; host tensors may be read until the plan is on the device."""
+
+    qo_indptr: Tensor  # [n+1] host, from 0
+    kv_indptr: Tensor  # [n+1] host, from 0, in pages
+    kv_indices: Tensor  # [kv_indptr[n]] device
+    last_page_len: Tensor  # [n] host, 1..page_size
+    seq_lens: Tensor  # [n] host
+    longest: int  # most queries of a row
+
+    @classmethod
+    def of(cls, host: StepLayout, kv_indices: Tensor, begin: int, end: int) -> Rows:
+        """Rows begin..end-1 of a layout, at least one, whose `kv_indices` are on the device, too."""
+        first_page, last_page = int(host.kv_indptr[begin]), int(host.kv_indptr[end])
+        require_int32(kv_indices=kv_indices)
+        queries = host.qo_indptr[begin : end + 1] - host.qo_indptr[begin]
+        arrays = {
+            "qo_indptr": queries,
+            "kv_indptr": host.kv_indptr[begin : end + 1] - host.kv_indptr[begin],
+            "last_page_len": host.last_page_len[begin:end],
+            "seq_lens": host.seq_lens[begin:end],
+        }
+        qo_indptr, kv_indptr, last_page_len, seq_lens = host_tensors(arrays, kv_indices.device)
+        longest = int((queries[1:] - queries[:-1]).max())
+        return cls(qo_indptr, kv_indptr, kv_indices[first_page:last_page], last_page_len, seq_lens, longest)
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperSetup:
+    """What wrappers are built from. All wrappers of a setup work on one stream, one after the other: they share the float workspace."""
+
+    library: FlashInfer
+    spec: AttentionSpec
+    float_workspace: Tensor
+    new_event: Callable[[], Event]
+
+    @classmethod
+    def of(cls, library: FlashInfer, spec: AttentionSpec, new_event: Callable[[], Event]) -> WrapperSetup:
+        size = _FLOAT_WORKSPACE if spec.device.type == "cuda" else 16
+        return cls(library, spec, torch.zeros(size, dtype=torch.uint8, device=spec.device), new_event)
+
+
+class _PagedWrapper:
+    """One wrapper of FlashInfer for the layers of one window.
+
+    Its `plan` fills a pinned buffer and copies it to the device on the current stream, without waiting. Were it to plan again before
+    that copy ran, the earlier step would read the later plan. So an event follows every plan, and is waited for before the next; the copy
+    is at the head of its step, so with one step of look-ahead the wait is short.
+    """
+
+    def __init__(self, setup: WrapperSetup, window: int | None, wrapper: Any) -> None:
+        spec = setup.spec
+        self._wrapper = wrapper
+        self._copied = setup.new_event()
+        self._same_in_every_plan = {
+            "num_qo_heads": spec.num_heads,
+            "num_kv_heads": spec.num_kv_heads,
+            "page_size": spec.page_size,
+            "pos_encoding_mode": "NONE",
+            "window_left": -1 if window is None else window - 1,  # theirs leaves out the query itself
+            "logits_soft_cap": spec.soft_cap or None,
+            "q_data_type": spec.dtype,
+            "kv_data_type": spec.cache_dtype,
+            "o_data_type": spec.dtype,
+            "sm_scale": spec.scale,
+            "non_blocking": True,
+        }
+
+    def _plan(self, **arguments: Any) -> None:
+        self._copied.synchronize()
+        try:
+            self._wrapper.plan(**arguments, **self._same_in_every_plan)
+        finally:
+            self._copied.record()
+
+    def run(self, query: Tensor, keys: Tensor, values: Tensor, scales: tuple[float, float], out: Tensor) -> None:
+        """Attention of the planned rows' [t, num_heads, head_dim] queries, last dimension contiguous, into `out`, contiguous.
+
+        `keys` and `values` are [num_pages, page_size, num_kv_heads, head_dim] of equal strides and are multiplied with `scales`.
+        """
+        key_scale, value_scale = scales  # floats: a tensor would be read by the host, and a 1 that is no float costs a kernel
+        self._wrapper.run(q=query, paged_kv_cache=(keys, values), k_scale=float(key_scale), v_scale=float(value_scale), out=out)
+
+
+class DecodeWrapper(_PagedWrapper):
+    """Rows of one query each. With `buffers` (device arrays of a fixed number of rows) it is for graphs over them: a plan refreshes them,
+    and what is launched depends on their sizes alone."""
+
+    def __init__(self, setup: WrapperSetup, window: int | None, buffers: AttentionMetadata | None = None) -> None:
+        # Tensor cores serve every number of query heads per KV head, and fa2 decodes faster than fa3: never left to "auto".
+        arguments: dict[str, Any] = {"kv_layout": "NHD", "use_tensor_cores": True, "backend": "fa2"}
+        if buffers is not None:
+            arguments |= {
+                "use_cuda_graph": True,
+                "paged_kv_indptr_buffer": buffers.kv_indptr,
+                "paged_kv_indices_buffer": buffers.kv_indices,
+                "paged_kv_last_page_len_buffer": buffers.last_page_len,
+            }
+        wrapper = setup.library.BatchDecodeWithPagedKVCacheWrapper(float_workspace_buffer=setup.float_workspace, **arguments)
+        if buffers is not None:
+            own = torch.empty(_GRAPH_INT_WORKSPACE, dtype=torch.uint8, device=setup.spec.device)
+            wrapper.reset_workspace_buffer(float_workspace_buffer=setup.float_workspace, int_workspace_buffer=own)
+        super().__init__(setup, window, wrapper)
+        self._head_dim = setup.spec.head_dim
+
+    def plan(self, rows: Rows) -> None:
+        self._plan(
+            indptr=rows.kv_indptr,
+            indices=rows.kv_indices,
+            last_page_len=rows.last_page_len,
+            seq_lens=rows.seq_lens,
+            head_dim=self._head_dim,
+        )
+
+
+class PrefillWrapper(_PagedWrapper):
+    """Rows of any number of queries, the last of a row's tokens each."""
+
+    def __init__(self, setup: WrapperSetup, window: int | None) -> None:
+        wrapper = setup.library.BatchPrefillWithPagedKVCacheWrapper(
+            float_workspace_buffer=setup.float_workspace, kv_layout="NHD", backend="fa2"
+        )
+        super().__init__(setup, window, wrapper)
+        self._head_dim = setup.spec.head_dim
+
+    def plan(self, rows: Rows) -> None:
+        self._plan(
+            qo_indptr=rows.qo_indptr,
+            paged_kv_indptr=rows.kv_indptr,
+            paged_kv_indices=rows.kv_indices,
+            paged_kv_last_page_len=rows.last_page_len,
+            seq_lens=rows.seq_lens,
+            head_dim_qk=self._head_dim,
+            causal=True,
+            max_token_per_sequence=rows.longest,
+        )

@@ -1,0 +1,219 @@
+"""Paged attention on the device: the launches of `attention_kernels`, with the sizes of their blocks.
+
+Computes what `aengine/kernels/cpu/reference.py: attention` does, over caches as the kernels' module describes them. Knows tensors and
+shapes; nothing of steps, layers or pools. Nothing here waits for the device, and a launch depends on shapes and strides alone, so all but
+`attend_prefills`, which is given tiles, can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
+
+from aengine.kernels.triton.attention_kernels import combine_kernel, decode_kernel, prefill_kernel, write_kernel
+
+MAX_HEAD_DIM = 256
+"""Beyond it two blocks of keys and values do not fit into the shared memory of every device."""
+_MIN_DOT = 16  # rows and columns of the smallest product of matrices
+_KEY_BLOCK_BYTES = 16384
+_QUERY_BLOCK_BYTES = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class PagedCache:
+    """K and V of one layer, [num_pages, page_size, num_kv_heads, head_dim] each, contiguous, of one dtype."""
+
+    keys: Tensor
+    values: Tensor
+    key_scale: float = 1.0  # what a stored number is multiplied with
+    value_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PageLists:
+    """The pages of rows, as in `AttentionMetadata`; int32, on the device."""
+
+    kv_indptr: Tensor
+    kv_indices: Tensor
+    last_page_len: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer weighs keys."""
+
+    scale: float
+    window: int | None  # a query sees this many latest positions, itself included; None: all
+    soft_cap: float  # 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How the work is cut; every field but `min_splits` chooses a compiled variant."""
+
+    keys: int  # a program takes at a time
+    queries: int  # times heads of one KV head, of a prefill tile
+    split_keys: int  # a decoding row is split into shares of no fewer keys
+    min_splits: int = 4  # of decoding rows, however many there are: one long row among short ones must not take one program
+
+    @classmethod
+    def of(cls, head_dim: int, dtype: torch.dtype) -> Blocks:
+        """For queries of `head_dim` and `dtype`."""
+        row_bytes = _width(head_dim) * dtype.itemsize
+        keys = min(64, max(_MIN_DOT, _KEY_BLOCK_BYTES // row_bytes))
+        return cls(keys=keys, queries=min(64, max(_MIN_DOT, _QUERY_BLOCK_BYTES // row_bytes)), split_keys=256)
+
+    def num_splits(self, num_rows: int, num_kv_heads: int, processors: int) -> int:
+        """Into how many shares decoding rows are split at most: enough programs for all multiprocessors twice over."""
+        return min(64, max(self.min_splits, -(-2 * processors // (num_rows * num_kv_heads))))
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether the kernels can be given tensors of this device: CUDA, or the CPU where Triton was told to interpret them."""
+    return device.type == "cuda" or (device.type == "cpu" and isinstance(write_kernel, InterpretedFunction))
+
+
+def prefill_tiles(lengths: NDArray[np.int32], first_row: int, group: int, blocks: Blocks) -> NDArray[np.int32]:
+    """The tiles of rows `first_row`, ... with so many queries each: [2, tiles], a tile's row, and where it begins in that row's
+    length * group pairs of query and head."""
+    counts = -(-lengths * group // blocks.queries)
+    index = np.arange(counts.sum(), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows = np.repeat(np.arange(first_row, first_row + len(lengths)), counts)
+    return np.stack((rows, index * blocks.queries)).astype(np.int32)
+
+
+def write(key: Tensor, value: Tensor, cache: PagedCache, slots: Tensor) -> None:
+    """Stores [T, num_kv_heads, head_dim] keys and values, whose last dimension is contiguous, at slots [T] (page * page_size + offset); -1
+    stores nothing. Into float8 goes number / scale, saturated."""
+    tokens, num_kv_heads, head_dim = key.shape
+    if not tokens:
+        return
+    assert key.stride(2) == 1
+    assert value.stride(2) == 1
+    assert len(slots) >= tokens
+    dtype = cache.keys.dtype
+    write_kernel[(tokens,)](
+        key,
+        value,
+        cache.keys,
+        cache.values,
+        slots,
+        key.stride(0),
+        key.stride(1),
+        value.stride(0),
+        value.stride(1),
+        cache.key_scale,
+        cache.value_scale,
+        LIMIT=torch.finfo(dtype).max if dtype.itemsize == 1 else 0.0,
+        KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        HEADS=triton.next_power_of_2(num_kv_heads),
+        DIM=triton.next_power_of_2(head_dim),
+    )
+
+
+def attend_decodes(
+    query: Tensor, out: Tensor, cache: PagedCache, lists: PageLists, scoring: Scoring, blocks: Blocks, *, num_rows: int, num_splits: int
+) -> None:
+    """The first `num_rows` of [T, num_heads, head_dim] queries, each the last of the row of its number, to `out` (contiguous)."""
+    if not num_rows:
+        return
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads, page_size = cache.keys.shape[2], cache.keys.shape[1]
+    group = num_heads // num_kv_heads
+    assert query.stride(2) == 1
+    assert out.is_contiguous()
+    partial = torch.empty((num_rows, num_splits, num_heads, head_dim), dtype=torch.float32, device=query.device)
+    partial_lse = torch.empty((num_rows, num_splits, num_heads), dtype=torch.float32, device=query.device)
+    shared = {
+        "WINDOW": scoring.window or 0,
+        "PAGE_SIZE": page_size,
+        "HEAD_DIM": head_dim,
+        "DIM": _width(head_dim),
+        "BLOCK_N": blocks.keys,
+        "MIN_SPLIT": blocks.split_keys,
+    }
+    decode_kernel[(num_rows, num_kv_heads, num_splits)](
+        query,
+        cache.keys,
+        cache.values,
+        lists.kv_indptr,
+        lists.kv_indices,
+        lists.last_page_len,
+        partial,
+        partial_lse,
+        query.stride(0),
+        query.stride(1),
+        num_splits,
+        scoring.scale * cache.key_scale,
+        SOFT_CAP=scoring.soft_cap,
+        KV_HEADS=num_kv_heads,
+        GROUP=group,
+        BLOCK_M=max(_MIN_DOT, triton.next_power_of_2(group)),
+        **shared,
+        num_warps=4,
+        num_stages=3,
+    )
+    combine_kernel[(num_rows, num_heads)](
+        partial,
+        partial_lse,
+        out,
+        lists.kv_indptr,
+        lists.last_page_len,
+        num_splits,
+        cache.value_scale,
+        NUM_HEADS=num_heads,
+        **shared,
+        num_warps=2,
+    )
+
+
+def attend_prefills(
+    query: Tensor, out: Tensor, cache: PagedCache, lists: PageLists, qo_indptr: Tensor, tiles: Tensor, scoring: Scoring, blocks: Blocks
+) -> None:
+    """The queries of the rows in `tiles` (`prefill_tiles`, on the device), each row's the last of it, to `out` (contiguous).
+
+    `query` is [T, num_heads, head_dim]; row r has queries `qo_indptr[r]:qo_indptr[r+1]`.
+    """
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads, page_size = cache.keys.shape[2], cache.keys.shape[1]
+    assert query.stride(2) == 1
+    assert out.is_contiguous()
+    prefill_kernel[(tiles.shape[1], num_kv_heads)](
+        query,
+        cache.keys,
+        cache.values,
+        out,
+        qo_indptr,
+        lists.kv_indptr,
+        lists.kv_indices,
+        lists.last_page_len,
+        tiles[0],
+        tiles[1],
+        query.stride(0),
+        query.stride(1),
+        scoring.scale * cache.key_scale,
+        cache.value_scale,
+        WINDOW=scoring.window or 0,
+        SOFT_CAP=scoring.soft_cap,
+        PAGE_SIZE=page_size,
+        KV_HEADS=num_kv_heads,
+        GROUP=num_heads // num_kv_heads,
+        HEAD_DIM=head_dim,
+        DIM=_width(head_dim),
+        BLOCK_M=blocks.queries,
+        BLOCK_N=blocks.keys,
+        num_warps=4,
+        num_stages=3,
+    )
+
+
+def _width(head_dim: int) -> int:
+    """Of a head in a product of matrices."""
+    return max(_MIN_DOT, int(triton.next_power_of_2(head_dim)))

@@ -1,0 +1,305 @@
+"""The device code of paged attention. Owns how one block of keys is read and weighed; knows nothing of steps, layers or torch.
+
+Caches are [num_pages, PAGE_SIZE, KV_HEADS, HEAD_DIM], contiguous. Row r has the pages `kv_indices[kv_indptr[r]:kv_indptr[r+1]]`, the last
+of which holds `last_page_len[r]` tokens; all index arrays are int32. Lengths are read here, on the device, so a launch is fixed by the
+number of rows. Addresses are computed in int64: a pool may have more than 2^31 elements. Nothing is read at or beyond a row's length, where
+a page may hold anything.
+
+Scores are kept in units of log2(e), so that every exponential is an exp2. The recurrence over blocks of keys is that of FlashAttention
+(Dao et al. 2022, arXiv 2205.14135), the split over keys that of Flash-Decoding.
+
+Index arrays are slices of one uploaded tensor, so their alignment changes from step to step: it must not choose a compiled variant.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit(do_not_specialize=["slots"])
+def write_kernel(
+    key,
+    value,
+    key_cache,
+    value_cache,
+    slots,
+    key_token_stride,
+    key_head_stride,
+    value_token_stride,
+    value_head_stride,
+    key_scale,
+    value_scale,
+    LIMIT: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Grid (tokens): keys and values to a token's slot. LIMIT: largest number of the cache's dtype where values are scaled, else 0."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token).to(tl.int64)
+    if slot < 0:
+        return
+    head = tl.arange(0, HEADS)[:, None]
+    dim = tl.arange(0, DIM)[None, :]
+    within = (head < KV_HEADS) & (dim < HEAD_DIM)
+    target = (slot * KV_HEADS + head) * HEAD_DIM + dim
+    new_key = tl.load(key + token * key_token_stride + head * key_head_stride + dim, mask=within, other=0.0)
+    new_value = tl.load(value + token * value_token_stride + head * value_head_stride + dim, mask=within, other=0.0)
+    tl.store(key_cache + target, _stored(new_key, key_scale, key_cache.dtype.element_ty, LIMIT), mask=within)
+    tl.store(value_cache + target, _stored(new_value, value_scale, value_cache.dtype.element_ty, LIMIT), mask=within)
+
+
+@triton.jit
+def _stored(x, scale, dtype: tl.constexpr, LIMIT: tl.constexpr):
+    """`x` as the cache holds it. Comparisons, not a clamp: NaN stays NaN."""
+    if LIMIT > 0:
+        wide = tl.div_rn(x.to(tl.float32), scale)  # `/` is not rounded correctly, which shows where float8 rounds
+        wide = tl.where(wide > LIMIT, LIMIT, wide)
+        wide = tl.where(wide < -LIMIT, -LIMIT, wide)
+        return wide.to(dtype)
+    elif x.dtype == dtype:
+        return x
+    else:
+        return x.to(tl.float32).to(dtype)
+
+
+@triton.jit
+def _seq_len(kv_indptr, last_page_len, row, PAGE_SIZE: tl.constexpr):
+    """(where the row's pages begin in kv_indices, how many tokens it has)"""
+    first = tl.load(kv_indptr + row)
+    pages = tl.load(kv_indptr + row + 1) - first
+    return first, (pages - 1) * PAGE_SIZE + tl.load(last_page_len + row)
+
+
+@triton.jit
+def _attend(
+    query,
+    position,
+    key_cache,
+    value_cache,
+    pages,
+    kv_head,
+    begin,
+    end,
+    scale,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """`query` [BLOCK_M, DIM], at `position` [BLOCK_M] of a row, over its keys `begin` to `end` in `pages`.
+
+    Returns the weighted sum of values [BLOCK_M, DIM], the sum of weights, and the largest score [BLOCK_M], by which weights are divided.
+    """
+    acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    top = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    dim = tl.arange(0, DIM)
+    within = dim < HEAD_DIM
+    for block in range(begin, end, BLOCK_N):
+        source = block + tl.arange(0, BLOCK_N)
+        present = source < end
+        page = tl.load(pages + source // PAGE_SIZE, mask=present, other=0).to(tl.int64)
+        at = ((page * PAGE_SIZE + source % PAGE_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
+        key = tl.load(key_cache + at[None, :] + dim[:, None], mask=present[None, :] & within[:, None], other=0.0)
+        value = tl.load(value_cache + at[:, None] + dim[None, :], mask=present[:, None] & within[None, :], other=0.0)
+        if key.dtype != query.dtype:
+            key = key.to(tl.float32).to(query.dtype)
+            value = value.to(tl.float32).to(query.dtype)
+
+        scores = tl.dot(query, key, input_precision="ieee") * scale
+        if SOFT_CAP > 0:
+            # tanh(x) = 1 - 2 / (1 + e^2x), which ends at 1 and -1 where the exponential overflows or vanishes
+            scores = SOFT_CAP - 2.0 * SOFT_CAP / (1.0 + tl.exp2(scores * (2.0 * _LOG2E / SOFT_CAP)))
+        visible = present[None, :] & (source[None, :] <= position[:, None])
+        if WINDOW > 0:
+            visible = visible & (source[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(visible, scores * _LOG2E, -float("inf"))
+
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        base = tl.where(new_top == -float("inf"), 0.0, new_top)  # a query that has seen no key yet: -inf - -inf is NaN
+        weights = tl.exp2(scores - base[:, None])
+        fade = tl.exp2(top - base)
+        acc = acc * fade[:, None] + tl.dot(weights.to(query.dtype), value, input_precision="ieee")
+        total = total * fade + tl.sum(weights, 1)
+        top = new_top
+    return acc, total, top
+
+
+@triton.jit
+def _split_keys(seq_len, num_splits, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, MIN_SPLIT: tl.constexpr):
+    """(the first key that a decoding row sees, how many keys one split takes). Both decode kernels must agree on it."""
+    low = 0
+    if WINDOW > 0:
+        low = tl.maximum(seq_len - WINDOW, 0)
+    share = tl.maximum(tl.cdiv(seq_len - low, num_splits), MIN_SPLIT)
+    return low, tl.cdiv(share, BLOCK_N) * BLOCK_N
+
+
+@triton.jit(do_not_specialize=["kv_indptr", "kv_indices", "last_page_len", "num_splits"])
+def decode_kernel(
+    query,
+    key_cache,
+    value_cache,
+    kv_indptr,
+    kv_indices,
+    last_page_len,
+    partial,
+    partial_lse,
+    query_token_stride,
+    query_head_stride,
+    num_splits,
+    scale,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+):
+    """Grid (rows, KV heads, splits): the GROUP query heads of one KV head over one share of a row's keys.
+
+    Writes `partial` [rows, num_splits, KV_HEADS * GROUP, HEAD_DIM] float32 and its log2-sum-exp2 `partial_lse` [rows, num_splits, heads],
+    both only for shares that have keys.
+    """
+    row = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    first_page, seq_len = _seq_len(kv_indptr, last_page_len, row, PAGE_SIZE)
+    low, share = _split_keys(seq_len, num_splits, WINDOW, BLOCK_N, MIN_SPLIT)
+    begin = low + split * share
+    if begin >= seq_len:
+        return
+    end = tl.minimum(begin + share, seq_len)
+
+    member = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, DIM)
+    head = kv_head * GROUP + member
+    mask = (member < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    q_at = row.to(tl.int64) * query_token_stride + head[:, None] * query_head_stride + dim[None, :]
+    q = tl.load(query + q_at, mask=mask, other=0.0)
+
+    position = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
+    pages = kv_indices + first_page
+    acc, total, top = _attend(
+        q, position, key_cache, value_cache, pages, kv_head, begin, end, scale,
+        WINDOW, SOFT_CAP, PAGE_SIZE, KV_HEADS, HEAD_DIM, DIM, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+
+    slot = (row.to(tl.int64) * num_splits + split) * (KV_HEADS * GROUP) + head
+    tl.store(partial + slot[:, None] * HEAD_DIM + dim[None, :], acc / total[:, None], mask=mask)
+    tl.store(partial_lse + slot, top + tl.log2(total), mask=member < GROUP)
+
+
+@triton.jit(do_not_specialize=["kv_indptr", "last_page_len", "num_splits"])
+def combine_kernel(
+    partial,
+    partial_lse,
+    out,
+    kv_indptr,
+    last_page_len,
+    num_splits,
+    value_scale,
+    WINDOW: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+):
+    """Grid (rows, heads): the shares of `decode_kernel` that have keys, weighted by their sums, to `out` [rows, NUM_HEADS, HEAD_DIM]."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    _, seq_len = _seq_len(kv_indptr, last_page_len, row, PAGE_SIZE)
+    low, share = _split_keys(seq_len, num_splits, WINDOW, BLOCK_N, MIN_SPLIT)
+    dim = tl.arange(0, DIM)
+    within = dim < HEAD_DIM
+    slot = row.to(tl.int64) * num_splits * NUM_HEADS + head
+    # The first share always has keys: it starts the recurrence, so nothing is ever weighted against -inf.
+    top = tl.load(partial_lse + slot)
+    acc = tl.load(partial + slot * HEAD_DIM + dim, mask=within, other=0.0)
+    total = 1.0
+    for _ in range(1, tl.cdiv(seq_len - low, share)):
+        slot += NUM_HEADS
+        lse = tl.load(partial_lse + slot)
+        new_top = tl.maximum(top, lse)
+        fade = tl.exp2(top - new_top)
+        weight = tl.exp2(lse - new_top)
+        acc = acc * fade + weight * tl.load(partial + slot * HEAD_DIM + dim, mask=within, other=0.0)
+        total = total * fade + weight
+        top = new_top
+    result = acc * (value_scale / total)
+    tl.store(out + (row.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM + dim, result.to(out.dtype.element_ty), mask=within)
+
+
+@triton.jit(do_not_specialize=["qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "tile_rows", "tile_begins"])
+def prefill_kernel(
+    query,
+    key_cache,
+    value_cache,
+    out,
+    qo_indptr,
+    kv_indptr,
+    kv_indices,
+    last_page_len,
+    tile_rows,
+    tile_begins,
+    query_token_stride,
+    query_head_stride,
+    scale,
+    value_scale,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Grid (tiles, KV heads). A row's queries and the GROUP heads of each are one sequence of length * GROUP, query by query; a tile is
+    BLOCK_M of it, from `tile_begins` on, so that no group size leaves a tile half empty. Writes `out` [T, KV_HEADS * GROUP, HEAD_DIM]."""
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    row = tl.load(tile_rows + tile)
+    tile_begin = tl.load(tile_begins + tile)
+    first_query = tl.load(qo_indptr + row)
+    length = tl.load(qo_indptr + row + 1) - first_query
+    first_page, seq_len = _seq_len(kv_indptr, last_page_len, row, PAGE_SIZE)
+    start = seq_len - length
+
+    flat = tile_begin + tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, DIM)
+    mask = (flat < length * GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    local = tl.minimum(flat // GROUP, length - 1)  # beyond the end: the last query again, which sees keys and is not stored
+    head = kv_head * GROUP + flat % GROUP
+    token = (first_query + local).to(tl.int64)
+    q = tl.load(query + (token * query_token_stride + head * query_head_stride)[:, None] + dim[None, :], mask=mask, other=0.0)
+
+    high = start + tl.minimum((tile_begin + BLOCK_M - 1) // GROUP, length - 1) + 1
+    low = 0
+    if WINDOW > 0:
+        low = tl.maximum(start + tile_begin // GROUP - WINDOW + 1, 0)
+    position = start + local
+    pages = kv_indices + first_page
+    acc, total, _ = _attend(
+        q, position, key_cache, value_cache, pages, kv_head, low, high, scale,
+        WINDOW, SOFT_CAP, PAGE_SIZE, KV_HEADS, HEAD_DIM, DIM, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    result = acc * (value_scale / total)[:, None]
+    out_at = (token * (KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(out + out_at, result.to(out.dtype.element_ty), mask=mask)

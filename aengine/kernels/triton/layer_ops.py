@@ -1,0 +1,191 @@
+"""Norms, rotary embedding and the gated activation of decoder layers: the arithmetic of `aengine.layers.ops.TorchOps`.
+
+Arithmetic is float32 inside; what torch rounds to the dtype of the activations on the way is rounded here, too. Activations are
+[T, ...] with contiguous last dimensions and any token strides. T may be 0.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_HEADS_AT_ONCE = 8
+_ACTIVATIONS_AT_ONCE = 1024
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """[T, size] -> [T, size], contiguous: x / sqrt(mean(x^2) + eps), rounded, times `weight` [size]."""
+    tokens, size = x.shape
+    out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
+    if tokens:
+        block = triton.next_power_of_2(size)
+        _rms_norm[(tokens,)](x, x.stride(0), weight, out, eps, size, BLOCK=block, num_warps=_warps(block))
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+    """`residual` [T, size] becomes the sum of both, rounded, and `x` [T, size] the `rms_norm` of it. They must not overlap."""
+    tokens, size = x.shape
+    if tokens:
+        block = triton.next_power_of_2(size)
+        _add_rms_norm[(tokens,)](x, x.stride(0), residual, residual.stride(0), weight, eps, size, BLOCK=block, num_warps=_warps(block))
+
+
+def rotate(
+    query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, eps: float
+) -> None:
+    """Rotates [T, heads, head_dim] queries and keys in place, after a norm of each head where there is a weight [head_dim].
+
+    `cos_sin` is [num_positions, head_dim] float32, cosines then sines; `positions` [T] int32; halves are paired.
+    """
+    tokens, query_heads, head_dim = query.shape
+    key_heads = key.shape[1]
+    if not tokens:
+        return
+    query_blocks = triton.cdiv(query_heads, _HEADS_AT_ONCE)
+    _rotate[(tokens, query_blocks + triton.cdiv(key_heads, _HEADS_AT_ONCE))](
+        query,
+        query.stride(0),
+        query.stride(1),
+        query_heads,
+        query_norm,
+        key,
+        key.stride(0),
+        key.stride(1),
+        key_heads,
+        key_norm,
+        cos_sin,
+        cos_sin.stride(0),
+        positions,
+        eps,
+        query_blocks,
+        HALF=head_dim // 2,
+        BLOCK=triton.next_power_of_2(head_dim // 2),
+        HEADS=_HEADS_AT_ONCE,
+        num_warps=4,
+    )
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """[T, 2 * size] -> [T, size], contiguous: silu of the first half, rounded, times the second."""
+    tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((tokens, size), dtype=gate_up.dtype, device=gate_up.device)
+    if tokens:
+        grid = (tokens, triton.cdiv(size, _ACTIVATIONS_AT_ONCE))
+        _silu_mul[grid](gate_up, gate_up.stride(0), out, size, BLOCK=_ACTIVATIONS_AT_ONCE, num_warps=4)
+    return out
+
+
+def _warps(block: int) -> int:
+    """About 16 elements per thread."""
+    return max(1, min(16, block // 512))
+
+
+@triton.jit
+def _normed(wide, weight, eps, size):
+    """Of float32 `wide`, zero beyond `size`; both roundings are to the dtype of `weight`. Returns that dtype."""
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
+    normed = (wide * scale).to(weight.dtype).to(tl.float32)
+    return (normed * weight.to(tl.float32)).to(weight.dtype)
+
+
+@triton.jit
+def _rms_norm(x, x_stride, weight, out, eps, size, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    wide = tl.load(x + token * x_stride + at, mask=inside, other=0.0).to(tl.float32)
+    result = _normed(wide, tl.load(weight + at, mask=inside, other=0.0), eps, size)
+    tl.store(out + token * size + at, result, mask=inside)
+
+
+@triton.jit
+def _add_rms_norm(x, x_stride, residual, residual_stride, weight, eps, size, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    x_at = x + token * x_stride + at
+    residual_at = residual + token * residual_stride + at
+    added = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
+    total = (tl.load(residual_at, mask=inside, other=0.0).to(tl.float32) + added).to(residual.dtype.element_ty)
+    tl.store(residual_at, total, mask=inside)
+    result = _normed(total.to(tl.float32), tl.load(weight + at, mask=inside, other=0.0), eps, size)
+    tl.store(x_at, result, mask=inside)
+
+
+@triton.jit(do_not_specialize_on_alignment=["positions"])  # slices of one upload begin anywhere
+def _rotate(
+    query,
+    query_stride,
+    query_head_stride,
+    query_heads,
+    query_norm,
+    key,
+    key_stride,
+    key_head_stride,
+    key_heads,
+    key_norm,
+    cos_sin,
+    cos_sin_stride,
+    positions,
+    eps,
+    query_blocks,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    at = tl.arange(0, BLOCK)
+    angles = cos_sin + tl.load(positions + token).to(tl.int64) * cos_sin_stride + at
+    cos = tl.load(angles, mask=at < HALF, other=0.0)
+    sin = tl.load(angles + HALF, mask=at < HALF, other=0.0)
+    if block < query_blocks:
+        heads = query + token * query_stride
+        _rotate_heads(heads, query_head_stride, block * HEADS, query_heads, query_norm, cos, sin, eps, HALF, BLOCK, HEADS)
+    else:
+        heads = key + token * key_stride
+        _rotate_heads(heads, key_head_stride, (block - query_blocks) * HEADS, key_heads, key_norm, cos, sin, eps, HALF, BLOCK, HEADS)
+
+
+@triton.jit
+def _rotate_heads(
+    heads, head_stride, first_head, num_heads, norm, cos, sin, eps, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr
+):
+    """Heads `first_head` .. of one token; the norm sees both halves."""
+    dtype: tl.constexpr = heads.dtype.element_ty
+    head = first_head + tl.arange(0, HEADS)
+    at = tl.arange(0, BLOCK)
+    inside = (head < num_heads)[:, None] & (at < HALF)[None, :]
+    first_at = heads + head[:, None] * head_stride + at[None, :]
+    first = tl.load(first_at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(first_at + HALF, mask=inside, other=0.0).to(tl.float32)
+    if norm is not None:
+        squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
+        scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+        first = _weighted(first * scale, norm + at, at < HALF, dtype)
+        second = _weighted(second * scale, norm + HALF + at, at < HALF, dtype)
+    turned_first = first * cos[None, :] - second * sin[None, :]
+    turned_second = second * cos[None, :] + first * sin[None, :]
+    tl.store(first_at, turned_first.to(dtype), mask=inside)
+    tl.store(first_at + HALF, turned_second.to(dtype), mask=inside)
+
+
+@triton.jit
+def _weighted(normed, weight_at, inside, dtype: tl.constexpr):
+    """[HEADS, BLOCK] float32, rounded to `dtype`, times a weight [BLOCK], rounded again; returns float32."""
+    weight = tl.load(weight_at, mask=inside, other=0.0).to(tl.float32)
+    return (normed.to(dtype).to(tl.float32) * weight[None, :]).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _silu_mul(gate_up, stride, out, size, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    gate = tl.load(gate_up + token * stride + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + token * stride + size + at, mask=inside, other=0.0).to(tl.float32)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + token * size + at, (activated * up).to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,56 @@
+"""The noise of `aengine.sampling.noise` inside kernels: the same bits for (seed, position, stream, token id), and log E of them.
+
+Owns the device functions alone. Integers are unsigned here, so that products wrap around and shifts bring in zeros.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)  # odd fraction of 2^64
+_GOLDEN_32 = tl.constexpr(0x9E3779B9)
+_MIX_64_FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
+_MIX_64_THEN = tl.constexpr(0x94D049BB133111EB)
+_MIX_32_FIRST = tl.constexpr(0x7FEB352D)
+_MIX_32_THEN = tl.constexpr(0x846CA68B)
+
+
+@triton.jit
+def row_key(seed, position, stream: tl.constexpr):
+    """int64 seed and integer position -> two uint32: `row_keys`."""
+    golden = tl.full([], _GOLDEN, tl.uint64)
+    counter = position.to(tl.uint64) + (stream << 40)
+    key = _mix64(_mix64(seed.to(tl.uint64, bitcast=True) + golden) + counter * golden)
+    return key.to(tl.uint32), (key >> 32).to(tl.uint32)
+
+
+@triton.jit
+def uniform_bits(first, second, ids):
+    """Of a row's key and int32 token ids: int32 over 0 .. 2^31 - 1, `uniform_bits` of `token_hashes`."""
+    bits = _mix32(ids.to(tl.uint32) * tl.full([], _GOLDEN_32, tl.uint32)) ^ first
+    bits = bits * tl.full([], _MIX_32_FIRST, tl.uint32)
+    bits = (bits ^ (bits >> 15)) + second
+    return (_mix32(bits) & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def log_exponential(bits):
+    """float32 log E of `uniform_bits`, finite. E = -log(1 - u) keeps its relative precision for small u, by the series there."""
+    u = tl.minimum((bits.to(tl.float32) + 0.5) * (2.0**-31), 1.0 - 2.0**-24)
+    series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * (1 / 5 + u * (1 / 6 + u * (1 / 7)))))))
+    return tl.log(tl.where(u < 0.0625, series, -tl.log(1.0 - u)))  # the first term left out is u^7 / 8 of E
+
+
+@triton.jit
+def _mix64(z):
+    z = (z ^ (z >> 30)) * tl.full([], _MIX_64_FIRST, tl.uint64)
+    z = (z ^ (z >> 27)) * tl.full([], _MIX_64_THEN, tl.uint64)
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def _mix32(x):
+    x = (x ^ (x >> 16)) * tl.full([], _MIX_32_FIRST, tl.uint32)
+    x = (x ^ (x >> 15)) * tl.full([], _MIX_32_THEN, tl.uint32)
+    return x ^ (x >> 16)

@@ -1,0 +1,95 @@
+"""`LayerOps` through FlashInfer's kernels. Knows nothing of models or batches.
+
+Two of them round once where the models' own implementations round twice: a norm is multiplied with its weight before it is rounded, and a
+sum is normed before it is rounded.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aengine.attention.flashinfer_library import FlashInfer, building, load_flashinfer, require_kernels
+from aengine.layers.ops import TorchOps
+
+_ALIGNMENT = 16  # bytes that the halves of a gate_up row must begin at
+
+
+class FlashInferOps:
+    """Satisfies `LayerOps`. Sums and rotated heads are written where the arguments were.
+
+    Construction builds and loads the kernels and runs each once. `library` stands in for the installed package in tests.
+    """
+
+    name = "flashinfer"
+
+    def __init__(self, dtype: torch.dtype, head_dim: int, device: torch.device, library: FlashInfer | None = None) -> None:
+        """For activations of `dtype` and heads of `head_dim`.
+
+        Raises BackendUnavailableError where there are no kernels for them, and where FlashInfer is missing or cannot be built.
+        """
+        require_kernels(dtype, head_dim)
+        self._library = library or load_flashinfer(device)
+        self._unaligned = TorchOps()
+        with building(self._library, "layers", device):
+            self._run_once(dtype, head_dim, device)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        self._library.rmsnorm(input=x, weight=_of_dtype(weight, x), eps=eps, out=out)
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        self._library.fused_add_rmsnorm(input=x, residual=_of_dtype(residual, x), weight=_of_dtype(weight, x), eps=eps)
+        return x, residual
+
+    def rotate(
+        self,
+        query: Tensor,
+        key: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        for heads, weight in ((query, query_norm), (key, key_norm)):
+            if weight is not None:
+                self._library.rmsnorm(input=heads, weight=_of_dtype(weight, heads), eps=eps, out=heads)
+        tokens, _, head_dim = query.shape
+        self._library.apply_rope_with_cos_sin_cache_inplace(
+            positions=positions,
+            query=query.view(tokens, query.shape[1] * head_dim),  # a view, or an error: a copy would be rotated in vain
+            key=key.view(tokens, key.shape[1] * head_dim),
+            head_size=head_dim,
+            cos_sin_cache=cos_sin,
+            is_neox=True,
+        )
+        return query, key
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        size = gate_up.shape[-1] // 2
+        if size * gate_up.dtype.itemsize % _ALIGNMENT:
+            return self._unaligned.silu_mul(gate_up)
+        out = torch.empty((len(gate_up), size), dtype=gate_up.dtype, device=gate_up.device)
+        self._library.silu_and_mul(input=gate_up, out=out)
+        return out
+
+    def _run_once(self, dtype: torch.dtype, head_dim: int, device: torch.device) -> None:
+        def ones(*shape: int) -> Tensor:
+            return torch.ones(shape, dtype=dtype, device=device)
+
+        weight = ones(head_dim)
+        self.rms_norm(ones(1, head_dim), weight, 1e-6)
+        self.add_rms_norm(ones(1, head_dim), ones(1, head_dim), weight, 1e-6)
+        self.silu_mul(ones(1, 2 * head_dim))
+        cos_sin = torch.ones(1, head_dim, device=device)
+        positions = torch.zeros(1, dtype=torch.int32, device=device)
+        self.rotate(ones(1, 2, head_dim), ones(1, 1, head_dim), cos_sin, positions, weight, weight, 1e-6)
+
+
+def _of_dtype(tensor: Tensor, x: Tensor) -> Tensor:
+    """`tensor`, or TypeError if it has not the dtype of `x`: the kernels read its bytes as that dtype without a word."""
+    if tensor.dtype != x.dtype:
+        raise TypeError(f"weights and residuals must be {x.dtype} as the activations are, not {tensor.dtype}")
+    return tensor

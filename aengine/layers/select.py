@@ -1,0 +1,42 @@
+"""The choice of `LayerOps`. Knows how implementations are named; they are imported only where they are used."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from aengine.attention.base import BackendUnavailableError
+from aengine.layers.ops import LayerOps, TorchOps
+
+_log = logging.getLogger("aengine")
+
+
+def select_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, device: torch.device) -> LayerOps:
+    """The ops that go with the attention backend of this name, with one log line that says which and why.
+
+    `dtype` and `head_dim` are those of the activations.
+    """
+    if device.type == "cpu":
+        return TorchOps()
+    ops, reason = _device_ops(attention_backend, dtype, head_dim, device)
+    _log.info("layer ops: %s (%s)", ops.name, reason)
+    return ops
+
+
+def _device_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, device: torch.device) -> tuple[LayerOps, str]:
+    if attention_backend == "torch_native":
+        return TorchOps(), "the reference, as its attention backend"
+    because = "as the attention backend"
+    if attention_backend == "flashinfer":
+        from aengine.layers.flashinfer_ops import FlashInferOps
+
+        try:
+            return FlashInferOps(dtype, head_dim, device), because
+        except BackendUnavailableError as reason:
+            because = f"not flashinfer: {reason}"
+    try:
+        from aengine.layers.triton_ops import TritonOps
+    except ImportError as reason:
+        return TorchOps(), f"several times slower; triton cannot be imported: {reason}"
+    return TritonOps(), because

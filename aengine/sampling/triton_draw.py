@@ -1,0 +1,31 @@
+"""Draws in our Triton kernels: for CUDA, wherever triton is installed. Only top_k is torch's, which has a kernel for it.
+
+Tokens are those of `TorchDraw` up to the rounding of sums, but for a nucleus that `TorchDraw` draws from by rejection on a CPU.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aengine.kernels.triton.nucleus import nucleus_end
+from aengine.kernels.triton.sampling import draw_in_blocks, gumbel_argmax
+from aengine.sampling.device_draw import RowParams
+from aengine.sampling.torch_draw import TorchDraw
+
+
+class TritonDraw:
+    """Satisfies `DeviceDraw`."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._torch = TorchDraw(vocab_size, device)
+
+    def whole(self, logits: Tensor, params: RowParams, with_min_p: bool) -> Tensor:
+        return draw_in_blocks(logits, params.temperature, params.min_p if with_min_p else None, params.seed, params.positions)
+
+    def nucleus(self, logits: Tensor, params: RowParams, with_min_p: bool) -> Tensor:
+        floors, last_ids = nucleus_end(logits, params.temperature, params.top_p, params.min_p)
+        return gumbel_argmax(logits, params.temperature, params.seed, params.positions, floors, last_ids)
+
+    def top_k(self, logits: Tensor, params: RowParams, most: int) -> Tensor:
+        return self._torch.top_k(logits, params, most)

@@ -1,0 +1,114 @@
+"""Random ragged steps over a pool of scattered pages, and what the float32 reference makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aengine.attention import AttentionBackend, AttentionMetadata, AttentionSpec, StepLayout, build_layout
+from aengine.kernels.cpu.reference import attention
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def metadata_on(device: torch.device, layout: StepLayout) -> AttentionMetadata:
+    names = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "slot_mapping")
+    return AttentionMetadata(layout, *(torch.from_numpy(getattr(layout, name)).to(device) for name in names))
+
+
+def as_stored(x: Tensor, spec: AttentionSpec, scale: float) -> Tensor:
+    """Float32 on the CPU, rounded as the cache rounds."""
+    wide = x.float().cpu()
+    if spec.cache_dtype.itemsize > 1:
+        return wide
+    limit = torch.finfo(spec.cache_dtype).max
+    return (wide / scale).clamp(-limit, limit).to(spec.cache_dtype).float() * scale
+
+
+@dataclass
+class Crowd:
+    """Rows that grow step by step, in pages that lie anywhere."""
+
+    spec: AttentionSpec
+    backend: AttentionBackend
+    seed: int
+    num_rows: int = 6
+    max_len: int = 60
+    computed: np.ndarray = field(init=False)
+    table: np.ndarray = field(init=False)
+    stored: list[list[Tensor]] = field(init=False)  # by row and layer: [2, length, num_kv_heads, head_dim] float32 keys and values
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        self.rng = np.random.default_rng(self.seed)
+        self.torch_rng = torch.Generator().manual_seed(self.seed)
+        per_row = -(-self.max_len // spec.page_size)
+        self.num_pages = 1 + self.num_rows * per_row
+        self.backend.allocate(self.num_pages)
+        self.table = (1 + self.rng.permutation(self.num_rows * per_row)).reshape(self.num_rows, per_row).astype(np.int32)
+        self.computed = np.zeros(self.num_rows, dtype=np.int32)
+        empty = torch.empty(2, 0, spec.num_kv_heads, spec.head_dim)
+        self.stored = [[empty for _ in spec.windows] for _ in range(self.num_rows)]
+
+    def layout(self, decoding: list[int], prefilling: dict[int, int]) -> StepLayout:
+        """Of one token of each row that decodes, then so many of each that prefills."""
+        rows = np.array([*decoding, *prefilling], dtype=np.int32)
+        lengths = np.array([1] * len(decoding) + list(prefilling.values()), dtype=np.int32)
+        return build_layout(rows, len(decoding), self.computed[rows], lengths, self.table, self.spec.page_size)
+
+    def random_step(self, longest: int) -> tuple[list[int], dict[int, int]]:
+        """Rows with something stored decode or extend it, others begin; some rest."""
+        rows = [int(row) for row in self.rng.permutation(self.num_rows)[: self.rng.integers(2, self.num_rows + 1)]]
+        rows = [row for row in rows if self.computed[row] + longest <= self.max_len]
+        decoding = [row for row in rows if self.computed[row] and self.rng.random() < 0.5]
+        return decoding, {row: int(self.rng.integers(1, longest + 1)) for row in rows if row not in decoding}
+
+    def fused(self, num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Random queries, keys and values as views of one tensor, as a model makes them."""
+        spec = self.spec
+        heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+        drawn = torch.randn((num_tokens, sum(heads), spec.head_dim), generator=self.torch_rng)
+        if spec.cache_dtype.itemsize == 1 and spec.device.type == "cpu":
+            # Triton's interpreter rounds float8 wrongly where the mantissa overflows: numbers that it holds exactly
+            drawn = drawn.to(spec.cache_dtype).float()
+        query, key, value = drawn.to(spec.dtype).to(spec.device).split(heads, dim=1)
+        return query, key, value
+
+    def run(self, decoding: list[int], prefilling: dict[int, int]) -> None:
+        """Writes and attends in every layer, and compares."""
+        rows = [*decoding, *prefilling]
+        layout = self.layout(decoding, prefilling)
+        step = self.backend.plan(metadata_on(self.spec.device, layout))
+        for layer in range(len(self.spec.windows)):
+            query, key, value = self.fused(layout.num_tokens)
+            step.write(layer, key, value)
+            out = step.attend(layer, query)
+            assert out.dtype == query.dtype
+            assert out.shape == query.shape
+            self.check(layer, layout, rows, query, key, value, out)
+        self.computed[rows] += np.diff(layout.qo_indptr)
+
+    def check(self, layer: int, layout: StepLayout, rows: list[int], query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> None:
+        """What `rows`, the first of the layout, stored and got; remembers what they stored."""
+        spec = self.spec
+        scales = spec.scales(layer)
+        for i, row in enumerate(rows):
+            mine = slice(layout.qo_indptr[i], layout.qo_indptr[i + 1])
+            new = torch.stack([as_stored(x[mine], spec, scale) for x, scale in zip((key, value), scales, strict=True)])
+            self.stored[row][layer] = torch.cat((self.stored[row][layer], new), dim=1)
+        lengths = [int(length) for length in np.diff(layout.qo_indptr[: len(rows) + 1])]
+        total = sum(lengths)
+        expected = attention(
+            query[:total].cpu(),
+            [self.stored[row][layer][0] for row in rows],
+            [self.stored[row][layer][1] for row in rows],
+            lengths,
+            scale=spec.scale,
+            window=spec.windows[layer],
+            soft_cap=spec.soft_cap,
+        )
+        tolerance = TOLERANCE[spec.dtype]
+        torch.testing.assert_close(out[:total].float().cpu(), expected, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,301 @@
+"""The FlashInfer backend on the CPU, over a stand-in that enforces FlashInfer's contract, against the float32 reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import logging
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+import torch
+from flashinfer_cases import CASES, CPU, NUM_ROWS, Buffers, Case, Pair, Rows, on, padded
+from flashinfer_standin import STANDINS, ContractError, DecodeWrapper, StandIn
+
+from aengine.attention import AttentionMetadata, BackendUnavailableError
+from aengine.attention.flashinfer import FlashInferBackend
+from aengine.attention.flashinfer_library import check_version, host_tensors, load_flashinfer
+
+SIGNATURES = json.loads((pathlib.Path(__file__).parent / "flashinfer_signatures.json").read_text())
+
+
+def make(case: Case) -> tuple[Pair, StandIn]:
+    library = StandIn()
+    backend = FlashInferBackend(case.spec(CPU), library, library.event)
+    library.calls.clear()
+
+    def placed(metadata: AttentionMetadata) -> None:
+        library.on_device(*(getattr(metadata, name) for name in ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "slot_mapping")))
+
+    return Pair(case, backend, CPU, placed), library
+
+
+@pytest.mark.parametrize("version", SIGNATURES)
+@pytest.mark.parametrize("name", STANDINS)
+def test_the_stand_in_takes_what_the_real_one_takes(version: str, name: str) -> None:
+    real = SIGNATURES[version][name]
+    mine = {
+        parameter.name: None if parameter.default is inspect.Parameter.empty else repr(parameter.default)
+        for parameter in inspect.signature(STANDINS[name]).parameters.values()
+        if parameter.name not in ("self", "library")
+    }
+    assert {key: default for key, default in real.items() if default is None or key in mine} == mine
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_ragged_steps(case: Case) -> None:
+    pair, library = make(case)
+    rows = Rows(case, 3)
+    pair.allocate(rows.num_pages)
+    pair.poison(rows.num_pages)
+    for _ in range(7):
+        pair.compare(rows.random_step())
+    kinds = {call for call in library.calls if call.endswith(".run")}
+    assert ("decode.run" in kinds) == (case.decodes > 0)
+    assert "prefill.run" in kinds
+
+
+def test_every_window_is_planned_once_per_step() -> None:
+    case = Case("windows", windows=(None, 8, None, 8, 8))
+    pair, library = make(case)
+    rows = Rows(case, 1)
+    pair.allocate(rows.num_pages)
+    pair.compare(rows.prefills(np.full(NUM_ROWS, 17)))
+    assert library.calls.count("prefill.plan") == 2
+    assert library.calls.count("prefill.run") == 5
+    library.calls.clear()
+    pair.compare(rows.decodes(np.arange(3)))
+    assert library.calls[:2] == ["decode.plan"] * 2
+    assert library.calls[2:] == ["decode.run"] * 5
+
+
+@pytest.mark.parametrize("scales", [None, ((0.05, 0.25), (0.05, 0.25))])
+def test_graph_steps(scales: tuple[tuple[float, float], ...] | None) -> None:
+    """Two graphs over the same buffers, replayed with changing rows, lengths and padding, between eager steps."""
+    case = Case("graph", windows=(None, 20), kv_scales=scales)
+    pair, library = make(case)
+    rows = Rows(case, 5)
+    pair.allocate(rows.num_pages)
+    pair.compare(rows.prefills(np.arange(14, 14 + NUM_ROWS)))
+    buffers = {size: Buffers(size, rows.num_pages + size, CPU) for size in (4, 8)}
+    steps = {}
+    for size, buffer in buffers.items():
+        library.on_device(*buffer.tensors.values())
+        layout = padded(dataclasses.replace(rows.decodes(np.array([], dtype=np.int32))), size)
+        steps[size] = pair.backend.graph_step(buffer.metadata(layout))
+    assert len({id(wrapper.int_workspace) for wrapper in library.wrappers}) == len(library.wrappers)
+    assert sorted(len(wrapper.int_workspace) for wrapper in library.wrappers) == [1 << 20] * 4 + [8 << 20] * 4
+    for count in (1, 4, 8, 3, 7, 2):
+        layout = rows.decodes(rows.rng.permutation(NUM_ROWS)[:count])
+        size = 4 if count <= 4 else 8
+        whole = padded(layout, size)
+        buffers[size].fill(whole)
+        steps[size].prepare(whole)
+        pair.compare_steps(layout, steps[size], size)
+        pair.compare(rows.random_step())
+
+
+def test_a_graph_is_for_its_number_of_decode_rows() -> None:
+    case = Case("graph")
+    pair, _ = make(case)
+    rows = Rows(case, 5)
+    pair.allocate(rows.num_pages)
+    buffers = Buffers(4, 100, CPU)
+    step = pair.backend.graph_step(buffers.metadata(padded(rows.decodes(np.arange(1)), 4)))
+    with pytest.raises(ValueError, match=r"2 rows.*4 decode rows"):
+        step.prepare(rows.decodes(np.arange(2)))
+    with pytest.raises(TypeError, match="kv_indptr must be int32"):
+        pair.backend.graph_step(dataclasses.replace(buffers.metadata(rows.decodes(np.arange(4))), kv_indptr=torch.zeros(5).long()))
+
+
+@pytest.mark.parametrize("scales", [None, ((0.1, 0.2),)])
+def test_copied_pages(scales: tuple[tuple[float, float], ...] | None) -> None:
+    """Also where a source is another copy's destination."""
+    case = Case("copies", kv_scales=scales, page_size=4)
+    pair, _ = make(case)
+    rows = Rows(case, 2)
+    pair.allocate(rows.num_pages)
+    pair.compare(rows.prefills(np.full(NUM_ROWS, 40)))
+    pages = rows.table[:, :6].reshape(-1)
+    pair.copy_pages(pages[:8].tolist(), pages[4:12].tolist())
+    pair.compare(rows.decodes(np.arange(NUM_ROWS)))
+
+
+def test_a_plan_waits_for_the_copy_of_the_one_before() -> None:
+    """The stand-in refuses a plan before that; here that the event is the wrapper's own, and recorded behind the plan."""
+    order: list[str] = []
+
+    class Event:
+        def __init__(self) -> None:
+            order.append("new")
+            self.name = str(order.count("new"))
+
+        def record(self) -> None:
+            order.append(f"record {self.name}")
+
+        def synchronize(self) -> None:
+            order.append(f"wait {self.name}")
+
+    class Library(StandIn):
+        def BatchDecodeWithPagedKVCacheWrapper(self, **arguments):
+            return Loud(self, **arguments)
+
+    class Loud(DecodeWrapper):
+        def plan(self, **arguments) -> None:
+            order.append("plan")
+            self.library.in_flight.clear()
+            super().plan(**arguments)
+
+    case = Case("events", windows=(None, 9))
+    backend = FlashInferBackend(case.spec(CPU), Library(), Event)
+    rows = Rows(case, 1)
+    backend.allocate(rows.num_pages)
+    order.clear()
+    for _ in range(2):
+        backend.plan(on(CPU, rows.decodes(np.arange(2))))
+    one_step = ["wait 1", "plan", "record 1", "wait 2", "plan", "record 2"]
+    assert order == one_step * 2
+
+
+def test_the_stand_in_sees_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("race")
+    pair, _ = make(case)
+    rows = Rows(case, 1)
+    pair.allocate(rows.num_pages)
+    pair.compare(rows.decodes(np.arange(2)))
+    monkeypatch.setattr("flashinfer_standin.StandInEvent.synchronize", lambda self: None)
+    with pytest.raises(ContractError, match="planned again"):
+        pair.compare(rows.decodes(np.arange(2)))
+
+
+def test_slot_minus_one_is_skipped() -> None:
+    case = Case("skipped", page_size=4)
+    pair, _ = make(case)
+    rows = Rows(case, 4)
+    pair.allocate(rows.num_pages)
+    pair.compare(rows.prefills(np.full(NUM_ROWS, 9)))
+    layout = rows.prefills(np.full(NUM_ROWS, 6))
+    layout.slot_mapping[::3] = -1
+    pair.compare(layout)
+
+
+def test_index_arrays_that_are_not_int32_are_refused() -> None:
+    case = Case("wide")
+    pair, _ = make(case)
+    rows = Rows(case, 1)
+    pair.allocate(rows.num_pages)
+    layout = rows.decodes(np.arange(2))
+    metadata = on(CPU, layout)
+    for name in ("kv_indices", "slot_mapping"):
+        with pytest.raises(TypeError, match=f"{name} must be int32, not torch.int64"):
+            pair.backend.plan(dataclasses.replace(metadata, **{name: getattr(metadata, name).long()}))
+    for name in ("kv_indptr", "last_page_len", "seq_lens"):
+        wide = dataclasses.replace(layout, **{name: getattr(layout, name).astype(np.int64)})
+        with pytest.raises(TypeError, match=f"{name} must be int32, not int64"):
+            pair.backend.plan(dataclasses.replace(metadata, host=wide))
+    with pytest.raises(TypeError, match="sources must be int32"):
+        pair.backend.copy_pages(np.array([1]), np.array([2]))
+
+
+def test_host_tensors_are_copies() -> None:
+    array = np.arange(3, dtype=np.int32)
+    (tensor,) = host_tensors({"array": array}, CPU)
+    array[:] = 9
+    assert tensor.tolist() == [0, 1, 2]
+
+
+def test_bytes_per_page() -> None:
+    case = Case("bytes", windows=(None,) * 3, num_kv_heads=2, head_dim=64, page_size=8)
+    assert make(case)[0].backend.bytes_per_page() == 3 * 2 * 8 * 2 * 64 * 2
+    small = dataclasses.replace(case, kv_scales=((1.0, 1.0),) * 3)
+    assert make(small)[0].backend.bytes_per_page() == 3 * 2 * 8 * 2 * 64
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": torch.float32}, "float16 and bfloat16, not torch.float32"),
+        ({"head_dim": 80}, "head_dim 64, 128, 256, not 80"),
+        ({"kv_dtype": torch.float8_e5m2}, "KV cache of torch.bfloat16 or float8_e4m3fn here, not torch.float8_e5m2"),
+    ],
+    ids=["float32", "head_dim", "kv_dtype"],
+)
+def test_models_without_kernels_are_refused(change: dict[str, object], reason: str) -> None:
+    spec = dataclasses.replace(Case("refused").spec(CPU), **change)
+    with pytest.raises(BackendUnavailableError, match=reason):
+        FlashInferBackend(spec, StandIn())
+
+
+def test_without_a_device_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib, "import_module", lambda name: pytest.fail(f"imports {name}"))
+    with pytest.raises(BackendUnavailableError, match="needs a CUDA device, not cpu"):
+        FlashInferBackend(Case("cpu").spec(CPU))
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (None, r"not installed \(no module flashinfer\): pip install aengine\[cuda\]"),
+        ("import nothing_of_this_name", r"not installed \(no module nothing_of_this_name\)"),
+        ("raise RuntimeError('no cubins\\nat all')", "cannot be imported: RuntimeError: no cubins$"),
+        ("__version__ = '0.6.12'", "FlashInfer 0.6.12 is not supported: >=0.6.13,<0.8.0 is"),
+        ("__version__ = '0.7.2.post1'", None),
+    ],
+    ids=["missing", "half", "broken", "old", "good"],
+)
+def test_the_package(source: str | None, reason: str | None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLASHINFER_USE_CUDA_NORM", raising=False)
+    monkeypatch.setenv("FLASHINFER_USE_CUDA_NORM", "")  # so that it is put back
+    monkeypatch.delenv("FLASHINFER_USE_CUDA_NORM")
+    monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    if source is not None:
+        (tmp_path / "flashinfer.py").write_text(f"import os\nassert os.environ['FLASHINFER_USE_CUDA_NORM'] == '1'\n{source}\n")
+    try:
+        if reason is None:
+            assert load_flashinfer(torch.device("cuda")).__version__ == "0.7.2.post1"
+        else:
+            with pytest.raises(BackendUnavailableError, match=reason):
+                load_flashinfer(torch.device("cuda"))
+    finally:
+        sys.modules.pop("flashinfer", None)
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"), [("0.6.13", True), ("0.6.18.post1", True), ("0.8.0rc1", False), ("1.0.0", False), ("dev", False)]
+)
+def test_versions(version: str, fits: bool) -> None:
+    if fits:
+        check_version(version)
+    else:
+        with pytest.raises(BackendUnavailableError, match=f"FlashInfer {version} is not supported"):
+            check_version(version)
+
+
+def test_modules_that_cannot_be_built_are_a_reason_of_one_line() -> None:
+    class Library(StandIn):
+        def BatchPrefillWithPagedKVCacheWrapper(self, **arguments):
+            raise RuntimeError("Ninja build failed. Ninja output:\n[1/2] nvcc\nnorm.cu:1: fatal error: cublasLt.h: No such file\nmore\n")
+
+    with pytest.raises(BackendUnavailableError) as caught:
+        FlashInferBackend(Case("unbuilt").spec(CPU), Library())
+    assert str(caught.value) == (
+        "FlashInfer 0.6.18.post1 cannot run here: RuntimeError: Ninja build failed. Ninja output: "
+        "norm.cu:1: fatal error: cublasLt.h: No such file"
+    )
+
+
+def test_building_is_logged_and_everything_runs_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="aengine")
+    library = StandIn()
+    backend = FlashInferBackend(Case("start", windows=(5, None, 5)).spec(CPU), library, library.event)
+    first, second = (record.message for record in caplog.records)
+    assert first.startswith("building FlashInfer modules for attention: takes minutes at the first start")
+    assert second.startswith("FlashInfer modules for attention ready after ")
+    assert sorted(library.calls) == ["decode.plan"] * 2 + ["decode.run"] * 2 + ["prefill.plan"] * 2 + ["prefill.run"] * 2
+    assert len(library.wrappers) == 4  # each has memory of its own
+    assert backend._caches == []

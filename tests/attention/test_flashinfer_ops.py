@@ -1,0 +1,154 @@
+"""FlashInfer's layer ops against plain torch: over the stand-in, which lies here, on a CPU, and over the real package on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from flashinfer_standin import StandIn
+from torch import Tensor
+
+from aengine.attention import BackendUnavailableError
+from aengine.layers.flashinfer_ops import FlashInferOps
+from aengine.layers.ops import LayerOps, TorchOps
+from aengine.layers.rotary import RopeSpec, cos_sin_cache
+
+EPS = 1.0  # large, so that it counts
+HEAD_DIM = 128
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="needs flashinfer-python"),
+        ],
+    ),
+]
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float16], ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def library(device: torch.device) -> StandIn | None:
+    return StandIn() if device.type == "cpu" else None
+
+
+@pytest.fixture
+def ops(dtype: torch.dtype, device: torch.device, library: StandIn | None) -> LayerOps:
+    made = FlashInferOps(dtype, HEAD_DIM, device, library)
+    if library is not None:
+        library.calls.clear()
+    return made
+
+
+def numbers(device: torch.device, dtype: torch.dtype, *shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(device=device, dtype=dtype)
+
+
+def assert_near(actual: Tensor, expected: Tensor) -> None:
+    """To what rounding once instead of twice may change."""
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    eps = torch.finfo(actual.dtype).eps
+    torch.testing.assert_close(actual, expected, rtol=3 * eps, atol=3 * eps)
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(1, 64), (3, 1024), (5, 1536), (2, 100)])
+def test_rms_norm(ops: LayerOps, dtype: torch.dtype, device: torch.device, tokens: int, size: int) -> None:
+    x, weight = numbers(device, dtype, tokens, size, scale=3.0), numbers(device, dtype, size, seed=1)
+    before = x.clone()
+    assert_near(ops.rms_norm(x, weight, EPS), TorchOps().rms_norm(x, weight, EPS))
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(1, 64), (3, 2560)])
+def test_add_rms_norm(ops: LayerOps, dtype: torch.dtype, device: torch.device, tokens: int, size: int) -> None:
+    x, residual = numbers(device, dtype, tokens, size), numbers(device, dtype, tokens, size, seed=1, scale=9.0)
+    weight = numbers(device, dtype, size, seed=2)
+    expected = TorchOps().add_rms_norm(x, residual, weight, EPS)
+    normed, total = ops.add_rms_norm(x.clone(), residual.clone(), weight, EPS)
+    assert torch.equal(total, expected[1])
+    assert_near(normed, expected[0])
+
+
+@pytest.mark.parametrize("norms", [True, False], ids=["normed", "as they are"])
+@pytest.mark.parametrize(("tokens", "heads", "kv_heads"), [(1, 1, 1), (3, 16, 8), (5, 10, 2)])
+def test_rotate(ops: LayerOps, dtype: torch.dtype, device: torch.device, tokens: int, heads: int, kv_heads: int, norms: bool) -> None:
+    """Of views of one fused product, as in the decoder; what is beside them stays."""
+    cos_sin = cos_sin_cache(RopeSpec(HEAD_DIM, 10000.0), 1000, device)
+    positions = torch.randint(0, 1000, (tokens,), generator=torch.Generator().manual_seed(3), dtype=torch.int32).to(device)
+    fused = numbers(device, dtype, tokens, (heads + 2 * kv_heads) * HEAD_DIM, scale=2.0)
+    weights = [numbers(device, dtype, HEAD_DIM, seed=seed) for seed in (4, 5)] if norms else [None, None]
+
+    def parts(tensor: Tensor) -> list[Tensor]:
+        split = tensor.split([heads * HEAD_DIM, kv_heads * HEAD_DIM, kv_heads * HEAD_DIM], dim=1)
+        return [part.view(tokens, -1, HEAD_DIM) for part in split]
+
+    query, key, value = parts(fused.clone())
+    expected = TorchOps().rotate(*parts(fused)[:2], cos_sin, positions, *weights, EPS)
+    for found, wanted in zip(ops.rotate(query, key, cos_sin, positions, *weights, EPS), expected, strict=True):
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(found, wanted, rtol=4 * eps, atol=16 * eps)  # differences of products of rounded numbers
+    assert torch.equal(value, parts(fused)[2])
+
+
+def test_rotated_heads_must_lie_beside_each_other(ops: LayerOps, dtype: torch.dtype, device: torch.device) -> None:
+    """Else a copy of them would be rotated in vain."""
+    apart = numbers(device, dtype, 2, 4, HEAD_DIM)[:, ::2]
+    cos_sin = cos_sin_cache(RopeSpec(HEAD_DIM, 10000.0), 10, device)
+    with pytest.raises(RuntimeError, match="view"):
+        ops.rotate(apart, apart.contiguous(), cos_sin, torch.zeros(2, dtype=torch.int32, device=device), None, None, EPS)
+
+
+@pytest.mark.parametrize(("tokens", "size", "kernel"), [(1, 8, True), (3, 3072, True), (2, 100, False)])
+def test_silu_mul(
+    ops: LayerOps, dtype: torch.dtype, device: torch.device, library: StandIn | None, tokens: int, size: int, kernel: bool
+) -> None:
+    """By torch where the halves of a row are not aligned."""
+    gate_up = numbers(device, dtype, tokens, 2 * size, scale=2.0)
+    assert_near(ops.silu_mul(gate_up), TorchOps().silu_mul(gate_up))
+    if library is not None:
+        assert (library.calls == ["silu_and_mul"]) == kernel
+
+
+def test_weights_of_another_dtype_are_refused(ops: LayerOps, dtype: torch.dtype, device: torch.device) -> None:
+    x, weight = numbers(device, dtype, 2, HEAD_DIM), torch.ones(HEAD_DIM, device=device)
+    heads = x.view(2, 1, HEAD_DIM)
+    cos_sin = cos_sin_cache(RopeSpec(HEAD_DIM, 10000.0), 10, device)
+    positions = torch.zeros(2, dtype=torch.int32, device=device)
+    for call in (
+        lambda: ops.rms_norm(x, weight, EPS),
+        lambda: ops.add_rms_norm(x, x.clone(), weight, EPS),
+        lambda: ops.add_rms_norm(x, x.float(), weight.to(dtype), EPS),
+        lambda: ops.rotate(heads, heads.clone(), cos_sin, positions, weight, None, EPS),
+        lambda: ops.rotate(heads, heads.clone(), cos_sin, positions, None, weight, EPS),
+    ):
+        with pytest.raises(TypeError, match=r"as the activations are, not torch.float32"):
+            call()
+
+
+def test_models_without_kernels_are_refused() -> None:
+    cpu = torch.device("cpu")
+    for arguments, reason in (
+        ((torch.float32, 128, cpu, StandIn()), "not torch.float32"),
+        ((torch.bfloat16, 96, cpu, StandIn()), "not 96"),
+        ((torch.bfloat16, 128, cpu), "needs a CUDA device"),
+    ):
+        with pytest.raises(BackendUnavailableError, match=reason):
+            FlashInferOps(*arguments)
+
+
+def test_everything_runs_once_at_the_start() -> None:
+    library = StandIn()
+    FlashInferOps(torch.bfloat16, 64, torch.device("cpu"), library)
+    assert set(library.calls) == {"rmsnorm", "fused_add_rmsnorm", "silu_and_mul", "apply_rope_with_cos_sin_cache_inplace"}

@@ -1,0 +1,93 @@
+"""What the reference backend does beyond plain attention: a float8 cache, and capped scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ragged import Crowd, metadata_on
+
+from aengine.attention import AttentionSpec
+from aengine.attention.torch_native import TorchNativeBackend
+
+FLOAT8 = torch.float8_e4m3fn
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]),
+]
+
+
+def make_spec(
+    device: str, *, soft_cap: float = 0.0, float8: bool = False, scales: tuple[tuple[float, float], ...] | None = None
+) -> AttentionSpec:
+    return AttentionSpec(
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=10,
+        scale=0.8,
+        windows=(None, 7),
+        page_size=4,
+        dtype=torch.float32,
+        device=torch.device(device),
+        soft_cap=soft_cap,
+        kv_dtype=FLOAT8 if float8 else None,
+        kv_scales=scales,
+    )
+
+
+def poison(crowd: Crowd) -> None:
+    """Fills every page but page 0 with NaN, through the contract: as if one row had owned them all."""
+    spec = crowd.spec
+    pages = np.arange(1, crowd.num_pages)
+    layout = crowd.layout([], {0: 1})
+    for page in pages:
+        for offset in range(spec.page_size):
+            layout.slot_mapping[0] = page * spec.page_size + offset
+            step = crowd.backend.plan(metadata_on(spec.device, layout))
+            bad = torch.full((1, spec.num_kv_heads, spec.head_dim), torch.nan, dtype=spec.dtype, device=spec.device)
+            for layer in range(len(spec.windows)):
+                step.write(layer, bad, bad)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("float8", [False, True])
+@pytest.mark.parametrize("soft_cap", [0.0, 1.5])
+def test_ragged_steps(device: str, float8: bool, soft_cap: float) -> None:
+    spec = make_spec(device, soft_cap=soft_cap, float8=float8, scales=((0.5, 0.03), (2.0, 1.0)) if float8 else None)
+    crowd = Crowd(spec, TorchNativeBackend(spec), seed=1)
+    poison(crowd)
+    for _ in range(8):
+        crowd.run(*crowd.random_step(longest=12))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_float8_without_scales_saturates(device: str) -> None:
+    spec = make_spec(device, float8=True)
+    crowd = Crowd(spec, TorchNativeBackend(spec), seed=2)
+    layout = crowd.layout([], {0: 1})
+    step = crowd.backend.plan(metadata_on(spec.device, layout))
+    value = torch.full((1, 2, 10), 1000.0, device=device)
+    value[0, 0, 0], value[0, 1, 1] = -1e9, 17.0  # between 16 and 18: to even
+    step.write(0, value, value)
+    expected = torch.full((1, 2, 10), 448.0)
+    expected[0, 0, 0], expected[0, 1, 1] = -448.0, 16.0
+    out = step.attend(0, torch.zeros(1, 6, 10, device=device))
+    assert torch.equal(out.cpu(), expected.repeat_interleave(3, dim=1))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("float8", [False, True])
+def test_copied_pages(device: str, float8: bool) -> None:
+    """Row 1 takes over the pages of row 0, which it then extends alone."""
+    spec = make_spec(device, float8=float8)
+    crowd = Crowd(spec, TorchNativeBackend(spec), seed=3, num_rows=2)
+    crowd.run([], {0: 6, 1: 1})
+    crowd.backend.copy_pages(crowd.table[0, :2], crowd.table[1, :2])
+    crowd.computed[1], crowd.stored[1] = crowd.computed[0], list(crowd.stored[0])
+    crowd.run([0, 1], {})
+    crowd.run([1], {0: 3})
+
+
+def test_bytes_per_page() -> None:
+    assert TorchNativeBackend(make_spec("cpu")).bytes_per_page() == 2 * 2 * 2 * 4 * 10 * 4
+    assert TorchNativeBackend(make_spec("cpu", float8=True)).bytes_per_page() == 2 * 2 * 2 * 4 * 10

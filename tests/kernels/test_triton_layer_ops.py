@@ -1,0 +1,107 @@
+"""The Triton layer ops against plain torch, in the interpreter or on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from triton_mode import DEVICES, INTERPRETED
+
+from aengine.layers.ops import LayerOps, TorchOps
+from aengine.layers.rotary import RopeSpec, cos_sin_cache
+from aengine.layers.triton_ops import TritonOps
+
+EPS = 1e-6
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+pytestmark = [
+    pytest.mark.parametrize("device", DEVICES),
+    pytest.mark.parametrize("dtype", DTYPES, ids=str),
+    pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning"),  # the interpreter's
+]
+
+
+def numbers(device: str, dtype: torch.dtype, *shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(device=device, dtype=dtype)
+
+
+def assert_near(actual: Tensor, expected: Tensor, atol: float = 1e-6, equal: float = 0.98) -> None:
+    """To few last places of a 16-bit dtype, where what is rounded may lie on the other side of a tie, and to 1e-5 of float32: the
+    exponential of a GPU is no better. The share `equal` of 16-bit numbers must be the same, but not in bfloat16 under the interpreter,
+    which cuts off where others round: there float16 shows that rounding is where it should be.
+    """
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    torch.testing.assert_close(actual, expected, rtol=max(1e-5, 4 * torch.finfo(actual.dtype).eps), atol=atol)
+    cut_off = INTERPRETED and actual.dtype == torch.bfloat16
+    if actual.dtype != torch.float32 and not cut_off and actual.numel():
+        assert (actual == expected).float().mean() > equal
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(0, 64), (1, 1), (1, 1024), (3, 100), (5, 1536), (2, 5120)])
+def test_rms_norm(device: str, dtype: torch.dtype, tokens: int, size: int) -> None:
+    x = numbers(device, dtype, tokens, size, scale=3.0)
+    weight = numbers(device, dtype, size, seed=1)
+    before = x.clone()
+    assert_near(TritonOps().rms_norm(x, weight, EPS), TorchOps().rms_norm(x, weight, EPS))
+    assert torch.equal(x, before)
+
+
+def test_rms_norm_of_a_view(device: str, dtype: torch.dtype) -> None:
+    x = numbers(device, dtype, 7, 300)[1:, 100:]
+    weight = numbers(device, dtype, 200, seed=1)
+    assert_near(TritonOps().rms_norm(x, weight, EPS), TorchOps().rms_norm(x, weight, EPS))
+
+
+def test_rms_norm_of_zeros_uses_eps(device: str, dtype: torch.dtype) -> None:
+    weight = numbers(device, dtype, 48)
+    assert not TritonOps().rms_norm(torch.zeros(2, 48, dtype=dtype, device=device), weight, EPS).any()
+    small = torch.full((2, 48), 1e-3, dtype=dtype, device=device)
+    assert_near(TritonOps().rms_norm(small, weight, 1e-2), TorchOps().rms_norm(small, weight, 1e-2))
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(0, 64), (1, 1024), (4, 100), (3, 2560)])
+def test_add_rms_norm(device: str, dtype: torch.dtype, tokens: int, size: int) -> None:
+    x, residual = numbers(device, dtype, tokens, size), numbers(device, dtype, tokens, size, seed=1, scale=9.0)
+    weight = numbers(device, dtype, size, seed=2)
+    expected = TorchOps().add_rms_norm(x, residual, weight, EPS)
+    normed, total = TritonOps().add_rms_norm(x.clone(), residual.clone(), weight, EPS)
+    assert_near(total, expected[1], equal=0.9999)
+    assert_near(normed, expected[0])
+
+
+@pytest.mark.parametrize("norms", ["both", "query", "none"])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "kv_heads", "head_dim"),
+    [(0, 2, 1, 64), (1, 1, 1, 128), (3, 16, 8, 128), (5, 9, 3, 64), (2, 14, 2, 80), (4, 3, 3, 6)],
+)
+def test_rotate(device: str, dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, head_dim: int, norms: str) -> None:
+    """Of views of one fused product, as in the decoder; what is beside them stays."""
+    cos_sin = cos_sin_cache(RopeSpec(head_dim, 10000.0), 1000, torch.device(device))
+    positions = torch.randint(0, 1000, (tokens,), generator=torch.Generator().manual_seed(3), dtype=torch.int32).to(device)
+    fused = numbers(device, dtype, tokens, (heads + 2 * kv_heads) * head_dim, scale=2.0)
+    weights = [numbers(device, dtype, head_dim, seed=seed) for seed in (4, 5)]
+    query_norm = None if norms == "none" else weights[0]
+    key_norm = weights[1] if norms == "both" else None
+
+    def rotated(ops: LayerOps, fused: Tensor) -> list[Tensor]:
+        q, k, v = fused.split((heads * head_dim, kv_heads * head_dim, kv_heads * head_dim), dim=-1)
+        q, k = q.view(tokens, heads, head_dim), k.view(tokens, kv_heads, head_dim)
+        return [*ops.rotate(q, k, cos_sin, positions, query_norm, key_norm, EPS), v]
+
+    *expected, value = rotated(TorchOps(), fused.clone())
+    *actual, untouched = rotated(TritonOps(), fused.clone())
+    assert torch.equal(untouched, value)
+    for one, other in zip(actual, expected, strict=True):
+        # A normed value that is rounded the other way moves the sum of two products by a part of the larger one.
+        assert_near(one, other, atol=16 * torch.finfo(dtype).eps, equal=0.95)
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(0, 8), (1, 3072), (3, 1000), (4, 5)])
+def test_silu_mul(device: str, dtype: torch.dtype, tokens: int, size: int) -> None:
+    gate_up = numbers(device, dtype, tokens, 2 * size, scale=4.0)
+    assert_near(TritonOps().silu_mul(gate_up), TorchOps().silu_mul(gate_up))
+
+
+def test_silu_of_large_gates(device: str, dtype: torch.dtype) -> None:
+    gate_up = torch.tensor([[-200.0, 200.0, -88.0, 0.0, 1.0, 1.0, 1.0, 1.0]], dtype=dtype, device=device)
+    assert_near(TritonOps().silu_mul(gate_up), TorchOps().silu_mul(gate_up))

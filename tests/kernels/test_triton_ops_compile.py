@@ -1,0 +1,76 @@
+"""The layer ops and draws compile for a GPU, on machines that have none, and do not compile again in the midst of serving."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from ahead_of_time import compiled
+from triton_mode import INTERPRETED
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the kernels run compiled where there is CUDA")
+
+_LAYER_OPS = """
+import torch
+from aengine.layers.triton_ops import TritonOps
+
+def layer_ops(dtype, tokens, hidden, heads, kv_heads, head_dim, norms, positions):
+    ops, weight = TritonOps(), torch.zeros(hidden, dtype=dtype)
+    x = ops.rms_norm(torch.zeros(tokens, hidden, dtype=dtype), weight, 1e-6)
+    ops.add_rms_norm(x, torch.zeros(tokens, hidden, dtype=dtype), weight, 1e-6)
+    ops.silu_mul(torch.zeros(tokens, 6 * hidden, dtype=dtype))
+    fused = torch.zeros(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    query, key, _ = fused.split((heads * head_dim, kv_heads * head_dim, kv_heads * head_dim), dim=-1)
+    query_norm, key_norm = (torch.zeros(head_dim, dtype=dtype) if there else None for there in norms)
+    query, key = query.view(tokens, heads, head_dim), key.view(tokens, kv_heads, head_dim)
+    ops.rotate(query, key, torch.zeros(50, head_dim), positions, query_norm, key_norm, 1e-6)
+"""
+_DRAWS = """
+import torch
+from aengine.kernels.triton.sampling import gumbel_argmax
+from aengine.sampling.device_draw import PACKED_WORDS, RowParams
+from aengine.sampling.triton_draw import TritonDraw
+
+def draws(rows, vocab_size, positions):
+    draw, logits = TritonDraw(vocab_size, torch.device("cpu")), torch.zeros(rows, vocab_size)
+    params = RowParams(torch.ones(rows, PACKED_WORDS, dtype=torch.int32), positions)
+    for with_min_p in (False, True):
+        draw.whole(logits, params, with_min_p)
+        draw.nucleus(logits, params, with_min_p)
+    gumbel_argmax(logits, params.temperature, params.seed, params.positions)
+"""
+_STEPS = """
+for rows in (1, 2, 3, 16, 33):
+    for begin in range(5):
+        positions = torch.zeros(100, dtype=torch.int32)[begin : begin + rows]
+"""
+_OPS_KERNELS = {"_rms_norm": 1, "_add_rms_norm": 1, "_silu_mul": 1, "_rotate": 1}
+_DRAW_KERNELS = {"_block_parts": 2, "_token_of_block": 2, "_nucleus_end": 1, "_gumbel_parts": 2, "_best_part": 1}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "torch.bfloat16, 3, 1024, 16, 8, 128, (True, True)",
+        "torch.bfloat16, 3, 5120, 40, 8, 128, (True, False)",
+        "torch.float16, 1, 100, 9, 3, 80, (False, False)",
+        "torch.float32, 2, 2048, 14, 2, 64, (False, False)",
+    ],
+)
+def test_layer_ops(model: str) -> None:
+    variants = compiled(f"{_LAYER_OPS}\nlayer_ops({model}, torch.zeros(3, dtype=torch.int32))")
+    assert Counter(variant.kernel for variant in variants) == _OPS_KERNELS
+
+
+@pytest.mark.parametrize("vocab_size", [1000, 32_000, 151_936])
+def test_draws(vocab_size: int) -> None:
+    variants = compiled(f"{_DRAWS}\ndraws(3, {vocab_size}, torch.zeros(3, dtype=torch.int32))")
+    assert Counter(variant.kernel for variant in variants) == _DRAW_KERNELS
+
+
+def test_steps_need_no_further_variants() -> None:
+    """The number of rows changes from step to step, and positions are slices of one upload, which begin anywhere."""
+    call = "layer_ops(torch.bfloat16, rows, 1024, 16, 8, 128, (True, True), positions)"
+    assert Counter(variant.kernel for variant in compiled(f"{_LAYER_OPS}\n{_STEPS}        {call}")) == _OPS_KERNELS
+    variants = compiled(f"{_DRAWS}\n{_STEPS}        draws(rows, 1000, positions)")
+    assert Counter(variant.kernel for variant in variants) == _DRAW_KERNELS

@@ -1,0 +1,284 @@
+"""The Triton draws against the torch code that says what they are, in the interpreter or on a GPU."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from triton_mode import DEVICES, triton
+
+import aengine.kernels.triton.noise as device_noise
+from aengine.kernels.triton.nucleus import nucleus_end
+from aengine.kernels.triton.sampling import draw_in_blocks, gumbel_argmax
+from aengine.sampling.candidates import kept_candidates, top_candidates
+from aengine.sampling.draw import Drawer
+from aengine.sampling.masses import MassDraw
+from aengine.sampling.noise import log_exponential, row_keys, token_hashes, uniform_bits
+from aengine.sampling.torch_draw import TorchDraw
+from aengine.sampling.triton_draw import TritonDraw
+from aengine.scheduler.plan import NewRow, RowParams
+
+tl = triton.language
+pytestmark = [
+    pytest.mark.parametrize("device", DEVICES),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter's, of infinities
+]
+SIZES = [(1, 1), (1, 2), (3, 63), (2, 64), (3, 65), (1, 4096), (5, 4097), (2, 9001), (11, 300)]
+SEEDS = [0, 1, -1, 2**62, -(2**63), 2**63 - 1, 0x123456789ABCDEF]
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Rows:
+    """Random logits and parameters of m rows, with the seeds' extremes among them; parameters are columns of wider tensors."""
+
+    def __init__(self, rows: int, vocab_size: int, device: str, spread: float = 3.0) -> None:
+        generator = torch.Generator().manual_seed(rows * vocab_size)
+        self.logits = (numbers(rows, vocab_size, seed=rows + vocab_size) * spread).to(device)
+        columns = torch.rand(rows, 3, generator=generator).to(device)
+        self.temperature = columns[:, 0].add_(0.3)
+        self.top_p, self.min_p = columns[:, 1], columns[:, 2].mul_(0.3)
+        seeds = (SEEDS * (rows // len(SEEDS) + 1))[:rows]
+        self.seeds = torch.tensor([seeds, seeds], device=device).T[:, 0]
+        self.positions = torch.randint(0, 100_000, (rows,), generator=generator, dtype=torch.int32).to(device)
+        self.device = torch.device(device)
+
+    def gumbel(self) -> Tensor:
+        """The scores of a draw: [m, V] float32."""
+        hashes = token_hashes(self.logits.shape[1], self.device)
+        return self.logits / self.temperature[:, None] - log_exponential(row_keys(self.seeds, self.positions), hashes)
+
+    def nucleus(self) -> Tensor:
+        """What `kept_candidates` keeps of all tokens: [m, V] bool."""
+        vocab_size = self.logits.shape[1]
+        total = MassDraw(vocab_size, self.device).masses(self.logits, self.temperature, self.min_p).total()
+        best, ids = top_candidates(self.logits, vocab_size)
+        scores = best / self.temperature[:, None]
+        none = torch.zeros(len(scores), dtype=torch.int32, device=self.device)
+        kept = kept_candidates(scores, self.min_p, none, self.top_p, total)
+        return torch.zeros_like(kept).scatter_(1, ids, kept)
+
+
+@triton.jit
+def _noise(seeds, positions, bits, values, vocab_size, STREAM: tl.constexpr, IDS: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, IDS)
+    first, second = device_noise.row_key(tl.load(seeds + row), tl.load(positions + row), STREAM)
+    drawn = device_noise.uniform_bits(first, second, at)
+    tl.store(bits + row * vocab_size + at, drawn, mask=at < vocab_size)
+    tl.store(values + row * vocab_size + at, device_noise.log_exponential(drawn), mask=at < vocab_size)
+
+
+@pytest.mark.parametrize("stream", [0, 1, 7])
+def test_noise_has_the_same_bits(device: str, stream: int) -> None:
+    seeds = torch.tensor(SEEDS * 3, device=device)
+    positions = torch.tensor([0, 1, 70_000], dtype=torch.int32, device=device).repeat_interleave(len(SEEDS))
+    bits = torch.empty(len(seeds), 3000, dtype=torch.int32, device=device)
+    values = torch.empty(len(seeds), 3000, device=device)
+    _noise[(len(seeds),)](seeds, positions, bits, values, 3000, STREAM=stream, IDS=4096)
+    keys, hashes = row_keys(seeds, positions, stream), token_hashes(3000, torch.device(device))
+    assert torch.equal(bits, uniform_bits(keys, hashes))
+    torch.testing.assert_close(values, log_exponential(keys, hashes), rtol=2e-6, atol=2e-6)
+
+
+@triton.jit
+def _log_exponential(bits, values, IDS: tl.constexpr):
+    at = tl.arange(0, IDS)
+    tl.store(values + at, device_noise.log_exponential(tl.load(bits + at)))
+
+
+def test_log_exponential_of_all_magnitudes(device: str) -> None:
+    """Against float64, from the smallest E, which decide draws, to the largest, and around where the series ends."""
+    edges = [2**31 - 1, 2**31 - 64, 2**31 - 65, 2**31 - 10_000, 2**27 - 1, 2**27, 2**27 + 1, 0]
+    bits = torch.tensor([*edges, *(1 << at for at in range(31)), *(3 << at for at in range(25))], dtype=torch.int32, device=device)
+    values = torch.empty(len(bits), device=device)
+    _log_exponential[(1,)](bits, values, IDS=len(bits))
+    u = ((bits.float() + 0.5) * 2.0**-31).clamp(max=1 - 2.0**-24).double()
+    torch.testing.assert_close(values.double(), (-torch.log1p(-u)).log(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "vocab_size"), SIZES)
+def test_gumbel_argmax(device: str, rows: int, vocab_size: int) -> None:
+    r = Rows(rows, vocab_size, device)
+    assert torch.equal(gumbel_argmax(r.logits, r.temperature, r.seeds, r.positions), r.gumbel().argmax(-1))
+
+
+def test_gumbel_argmax_above_a_floor(device: str) -> None:
+    r = Rows(40, 5000, device)
+    r.logits.mul_(2).round_().div_(2)  # many ties
+    floors = r.logits.sort(-1).values[torch.arange(40), torch.randint(4000, 4999, (40,))]
+    last_ids = torch.randint(0, 5000, (40,), dtype=torch.int32, device=device)
+    kept = (r.logits > floors[:, None]) | ((r.logits == floors[:, None]) & (torch.arange(5000, device=device) <= last_ids[:, None]))
+    assert kept.any(-1).all()
+    expected = r.gumbel().masked_fill_(~kept, -math.inf).argmax(-1)
+    assert torch.equal(gumbel_argmax(r.logits, r.temperature, r.seeds, r.positions, floors, last_ids), expected)
+
+
+def test_the_last_id_takes_part(device: str) -> None:
+    r = Rows(2, 5000, device)
+    floors, last_ids = r.logits.max(-1)
+    tokens = gumbel_argmax(r.logits, r.temperature, r.seeds, r.positions, floors, last_ids.to(torch.int32))
+    assert torch.equal(tokens, last_ids)
+
+
+@pytest.mark.parametrize("with_min_p", [False, True])
+@pytest.mark.parametrize(("rows", "vocab_size"), SIZES)
+def test_draw_in_blocks(device: str, rows: int, vocab_size: int, with_min_p: bool) -> None:
+    r = Rows(rows, vocab_size, device)
+    min_p = r.min_p if with_min_p else None
+    reference = MassDraw(vocab_size, r.device)
+    masses = reference.masses(r.logits, r.temperature, min_p)
+    expected = reference.draw(r.logits, masses, r.temperature, min_p, r.seeds, r.positions)
+    assert torch.equal(draw_in_blocks(r.logits, r.temperature, min_p, r.seeds, r.positions), expected)
+
+
+def kept_by(floors: Tensor, last_ids: Tensor, logits: Tensor) -> Tensor:
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    return (logits > floors[:, None]) | ((logits == floors[:, None]) & (ids <= last_ids[:, None]))
+
+
+@pytest.mark.parametrize("min_p", [False, True])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 6.0])
+@pytest.mark.parametrize(("rows", "vocab_size"), [*SIZES, (3, 20_001)])
+def test_nucleus(device: str, rows: int, vocab_size: int, spread: float, min_p: bool) -> None:
+    """Exactly the tokens of the reference, up to one at the end where float32 sums of the reference are too coarse to say."""
+    r = Rows(rows, vocab_size, device, spread)
+    r.top_p.clamp_(max=0.999)
+    if not min_p:
+        r.min_p.zero_()
+    ours = kept_by(*nucleus_end(r.logits, r.temperature, r.top_p, r.min_p), r.logits)
+    differ = (ours != r.nucleus()).sum(-1)
+    assert differ.max() <= 1
+    assert differ.sum() <= 1
+    assert ours.any(-1).all()
+
+
+@pytest.mark.parametrize("vocab_size", [500, 9000, 20_000])
+def test_nucleus_among_ties(device: str, vocab_size: int) -> None:
+    """Of equal tokens those with the lower ids; more of them than are listed, and fewer."""
+    r = Rows(6, vocab_size, device)
+    r.logits[:3] = r.logits[:3].round()
+    r.logits[3:5] = -2.5
+    r.logits[5] = 0.0
+    r.logits[5, ::2] = -0.0
+    r.min_p.zero_()
+    r.top_p.copy_(torch.tensor([0.1, 0.5, 0.9, 0.25, 0.75, 0.6]))
+    floors, last_ids = nucleus_end(r.logits, r.temperature, r.top_p, r.min_p)
+    assert ((kept_by(floors, last_ids, r.logits) != r.nucleus()).sum(-1) <= 1).all()
+    assert abs(int(last_ids[3]) + 1 - vocab_size / 4) <= 1
+    assert abs(int(last_ids[5]) + 1 - vocab_size * 0.6) <= 1
+
+
+def test_nucleus_of_the_likeliest_alone(device: str) -> None:
+    r = Rows(4, 700, device)
+    r.logits[:, 600] = r.logits[:, 650] = 50.0
+    r.min_p.zero_()
+    r.top_p.copy_(torch.tensor([0.0, 1e-9, 1e-40, 0.4]))
+    floors, last_ids = nucleus_end(r.logits, r.temperature, r.top_p, r.min_p)
+    assert floors.tolist() == [50.0] * 4
+    assert last_ids.tolist() == [600] * 4
+
+
+def test_a_nucleus_of_nearly_everything(device: str) -> None:
+    r = Rows(3, 5000, device)
+    r.min_p.zero_()
+    r.top_p.copy_(torch.tensor([1 - 2**-24, 0.9999, 0.99]))
+    kept = kept_by(*nucleus_end(r.logits, r.temperature, r.top_p, r.min_p), r.logits)
+    mass = ((r.logits / r.temperature[:, None]).double().softmax(-1) * kept).sum(-1)
+    assert (mass >= r.top_p.double() - 1e-6).all()
+    assert kept[0].sum() > 4900
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf])
+def test_tokens_of_rows_without_any(device: str, value: float) -> None:
+    """Whatever the logits are, ids are in the vocabulary, and the other rows are not touched by it."""
+    r = Rows(3, 4500, device)
+    healthy = [draw(r) for draw in DRAWS]
+    r.logits[1] = value
+    for draw, expected in zip(DRAWS, healthy, strict=True):
+        tokens = draw(r)
+        assert 0 <= tokens[1] < 4500
+        assert tokens[[0, 2]].tolist() == expected[[0, 2]].tolist()
+
+
+DRAWS = [
+    lambda r: gumbel_argmax(r.logits, r.temperature, r.seeds, r.positions),
+    lambda r: draw_in_blocks(r.logits, r.temperature, None, r.seeds, r.positions),
+    lambda r: draw_in_blocks(r.logits, r.temperature, r.min_p, r.seeds, r.positions),
+    lambda r: gumbel_argmax(r.logits, r.temperature, r.seeds, r.positions, *nucleus_end(r.logits, r.temperature, r.top_p, r.min_p)),
+]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_nothing_to_draw(device: str, draw: object) -> None:
+    empty = draw(Rows(0, 100, device))
+    assert (empty.shape, empty.dtype) == ((0,), torch.int64)
+
+
+def params(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0) -> RowParams:
+    return RowParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+
+
+MIXED = [
+    params(0.0),
+    params(0.7, seed=3),
+    params(1.0, top_k=5, seed=2**64 - 1),
+    params(1.3, top_p=0.5, seed=4),
+    params(1.0, min_p=0.2, seed=5),
+    params(0.9, top_k=40, top_p=0.9, min_p=0.01, seed=6),
+    params(0.8, top_p=0.6, min_p=0.05, seed=2**63),
+]
+
+
+def drawn(kind: type[TorchDraw] | type[TritonDraw], rows: list[RowParams], logits: Tensor, positions: list[int], device: str) -> list[int]:
+    where = torch.device(device)
+    drawer = Drawer(len(rows), logits.shape[1], where, kind(logits.shape[1], where))
+    drawer.update([NewRow(at, one) for at, one in enumerate(rows)])
+    on_device = torch.tensor(positions, dtype=torch.int32, device=where)
+    indices = np.arange(len(rows), dtype=np.int32)
+    return drawer.draw(logits.to(where), indices, torch.from_numpy(indices).to(where), on_device).tolist()
+
+
+def test_drawer_in_mixed_company(device: str) -> None:
+    """The tokens of the CPU, for every kind of row, alone or beside others."""
+    rows = MIXED * 3
+    logits, positions = numbers(len(rows), 1000, seed=1) * 4, list(range(len(rows)))
+    together = drawn(TritonDraw, rows, logits, positions, device)
+    assert together == drawn(TorchDraw, rows, logits, positions, "cpu")
+    for at in range(len(MIXED)):
+        assert drawn(TritonDraw, rows[at : at + 1], logits[at : at + 1], positions[at : at + 1], device) == [together[at]]
+
+
+def upper_tail(observed: Tensor, probabilities: Tensor) -> float:
+    """Of the chi-square test."""
+    expected = probabilities.double() * observed.sum()
+    statistic = ((observed - expected) ** 2 / expected).sum()
+    return float(torch.special.gammaincc(torch.tensor((len(observed) - 1) / 2).double(), statistic / 2))
+
+
+@pytest.mark.parametrize("one", [params(0.8), params(1.2, min_p=0.1), params(1.0, top_p=0.7)])
+def test_distribution(device: str, one: RowParams) -> None:
+    if device == "cpu":
+        pytest.skip("the interpreter takes rows one by one, which leaves too few for a distribution")
+    count = 20_000
+    logits = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5, -3.0, 1.5, 0.1])
+    p = (logits.double() / one.temperature).softmax(-1)
+    p[p < one.min_p * p.max()] = 0.0
+    p /= p.sum()
+    order = p.argsort(descending=True)
+    p[order[p[order].cumsum(0) - p[order] >= one.top_p]] = 0.0
+    p /= p.sum()
+    where = torch.device(device)
+    drawer = Drawer(count, 8, where, TritonDraw(8, where))
+    drawer.update([NewRow(at, one) for at in range(count)])
+    rows = np.arange(count, dtype=np.int32)
+    on_device = torch.from_numpy(rows).to(where)
+    tokens = drawer.draw(logits.to(where).expand(count, -1), rows, on_device, on_device).cpu()
+    observed = torch.bincount(tokens, minlength=8)
+    assert observed[p == 0].sum() == 0
+    assert upper_tail(observed[p > 0], p[p > 0]) > 1e-6

@@ -1,0 +1,68 @@
+"""Which layer ops go with which attention backend, and that nothing of a device is imported for a CPU."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from aengine.layers.ops import TorchOps
+from aengine.layers.select import select_ops
+
+CUDA = torch.device("cuda")  # naming it needs none
+
+
+def chosen(backend: str, device: torch.device = CUDA) -> str:
+    return select_ops(backend, torch.bfloat16, 128, device).name
+
+
+@pytest.mark.parametrize("backend", ["torch_native", "triton", "flashinfer"])
+def test_a_cpu_has_torch(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    assert isinstance(select_ops(backend, torch.float32, 64, torch.device("cpu")), TorchOps)
+    assert not caplog.records
+
+
+def test_the_reference_has_the_reference() -> None:
+    assert chosen("torch_native") == "torch"
+
+
+def test_triton(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("triton")
+    caplog.set_level(logging.INFO, "aengine")
+    assert chosen("triton") == "triton"
+    (record,) = caplog.records
+    assert record.getMessage() == "layer ops: triton (as the attention backend)"
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.delitem(sys.modules, "aengine.layers.triton_ops", raising=False)
+    monkeypatch.setitem(sys.modules, "aengine.kernels.triton.layer_ops", None)  # an import of it fails
+    monkeypatch.delattr("aengine.kernels.triton.layer_ops", raising=False)
+    caplog.set_level(logging.INFO, "aengine")
+    assert chosen("triton") == "torch"
+    assert "triton cannot be imported" in caplog.records[0].getMessage()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="FlashInfer may be possible where there is CUDA")
+def test_flashinfer_that_is_not_possible(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("triton")
+    caplog.set_level(logging.INFO, "aengine")
+    assert chosen("flashinfer") == "triton"
+    assert caplog.records[-1].getMessage().startswith("layer ops: triton (not flashinfer: ")
+
+
+def test_nothing_of_a_device_is_imported_for_a_cpu() -> None:
+    code = """
+import sys, torch
+import aengine.layers.select, aengine.sampling.draw, aengine.runner.torch_executor
+cpu = torch.device("cpu")
+aengine.layers.select.select_ops("torch_native", torch.float32, 64, cpu)
+aengine.sampling.draw.Drawer(4, 100, cpu)
+assert not {"triton", "flashinfer"} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
