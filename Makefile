@@ -1,6 +1,7 @@
 # `make demo` and `make test` need python3 (with venv), make and a C++ compiler; `make lint` needs node's npm too.
 PYTHON ?= python3
 PYTEST_ARGS ?=
+RESULTS ?= docs/results
 VENV := .venv
 BIN := $(VENV)/bin
 BUF := tools/node_modules/.bin/buf
@@ -10,7 +11,7 @@ DEV := $(VENV)/.aengine-dev
 NODE := tools/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-grpc test test-levels lint benchmarks protos node clean
+.PHONY: help demo demo-grpc test test-levels lint benchmarks gpu protos node clean
 
 help: ## this list
 	@sed -n "s/^\([a-z-]*\):.*## /  make \1\t/p" $(firstword $(MAKEFILE_LIST))
@@ -43,6 +44,9 @@ benchmarks: $(RUNTIME) ## print what scheduling and sampling cost per step, and 
 	@$(BIN)/python -m aengine.bench.scheduling
 	@$(BIN)/python -m aengine.bench.sampling
 	@$(BIN)/python -m aengine.bench.serving
+
+gpu: $(DEV) ## on a CUDA device: its tests, then step and offline benchmarks into RESULTS=docs/results
+	@PYTHON=$(BIN)/python tools/gpu.sh $(RESULTS)
 
 protos: $(DEV) $(NODE) ## format protos/ and write aengine/v1/ from it
 	$(BUF) format --write

@@ -15,6 +15,8 @@ ATTENTION_BACKENDS = ("auto", "cpu", "flashinfer", "triton", "torch_native")
 KV_CACHE_DTYPES = ("auto", "fp8")
 QUANTIZATIONS = ("none", "int8")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+MOST_SEQS = 65536
+MOST_GRAPH_TOKENS = 8192
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 
@@ -52,6 +54,14 @@ class EngineConfig:
     """auto (that of the weights), fp8 (e4m3, scaled as the checkpoint says, on CUDA)."""
     quantization: str = "none"
     """none, int8 (weights and activations of all linear layers in 8 bits, on a CPU; activations are scaled as they come)."""
+    eager: bool = False
+    """On CUDA: launch every operation on its own instead of replaying captured graphs. Starts faster, runs slower."""
+    graph_sizes: tuple[int, ...] | None = None
+    """On CUDA: numbers of sequences for which decode steps are captured as graphs; a step takes the smallest that holds it. Default: 1, 2,
+    4, 8 to 256 by 8, and on in coarser steps to max_num_seqs, which is always one."""
+    graph_tokens: int = 512
+    """On CUDA: steps with prompt tokens run in pieces of graphs, captured between the attention of two layers, up to so many tokens.
+    0: none."""
     load_format: str = "auto"
     """auto, safetensors, dummy (random weights, no download of weights)."""
     enable_prefix_cache: bool = True
@@ -83,7 +93,7 @@ class EngineConfig:
             check.refuse("device", "one of auto, cpu, cuda, cuda:N")
         check.integer("threads", 1, 1024, optional=True)
         check.integer("max_model_len", 2, optional=True)
-        check.integer("max_num_seqs", 1, 65536)
+        check.integer("max_num_seqs", 1, MOST_SEQS)
         check.integer("max_num_batched_tokens", 1, optional=True)
         if not isinstance(self.page_size, int) or isinstance(self.page_size, bool) or self.page_size not in PAGE_SIZES:
             check.refuse("page_size", "a power of two in [1, 256]")
@@ -93,6 +103,11 @@ class EngineConfig:
             check.refuse("gpu_memory_utilization", "a number in (0, 1]")
         check.choice("attention_backend", ATTENTION_BACKENDS)
         check.choice("kv_cache_dtype", KV_CACHE_DTYPES)
+        check.flag("eager")
+        sizes = self.graph_sizes
+        if sizes is not None and not (isinstance(sizes, tuple) and sizes and all(_is_integer(size, 1, MOST_SEQS) for size in sizes)):
+            check.refuse("graph_sizes", f"one or more integers in [1, {MOST_SEQS}]")
+        check.integer("graph_tokens", 0, MOST_GRAPH_TOKENS)
         check.choice("load_format", LOAD_FORMATS)
         check.choice("quantization", QUANTIZATIONS)
         check.flag("enable_prefix_cache")
@@ -108,6 +123,8 @@ class EngineConfig:
         check.integer("seed", 0, 2**64 - 1)
         if not check.violations and self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             check.refuse("max_num_batched_tokens", f">= max_num_seqs ({self.max_num_seqs}): a step must hold one token of each sequence")
+        if not check.violations and sizes is not None and max(sizes) > self.max_num_seqs:
+            check.refuse("graph_sizes", f"at most max_num_seqs ({self.max_num_seqs}): no step has more sequences")
         if check.violations:
             raise ConfigError(check.violations)
 
@@ -123,3 +140,7 @@ class EngineConfig:
         else:
             given = {"model": model_or_config}
         return cls(**{**given, **overrides})
+
+
+def _is_integer(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high

@@ -1,7 +1,31 @@
-"""One OpenMP thread for the whole run: the models here are tiny, and threads that spin for each other cost more than they bring."""
+"""One OpenMP thread for the whole run: the models here are tiny, and threads that spin for each other cost more than they bring.
+
+With `-m gpu`, test modules that need what a GPU host may lack are skipped, with the reason, instead of ending the run.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from gpu_host import why_absent
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is loaded, so before any test imports it
+
+
+class _SkippedWithoutPackages(pytest.Module):
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except Exception as error:
+            if reason := why_absent(error):
+                pytest.skip(reason, allow_module_level=True)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    if parent.config.getoption("markexpr") == "gpu":
+        return _SkippedWithoutPackages.from_parent(parent, path=module_path)
+    return None  # as ever

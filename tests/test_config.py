@@ -23,6 +23,7 @@ INTEGERS: dict[str, tuple[int, int | None, bool]] = {  # lowest, highest, whethe
     "kv_cache_memory": (1, None, True),
     "max_queued_requests": (1, None, True),
     "max_queued_tokens": (1, None, True),
+    "graph_tokens": (0, 8192, False),
     "max_logprobs": (0, None, False),
     "max_unread_tokens": (1, None, False),
     "seed": (0, 2**64 - 1, False),
@@ -35,7 +36,8 @@ CHOICES = {
     "quantization": ("none", "int8"),
     "load_format": ("auto", "safetensors", "dummy"),
 }
-OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "enable_prefix_cache", "tenant_weights"}
+SWITCHES = ("enable_prefix_cache", "eager")
+OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "graph_sizes", "tenant_weights"}
 
 
 def config(**given: Any) -> EngineConfig:
@@ -57,7 +59,7 @@ def accepted(name: str, value: Any) -> None:
 
 
 def test_every_option_is_tested_here() -> None:
-    assert {option.name for option in dataclasses.fields(EngineConfig)} == {*INTEGERS, *POSITIVE, *CHOICES, *OTHERS}
+    assert {option.name for option in dataclasses.fields(EngineConfig)} == {*INTEGERS, *POSITIVE, *CHOICES, *SWITCHES, *OTHERS}
 
 
 def test_defaults() -> None:
@@ -78,6 +80,9 @@ def test_defaults() -> None:
         "attention_backend": "auto",
         "kv_cache_dtype": "auto",
         "quantization": "none",
+        "eager": False,
+        "graph_sizes": None,
+        "graph_tokens": 512,
         "load_format": "auto",
         "enable_prefix_cache": True,
         "max_queued_requests": 4096,
@@ -153,11 +158,22 @@ def test_gpu_memory_utilization() -> None:
         assert refused(gpu_memory_utilization=value) == {"gpu_memory_utilization": f"{value!r} is not a number in (0, 1]"}
 
 
-def test_enable_prefix_cache() -> None:
-    accepted("enable_prefix_cache", True)
-    accepted("enable_prefix_cache", False)
+@pytest.mark.parametrize("name", SWITCHES)
+def test_switches(name: str) -> None:
+    accepted(name, True)
+    accepted(name, False)
     for value in (0, 1, None, "true"):
-        assert refused(enable_prefix_cache=value) == {"enable_prefix_cache": f"{value!r} is not true or false"}
+        assert refused(**{name: value}) == {name: f"{value!r} is not true or false"}
+
+
+def test_graph_sizes() -> None:
+    accepted("graph_sizes", None)
+    accepted("graph_sizes", (1,))
+    assert config(graph_sizes=(8, 1, 8), max_num_seqs=8).graph_sizes == (8, 1, 8)
+    for value in ((), (0,), (1, -1), (65537,), (1.0,), (True,), ("1",), [1], 1, "1,2"):
+        assert refused(graph_sizes=value) == {"graph_sizes": f"{value!r} is not one or more integers in [1, 65536]"}
+    said = refused(graph_sizes=(1, 9), max_num_seqs=8)
+    assert said == {"graph_sizes": "(1, 9) is not at most max_num_seqs (8): no step has more sequences"}
 
 
 def test_tenant_weights() -> None:
@@ -177,7 +193,7 @@ def test_a_step_must_hold_a_token_of_each_sequence() -> None:
 
 def test_all_violations_are_named_at_once() -> None:
     names = [option.name for option in dataclasses.fields(EngineConfig)]
-    wrong: dict[str, Any] = dict.fromkeys(names, (5,))
+    wrong: dict[str, Any] = {**dict.fromkeys(names, (5,)), "graph_sizes": 5}
     assert set(refused(**wrong)) == set(names)
     with pytest.raises(ConfigError, match=r"^page_size: 3 is not a power of two in \[1, 256\]; seed: -1 is not an integer in ") as caught:
         EngineConfig(model="demo", seed=-1, page_size=3)

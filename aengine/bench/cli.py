@@ -10,22 +10,38 @@ import argparse
 import asyncio
 import importlib.util
 import sys
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from aengine.bench.load import Outcome, Target, run_load
 from aengine.bench.metrics import Summary, summarise
 from aengine.bench.report import plot, show_distribution, show_summary, table, write_json
-from aengine.bench.workload import Item, Range, Shape, arriving, multi_turn, random_lengths, shared_prefix, trace
+from aengine.bench.shapes import SHAPES, describe, shape_folder
+from aengine.bench.start_up_log import start_up_log
+from aengine.bench.step_cases import ON_CPU, ON_CUDA, StepsWanted
+from aengine.bench.workload import (
+    NANO_REQUESTS,
+    NANO_TEMPERATURE,
+    Item,
+    Range,
+    Shape,
+    arriving,
+    multi_turn,
+    nano_vllm,
+    random_lengths,
+    shared_prefix,
+    trace,
+)
 from aengine.config import EngineConfig
 from aengine.errors import AEngineError
+from aengine.outputs import ModelInfo
 from aengine.server.settings import Option, is_flag, metavar, read_settings
 from aengine.server.settings import options as options_of_server
 
 DEFAULT_VOCAB = 32_000  # for servers that do not tell theirs
+WORKLOADS = ("random", "prefix", "multi-turn", "trace")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,18 +78,20 @@ def build_parser() -> argparse.ArgumentParser:
     offline.set_defaults(run=_offline)
     latency = commands.add_parser("latency", help="latency in process: one request after another; also time from cancel to free pages")
     latency.set_defaults(run=_offline, max_concurrency=1, num_requests=20, input_len=Range(128, 128), output_len=Range(64, 64))
-    for command in (serve, offline, latency):
-        _add_workload(command, serial=command is latency)
+    _add_workload(serve, *WORKLOADS)
+    _add_workload(offline, *WORKLOADS, "nano")
+    _add_workload(latency, *WORKLOADS, serial=True)
     for command in (offline, latency):
         _add_engine(command)
 
     step = commands.add_parser("step", help="bare decode and prefill steps against the floor measured on the spot")
-    step.add_argument("--decode", type=_counts, default=(1, 8, 32), metavar="B,B", help="batch sizes of decode steps (default: 1,8,32)")
+    for name, what in (("decode", "batch sizes of decode steps"), ("prefill", "prompt lengths of prefill steps")):
+        on_cpu, on_cuda = (",".join(map(str, getattr(defaults, name))) for defaults in (ON_CPU, ON_CUDA))
+        step.add_argument(f"--{name}", type=_counts, metavar="N,N", help=f"{what} (default: {on_cpu}; on CUDA {on_cuda})")
     step.add_argument("--context", type=int, default=1024, metavar="N", help="known tokens of each row of a decode step (default: 1024)")
-    step.add_argument("--prefill", type=_counts, default=(1024,), metavar="N,N", help="prompt lengths of prefill steps (default: 1024)")
     step.add_argument("--seconds", type=float, default=2.0, help="how long each step is repeated (default: 2)")
     step.set_defaults(run=_step)
-    _add_engine(step)
+    _add_engine(step, several_shapes=True)
 
     startup = commands.add_parser("startup", help="from the start of a process to its first token")
     startup.add_argument("--runs", type=int, default=3, help="(default: 3)")
@@ -85,18 +103,15 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_workload(command: argparse.ArgumentParser, *, serial: bool) -> None:
+def _add_workload(command: argparse.ArgumentParser, *kinds: str, serial: bool = False) -> None:
     group = command.add_argument_group("workload")
-    kinds = ("random", "prefix", "multi-turn", "trace")
-    group.add_argument(
-        "--workload",
-        choices=kinds,
-        default="random",
-        help="random lengths (equal ends: fixed), behind shared prefixes, conversations, or a trace file",
-    )
-    group.add_argument(
-        "--num-requests", type=int, default=20 if serial else 100, metavar="N", help="conversations with multi-turn (default: %(default)s)"
-    )
+    what = "random lengths (equal ends: fixed), behind shared prefixes, conversations, or a trace file"
+    count = "20" if serial else "100"
+    if "nano" in kinds:
+        what += f"; nano: that of nano-vllm's benchmark ({NANO_REQUESTS} requests, 100-1024 tokens in and out), set beside its floor"
+        count += f"; {NANO_REQUESTS} with nano"
+    group.add_argument("--workload", choices=kinds, default="random", help=what)
+    group.add_argument("--num-requests", type=int, metavar="N", help=f"conversations with multi-turn (default: {count})")
     group.add_argument(
         "--input-len", type=Range.parse, default=Range(128, 128), metavar="N[-N]", help="prompt tokens, or a range (default: 128)"
     )
@@ -117,29 +132,51 @@ def _add_workload(command: argparse.ArgumentParser, *, serial: bool) -> None:
     group.add_argument("--plot", type=Path, metavar="FILE", help="TTFT, ITL and throughput over time, as .png or .html (needs matplotlib)")
 
 
-def _add_engine(command: argparse.ArgumentParser) -> None:
-    """Every field of `EngineConfig` as a flag, as `aengine-grpc` has them."""
+def _add_engine(command: argparse.ArgumentParser, *, several_shapes: bool = False) -> None:
+    """Every field of `EngineConfig` as a flag, as `aengine-grpc` has them; `--shape` in place of `--model`."""
     group = command.add_argument_group("engine")
+    either = group.add_mutually_exclusive_group()
+    text = "a model of this shape with random weights, without any download: " + ", ".join(map(describe, SHAPES))
+    if several_shapes:
+        text += "; may be given several times"
+    either.add_argument("--shape", choices=SHAPES, action="append" if several_shapes else "store", metavar="NAME", help=text)
     for option in _engine_options():
+        where = either if option.name == "model" else group
         text = option.help.replace("%", "%%")
         if is_flag(option):
-            group.add_argument(option.flag, dest=option.name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+            where.add_argument(option.flag, dest=option.name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         else:
-            group.add_argument(option.flag, dest=option.name, metavar=metavar(option), default=argparse.SUPPRESS, help=text)
+            where.add_argument(option.flag, dest=option.name, metavar=metavar(option), default=argparse.SUPPRESS, help=text)
 
 
 def _engine_options() -> list[Option]:
     return [option for option in options_of_server() if option.table == "engine"]
 
 
-def _engine_config(options: argparse.Namespace) -> EngineConfig:
-    given = vars(options)
-    return read_settings({option.name: given[option.name] for option in _engine_options() if option.name in given}, {}).engine
+@contextmanager
+def _engine_config(options: argparse.Namespace, shape: str | None) -> Iterator[tuple[str, EngineConfig]]:
+    """What the model is called, and the configuration, which may be used while inside."""
+    given = {option.name: vars(options)[option.name] for option in _engine_options() if option.name in options}
+    if shape is None:
+        config = read_settings(given, {}).engine
+        yield config.model, config
+        return
+    if given.setdefault("load_format", "dummy") != "dummy":
+        raise ValueError(
+            f"--load-format: {given['load_format']!r} is not possible with --shape, which has no weights to read; only dummy is"
+        )
+    with shape_folder(shape) as folder:
+        yield shape, read_settings({**given, "model": str(folder)}, {}).engine
 
 
 def _items(options: argparse.Namespace, vocab_size: int) -> list[Item]:
-    shape = Shape(options.num_requests, options.input_len, options.output_len, vocab_size, options.workload_seed)
+    num_requests = options.num_requests
+    if num_requests is None:
+        num_requests = NANO_REQUESTS if options.workload == "nano" else 100
+    shape = Shape(num_requests, options.input_len, options.output_len, vocab_size, options.workload_seed)
     match options.workload:
+        case "nano":
+            items = nano_vllm(num_requests, vocab_size)
         case "prefix":
             items = shared_prefix(shape, options.prefix_len, options.num_prefixes)
         case "multi-turn":
@@ -166,20 +203,31 @@ def _serve(options: argparse.Namespace, command: list[str]) -> int:
 
 
 def _offline(options: argparse.Namespace, command: list[str]) -> int:
-    async def run() -> tuple[list[Outcome], dict[str, list[float]]]:
-        from aengine.bench.probes import cancel_to_free
-        from aengine.bench.targets import EngineTarget
-        from aengine.engine.async_engine import AsyncEngine
+    from aengine.bench.generation_floor import generation_floor
+    from aengine.bench.probes import cancel_to_free
+    from aengine.bench.targets import EngineTarget
+    from aengine.engine.async_engine import AsyncEngine
 
+    nano = options.workload == "nano"
+
+    async def run(config: EngineConfig) -> tuple[Sequence[Item], list[Outcome], dict[str, list[float]], ModelInfo, list[str]]:
         async with AsyncExitStack() as stack:
-            engine = await stack.enter_async_context(AsyncEngine(_engine_config(options)))
+            with start_up_log() as said:
+                engine = await stack.enter_async_context(AsyncEngine(config))
             items = _items(options, engine.model_info.vocab_size)
-            outcomes, lags = await _measure(EngineTarget(engine), items, options)
+            outcomes, lags = await _measure(EngineTarget(engine, NANO_TEMPERATURE if nano else 0.0), items, options)
             freed = await cancel_to_free(engine, list(items[0].prompt))
-            return outcomes, {"event loop lag, ms": lags, "cancel to free, ms": freed}
+            return items, outcomes, {"event loop lag, ms": lags, "cancel to free, ms": freed}, engine.model_info, said
 
-    outcomes, probes = asyncio.run(run())
-    return _report("aengine (in process)", outcomes, probes, options, command)
+    about: dict[str, object] = {}
+    with _engine_config(options, options.shape) as (name, config):
+        items, outcomes, probes, info, said = asyncio.run(run(config))
+        about |= {"model": name, "config": {**asdict(config), "model": name}, "start_up": said}
+        if nano:
+            floor = generation_floor(config, info, items, summarise(outcomes).duration)
+            about["floor"] = floor
+            said = [*said, floor.show()]
+    return _report(f"aengine (in process), {name}", outcomes, probes, options, command, said, about)
 
 
 async def _measure(target: Target, items: Sequence[Item], options: argparse.Namespace) -> tuple[list[Outcome], list[float]]:
@@ -198,47 +246,62 @@ async def _measure(target: Target, items: Sequence[Item], options: argparse.Name
     return outcomes, lags
 
 
-def _report(name: str, outcomes: Sequence[Outcome], probes: dict[str, list[float]], options: argparse.Namespace, command: list[str]) -> int:
+def _report(
+    name: str,
+    outcomes: Sequence[Outcome],
+    probes: dict[str, list[float]],
+    options: argparse.Namespace,
+    command: list[str],
+    said: Sequence[str] = (),
+    about: Mapping[str, object] | None = None,
+) -> int:
+    """`said` is printed below the summary, `about` comes before it in the JSON."""
     summary: Summary = summarise(outcomes, options.goodput)
     print(show_summary(name, summary))
+    for line in said:
+        print(f"  {line}")
     for label, values in probes.items():
         print(show_distribution(label, values))
     if options.json:
-        write_json(options.json, command, {"summary": summary, "probes": {label: sorted(values) for label, values in probes.items()}})
+        figures = {**(about or {}), "summary": summary, "probes": {label: sorted(values) for label, values in probes.items()}}
+        write_json(options.json, command, figures)
     if options.plot:
         plot(options.plot, outcomes, name)
     return 1 if summary.failed else 0
 
 
 def _step(options: argparse.Namespace, command: list[str]) -> int:
-    from aengine.bench.steps import Case, measure_steps
-    from aengine.models.hub import resolve_model
-    from aengine.runner.model_runner import ModelRunner
+    from aengine.bench.step_report import measure_model
 
-    config = _engine_config(options)
-    runner = ModelRunner(config, resolve_model(config.model, config.revision, weights=config.load_format != "dummy"))
-    cases = [Case(rows, 1, options.context) for rows in options.decode] + [Case(1, length, 0) for length in options.prefill]
-    header = ("step", "ms", "best ms", "tok/s", "MB moved", "GFLOP", "floor ms", "of floor", "GB/s", "TFLOP/s")
-    results: list[dict[str, Any]] = []
-    rows: list[Sequence[object]] = []
-    for figures, machine in measure_steps(runner, cases, options.seconds):
-        moved, speed = figures.weight_bytes + figures.kv_bytes, (machine.bytes_per_second / 1e9, machine.flops_per_second / 1e12)
-        times = (figures.milliseconds, figures.best_milliseconds, figures.tokens_per_second)
-        floor = (moved / 1e6, figures.flops / 1e9, figures.floor_milliseconds, figures.fraction)
-        rows.append((figures.case.name, *times, *floor, *speed))
-        results.append({"figures": asdict(figures), "machine": asdict(machine)})
-    print(table(header, rows))
-    runner.close()
-    if options.json:
-        write_json(options.json, command, results)
-    return 0 if results else 1
+    wanted = StepsWanted(options.decode, options.prefill, options.context, options.seconds)
+    shapes: list[str | None] = options.shape or [None]
+    results: list[object] = []
+    failures = 0
+    for shape in shapes:
+        with _engine_config(options, shape) as (name, config):
+            try:
+                measured = measure_model(name, config, wanted)
+            except (AEngineError, RuntimeError) as error:
+                if len(shapes) == 1:
+                    raise
+                failures += 1  # the other shapes are measured all the same
+                print(f"{name}: {type(error).__name__}: {error}", flush=True)
+                results.append({"model": name, "error": str(error)})
+            else:
+                failures += not measured.steps
+                print(measured.show(), flush=True)
+                results.append(measured)
+        if options.json:  # after each, so that what was measured is kept whatever comes next
+            write_json(options.json, command, results)
+    return 1 if failures else 0
 
 
 def _startup(options: argparse.Namespace, command: list[str]) -> int:
     from aengine.bench.startup import measure_startup
 
-    settings = {name: value for name, value in asdict(_engine_config(options)).items() if value is not None}
-    results = measure_startup(settings, options.prompt_tokens, options.runs)
+    with _engine_config(options, options.shape) as (_, config):
+        settings = {name: value for name, value in asdict(config).items() if value is not None}
+        results = measure_startup(settings, options.prompt_tokens, options.runs)
     print(
         table(("run", "ready s", "first token s", "exited s"), [(i + 1, r.ready, r.first_token, r.exited) for i, r in enumerate(results)])
     )

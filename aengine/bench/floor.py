@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from aengine.models.named_weights import named_weights
@@ -37,7 +39,7 @@ class Work:
 
 def measure_machine(device: torch.device, dtype: torch.dtype) -> Machine:
     """Takes about a second."""
-    size = 1 << 30 if device.type == "cuda" else 1 << 28
+    size = 1 << 29 if device.type == "cuda" else 1 << 28
     source = torch.ones(size // 4, dtype=torch.float32, device=device)
     if device.type == "cuda":
         target = torch.empty_like(source)
@@ -52,20 +54,21 @@ def measure_machine(device: torch.device, dtype: torch.dtype) -> Machine:
     return Machine(moved / _best(move, device), 2 * width**3 / _best(lambda: left @ right, device))
 
 
-def step_work(spec: ModelSpec, lengths: list[int], contexts: list[int], num_logits: int, item_bytes: int) -> Work:
-    """Of a step in which row i computes `lengths[i]` tokens behind `contexts[i]` known ones, `num_logits` rows with logits."""
-    weights = named_weights(spec)
-    head = spec.hidden_size * spec.vocab_size
-    layers = sum(math.prod(weight.shape) for name, weight in weights.items() if name not in ("embedding.weight", "head.weight"))
+def step_work(
+    spec: ModelSpec, lengths: list[int], contexts: list[int], num_logits: int, item_bytes: int, kv_item_bytes: int | None = None
+) -> Work:
+    """Of a step in which row i computes `lengths[i]` tokens behind `contexts[i]` known ones, `num_logits` rows with logits.
+
+    `item_bytes`: of a weight, and of a number in the KV cache where `kv_item_bytes` does not say otherwise.
+    """
+    layers, head = _parameters(spec)
     num_tokens = sum(lengths)
-    kv_token = 2 * spec.num_kv_heads * spec.head_dim * item_bytes
+    kv_token = 2 * spec.num_kv_heads * spec.head_dim * (kv_item_bytes or item_bytes)
     kv = attention = 0
-    for window in spec.windows:
+    for window, count in Counter(spec.windows).items():
         for length, context in zip(lengths, contexts, strict=True):
-            seen = context + length if window is None else min(context + length, window + length)
-            kv += seen * kv_token
-            pairs = length * context + length * (length + 1) // 2 if window is None else length * min(context + length, window)
-            attention += 4 * pairs * spec.num_heads * spec.head_dim
+            kv += count * min(context + length, (window or context + 1) + length - 1) * kv_token
+            attention += count * 4 * _pairs(length, context, window) * spec.num_heads * spec.head_dim
     return Work(
         weight_bytes=(layers + (head if num_logits else 0)) * item_bytes,
         kv_bytes=kv,
@@ -73,15 +76,49 @@ def step_work(spec: ModelSpec, lengths: list[int], contexts: list[int], num_logi
     )
 
 
+def generation_seconds(
+    spec: ModelSpec, prompts: Sequence[int], outputs: Sequence[int], machine: Machine, item_bytes: int, kv_item_bytes: int | None = None
+) -> float:
+    """The floor of generating `outputs[i]` tokens behind `prompts[i]`, all requests at once: the prompts computed, then every weight read
+    once for each step of the longest output, and the KV of every request for each of its own tokens."""
+    layers, head = _parameters(spec)
+    prefill = step_work(spec, list(prompts), [0] * len(prompts), len(prompts), item_bytes, kv_item_bytes)
+    seen = 0  # positions that decode steps look at, over all tokens and layers; the first token of an output comes of the prompt
+    for window, count in Counter(spec.windows).items():
+        seen += count * sum(_pairs(length - 1, context, window) for context, length in zip(prompts, outputs, strict=True))
+    num_decodes = sum(outputs) - len(outputs)
+    decode = Work(
+        weight_bytes=(layers + head) * item_bytes * (max(outputs) - 1),
+        kv_bytes=seen * 2 * spec.num_kv_heads * spec.head_dim * (kv_item_bytes or item_bytes),
+        flops=2 * (layers + head) * num_decodes + 4 * seen * spec.num_heads * spec.head_dim,
+    )
+    return prefill.seconds(machine) + decode.seconds(machine)
+
+
+def _pairs(length: int, context: int, window: int | None) -> int:
+    """Of a query and a position that it attends to, in one layer, where `length` queries follow `context` positions."""
+    seen = np.arange(context + 1, context + length + 1)
+    return int((seen if window is None else np.minimum(seen, window)).sum())
+
+
+def _parameters(spec: ModelSpec) -> tuple[int, int]:
+    """Of all layers, and of the head."""
+    weights = named_weights(spec)
+    layers = sum(math.prod(weight.shape) for name, weight in weights.items() if name not in ("embedding.weight", "head.weight"))
+    return layers, spec.hidden_size * spec.vocab_size
+
+
 def _best(action: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
-    """Seconds of the fastest of several calls."""
+    """Seconds of the fastest of several calls. On a GPU several are queued at a time, so that starting them costs nothing."""
     best = float("inf")
+    queued = 8 if device.type == "cuda" else 1
     for _ in range(repeats):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         start = time.perf_counter()
-        action()
+        for _ in range(queued):
+            action()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, (time.perf_counter() - start) / queued)
     return best

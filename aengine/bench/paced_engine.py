@@ -31,10 +31,12 @@ TEXT = (
 
 
 @dataclass(frozen=True, slots=True)
-class _DoneStep:
+class _PacedStep:
     step: StepResult
+    wait: Callable[[], None]
 
     def result(self) -> StepResult:
+        self.wait()
         return self.step
 
 
@@ -54,10 +56,9 @@ class PacedRunner:
         self._due = 0.0  # when the next step may begin
         self._call_soon = call_soon
 
-    def launch(self, plan: StepPlan) -> _DoneStep:
-        self._pace()
+    def launch(self, plan: StepPlan) -> _PacedStep:
         lengths = (plan.starts + plan.lengths)[plan.samples]
-        return _DoneStep(StepResult(plan.step, self._token_ids[lengths % len(self._token_ids)]))
+        return _PacedStep(StepResult(plan.step, self._token_ids[lengths % len(self._token_ids)]), self._pace)
 
     def close(self) -> None:
         pass

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
@@ -12,6 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import aengine
 from aengine.bench.load import Outcome, answered, tokens_by_second
 from aengine.bench.metrics import Distribution, Summary
 
@@ -63,19 +66,38 @@ def write_json(path: Path, command: Sequence[str], figures: object) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Hardware and versions."""
+    """Hardware and versions. Of torch and the GPU only where torch is loaded already."""
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "cpu": _cpu_name(),
+        "aengine": aengine.__version__,
     }
     torch = sys.modules.get("torch")
     if torch is not None:
         found["torch"] = torch.__version__
         if torch.cuda.is_available():
-            found["gpu"] = torch.cuda.get_device_name()
+            device = torch.cuda.get_device_properties(torch.cuda.current_device())
+            found |= {"gpu": device.name, "gpu_memory": device.total_memory, "driver": _driver_version(), "cuda": torch.version.cuda}
+            found |= {name: _installed(package) for name, package in (("triton", "triton"), ("flashinfer", "flashinfer-python"))}
     return found
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _driver_version() -> str | None:
+    """Of the NVIDIA driver."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return None
 
 
 def plot(path: Path, outcomes: Sequence[Outcome], title: str) -> None:

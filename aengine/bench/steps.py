@@ -14,24 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from aengine.bench.floor import Machine, measure_machine, step_work
+from aengine.bench.step_cases import Case
 from aengine.runner.base import InFlightStep
 from aengine.runner.model_runner import ModelRunner
 from aengine.scheduler.plan import NewRow, RowParams, StepPlan
 
 GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """`rows` sequences compute `length` tokens each, behind `context` known ones."""
-
-    rows: int
-    length: int
-    context: int
-
-    @property
-    def name(self) -> str:
-        return f"decode {self.rows} x {self.context}" if self.length == 1 else f"prefill {self.rows} x {self.length} @ {self.context}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +35,30 @@ class StepFigures:
     fraction: float  # floor over median
 
 
-def measure_steps(runner: ModelRunner, cases: Sequence[Case], seconds: float = 2.0) -> Iterator[tuple[StepFigures, Machine]]:
-    """Runs each case for about so long. The machine is measured anew beside each case, since shared machines drift."""
+def why_not(runner: ModelRunner, case: Case) -> str | None:
+    """Why a case cannot be measured with this runner, in a few words; None: it can."""
+    rows, tokens, length = case.rows, case.rows * case.length, case.context + case.length
+    pages = rows * _pages_per_row(runner, case)
+    if rows > runner.max_num_seqs:
+        return f"max_num_seqs is {runner.max_num_seqs}"
+    if tokens > runner.max_num_batched_tokens:
+        return f"max_num_batched_tokens is {runner.max_num_batched_tokens}"
+    if length >= runner.max_model_len:
+        return f"max_model_len is {runner.max_model_len}"
+    if pages > runner.num_pages - 1:
+        return f"it needs {pages} KV pages of {runner.page_size} tokens, and there are {runner.num_pages - 1}"
+    return None
+
+
+def measure_steps(
+    runner: ModelRunner, cases: Sequence[Case], seconds: float = 2.0, kv_item_bytes: int | None = None
+) -> Iterator[tuple[StepFigures, Machine]]:
+    """Runs each case for about so long. The machine is measured anew beside each case, since shared machines drift.
+
+    `kv_item_bytes`: of a number in the KV cache; None: as of the weights.
+    """
     step = 0
     for case in cases:
-        if not _fits(runner, case):
-            continue
         machine = measure_machine(runner.device, runner.dtype)
         times: list[float] = []
         flights: deque[tuple[float, InFlightStep]] = deque()
@@ -72,7 +78,8 @@ def measure_steps(runner: ModelRunner, cases: Sequence[Case], seconds: float = 2
             flights.popleft()[1].result()
         times = times[2:]  # the first ones warm up
         median, best = statistics.median(times), min(times)
-        work = step_work(runner.spec, [case.length] * case.rows, [case.context] * case.rows, case.rows, runner.dtype.itemsize)
+        lengths, contexts = [case.length] * case.rows, [case.context] * case.rows
+        work = step_work(runner.spec, lengths, contexts, case.rows, runner.dtype.itemsize, kv_item_bytes)
         floor = work.seconds(machine)
         yield (
             StepFigures(
@@ -90,17 +97,14 @@ def measure_steps(runner: ModelRunner, cases: Sequence[Case], seconds: float = 2
         )
 
 
-def _fits(runner: ModelRunner, case: Case) -> bool:
-    pages = -(-(case.context + case.length) // runner.page_size)
-    return (
-        case.rows <= runner.max_num_seqs and case.context + case.length < runner.max_model_len and case.rows * pages <= runner.num_pages - 1
-    )
+def _pages_per_row(runner: ModelRunner, case: Case) -> int:
+    return -(-(case.context + case.length) // runner.page_size)
 
 
 def _plan(runner: ModelRunner, case: Case, step: int, *, first: bool) -> StepPlan:
     """The same step again and again; `first` takes over the rows."""
     rows = np.arange(case.rows, dtype=np.int32)
-    pages = -(-(case.context + case.length) // runner.page_size)
+    pages = _pages_per_row(runner, case)
     decode = case.length == 1
     empty = np.zeros(0, np.int32)
     return StepPlan(

@@ -25,11 +25,13 @@ class EngineTarget:
 
     name = "aengine (in process)"
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, temperature: float = 0.0) -> None:
+        """Above 0, `temperature` alone decides, whatever else the model's own defaults would restrict."""
         self._engine = engine
+        self._temperature = temperature
 
     async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
-        async with self._engine.stream(list(prompt), _greedy(output_tokens)) as stream:
+        async with self._engine.stream(list(prompt), _params(output_tokens, self._temperature)) as stream:
             async for token in stream:
                 yield Chunk(1, (token.token_id,))
 
@@ -43,7 +45,7 @@ class ClientTarget:
         self._client = client
 
     async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
-        async with self._client.stream(list(prompt), _greedy(output_tokens)) as stream:
+        async with self._client.stream(list(prompt), _params(output_tokens)) as stream:
             async for token in stream:
                 yield Chunk(1, (token.token_id,))
 
@@ -127,5 +129,7 @@ async def open_url(url: str, model: str | None, token: str | None = None) -> Asy
         yield OpenAITarget(http, model), None
 
 
-def _greedy(output_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True, detokenize=True)
+def _params(output_tokens: int, temperature: float = 0.0) -> SamplingParams:
+    return SamplingParams(
+        temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, max_tokens=output_tokens, ignore_eos=True, detokenize=True
+    )

@@ -53,6 +53,8 @@ class Shape:
 
 
 FIRST_ID = 10  # special tokens tend to have the lowest ids
+NANO_REQUESTS = 256
+NANO_TEMPERATURE = 0.6  # of its requests; nothing else restricts what is drawn
 
 
 def random_lengths(shape: Shape) -> list[Item]:
@@ -102,6 +104,20 @@ def trace(path: Path, vocab_size: int, seed: int = 0) -> list[Item]:
         ids = tuple(rng.randrange(min(FIRST_ID, vocab_size - 1), vocab_size) for _ in range(length))
         items.append(Item(ids, output, arrival=max(0.0, time - start)))
     return sorted(items, key=lambda item: item.arrival)
+
+
+def nano_vllm(num_requests: int, vocab_size: int) -> list[Item]:
+    """The workload of nano-vllm's benchmark (bench.py there), to the token: 256 requests, 100..1024 tokens in and out, seed 0.
+
+    The first `num_requests` of them. Its ids are below 10,001; those that a smaller vocabulary lacks are taken modulo its size.
+    """
+    if not 1 <= num_requests <= NANO_REQUESTS:
+        raise ValueError(f"the nano workload has 1 to {NANO_REQUESTS} requests, not {num_requests}")
+    rng = random.Random(0)
+    prompts = [[rng.randint(0, 10_000) for _ in range(rng.randint(100, 1024))] for _ in range(NANO_REQUESTS)]
+    outputs = [rng.randint(100, 1024) for _ in range(NANO_REQUESTS)]
+    items = [Item(tuple(token % vocab_size for token in prompt), output) for prompt, output in zip(prompts, outputs, strict=True)]
+    return items[:num_requests]
 
 
 def arriving(items: Sequence[Item], rate: float, burstiness: float = 1.0, seed: int = 0) -> list[Item]:

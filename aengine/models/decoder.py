@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aengine.layers.embedding import Embedding
@@ -91,5 +90,13 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `batch.logits_indices`."""
-        weight = self.embedding.weight if self.head is None else self.head.weight
-        return F.linear(hidden.index_select(0, batch.logits_indices), weight).float()
+        return self.head_logits(hidden.index_select(0, batch.logits_indices)).float()
+
+    def head_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[m, hidden_size] -> [m, vocab_size] in the dtype of the weights, in `out` if it is given."""
+        return torch.mm(hidden, self.head_weight.t(), out=out)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[vocab_size, hidden_size]"""
+        return self.embedding.weight if self.head is None else self.head.weight

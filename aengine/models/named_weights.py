@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from dataclasses import dataclass
 
 from aengine.models.spec import ModelSpec
@@ -72,6 +73,27 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
     if not spec.tied_head:
         matrix("head", hidden, ("lm_head", spec.vocab_size))
     return weights
+
+
+class KvScale(enum.Enum):
+    """What a scale of an 8-bit KV cache, stored beside the weights, is of."""
+
+    KEY = "k"
+    VALUE = "v"
+    BOTH = "kv"  # an older way to write them
+    QUERY = "q"  # of attention that is computed in 8 bits, which none here is
+
+
+# As compressed-tensors names them (self_attn.k_scale), vLLM's own modules (self_attn.attn.k_scale), ModelOpt (self_attn.k_proj.k_scale).
+_KV_SCALE = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:(?:attn\.)?(k|v|kv|q)_scale|k_proj\.(k)_scale|v_proj\.(v)_scale)")
+
+
+def kv_scale_of(source: str, spec: ModelSpec) -> tuple[int, KvScale] | None:
+    """The layer of a checkpoint's tensor that is a KV scale, and what it scales; None for any other tensor."""
+    match = _KV_SCALE.fullmatch(source)
+    if match is None or int(match[1]) >= spec.num_layers:
+        return None
+    return int(match[1]), KvScale(match[2] or match[3] or match[4])
 
 
 def num_parameters(spec: ModelSpec) -> int:

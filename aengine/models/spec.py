@@ -92,9 +92,13 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
     """The spec of a config.json. Raises ModelLoadError naming what is missing or not supported."""
     architecture, family = _family(config)
     reader = _Reader(config, family.defaults)
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise ModelLoadError(f"quantization_config is not supported (quant_method {method!r}); supported are unquantized checkpoints")
+    quantization = config.get("quantization_config")
+    if quantization and not _is_of_kv_alone(quantization):
+        method = quantization.get("quant_method", "unknown")
+        raise ModelLoadError(
+            f"quantization_config is not supported (quant_method {method!r}); supported are unquantized weights, with or without an 8-bit"
+            " float kv_cache_scheme"
+        )
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise ModelLoadError(f"hidden_act {activation!r} is not supported; supported is silu")
@@ -132,6 +136,17 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
         dtype=config.get("dtype") or config.get("torch_dtype"),
         initializer_range=float(reader.get("initializer_range", 0.02)),
         eos_token_ids=read_token_ids(config.get("eos_token_id"), "eos_token_id"),
+    )
+
+
+def _is_of_kv_alone(quantization: Mapping[str, Any]) -> bool:
+    """Whether a compressed-tensors config leaves the weights as they are, and means scales for KV in e4m3, one per layer."""
+    scheme = quantization.get("kv_cache_scheme") or {}
+    return (
+        quantization.get("quant_method") == "compressed-tensors"
+        and not quantization.get("config_groups")
+        and (scheme.get("type"), scheme.get("num_bits"), scheme.get("strategy", "tensor")) == ("float", 8, "tensor")
+        and not scheme.get("dynamic")
     )
 
 

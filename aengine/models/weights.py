@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from aengine.errors import ModelLoadError
-from aengine.models.named_weights import Init, named_weights
+from aengine.models.named_weights import Init, kv_scale_of, named_weights
 from aengine.models.spec import ModelSpec, read_json
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -42,8 +42,8 @@ def checkpoint_files(model_dir: pathlib.Path) -> list[pathlib.Path]:
 def checkpoint_dtype(model_dir: pathlib.Path) -> torch.dtype:
     """The dtype of a checkpoint's first tensor, for configs that do not say."""
     with ExitStack() as stack:
-        name, file = next(iter(_open(checkpoint_files(model_dir), stack).items()))
-        return _stored_dtype(file, name)
+        name, file = next(iter(open_checkpoint(checkpoint_files(model_dir), stack).items()))
+        return stored_dtype(file, name)
 
 
 def stored_weights(spec: ModelSpec, model_dir: pathlib.Path) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
@@ -53,7 +53,7 @@ def stored_weights(spec: ModelSpec, model_dir: pathlib.Path) -> Iterator[tuple[s
     """
     weights = named_weights(spec)
     with ExitStack() as stack:
-        files = _open(checkpoint_files(model_dir), stack)
+        files = open_checkpoint(checkpoint_files(model_dir), stack)
         _check_names(spec, files, {part.source for weight in weights.values() for part in weight.parts})
         for name in _progress(weights):
             weight = weights[name]
@@ -63,7 +63,7 @@ def stored_weights(spec: ModelSpec, model_dir: pathlib.Path) -> Iterator[tuple[s
                 stored = files[part.source].get_slice(part.source).get_shape()
                 if stored != expected:
                     raise ModelLoadError(f"tensor {part.source} has shape {stored} in the checkpoint; config.json implies {expected}")
-                _stored_dtype(files[part.source], part.source)
+                stored_dtype(files[part.source], part.source)
                 parts.append(files[part.source].get_tensor(part.source))
             yield name, tuple(parts)
 
@@ -93,8 +93,8 @@ def fused(weights: Iterable[tuple[str, tuple[Tensor, ...]]], dtype: torch.dtype,
     return tensors
 
 
-def _open(paths: list[pathlib.Path], stack: ExitStack) -> dict[str, Any]:
-    """Tensor name -> the open file that holds it."""
+def open_checkpoint(paths: list[pathlib.Path], stack: ExitStack) -> dict[str, Any]:
+    """Tensor name -> the safetensors file that holds it, open as long as `stack` is. Raises ModelLoadError."""
     files: dict[str, Any] = {}
     for path in paths:
         try:
@@ -111,8 +111,8 @@ def _open(paths: list[pathlib.Path], stack: ExitStack) -> dict[str, Any]:
 
 
 def _check_names(spec: ModelSpec, files: dict[str, Any], expected: set[str]) -> None:
-    # Older Llama checkpoints carry the rotary frequencies, which follow from the config.
-    present = {name for name in files if not name.endswith(".rotary_emb.inv_freq")}
+    # Older Llama checkpoints carry the rotary frequencies, which follow from the config. KV scales are read by whoever needs them.
+    present = {name for name in files if not name.endswith(".rotary_emb.inv_freq") and kv_scale_of(name, spec) is None}
     missing, unexpected = sorted(expected - present), sorted(present - expected)
     if spec.tied_head and unexpected == [_HEAD] and not missing:
         # A tied head may be stored as well; it must then be the embedding, else one of the two would silently win.
@@ -129,7 +129,8 @@ def _some(names: list[str], limit: int = 8) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def _stored_dtype(file: Any, name: str) -> torch.dtype:
+def stored_dtype(file: Any, name: str) -> torch.dtype:
+    """Of a tensor in an open file. Raises ModelLoadError for one that is not supported."""
     stored = file.get_slice(name).get_dtype()
     if stored not in _DTYPES:
         raise ModelLoadError(f"tensor {name} is stored as {stored}; supported are {', '.join(_DTYPES)}")

@@ -25,7 +25,8 @@ class Runner(Protocol):
     asynchronous: bool  # whether launch returns before the device is done
 
     def launch(self, plan: StepPlan) -> InFlightStep:
-        """Starts a step. Tokens sampled in earlier steps are known to it, also when their results were not yet asked for."""
+        """Starts a step, or prepares one that is computed when its result is asked for. Tokens sampled in earlier steps are known to it,
+        also when their results were not yet asked for."""
 
     def close(self) -> None:
         """Releases the weights and the KV cache."""

@@ -10,10 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.attention import StepLayout
 from aengine.kernels.cpu import DecoderStack, KernelsUnavailableError, KvPool, Workspace, load_kernels, unsupported
 from aengine.kernels.cpu.pool import page_bytes
 from aengine.layers.rotary import cos_sin_cache
-from aengine.runner.executor import ExecutorSetup, StepInput
+from aengine.runner.capture import Capture
+from aengine.runner.executor import ExecutorSetup, GraphPlan, StepInput
 from aengine.runner.memory import show_bytes
 
 _log = logging.getLogger("aengine")
@@ -91,3 +93,9 @@ class CpuExecutor:
         wanted = torch.arange(len(step.input_ids), dtype=torch.int32) if step.all_hidden else step.logits_indices
         hidden = self._stack.run(self._workspace, self._pool, step.metadata.host, step.input_ids, wanted)
         return CpuHidden(self._stack, self._workspace, hidden, step)
+
+    def record(self, plan: GraphPlan, capture: Capture) -> None:
+        return None  # a step is one call already
+
+    def decode(self, layout: StepLayout, rows: NDArray[np.int32]) -> None:
+        return None

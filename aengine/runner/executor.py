@@ -17,11 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention import AttentionMetadata, AttentionSpec
+from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
+from aengine.models.kv_scales import stored_kv_scales
 from aengine.models.spec import ModelSpec
 from aengine.models.weights import drawn_weights, stored_weights
+from aengine.runner.buckets import GraphBytes, GraphSizes
+from aengine.runner.capture import Capture
 
 _log = logging.getLogger("aengine")
 _DEVICE_BOUND = {
@@ -42,6 +45,18 @@ class StepInput:
     all_hidden: bool  # whether logits of other tokens are wanted, too
 
 
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """What graphs are recorded for."""
+
+    sizes: GraphSizes
+    last_tokens: Tensor  # int32, on the device; the last one belongs to no row
+    pages_per_row: int  # most
+    page_size: int
+    num_heads: int
+    head_dim: int
+
+
 class HiddenStates(Protocol):
     """What the layers made of a step's tokens. Valid until the next step."""
 
@@ -53,6 +68,18 @@ class HiddenStates(Protocol):
 
     def argmax(self, indices: Tensor) -> Tensor:
         """The [n] int64 argmax of `logits`, for less where possible."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPass:
+    """A step's way through the model; m of its tokens are followed by one to sample. Tensors are on the device, valid until the next
+    step."""
+
+    hidden: HiddenStates
+    indices: Tensor  # [m] int32, these tokens of the step
+    rows: Tensor  # [m] int32, their rows
+    next_positions: Tensor  # [m] int32, of the tokens to sample
+    keeps_argmax: bool  # whether the rows' last tokens are the argmax by now
 
 
 class Executor(Protocol):
@@ -73,6 +100,12 @@ class Executor(Protocol):
     def forward(self, step: StepInput) -> HiddenStates:
         """Runs the layers over a step's tokens and stores their KV."""
 
+    def record(self, plan: GraphPlan, capture: Capture) -> GraphBytes | None:
+        """Records graphs of steps over the pages that there are; `allocate` drops them. None: this executor has none."""
+
+    def decode(self, layout: StepLayout, rows: NDArray[np.int32]) -> StepPass | None:
+        """Runs a step of decodes alone, every row of which is sampled, from the last tokens of `rows`. None: there is no graph for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSetup:
@@ -92,7 +125,11 @@ class ExecutorSetup:
         return stored_weights(self.spec, self.model_dir)
 
     def attention(self) -> AttentionSpec:
-        spec = self.spec
+        """Reads the scales of an fp8 KV cache. Raises ModelLoadError."""
+        spec, fp8 = self.spec, self.config.kv_cache_dtype == "fp8"
+        scales = stored_kv_scales(spec, self.model_dir) if fp8 and self.config.load_format != "dummy" else None
+        if fp8:
+            _log.info("fp8 KV cache: %s", "its scales are 1" if scales is None else "scaled as the checkpoint says")
         return AttentionSpec(
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
@@ -102,7 +139,8 @@ class ExecutorSetup:
             page_size=self.config.page_size,
             dtype=self.dtype,
             device=self.device,
-            kv_dtype=torch.float8_e4m3fn if self.config.kv_cache_dtype == "fp8" else None,
+            kv_dtype=torch.float8_e4m3fn if fp8 else None,
+            kv_scales=scales,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.runner.landing import Landing, Landings, as_int32
 from aengine.runner.prompt_logprobs import PromptScores
 from aengine.sampling import DeviceLogprobs, SampledTokens, Sampler
 from aengine.scheduler.plan import StepResult, TokenLogprobs
@@ -26,49 +28,53 @@ class NothingToChoose(RuntimeError):
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """Satisfies `InFlightStep`. Tensors are host memory, filled once `done` has happened."""
+    """Satisfies `InFlightStep`. Tensors are host memory, filled once the landing is done."""
 
     step: int
     rows: NDArray[np.int32]  # that were sampled
     sampled: SampledTokens | None
     scores: PromptScores | None
-    done: torch.cuda.Event | None
+    landing: Landing
+    landings: Landings
     sampler: Sampler
     known: StepResult | None = None  # once it was asked for
 
     @classmethod
     def of(
-        cls, step: int, rows: NDArray[np.int32], sampled: SampledTokens | None, scores: PromptScores | None, sampler: Sampler
+        cls,
+        step: int,
+        rows: NDArray[np.int32],
+        sampled: SampledTokens | None,
+        scores: PromptScores | None,
+        sampler: Sampler,
+        landings: Landings,
     ) -> LaunchedStep:
-        """Starts the copies to the host; the arguments' tensors are on the device."""
-        tensors = [] if sampled is None else [sampled.tokens]
-        if all(tensor.device.type == "cpu" for tensor in tensors) and (scores is None or scores.logprobs.chosen.device.type == "cpu"):
-            return cls(step, rows, sampled, scores, None, sampler)
+        """Starts the copies to the host, on the current stream; the arguments' tensors are on the device."""
+        landing = landings.take()
+        land = _land if landings.device.type != "cpu" else _stay
         if sampled is not None:
-            sampled = SampledTokens(
-                tokens=_land(sampled.tokens),
-                logprobs=_land_all(sampled.logprobs),
-                logprob_rows=sampled.logprob_rows,
-                impossible=None if sampled.impossible is None else _land(sampled.impossible),
-                impossible_rows=sampled.impossible_rows,
-                failures=sampled.failures,
+            sampled = replace(
+                sampled,
+                tokens=landing.copy(sampled.tokens),
+                logprobs=None if sampled.logprobs is None else DeviceLogprobs(*map(land, sampled.logprobs)),
+                impossible=None if sampled.impossible is None else land(sampled.impossible),
             )
         if scores is not None:
-            landed = _land_all(scores.logprobs)
-            assert landed is not None
-            scores = PromptScores(scores.spans, landed)
-        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call] # sleeps rather than spins while it waits
-        done.record(torch.cuda.current_stream(sampler.device))
-        return cls(step, rows, sampled, scores, done, sampler)
+            scores = PromptScores(scores.spans, DeviceLogprobs(*map(land, scores.logprobs)))
+        landing.close()
+        return cls(step, rows, sampled, scores, landing, landings, sampler)
 
     def result(self) -> StepResult:
         """Waits; the first call also tells the sampler of the tokens, for rows whose next token depends on them on the host."""
         if self.known is None:
-            if self.done is not None:
-                self.done.synchronize()  # releases the GIL
+            self.landing.wait()
             result = self._assemble()
-            kept = ~np.isin(self.rows, list(result.failures))
-            refused = self.sampler.observe(self.rows[kept], result.tokens[kept])
+            self.landings.give_back(self.landing)
+            rows, tokens = self.rows, result.tokens
+            if result.failures:
+                kept = ~np.isin(rows, list(result.failures))
+                rows, tokens = rows[kept], tokens[kept]
+            refused = self.sampler.observe(rows, tokens)
             self.known = replace(result, failures={**result.failures, **refused}) if refused else result
         return self.known
 
@@ -84,11 +90,27 @@ class LaunchedStep:
         failures.update(sampled.failures)
         return StepResult(
             step=self.step,
-            tokens=sampled.tokens.numpy().astype(np.int32),
+            tokens=as_int32(sampled.tokens),
             logprobs=_spread(sampled),
             prompt_logprobs=prompt_logprobs,
             failures=failures,
         )
+
+
+class DelayedStep:
+    """A step that is computed when its result is asked for. Satisfies `InFlightStep`."""
+
+    def __init__(self, compute: Callable[[], LaunchedStep]) -> None:
+        self._compute = compute
+        self._launched: LaunchedStep | None = None
+
+    def compute(self) -> LaunchedStep:
+        if self._launched is None:
+            self._launched = self._compute()
+        return self._launched
+
+    def result(self) -> StepResult:
+        return self.compute().result()
 
 
 def _spread(sampled: SampledTokens) -> TokenLogprobs | None:
@@ -109,10 +131,10 @@ def _spread(sampled: SampledTokens) -> TokenLogprobs | None:
 
 
 def _land(tensor: Tensor) -> Tensor:
-    landing = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    landing.copy_(tensor, non_blocking=True)
-    return landing
+    place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    place.copy_(tensor, non_blocking=True)
+    return place
 
 
-def _land_all(logprobs: DeviceLogprobs | None) -> DeviceLogprobs | None:
-    return None if logprobs is None else DeviceLogprobs(*map(_land, logprobs))
+def _stay(tensor: Tensor) -> Tensor:
+    return tensor

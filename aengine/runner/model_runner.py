@@ -6,26 +6,35 @@ what it names and nothing else, so a step uploads only what is new. Knows nothin
 
 from __future__ import annotations
 
+import functools
 import logging
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aengine.attention import AttentionMetadata, StepLayout, build_layout
+from aengine.attention import StepLayout, build_layout
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError, ModelLoadError
 from aengine.models.generation import load_generation
 from aengine.models.named_weights import num_parameters
 from aengine.models.spec import ModelSpec, load_spec
 from aengine.models.weights import checkpoint_dtype
-from aengine.runner.executor import ExecutorSetup, StepInput, build_executor
-from aengine.runner.in_flight import LaunchedStep
+from aengine.runner.base import InFlightStep
+from aengine.runner.buckets import GraphSizes
+from aengine.runner.capture import Capture
+from aengine.runner.cuda_capture import CudaCapture
+from aengine.runner.device import Lane, find_device, kv_budget
+from aengine.runner.executor import ExecutorSetup, GraphPlan, build_executor
+from aengine.runner.host_passes import HostPasses
+from aengine.runner.in_flight import DelayedStep, LaunchedStep
+from aengine.runner.landing import Landings
 from aengine.runner.memory import cpu_budget, show_bytes, size_pool
+from aengine.runner.passes import HostStep, Passes
 from aengine.runner.profile import widest_step
 from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
-from aengine.runner.upload import upload
 from aengine.sampling import SampledTokens, Sampler
 from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan
 
@@ -40,42 +49,63 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class ModelRunner:
     """Satisfies `Runner`. Create, launch and close it in one thread: CUDA streams and inference mode are thread-local."""
 
-    def __init__(self, config: EngineConfig, model_dir: pathlib.Path) -> None:
-        """Loads the model and sizes the KV pool.
+    def __init__(self, config: EngineConfig, model_dir: pathlib.Path, capture: Callable[[torch.device], Capture] | None = None) -> None:
+        """Loads the model and sizes the KV pool. `capture` makes what records graphs; None: CUDA's, on CUDA, unless the config says eager.
 
         Raises ModelLoadError, InsufficientMemoryError, or ConfigError for what this model or machine cannot do.
         """
-        self.device = _device(config.device)
-        self.asynchronous = self.device.type != "cpu"
+        self.device = find_device(config.device)
+        on_cpu = self.device.type == "cpu"
+        self.asynchronous = not on_cpu
         self.spec = load_spec(model_dir)
         self.generation = load_generation(model_dir, self.spec)
         self.page_size = config.page_size
         self.max_num_seqs = config.max_num_seqs
-        default = ACCELERATOR_TOKENS if self.asynchronous else CPU_TOKENS
+        default = CPU_TOKENS if on_cpu else ACCELERATOR_TOKENS
         self.max_num_batched_tokens = config.max_num_batched_tokens or max(config.max_num_seqs, default)
         context = self.spec.max_position_embeddings
         if config.max_model_len is not None and config.max_model_len > context:
             raise ConfigError.of("max_model_len", f"{config.max_model_len} is more than the model's context of {context} tokens")
         wanted_len = config.max_model_len or context
-        if not self.asynchronous:
+        if on_cpu:
             _set_threads(config.threads, self.spec)
-        with torch.inference_mode():
+        if capture is None and not on_cpu and not config.eager:
+            capture = CudaCapture
+        self._lane = Lane(self.device)
+        with self._lane.enter():
             self.dtype = _dtype(config, self.spec, model_dir)
             self._executor = build_executor(ExecutorSetup(config, self.spec, model_dir, self.dtype, self.device, wanted_len))
             self._sampler = Sampler(config.max_num_seqs, self.spec.vocab_size, self.device)
             self._scorer = PromptScorer(self.spec.vocab_size, self.device)
-            self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int32, device=self.device)
+            self._landings = Landings(config.max_num_seqs, self.device)
+            self._passes = (
+                HostPasses(self._executor, config.max_num_seqs)
+                if on_cpu and capture is None
+                else Passes(self._executor, config.max_num_seqs, self.device)
+            )
+            sizes = GraphSizes.of(config.graph_sizes, config.graph_tokens, self.max_num_seqs, self.max_num_batched_tokens)
             budget = config.kv_cache_memory
-            if budget is None:
-                budget = self._gpu_budget(config, wanted_len) if self.asynchronous else cpu_budget()
+            if budget is None and on_cpu:
+                budget = cpu_budget()
+            elif budget is None:
+                self._executor.allocate(1)
+                budget = kv_budget(
+                    self.device,
+                    config.gpu_memory_utilization,
+                    lambda: self._run_widest(wanted_len),
+                    lambda: 0 if capture is None else self._measure_graphs(capture, sizes, wanted_len),
+                )
             bytes_per_page = self._executor.bytes_per_page()
             pool = size_pool(
                 budget, bytes_per_page, self.page_size, self.max_num_seqs, wanted_len, may_shorten=config.max_model_len is None
             )
             self.num_pages, self.max_model_len = pool.num_pages, pool.max_model_len
             self._executor.allocate(self.num_pages)
+            if capture is not None:
+                self._executor.record(self._graph_plan(sizes, self.max_model_len), capture(self.device))
         if self.max_model_len < wanted_len:
             _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", wanted_len, self.max_model_len)
+        self._delayed: DelayedStep | None = None
         self._page_table = np.zeros((self.max_num_seqs, -(-self.max_model_len // self.page_size)), dtype=np.int32)
         _log.info(
             "%s: %s weights on %s, %d KV pages of %d tokens (%s)",
@@ -87,16 +117,31 @@ class ModelRunner:
             show_bytes(self.num_pages * bytes_per_page),
         )
 
-    def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Applies the plan's row changes, runs the model over its tokens and samples. Returns before the device is done."""
-        with torch.inference_mode():
+    def launch(self, plan: StepPlan) -> InFlightStep:
+        """Applies the plan's row changes, then runs the model over its tokens and samples: at once and without waiting for the device, or
+        on a CPU when the result is asked for, so that the step thread can hand on the step before meanwhile."""
+        with self._lane.enter():
+            self._finish_delayed()
             self._take_over(plan.new_rows)
             if len(plan.copy_from):
                 self._executor.copy_pages(plan.copy_from, plan.copy_to)
             self._page_table[plan.page_rows, plan.page_cols] = plan.page_ids
             layout = build_layout(plan.rows, plan.num_decodes, plan.starts, plan.lengths, self._page_table, self.page_size)
+            if self.device.type != "cpu":
+                return self._compute(plan, layout)
+            self._delayed = DelayedStep(functools.partial(self._compute, plan, layout))
+            return self._delayed
+
+    def _compute(self, plan: StepPlan, layout: StepLayout) -> LaunchedStep:
+        with self._lane.enter():
             sampled, scores = self.forward(layout, plan.rows, plan.samples, plan.token_ids)
-            return LaunchedStep.of(plan.step, plan.rows[plan.samples], sampled, scores, self._sampler)
+            return LaunchedStep.of(plan.step, plan.rows[plan.samples], sampled, scores, self._sampler, self._landings)
+
+    def _finish_delayed(self) -> None:
+        """A step goes on from what the one before it left, also when nobody has asked for that one."""
+        if self._delayed is not None:
+            self._delayed.compute()
+            self._delayed = None
 
     def _update(self, new_rows: tuple[NewRow, ...]) -> None:
         self._sampler.update(new_rows)
@@ -122,72 +167,55 @@ class ModelRunner:
     ) -> tuple[SampledTokens | None, PromptScores | None]:
         """One pass over a layout: the model, the sampler for the rows with `samples`, prompt logprobs for rows that want them.
 
-        Must run in inference mode. Writes the tokens to the rows' last tokens. None where there is nothing to sample or to score.
+        Must run in the lane. Writes the tokens to the rows' last tokens. None where there is nothing to sample or to score.
         """
         sampled = np.flatnonzero(samples)
-        sampled_rows = rows[sampled]
-        logits_indices = layout.qo_indptr[sampled + 1] - 1
-        next_positions = layout.seq_lens[sampled]
-        arrays = (
-            layout.qo_indptr,
-            layout.kv_indptr,
-            layout.kv_indices,
-            layout.last_page_len,
-            layout.slot_mapping,
-            layout.positions,
-            token_ids,
-            rows[: layout.num_decodes],
-            logits_indices,
-            sampled_rows,
-            next_positions,
-        )
-        *metadata, positions, prompt_ids, decode_rows, indices, device_rows, device_positions = upload(arrays, self.device)
-        input_ids = torch.cat((self._last_tokens.index_select(0, decode_rows), prompt_ids)) if layout.num_decodes else prompt_ids
-        hidden = self._executor.forward(
-            StepInput(AttentionMetadata(layout, *metadata), input_ids, positions, indices, all_hidden=self._scorer.has_prompts)
-        )
-        scores = self._scorer.score(rows, layout, hidden.logits)
+        done = self._passes.run(HostStep(layout, rows, sampled, token_ids, all_hidden=self._scorer.has_prompts))
+        scores = self._scorer.score(rows, layout, done.hidden.logits)
         if len(sampled) == 0:
             return None, scores
+        sampled_rows = rows[sampled]
         if self._sampler.only_argmax(sampled_rows):
-            chosen = SampledTokens(hidden.argmax(indices))
+            chosen = SampledTokens(done.hidden.argmax(done.indices))
+            if done.keeps_argmax:
+                return chosen, scores
         else:
-            chosen = self._sampler.sample(hidden.logits(indices), sampled_rows, next_positions, device_rows, device_positions)
-        self._last_tokens.index_copy_(0, device_rows.long(), chosen.tokens.to(torch.int32))
+            logits = done.hidden.logits(done.indices)
+            chosen = self._sampler.sample(logits, sampled_rows, layout.seq_lens[sampled], done.rows, done.next_positions)
+        self._passes.keep(done, chosen.tokens)
         return chosen, scores
 
     def close(self) -> None:
         """Releases the weights and the KV cache. The runner cannot be used afterwards."""
-        del self._executor, self._sampler, self._scorer, self._last_tokens
-        if self.asynchronous:
+        self._lane.finish()
+        del self._executor, self._sampler, self._scorer, self._passes, self._landings
+        if self.device.type != "cpu":
             torch.cuda.empty_cache()
 
-    def _gpu_budget(self, config: EngineConfig, max_model_len: int) -> int:
-        """Bytes that gpu_memory_utilization leaves for KV beside weights, the widest step and other users of the device."""
-        self._executor.allocate(1)
+    def _run_widest(self, max_model_len: int) -> None:
         step = widest_step(self.max_num_seqs, self.max_num_batched_tokens, max_model_len, self.page_size)
         self._sampler.update(step.new_rows)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self.device)
         self.forward(step.layout, step.rows, step.samples, step.token_ids)
-        torch.cuda.synchronize(self.device)
-        free, total = torch.cuda.mem_get_info(self.device)
-        others = total - free - torch.cuda.memory_reserved(self.device)
-        ours = torch.cuda.max_memory_reserved(self.device)
-        torch.cuda.empty_cache()
-        return int(total * config.gpu_memory_utilization) - others - ours
 
+    def _graph_plan(self, sizes: GraphSizes, max_model_len: int) -> GraphPlan:
+        return GraphPlan(
+            sizes=sizes,
+            last_tokens=self._passes.last_tokens,
+            pages_per_row=-(-max_model_len // self.page_size),
+            page_size=self.page_size,
+            num_heads=self.spec.num_heads,
+            head_dim=self.spec.head_dim,
+        )
 
-def _device(name: str) -> torch.device:
-    available = torch.cuda.is_available()
-    if name == "auto":
-        name = "cuda" if available else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda" and not available:
-        raise ConfigError.of("device", f"{name!r} is not possible here: torch finds no CUDA device")
-    if device.index is not None and device.index >= torch.cuda.device_count():
-        raise ConfigError.of("device", f"{name!r} is not possible here: there are {torch.cuda.device_count()} CUDA devices")
-    return device
+    def _measure_graphs(self, capture: Callable[[torch.device], Capture], sizes: GraphSizes, max_model_len: int) -> int:
+        """Bytes that all graphs will take, from recording the largest two of each kind on a pool of one page."""
+        taken = self._executor.record(self._graph_plan(sizes.largest_two(), max_model_len), capture(self.device))
+        self._executor.allocate(1)  # drops them
+        if taken is None:
+            return 0
+        needed = taken.of_all(sizes)
+        _log.info("graphs are expected to take %s", show_bytes(needed))
+        return needed
 
 
 def _set_threads(threads: int | None, spec: ModelSpec) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from aengine.attention import StepLayout
 from aengine.sampling import DeviceLogprobs, join, token_logprobs
+from aengine.sampling.upload import to_device
 from aengine.scheduler.plan import NewRow, PromptLogprobs, TokenLogprobs
 
 _BLOCK_ELEMENTS = 1 << 24  # logits at a time: 64 MiB in float32
@@ -95,8 +96,8 @@ class PromptScorer:
                 targets.append(prompt[start : start + count].astype(np.int64))
         if not spans:
             return None
-        at = torch.from_numpy(np.concatenate(indices)).to(self._device, non_blocking=True)
-        tokens = torch.from_numpy(np.concatenate(targets)).to(self._device, non_blocking=True)
+        at = to_device(np.concatenate(indices), self._device)
+        tokens = to_device(np.concatenate(targets), self._device)
         most = max(span.width for span in spans)
         block = max(1, _BLOCK_ELEMENTS // self._vocab_size)
         blocks = [slice(begin, begin + block) for begin in range(0, len(tokens), block)]

@@ -8,11 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention import select_backend
+from aengine.attention import StepLayout, select_backend
+from aengine.layers.select import select_ops
 from aengine.models.batch import ForwardBatch
 from aengine.models.decoder import Decoder
 from aengine.models.weights import fused
-from aengine.runner.executor import ExecutorSetup, StepInput
+from aengine.runner.buckets import GraphBytes
+from aengine.runner.capture import Capture
+from aengine.runner.executor import ExecutorSetup, GraphPlan, StepInput, StepPass
+from aengine.runner.step_graphs import StepGraphs
 
 
 class TorchHidden:
@@ -41,12 +45,15 @@ class TorchExecutor:
             weights = {name: tensor for name, (tensor,) in setup.weights()}
         else:
             weights = fused(setup.weights(), setup.dtype, setup.device)
-        self._model = Decoder.build(setup.spec, weights, setup.num_positions)
+        self._graphs: StepGraphs | None = None
+        ops = select_ops(self._backend.name, setup.dtype, setup.spec.head_dim, setup.device)
+        self._model = Decoder.build(setup.spec, weights, setup.num_positions, ops)
 
     def bytes_per_page(self) -> int:
         return self._backend.bytes_per_page()
 
     def allocate(self, num_pages: int) -> None:
+        self._graphs = None
         self._backend.allocate(num_pages)
 
     def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
@@ -59,4 +66,14 @@ class TorchExecutor:
             logits_indices=step.logits_indices,
             attention=self._backend.plan(step.metadata),
         )
-        return TorchHidden(self._model, self._model(batch), batch)
+        hidden = None if self._graphs is None else self._graphs.forward(batch)
+        return TorchHidden(self._model, self._model(batch) if hidden is None else hidden, batch)
+
+    def record(self, plan: GraphPlan, capture: Capture) -> GraphBytes | None:
+        graphs = StepGraphs(self._model, self._backend, plan, capture)
+        taken = graphs.record()
+        self._graphs = graphs if taken else None
+        return taken
+
+    def decode(self, layout: StepLayout, rows: NDArray[np.int32]) -> StepPass | None:
+        return None if self._graphs is None else self._graphs.decode(layout, rows)

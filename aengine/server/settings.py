@@ -13,7 +13,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -155,13 +155,14 @@ def _from_text(option: Option, text: str, origin: str) -> Any:
         if kind is bool:
             return _flag(text)
         if kind is tuple:
-            return tuple(part.strip() for part in text.split(",") if part.strip())
+            element = _element(option.hint)
+            return tuple(element(part.strip()) for part in text.split(",") if part.strip())
         if kind is dict:
             pairs = (pair.rpartition("=") for pair in text.split(",") if pair.strip())
             return {name.strip(): float(number) for name, _, number in pairs}
         return kind(text)
     except ValueError:
-        raise SettingsError(f"{origin}: {text!r} is not {_WORDS[kind]}") from None
+        raise SettingsError(f"{origin}: {text!r} is not {_words(option)}") from None
 
 
 def _from_toml(option: Option, value: Any, origin: str) -> Any:
@@ -174,19 +175,30 @@ def _from_toml(option: Option, value: Any, origin: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise SettingsError(f"{origin}: {value!r} is not {_WORDS[kind]}")
+        raise SettingsError(f"{origin}: {value!r} is not {_words(option)}")
     return value
 
 
 def _kind(hint: Any) -> tuple[type, bool]:
     """The type of a field, and whether it can be None."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        (inner,) = (kind for kind in typing.get_args(hint) if kind is not types.NoneType)
-        return _kind(inner)[0], True
+    inner = _without_none(hint)
+    origin = typing.get_origin(inner)
     if origin is not None and issubclass(origin, Mapping):
-        return dict, False
-    return origin or hint, False
+        return dict, inner is not hint
+    return origin or inner, inner is not hint
+
+
+def _without_none(hint: Any) -> Any:
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint
+    (inner,) = (kind for kind in typing.get_args(hint) if kind is not types.NoneType)
+    return inner
+
+
+def _element(hint: Any) -> Callable[[str], Any]:
+    """The type of a tuple's elements."""
+    element: Callable[[str], Any] = typing.get_args(_without_none(hint))[0]
+    return element
 
 
 _WORDS: Mapping[type, str] = {
@@ -194,15 +206,23 @@ _WORDS: Mapping[type, str] = {
     int: "an integer",
     float: "a number",
     str: "a string",
-    tuple: "a list of names",
     dict: "a list of NAME=NUMBER",
 }
 
 
+def _words(option: Option) -> str:
+    kind = _kind(option.hint)[0]
+    if kind is tuple:
+        return "a list of integers" if _element(option.hint) is int else "a list of names"
+    return _WORDS[kind]
+
+
 def metavar(option: Option) -> str:
     """How the help shows the value."""
-    shown = {int: "INTEGER", float: "NUMBER", str: "TEXT", tuple: "NAME,...", dict: "NAME=NUMBER,..."}
-    return shown[_kind(option.hint)[0]]
+    kind = _kind(option.hint)[0]
+    if kind is tuple:
+        return "INTEGER,..." if _element(option.hint) is int else "NAME,..."
+    return {int: "INTEGER", float: "NUMBER", str: "TEXT", dict: "NAME=NUMBER,..."}[kind]
 
 
 def is_flag(option: Option) -> bool:

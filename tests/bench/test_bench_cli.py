@@ -14,6 +14,14 @@ from typing import Any
 import pytest
 from server_process import server_process
 
+import aengine
+from aengine.bench import cli, step_report
+from aengine.bench.step_cases import StepsWanted
+from aengine.bench.step_report import LeftOut, ModelSteps
+from aengine.bench.workload import nano_vllm
+from aengine.config import EngineConfig
+from aengine.errors import InsufficientMemoryError
+
 SMALL = ("--num-requests", "3", "--input-len", "4-8", "--output-len", "5", "--warmup", "1")
 MEMORY = ("--kv-cache-memory", str(64 << 20))
 
@@ -37,13 +45,100 @@ def test_offline_prints_a_table_and_writes_json_and_a_plot(tmp_path: Path) -> No
 
 
 def test_steps_are_set_beside_the_floor(tmp_path: Path) -> None:
-    arguments = ("--decode", "1,2", "--context", "32", "--prefill", "16", "--seconds", "0.05", "--json", str(tmp_path / "out.json"))
-    done = bench("step", *MEMORY, *arguments)
-    assert [line.split("  ")[0] for line in done.stdout.splitlines()] == ["step", "decode 1 x 32", "decode 2 x 32", "prefill 1 x 16 @ 0"]
-    (decode, _, prefill) = (entry["figures"] for entry in json.loads((tmp_path / "out.json").read_text())["figures"])
+    arguments = (
+        "--decode",
+        "1,2,300",
+        "--context",
+        "32",
+        "--prefill",
+        "16,4000",
+        "--seconds",
+        "0.05",
+        "--json",
+        str(tmp_path / "out.json"),
+    )
+    lines = bench("step", *MEMORY, *arguments).stdout.splitlines()
+    assert lines[0] == "demo: bfloat16 on cpu"
+    names = ["step", "decode 1 x 32", "decode 2 x 32", "prefill 1 x 16 @ 0"]
+    assert [line.split("  ")[0] for line in lines if not line.startswith(" ")][1:5] == names
+    assert lines[-2:] == [
+        "not measured: decode 300 x 32: max_num_seqs is 256",
+        "not measured: prefill 1 x 4000 @ 0: max_model_len is 2048",
+    ]
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["aengine"] == aengine.__version__
+    (demo,) = document["figures"]
+    assert (demo["model"], demo["device"], demo["config"]["max_num_batched_tokens"]) == ("demo", "cpu", 4000)
+    assert any("weights on cpu" in line for line in demo["start_up"])
+    assert [entry["case"] for entry in demo["left_out"]] == ["decode 300 x 32", "prefill 1 x 4000 @ 0"]
+    (decode, _, prefill) = (step["figures"] for step in demo["steps"])
     assert decode["weight_bytes"] < prefill["weight_bytes"] + 1
     assert prefill["flops"] > 10 * decode["flops"]
     assert decode["fraction"] > 0
+
+
+def test_steps_that_exceed_a_given_budget_are_named() -> None:
+    arguments = ("--decode", "8", "--context", "1000", "--prefill", "70", "--seconds", "0.05")
+    budget = ("--max-num-batched-tokens", "64", "--max-num-seqs", "64", "--kv-cache-memory", str(4 << 20))
+    lines = bench("step", *budget, *arguments, code=1).stdout.splitlines()
+    assert lines[-2].startswith("not measured: decode 8 x 1000: it needs 504 KV pages of 16 tokens, and there are ")
+    assert lines[-1] == "not measured: prefill 1 x 70 @ 0: max_num_batched_tokens is 64"
+
+
+def test_steps_of_several_shapes_are_measured_in_one_call(tmp_path: Path) -> None:
+    arguments = ("--decode", "1", "--context", "16", "--prefill", "8", "--seconds", "0.01", "--json", str(tmp_path / "out.json"))
+    done = bench("step", "--shape", "qwen3-60m", "--shape", "qwen3-60m", "--threads", "1", *MEMORY, *arguments)
+    assert done.stdout.count("qwen3-60m: bfloat16 on cpu\n") == 2
+    models = json.loads((tmp_path / "out.json").read_text())["figures"]
+    assert [(model["model"], model["config"]["model"], len(model["steps"])) for model in models] == [("qwen3-60m", "qwen3-60m", 2)] * 2
+    assert models[0]["config"]["load_format"] == "dummy"
+
+
+def test_a_shape_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def measure(name: str, config: EngineConfig, wanted: StepsWanted) -> ModelSteps:
+        if name == "qwen3-8b":
+            raise InsufficientMemoryError("too large")
+        return ModelSteps(name, "cpu", "bfloat16", {}, [], [], [LeftOut("decode 1 x 2", "of no reason")])
+
+    monkeypatch.setattr(step_report, "measure_model", measure)
+    path = tmp_path / "out.json"
+    assert cli.main(["step", "--shape", "qwen3-8b", "--shape", "qwen3-0.6b", "--json", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert "qwen3-8b: InsufficientMemoryError: too large" in out
+    assert "not measured: decode 1 x 2: of no reason" in out
+    assert [entry["model"] for entry in json.loads(path.read_text())["figures"]] == ["qwen3-8b", "qwen3-0.6b"]
+    assert cli.main(["step", "--shape", "qwen3-8b"]) == 1
+    assert capsys.readouterr().err == "aengine-bench: too large\n"
+
+
+def test_the_nano_workload_is_set_beside_its_floor(tmp_path: Path) -> None:
+    arguments = ("--workload", "nano", "--num-requests", "2", "--json", str(tmp_path / "out.json"))
+    done = bench("offline", *MEMORY, *arguments)
+    assert "2 requests in" in done.stdout
+    assert "% of it reached" in done.stdout
+    figures = json.loads((tmp_path / "out.json").read_text())["figures"]
+    items = nano_vllm(2, 4096)
+    assert figures["summary"]["output_tokens"] == sum(item.output_tokens for item in items)
+    assert figures["floor"]["fraction"] == pytest.approx(figures["floor"]["seconds"] / figures["summary"]["duration"])
+    assert figures["model"] == "demo"
+    assert any("weights on cpu" in line for line in figures["start_up"])
+
+
+def test_a_shape_needs_no_folder() -> None:
+    shape = ("--shape", "qwen3-60m", "--threads", "1", *MEMORY)
+    done = bench("latency", *shape, "--num-requests", "1", "--input-len", "4", "--output-len", "2", "--warmup", "1")
+    assert "aengine (in process), qwen3-60m: 1 requests in" in done.stdout
+    assert len(bench("startup", *shape, "--runs", "1", "--prompt-tokens", "8").stdout.splitlines()) == 2
+
+
+def test_shapes_are_listed_and_exclude_a_model() -> None:
+    text = bench("step", "--help").stdout
+    assert "qwen3-0.6b (28 layers" in " ".join(text.split())
+    assert "on CUDA 1,8,32,64,128,256" in " ".join(text.split())
+    assert "not allowed with" in bench("step", "--shape", "qwen3-8b", "--model", "demo", code=2).stderr
+    assert "invalid choice: 'gpt'" in bench("offline", "--shape", "gpt", code=2).stderr
+    assert "--load-format: 'auto'" in bench("offline", "--shape", "qwen3-60m", "--load-format", "auto", code=1).stderr
+    assert "1 to 256 requests, not 257" in bench("offline", *MEMORY, "--workload", "nano", "--num-requests", "257", code=1).stderr
 
 
 def test_startup_counts_from_the_start_of_a_process(tmp_path: Path) -> None:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+import random
 import statistics
 from pathlib import Path
 
 import pytest
 
-from aengine.bench.workload import Item, Range, Shape, arriving, multi_turn, random_lengths, shared_prefix, trace
+from aengine.bench.targets import EngineTarget
+from aengine.bench.workload import (
+    NANO_TEMPERATURE,
+    Item,
+    Range,
+    Shape,
+    arriving,
+    multi_turn,
+    nano_vllm,
+    random_lengths,
+    shared_prefix,
+    trace,
+)
+from aengine.params import SamplingParams
 
 SHAPE = Shape(50, Range(10, 20), Range(3, 7), vocab_size=100, seed=1)
 
@@ -48,6 +63,20 @@ def test_turns_follow_each_other() -> None:
     assert [item.continues for item in items] == [False, True, True] * 2
 
 
+def test_the_nano_workload_is_the_published_one() -> None:
+    """What `random` draws after `seed(0)` in nano-vllm's bench.py."""
+    items = nano_vllm(256, vocab_size=151_936)
+    assert (sum(len(item.prompt) for item in items), sum(item.output_tokens for item in items)) == (142_827, 133_966)
+    random.seed(0)
+    prompts = [[random.randint(0, 10000) for _ in range(random.randint(100, 1024))] for _ in range(256)]
+    outputs = [random.randint(100, 1024) for _ in range(256)]
+    assert [(list(item.prompt), item.output_tokens) for item in items] == list(zip(prompts, outputs, strict=True))
+    assert nano_vllm(3, 4096) == [Item(tuple(token % 4096 for token in item.prompt), item.output_tokens) for item in items[:3]]
+    for count in (0, 257):
+        with pytest.raises(ValueError, match="1 to 256"):
+            nano_vllm(count, 4096)
+
+
 def test_arrivals_have_the_rate() -> None:
     items = arriving([Item((1,), 1)] * 4000, rate=10.0)
     gaps = [after.arrival - before.arrival for before, after in itertools.pairwise(items)]
@@ -73,3 +102,24 @@ def test_a_trace_that_is_none_names_the_line(tmp_path: Path, line: str) -> None:
     path.write_text('{"timestamp": 0, "input_length": 1, "output_length": 1}\n' + line)
     with pytest.raises(ValueError, match="line 2"):
         trace(path, vocab_size=50)
+
+
+def test_an_engine_is_asked_at_the_temperature_of_the_workload() -> None:
+    class Engine:
+        def __init__(self) -> None:
+            self.asked: list[SamplingParams] = []
+
+        def stream(self, prompt: list[int], params: SamplingParams) -> None:
+            self.asked.append(params)
+            raise LookupError
+
+    async def ask(target: EngineTarget) -> None:
+        with pytest.raises(LookupError):
+            await anext(target.send([1, 2], 3))
+
+    engine = Engine()
+    asyncio.run(ask(EngineTarget(engine)))
+    asyncio.run(ask(EngineTarget(engine, NANO_TEMPERATURE)))
+    greedy, nano = engine.asked
+    assert (greedy.temperature, nano.temperature) == (0.0, 0.6)
+    assert (nano.top_k, nano.top_p, nano.min_p, nano.max_tokens, nano.ignore_eos) == (0, 1.0, 0.0, 3, True)

@@ -62,9 +62,13 @@ FAMILIES: dict[str, tuple[str, dict]] = {
 def save_tiny(name: str, path: pathlib.Path, *, dtype: torch.dtype = torch.float32, **saving) -> transformers.PreTrainedModel:
     """Makes the family `name`, all of its parameters random (norms and biases too), and saves it to `path`."""
     prefix, changes = FAMILIES[name]
-    config = getattr(transformers, f"{prefix}Config")(**{**TINY, **changes})
-    torch.manual_seed(sum(map(ord, name)))
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config).to(dtype).eval()
+    return save_random(prefix, {**TINY, **changes}, path, sum(map(ord, name)), dtype=dtype, **saving)
+
+
+def save_random(prefix: str, config: dict, path: pathlib.Path, seed: int, *, dtype: torch.dtype, **saving) -> transformers.PreTrainedModel:
+    """Makes a `{prefix}ForCausalLM`, all of its parameters random (norms and biases too), and saves it to `path`."""
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{prefix}ForCausalLM")(getattr(transformers, f"{prefix}Config")(**config)).to(dtype).eval()
     for parameter_name, parameter in model.named_parameters():
         if "norm" in parameter_name:
             parameter.data.uniform_(0.5, 1.5)

@@ -184,12 +184,12 @@ def test_widest_step_runs_and_leaves_no_trace(tmp_path: pathlib.Path) -> None:
     step = widest_step(6, 200, runner.max_model_len, runner.page_size)
     assert (step.layout.num_tokens, step.layout.num_rows) == (200, 6)
     assert step.layout.seq_lens.max() == runner.max_model_len
-    last_tokens = runner._last_tokens.clone()
+    last_tokens = runner._passes.last_tokens.clone()
     with torch.inference_mode():
         sampled, _ = runner.forward(step.layout, step.rows, step.samples, step.token_ids)
         assert sampled is not None
         assert len(sampled.tokens) == 6
-        runner._last_tokens.copy_(last_tokens)
+        runner._passes.last_tokens.copy_(last_tokens)
     for _ in range(7):
         driver.run_step([sequence])
     assert [sequence.output] == greedy(model, [list(range(40))], 8)

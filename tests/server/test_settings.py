@@ -74,6 +74,9 @@ def test_the_file_can_be_named_by_a_variable_but_the_flag_wins(config_file: Path
         ("tenant_weights", "a=2, b=0.5", "{a = 2, b = 0.5}", {"a": 2.0, "b": 0.5}),
         ("drain_delay", "1.5", "1.5", 1.5),
         ("metrics_port", "9090", "9090", 9090),
+        ("graph_sizes", "1, 2,4", "[1, 2, 4]", (1, 2, 4)),
+        ("graph_sizes", "none", '"none"', None),
+        ("eager", "on", "true", True),
     ],
 )
 def test_values_have_the_types_of_their_fields(name: str, text: str, toml: str, value: object, config_file: Path) -> None:
@@ -93,7 +96,7 @@ def test_names_of_certificates_are_a_list(config_file: Path) -> None:
     assert read_settings({"admin_client_names": "p, q"}, {}, str(config_file)).server.admin_client_names == ("p", "q")
 
 
-@pytest.mark.parametrize("name", ["port", "drain_seconds", "tenant_weights", "insecure"])
+@pytest.mark.parametrize("name", ["port", "drain_seconds", "tenant_weights", "insecure", "graph_sizes"])
 def test_what_cannot_be_read_is_told_with_its_flag_or_variable(name: str) -> None:
     flag = "--" + name.replace("_", "-")
     assert refused({name: "a=x"}).startswith(f"{flag}: 'a=x' is not ")

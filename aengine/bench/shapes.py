@@ -1,0 +1,133 @@
+"""Shapes of public models, so that a benchmark needs no download: what their config.json says, beside the bundled demo tokenizer.
+
+Owns the numbers, which are those of the published config files (Qwen/Qwen3-0.6B, Qwen/Qwen3-8B, meta-llama/Llama-3.1-8B), and the folder
+they are written to. Weights are drawn (`load_format` dummy): a step takes as long whatever they are. The tokenizer knows far fewer ids than
+the models; ids that it lacks decode to nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from aengine.models.hub import DEMO, resolve_model
+
+_QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+}
+
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "qwen3-60m": {  # of no published model: small enough for a CPU
+        **_QWEN3,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "head_dim": 64,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "max_window_layers": 8,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 8,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+        "vocab_size": 65536,
+    },
+    "qwen3-0.6b": {
+        **_QWEN3,
+        "head_dim": 128,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "max_window_layers": 28,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+        "vocab_size": 151936,
+    },
+    "qwen3-8b": {
+        **_QWEN3,
+        "head_dim": 128,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "max_window_layers": 36,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": False,
+        "vocab_size": 151936,
+    },
+    "llama-3.1-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": 128256,
+    },
+}
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def describe(name: str) -> str:
+    """One line for a person."""
+    config = SHAPES[name]
+    heads = f"{config['num_attention_heads']}/{config['num_key_value_heads']} heads"
+    return f"{name} ({config['num_hidden_layers']} layers, hidden {config['hidden_size']}, {heads}, vocabulary {config['vocab_size']})"
+
+
+@contextmanager
+def shape_folder(name: str) -> Iterator[Path]:
+    """A folder with config.json and tokenizer, called like the shape, that is there while inside. Raises ValueError for an unknown name."""
+    if name not in SHAPES:
+        raise ValueError(f"there is no shape {name!r}; there are {', '.join(SHAPES)}")
+    demo = resolve_model(DEMO)
+    with tempfile.TemporaryDirectory(prefix="aengine-shape-") as parent:
+        folder = Path(parent) / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(SHAPES[name], indent=2) + "\n")
+        for file in _TOKENIZER_FILES:
+            shutil.copyfile(demo / file, folder / file)
+        yield folder

@@ -1,0 +1,68 @@
+"""Where steps run: the device, and what of a thread's state they need. Knows nothing of models."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+
+import torch
+
+from aengine.errors import ConfigError
+
+
+def find_device(name: str) -> torch.device:
+    """That of `EngineConfig.device`, with its number if it is a CUDA device. Raises ConfigError if there is none."""
+    available = torch.cuda.is_available()
+    if name == "auto":
+        name = "cuda" if available else "cpu"
+    device = torch.device(name)
+    if device.type == "cpu":
+        return device
+    if not available:
+        raise ConfigError.of("device", f"{name!r} is not possible here: torch finds no CUDA device")
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise ConfigError.of("device", f"{name!r} is not possible here: there are {torch.cuda.device_count()} CUDA devices")
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
+class Lane:
+    """The one stream that everything of a runner is put on, in order; of a CPU there is none.
+
+    Stream, device and inference mode belong to a thread, so each entry sets them and each exit sets them back. One stream makes it safe
+    to write a buffer that earlier steps read, and to let go of a tensor that a step in flight uses: whatever takes its place comes later.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def enter(self) -> AbstractContextManager[object]:
+        stack = ExitStack()
+        stack.enter_context(torch.inference_mode())
+        if self._stream is not None:
+            stack.enter_context(torch.cuda.stream(self._stream))
+        return stack
+
+    def finish(self) -> None:
+        """Waits until everything is done."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
+def kv_budget(device: torch.device, utilization: float, widest: Callable[[], object], graphs: Callable[[], int]) -> int:
+    """Bytes of a CUDA device that `utilization` leaves for KV beside weights, the widest step, graphs, and other users of the device.
+
+    `widest` runs that step; `graphs` returns what all graphs will take, and takes nothing itself in the end.
+    """
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    widest()
+    torch.cuda.synchronize(device)
+    free, total = torch.cuda.mem_get_info(device)
+    others = total - free - torch.cuda.memory_reserved(device)
+    ours = torch.cuda.max_memory_reserved(device)
+    torch.cuda.empty_cache()
+    for_graphs = graphs()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return int(total * utilization) - others - ours - for_graphs

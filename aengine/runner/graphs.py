@@ -1,0 +1,134 @@
+"""`DecodeGraphs`: decode steps of a fixed number of rows, recorded from the last token to the next.
+
+Owns the buffers that the graphs read and write. A step is padded to the smallest graph that holds it: padding rows take the spare row's
+token, attend to page 0, write no KV, and leave their tokens with the spare row. Knows nothing of sampling but argmax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep, GraphStep, StepLayout
+from aengine.models.batch import ForwardBatch
+from aengine.models.decoder import Decoder
+from aengine.runner.buckets import DecodeFrame, empty_layout, fitting
+from aengine.runner.capture import Capture, InterruptingAttention, LiveAttention, Pieces
+from aengine.runner.executor import GraphPlan, StepPass
+from aengine.runner.upload import UploadRing
+
+
+class DecodeHidden:
+    """What a graph made of its n real rows. Satisfies `HiddenStates`."""
+
+    def __init__(self, logits: Tensor, tokens: Tensor) -> None:
+        self._logits = logits  # [n, vocab_size] in the dtype of the weights
+        self._tokens = tokens  # [n] int64
+
+    def logits(self, indices: Tensor) -> Tensor:
+        chosen = self._logits if len(indices) == len(self._logits) else self._logits.index_select(0, indices)
+        return chosen.to(torch.float32, copy=True)
+
+    def argmax(self, indices: Tensor) -> Tensor:
+        return self._tokens if len(indices) == len(self._tokens) else self._tokens.index_select(0, indices)
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    step: GraphStep
+    pieces: Pieces
+
+
+class DecodeGraphs:
+    """`record` makes a graph of one size, largest size first; from then on `run` uses it."""
+
+    def __init__(self, model: Decoder, backend: AttentionBackend, plan: GraphPlan, capture: Capture) -> None:
+        self._model = model
+        self._backend = backend
+        self._plan = plan
+        self._capture = capture
+        self._sizes = plan.sizes.rows
+        self._spare_row = len(plan.last_tokens) - 1
+        largest = self._sizes[-1]
+        device, dtype = model.head_weight.device, model.head_weight.dtype
+        self._frame = DecodeFrame(largest)
+        self._ring = UploadRing(device)
+        self._inputs = torch.zeros(self._frame.length(largest * plan.pages_per_row), dtype=torch.int32, device=device)
+        self._counting = torch.arange(largest + 1, dtype=torch.int32, device=device)
+        self._logits = torch.zeros(largest, len(model.head_weight), dtype=dtype, device=device)
+        self._tokens = torch.zeros(largest, dtype=torch.int64, device=device)
+        interrupted = 0 if capture.holds_attention else largest
+        self._attended = torch.zeros(interrupted, plan.num_heads, plan.head_dim, dtype=dtype, device=device)
+        self._graphs: dict[int, _Graph] = {}
+
+    def record(self, size: int) -> bool:
+        """Steps of up to `size` rows, one of the plan's. False: the attention backend is not for graphs."""
+        nothing = empty_layout(self._plan.page_size)
+        layout = self._frame.pack(nothing, nothing.seq_lens, size, self._spare_row, np.zeros(self._frame.length(size), dtype=np.int32))
+        step = self._backend.graph_step(self._metadata(layout))
+        if step is None:
+            return False
+        graph = _Graph(step, Pieces(self._capture))
+        self._prepare(graph, nothing, nothing.seq_lens, size)
+        attention: AttentionStep = step
+        if not self._capture.holds_attention:
+            attention = InterruptingAttention(graph.pieces, LiveAttention(step, size), self._attended)
+        graph.pieces.record(lambda: self._forward(size, attention))
+        graph.pieces.replay()  # the first replay takes time, and memory of the device
+        self._graphs[size] = graph
+        return True
+
+    def run(self, layout: StepLayout, rows: NDArray[np.int32]) -> StepPass | None:
+        """A step of decodes alone, every row of which is sampled. None: no graph holds it."""
+        count = layout.num_rows
+        size = fitting(self._sizes, count)
+        if size is None:
+            return None
+        graph = self._graphs[size]
+        self._prepare(graph, layout, rows, size)
+        graph.pieces.replay()
+        fields = self._frame.fields(count)
+        return StepPass(
+            hidden=DecodeHidden(self._logits[:count], self._tokens[:count]),
+            indices=self._counting[:count],
+            rows=self._inputs[fields.rows],
+            next_positions=self._inputs[fields.seq_lens],
+            keeps_argmax=True,
+        )
+
+    def _prepare(self, graph: _Graph, layout: StepLayout, rows: NDArray[np.int32], size: int) -> None:
+        length = self._frame.length(len(layout.kv_indices) + size - layout.num_rows)
+        slot = self._ring.take(length)
+        padded = self._frame.pack(layout, rows, size, self._spare_row, slot.array)
+        slot.send(length, self._inputs)
+        graph.step.prepare(padded)
+        slot.leave()
+
+    def _metadata(self, layout: StepLayout) -> AttentionMetadata:
+        fields = self._frame.fields(layout.num_rows)
+        return AttentionMetadata(
+            host=layout,
+            qo_indptr=self._counting[: layout.num_rows + 1],
+            kv_indptr=self._inputs[fields.kv_indptr],
+            kv_indices=self._inputs[fields.kv_indices :],
+            last_page_len=self._inputs[fields.last_page_len],
+            slot_mapping=self._inputs[fields.slot_mapping],
+        )
+
+    def _forward(self, size: int, attention: AttentionStep) -> None:
+        fields = self._frame.fields(size)
+        rows, last_tokens = self._inputs[fields.rows], self._plan.last_tokens
+        batch = ForwardBatch(
+            input_ids=last_tokens.index_select(0, rows),
+            positions=self._inputs[fields.positions],
+            logits_indices=self._counting[:size],
+            attention=attention,
+        )
+        logits, tokens = self._logits[:size], self._tokens[:size]
+        self._model.head_logits(self._model(batch), out=logits)
+        torch.argmax(logits, -1, out=tokens)
+        last_tokens.index_copy_(0, rows.long(), tokens.to(torch.int32))

@@ -1,0 +1,69 @@
+"""`Passes`: how a step gets through the model: a graph of decodes where there is one, else what an executor makes of uploaded arrays.
+
+Owns the upload of a step, and the last token of every row, from which decodes go on without the host. Knows nothing of sampling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.attention import AttentionMetadata, StepLayout
+from aengine.runner.executor import Executor, StepInput, StepPass
+from aengine.runner.upload import upload
+
+
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """A step as it was planned. Its n rows are those of a `StepPlan`: decodes, whose tokens are on the device, then chunks of prompts."""
+
+    layout: StepLayout
+    rows: NDArray[np.int32]  # [n]
+    sampled: NDArray[np.int64]  # [m], which of the n are followed by a token to sample, ascending; all decodes are
+    token_ids: NDArray[np.int32]  # of the prompts
+    all_hidden: bool  # whether logits of other tokens are wanted, too
+
+
+class Passes:
+    def __init__(self, executor: Executor, max_num_seqs: int, device: torch.device) -> None:
+        self._executor = executor
+        self._device = device
+        self.last_tokens = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
+        """[max_num_seqs + 1] int32, by row; the last one belongs to none, and takes what padding computes."""
+
+    def run(self, step: HostStep) -> StepPass:
+        if step.layout.num_decodes == step.layout.num_rows:
+            replayed = self._executor.decode(step.layout, step.rows)
+            if replayed is not None:
+                return replayed
+        return self._run_uploaded(step)
+
+    def keep(self, done: StepPass, tokens: Tensor) -> None:
+        """`tokens` [m], as sampled, are the last ones of the step's rows from now on."""
+        self.last_tokens.index_copy_(0, done.rows.long(), tokens.to(torch.int32))
+
+    def _run_uploaded(self, step: HostStep) -> StepPass:
+        layout = step.layout
+        arrays = (
+            layout.qo_indptr,
+            layout.kv_indptr,
+            layout.kv_indices,
+            layout.last_page_len,
+            layout.slot_mapping,
+            layout.positions,
+            step.token_ids,
+            step.rows[: layout.num_decodes],
+            layout.qo_indptr[step.sampled + 1] - 1,
+            step.rows[step.sampled],
+            layout.seq_lens[step.sampled],
+        )
+        *metadata, positions, prompt_ids, decode_rows, indices, rows, next_positions = upload(arrays, self._device)
+        input_ids = torch.cat((self.last_tokens.index_select(0, decode_rows), prompt_ids)) if layout.num_decodes else prompt_ids
+        hidden = self._executor.forward(
+            StepInput(AttentionMetadata(layout, *metadata), input_ids, positions, indices, all_hidden=step.all_hidden)
+        )
+        return StepPass(hidden, indices, rows, next_positions, keeps_argmax=False)

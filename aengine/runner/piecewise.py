@@ -1,0 +1,67 @@
+"""`PiecewiseGraphs`: steps with prompt tokens, recorded in pieces between which attention runs as usual.
+
+Owns the buffers that the pieces begin and end with. A step is padded to the next recorded number of tokens; what padding tokens compute
+reaches no other token, and attention and KV see the real ones only. Knows nothing of rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aengine.models.batch import ForwardBatch
+from aengine.models.decoder import Decoder
+from aengine.runner.buckets import fitting
+from aengine.runner.capture import Capture, InterruptingAttention, LiveAttention, Pieces
+from aengine.runner.executor import GraphPlan
+
+
+class PiecewiseGraphs:
+    """`record` makes the graphs of one size, largest size first; from then on `forward` uses them.
+
+    Queries, keys and values of every layer and size stay in memory, since attention reads them between the pieces.
+    """
+
+    def __init__(self, model: Decoder, plan: GraphPlan, capture: Capture) -> None:
+        self._model = model
+        self._capture = capture
+        self._sizes = plan.sizes.tokens
+        largest = self._sizes[-1]
+        device, dtype = model.head_weight.device, model.head_weight.dtype
+        self._input_ids = torch.zeros(largest, dtype=torch.int32, device=device)
+        self._positions = torch.zeros(largest, dtype=torch.int32, device=device)
+        self._attended = torch.zeros(largest, plan.num_heads, plan.head_dim, dtype=dtype, device=device)
+        self._hidden = torch.zeros(largest, model.head_weight.shape[1], dtype=dtype, device=device)
+        self._live = LiveAttention()
+        self._pieces: dict[int, Pieces] = {}
+
+    def record(self, size: int) -> None:
+        """Steps of up to `size` tokens, one of the plan's."""
+        pieces = Pieces(self._capture)
+        positions = self._positions[:size]
+        batch = ForwardBatch(
+            input_ids=self._input_ids[:size],
+            positions=positions,
+            logits_indices=positions[:0],
+            attention=InterruptingAttention(pieces, self._live, self._attended),
+        )
+        pieces.record(lambda: self._write_hidden(batch))
+        pieces.replay()  # the first replay takes time, and memory of the device
+        self._pieces[size] = pieces
+
+    def forward(self, batch: ForwardBatch) -> Tensor | None:
+        """As the decoder's: [T, hidden_size], valid until the next step. None: no graphs hold the step."""
+        count = len(batch.input_ids)
+        size = fitting(self._sizes, count)
+        if size is None:
+            return None
+        # Beyond are ids and positions of earlier steps, or zeros, which are as good as any.
+        self._input_ids[:count].copy_(batch.input_ids)
+        self._positions[:count].copy_(batch.positions)
+        self._live.step, self._live.num_tokens = batch.attention, count
+        self._pieces[size].replay()
+        return self._hidden[:count]
+
+    def _write_hidden(self, batch: ForwardBatch) -> None:
+        hidden = self._model(batch)
+        self._hidden[: len(hidden)].copy_(hidden)

@@ -1,0 +1,33 @@
+"""`pytest -m gpu` collects every GPU test on a host that lacks the packages of a development environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def collect(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "-p", "gpu_host", "--collect-only", "-q", "-rs", *arguments]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    return subprocess.run(command, cwd=ROOT, env={**env, "PYTHONPATH": str(ROOT / "tests")}, capture_output=True, text=True, timeout=200)
+
+
+def test_every_gpu_test_is_collected_where_packages_are_missing() -> None:
+    done = collect("-m", "gpu", "tests")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    collected = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()}
+    needs_grammars = "tests/sampling/test_grammar.py"  # nothing to run there without xgrammar
+    assert files - {needs_grammars, str(Path(__file__).relative_to(ROOT))} <= collected
+    assert {f"tests/gpu/test_gpu_{name}.py" for name in ("engine", "families", "kv_content")} <= collected
+    assert "needs hypothesis, which is not installed" in done.stdout
+
+
+def test_other_runs_do_not_skip_what_they_cannot_import() -> None:
+    done = collect("tests/cache")
+    assert done.returncode == 2
+    assert "No module named 'hypothesis'" in done.stdout

@@ -1,0 +1,136 @@
+"""Sizes of captured steps, and the padding of decode steps to them."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from aengine.attention import StepLayout, build_layout
+from aengine.runner.buckets import DecodeFrame, GraphBytes, GraphSizes, decode_sizes, empty_layout, fitting, token_sizes
+
+SPARE = 77
+
+
+def test_sizes_of_decode_steps() -> None:
+    assert decode_sizes(256) == (1, 2, 4, *range(8, 257, 8))
+    assert len(decode_sizes(256)) == 35
+    assert decode_sizes(1) == (1,)
+    assert decode_sizes(3) == (1, 2, 3)
+    assert decode_sizes(100) == (1, 2, 4, *range(8, 97, 8), 100)
+    assert decode_sizes(600)[34:] == (256, 288, 320, 352, 384, 416, 448, 480, 512, 576, 600)
+    for most in range(1, 1500, 7):
+        sizes = decode_sizes(most)
+        assert sizes[-1] == most
+        assert list(sizes) == sorted(set(sizes))
+        assert all(high - low <= max(8, low // 8) for low, high in itertools.pairwise(sizes)), "little padding"
+    assert len(decode_sizes(65536)) < 110
+
+
+def test_sizes_of_steps_with_prompt_tokens() -> None:
+    assert token_sizes(0) == ()
+    assert token_sizes(1) == (1,)
+    assert token_sizes(40) == (16, 32, 40)
+    assert token_sizes(512) == (16, 32, 64, 96, 128, 192, 256, 384, 512)
+    assert token_sizes(600)[-3:] == (384, 512, 600)
+    for most in range(1, 3000, 11):
+        sizes = token_sizes(most)
+        assert sizes[-1] == most
+        assert list(sizes) == sorted(set(sizes))
+
+
+def test_sizes_of_a_configuration() -> None:
+    assert GraphSizes.of(None, 512, 4, 2048) == GraphSizes((1, 2, 4), token_sizes(512))
+    assert GraphSizes.of((8, 2, 8), 512, 16, 100) == GraphSizes((2, 8), token_sizes(100))
+    assert GraphSizes.of((3,), 0, 16, 100) == GraphSizes((3,), ())
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 2), (2, 2), (3, 8), (8, 8), (9, None)])
+def test_the_smallest_that_fits(count: int, size: int | None) -> None:
+    assert fitting((2, 8), count) == size
+    assert fitting((), count) is None
+
+
+def test_bytes_of_all_graphs_from_those_of_the_largest() -> None:
+    sizes = GraphSizes((1, 2, 4, 8), (16, 32, 64))
+    assert sizes.largest_two() == GraphSizes((4, 8), (32, 64))
+    assert GraphBytes(1000, (100, 10), (50, 7)).of_all(sizes) == 1000 + 100 + 3 * 10 + 50 + 7 + 4  # 7 * 16 / 32, rounded up
+    few = GraphSizes((8,), (32, 64))
+    assert few.largest_two() == few
+    assert GraphBytes(1000, (100,), (50, 7)).of_all(few) == GraphBytes(1000, (100,), (50, 7)).total() == 1157
+    assert GraphBytes(5, (2,), ()).of_all(GraphSizes((8,), ())) == 7
+
+
+def random_decodes(rng: np.random.Generator, count: int, page_size: int) -> tuple[StepLayout, np.ndarray]:
+    rows = rng.permutation(64)[:count].astype(np.int32)
+    page_table = rng.integers(1, 1000, (64, 40 // page_size + 1), dtype=np.int32)
+    starts = rng.integers(0, 40, count, dtype=np.int32)
+    return build_layout(rows, count, starts, np.ones(count, np.int32), page_table, page_size), rows
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_padded_steps(page_size: int) -> None:
+    """Real rows as they were; padding rows of length 1 on page 0 that write nothing; whatever the array held before."""
+    rng = np.random.default_rng(page_size)
+    frame = DecodeFrame(24)
+    for _ in range(200):
+        count = int(rng.integers(0, 25))
+        size = int(rng.integers(max(count, 1), 25))
+        layout, rows = random_decodes(rng, count, page_size)
+        num_pages = len(layout.kv_indices)
+        out = rng.integers(-(2**31), 2**31 - 1, frame.length(num_pages + size - count) + 5, dtype=np.int32)
+        rest = out[-5:].copy()
+        padded = frame.pack(layout, rows, size, SPARE, out)
+
+        assert (padded.num_rows, padded.num_tokens, padded.num_decodes, padded.page_size) == (size, size, size, page_size)
+        for name in ("seq_lens", "last_page_len", "positions", "slot_mapping"):
+            np.testing.assert_array_equal(getattr(padded, name)[:count], getattr(layout, name))
+        np.testing.assert_array_equal(padded.kv_indptr[: count + 1], layout.kv_indptr)
+        np.testing.assert_array_equal(padded.kv_indices[:num_pages], layout.kv_indices)
+        np.testing.assert_array_equal(padded.qo_indptr, np.arange(size + 1))
+
+        assert (padded.seq_lens[count:] == 1).all()
+        assert (padded.last_page_len[count:] == 1).all()
+        assert (padded.positions[count:] == 0).all()
+        assert (padded.slot_mapping[count:] == -1).all()
+        assert (np.diff(padded.kv_indptr[count:]) == 1).all()
+        assert (padded.kv_indices[num_pages:] == 0).all()
+        assert padded.kv_indptr[-1] == len(padded.kv_indices)
+
+        fields = frame.fields(size)
+        np.testing.assert_array_equal(out[fields.rows], [*rows, *[SPARE] * (size - count)])
+        for name in ("positions", "slot_mapping", "last_page_len", "seq_lens", "kv_indptr"):
+            np.testing.assert_array_equal(out[getattr(fields, name)], getattr(padded, name))
+        np.testing.assert_array_equal(out[fields.kv_indices :][: len(padded.kv_indices)], padded.kv_indices)
+        np.testing.assert_array_equal(out[-5:], rest)
+        for name in StepLayout.__slots__[2:]:
+            assert getattr(padded, name).dtype == np.int32, name
+
+
+def test_fields_do_not_overlap_and_do_not_move() -> None:
+    """A graph of each size reads the same addresses, aligned, page ids last."""
+    for max_rows in (1, 2, 31, 32, 33, 256):
+        frame = DecodeFrame(max_rows)
+        whole = frame.fields(max_rows)
+        ends = [0]
+        for field in whole[:-1]:
+            assert field.start >= ends[-1]
+            assert field.start % 32 == 0
+            ends.append(field.stop)
+        assert whole.kv_indices >= ends[-1]
+        assert whole.kv_indices % 32 == 0
+        for size in range(1, max_rows):
+            fields = frame.fields(size)
+            assert [field.start for field in fields[:-1]] == [field.start for field in whole[:-1]]
+            assert fields.kv_indices == whole.kv_indices
+            assert [field.stop - field.start for field in fields[:-1]] == [size] * 5 + [size + 1]
+
+
+def test_a_step_of_padding_alone() -> None:
+    frame = DecodeFrame(4)
+    out = np.full(frame.length(4), -9, dtype=np.int32)
+    padded = frame.pack(empty_layout(16), np.zeros(0, np.int32), 4, SPARE, out)
+    assert padded.seq_lens.tolist() == [1, 1, 1, 1]
+    assert padded.kv_indptr.tolist() == [0, 1, 2, 3, 4]
+    assert out[frame.fields(4).rows].tolist() == [SPARE] * 4

@@ -1,0 +1,424 @@
+"""Recorded steps against steps run as usual, on a CPU: a tape of operations stands in for CUDA graphs.
+
+The tape calls the recorded operations again on the same tensors, so a number of Python's that was recorded, or a buffer that moved,
+shows as wrong tokens here as it would on a GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import pathlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from driver import GREEDY, Driver, sampled
+from reference import save_tiny
+from test_greedy import make_runner
+from workloads import VOCAB, compare_with_eager, random_steps
+
+from aengine.attention import AttentionMetadata, StepLayout, TorchNativeBackend, build_layout
+from aengine.config import EngineConfig
+from aengine.runner.buckets import GraphSizes
+from aengine.runner.capture import Pieces
+from aengine.runner.eager_capture import EagerCapture
+from aengine.runner.graphs import DecodeHidden
+from aengine.runner.model_runner import ModelRunner
+from aengine.runner.step_graphs import StepGraphs
+from aengine.runner.upload import UploadRing
+
+SIZES = (1, 2, 5, 8, 20)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("qwen3")
+    save_tiny("qwen3", path)
+    return path
+
+
+def graph_runner(model_dir: pathlib.Path, **options: Any) -> ModelRunner:
+    settings = {"dtype": "float32", "device": "cpu", "max_num_seqs": 24, "kv_cache_memory": 64 << 20, "graph_sizes": SIZES, **options}
+    config = EngineConfig(model=str(model_dir), attention_backend="torch_native", graph_tokens=120, **settings)
+    return ModelRunner(config, model_dir, EagerCapture)
+
+
+def eager_runner(model_dir: pathlib.Path, **options: Any) -> ModelRunner:
+    return make_runner(model_dir, attention_backend="torch_native", **options)
+
+
+def graphs_of(runner: ModelRunner) -> StepGraphs:
+    graphs = runner._executor._graphs
+    assert graphs is not None
+    return graphs
+
+
+def count_replays(runner: ModelRunner) -> dict[tuple[str, int], int]:
+    """How often each graph was replayed from here on, by kind and size."""
+    graphs = graphs_of(runner)
+    counts: dict[tuple[str, int], int] = {}
+    every = {("decode", size): graph.pieces for size, graph in graphs._decodes._graphs.items()}
+    every |= {("pieces", size): pieces for size, pieces in graphs._pieces._pieces.items()}
+    for key, pieces in every.items():
+        counts[key] = 0
+
+        def replay(key=key, inner=pieces.replay) -> None:
+            counts[key] += 1
+            inner()
+
+        pieces.replay = replay
+    return counts
+
+
+class FromBuffers:
+    """A graph step that knows what a kernel would: the buffers, as they are when it is run. Satisfies `GraphStep`."""
+
+    def __init__(self, backend: TorchNativeBackend, buffers: AttentionMetadata) -> None:
+        self._backend = backend
+        self._buffers = buffers
+        self._prepared: list[StepLayout] = []
+
+    def prepare(self, layout: StepLayout) -> None:
+        self._prepared = [layout]
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        if layer == 0:
+            (told,) = self._prepared
+            kv_indptr, last, slots = (
+                tensor.numpy().copy() for tensor in (self._buffers.kv_indptr, self._buffers.last_page_len, self._buffers.slot_mapping)
+            )
+            seq_lens = (np.diff(kv_indptr) - 1) * told.page_size + last
+            layout = replace(
+                told,
+                qo_indptr=self._buffers.qo_indptr.numpy(),
+                kv_indptr=kv_indptr,
+                kv_indices=self._buffers.kv_indices.numpy()[: kv_indptr[-1]].copy(),
+                last_page_len=last,
+                seq_lens=seq_lens,
+                slot_mapping=slots,
+            )
+            for name in ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "seq_lens", "slot_mapping"):
+                np.testing.assert_array_equal(getattr(layout, name), getattr(told, name))
+            self._step = self._backend.plan(replace(self._buffers, host=layout))
+        self._step.write(layer, key, value)
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        return self._step.attend(layer, query)
+
+
+@pytest.fixture
+def from_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TorchNativeBackend, "graph_step", lambda self, buffers: FromBuffers(self, buffers))
+
+
+@pytest.mark.usefixtures("from_buffers")
+@pytest.mark.parametrize("family", ["qwen3", "qwen2-tied-windowed", "llama-tied-biases"])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_greedy_tokens_of_random_steps(family: str, page_size: int, tmp_path: pathlib.Path) -> None:
+    """Lengths change, rows are padded, and every graph is used."""
+    save_tiny(family, tmp_path)
+    recorded = graph_runner(tmp_path, page_size=page_size)
+    counts = count_replays(recorded)
+    for seed in range(5):
+        expected = random_steps(eager_runner(tmp_path, page_size=page_size), seed)
+        assert random_steps(recorded, seed) == expected
+        assert sum(map(len, expected)) > 100
+    assert set(counts) == {*(("decode", size) for size in SIZES), *(("pieces", size) for size in (16, 32, 64, 96, 120))}
+    assert min(counts.values()) > 0, counts
+
+
+def test_logits_of_random_steps(tiny: pathlib.Path) -> None:
+    runner = graph_runner(tiny)
+    compared = compare_with_eager(runner)
+    random_steps(runner, 7, params=(GREEDY, sampled(1), sampled(2)))
+    assert compared.by_graph > 10
+    assert compared.in_pieces > 10
+    assert 0.0 < compared.worst < 1e-4
+
+
+def test_sampled_tokens_of_random_steps(tiny: pathlib.Path) -> None:
+    """All that a request can ask of its logits, beside greedy neighbours."""
+    params = [
+        sampled(1),
+        sampled(2, 0.7, top_p=0.9),
+        GREEDY,
+        sampled(3, top_k=5, min_p=0.05),
+        replace(GREEDY, logit_bias=((7, 3.0), (9, -math.inf)), frequency_penalty=1.0),
+        sampled(5, repetition_penalty=1.3, presence_penalty=0.5),
+    ]
+    for seed in range(3):
+        one, two = (random_steps(runner, seed, params=params) for runner in (graph_runner(tiny), eager_runner(tiny)))
+        assert one == two
+
+
+def test_logprobs_and_prompt_logprobs(tiny: pathlib.Path) -> None:
+    params = replace(GREEDY, logprobs=3, prompt_logprobs=2)
+    seen = []
+    for runner in (graph_runner(tiny), eager_runner(tiny)):
+        driver = Driver(runner, chunk=13)
+        sequences = [driver.add(list(range(40)), params), driver.add(list(range(60, 70)), params)]
+        results = [driver.run_step(sequences) for _ in range(8)]
+        logprobs = [values for r in results if r.logprobs for values in (r.logprobs.chosen, r.logprobs.top_logprobs)]
+        of_prompts = [p.logprobs.chosen for r in results for p in r.prompt_logprobs]
+        assert len(of_prompts) > 3
+        seen.append(([s.output for s in sequences], logprobs, of_prompts))
+    assert seen[0][0] == seen[1][0]
+    for one, two in zip(seen[0][1] + seen[0][2], seen[1][1] + seen[1][2], strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("from_buffers")
+def test_what_buffers_hold_beyond_a_step_does_not_matter(tiny: pathlib.Path) -> None:
+    runner = graph_runner(tiny)
+    decodes, pieces = graphs_of(runner)._decodes, graphs_of(runner)._pieces
+    rng = np.random.default_rng(0)
+
+    def poison() -> None:
+        with torch.inference_mode():
+            for floats in (decodes._logits, decodes._attended, pieces._attended, pieces._hidden):
+                floats.fill_(math.nan)
+            decodes._inputs.random_(-(2**31), 2**31 - 1)
+            decodes._tokens.random_(-(2**31), 2**31 - 1)
+            pieces._input_ids.copy_(torch.from_numpy(rng.integers(0, VOCAB, 120)))
+            pieces._positions.copy_(torch.from_numpy(rng.integers(0, 256, 120)))
+            runner._passes.last_tokens[-1] = int(rng.integers(0, VOCAB))
+            for slot in decodes._ring._slots:
+                slot._memory.random_(-(2**31), 2**31 - 1)
+
+    assert random_steps(runner, 5, before=poison) == random_steps(eager_runner(tiny), 5)
+
+
+def test_replays_use_the_same_memory(tiny: pathlib.Path) -> None:
+    runner = graph_runner(tiny)
+    decodes, pieces = graphs_of(runner)._decodes, graphs_of(runner)._pieces
+
+    def places() -> list[int]:
+        owners = [vars(decodes), vars(pieces), {"last_tokens": runner._passes.last_tokens}]
+        return [value.data_ptr() for owner in owners for value in owner.values() if isinstance(value, torch.Tensor)]
+
+    before = places()
+    assert len(before) == 10
+    random_steps(runner, 1, 20)
+    assert places() == before
+    driver = Driver(runner)
+    sequences = [driver.add([at, at + 1]) for at in range(3)]
+    driver.run_step(sequences)
+    entries = [(s, 1) for s in sequences]
+    ends = set()
+    for _ in range(3):
+        plan = driver._plan(entries, 3)
+        with torch.inference_mode():
+            layout = decodes_layout(runner, plan)
+            done = runner._executor.decode(layout, plan.rows)
+        for s in sequences:
+            s.computed += 1
+        assert done is not None
+        ends.add((done.hidden.argmax(done.indices).data_ptr(), done.rows.data_ptr(), done.next_positions.data_ptr()))
+        assert done.next_positions.tolist() == layout.seq_lens.tolist()
+        assert done.rows.tolist() == plan.rows.tolist()
+    assert len(ends) == 1
+
+
+def decodes_layout(runner: ModelRunner, plan: Any) -> Any:
+    runner._page_table[plan.page_rows, plan.page_cols] = plan.page_ids
+    return build_layout(plan.rows, plan.num_decodes, plan.starts, plan.lengths, runner._page_table, runner.page_size)
+
+
+def test_padding_touches_no_row(tiny: pathlib.Path) -> None:
+    """Neither the last tokens of rows that are not in a step, nor any page."""
+    runner = graph_runner(tiny, graph_sizes=(20,))
+    driver = Driver(runner)
+    one, other = driver.add([1, 2, 3]), driver.add([4, 5, 6, 7])
+    driver.run_step([one, other])
+    last = runner._passes.last_tokens.clone()
+    backend = runner._executor._backend
+    pages = [cache.raw.clone() for cache in (*backend._keys, *backend._values)]
+    driver.run_step([one])
+    changed = (runner._passes.last_tokens != last).nonzero()[:, 0].tolist()
+    assert set(changed) <= {one.row, 24}
+    for cache, old in zip((*backend._keys, *backend._values), pages, strict=True):
+        slots = (cache.raw != old).any(-1).any(0)  # [pages, page_size]
+        assert slots.sum() == 1, "one token was written"
+        assert not cache.raw[:, 0].any(), "nothing is on page 0"
+
+
+def test_logits_may_be_changed(tiny: pathlib.Path) -> None:
+    """They are float32 whatever the weights, and a copy."""
+    for dtype in ("float32", "bfloat16"):
+        runner = graph_runner(tiny, dtype=dtype)
+        driver = Driver(runner)
+        driver.generate([[1, 2, 3], [4, 5]], 3)
+        graph_logits = graphs_of(runner)._decodes._logits
+        assert graph_logits.dtype == runner.dtype
+        with torch.inference_mode():
+            hidden = DecodeHidden(graph_logits[:2], torch.tensor([5, 6]))
+            both = hidden.logits(torch.tensor([0, 1], dtype=torch.int32))
+            assert both.dtype == torch.float32
+            before = graph_logits.clone()
+            both.fill_(0.0)
+            assert torch.equal(graph_logits, before)
+            torch.testing.assert_close(hidden.logits(torch.tensor([1], dtype=torch.int32))[0], before[1].float())
+            assert hidden.argmax(torch.tensor([1], dtype=torch.int32)).tolist() == [6]
+
+
+def test_results_are_read_late(tiny: pathlib.Path) -> None:
+    """Steps that were launched before the results of earlier ones were asked for overwrite none of them."""
+    expected = Driver(eager_runner(tiny)).generate([list(range(20))], 8)[0]
+    runner = graph_runner(tiny)
+    driver = Driver(runner)
+    sequence = driver.add(list(range(20)))
+    driver.run_step([sequence])
+    flights = []
+    for _ in range(5):
+        flights.append(runner.launch(driver._plan([(sequence, 1)], 1)))
+        sequence.computed += 1
+    late = [flight.result().tokens.item() for flight in flights]
+    assert sequence.output + late == expected[:6]
+    assert [flight.result().tokens.item() for flight in flights] == late, "asked twice"
+    assert len(runner._landings._free) == 5
+    sequence.output += late
+    driver.run_step([sequence])
+    driver.run_step([sequence])
+    assert sequence.output == expected
+    assert len(runner._landings._free) == 5, "used again, once read"
+
+
+def test_a_backend_that_is_not_for_graphs(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="aengine")
+    monkeypatch.setattr(TorchNativeBackend, "graph_step", lambda self, buffers: None)
+    runner = graph_runner(tiny)
+    assert runner._executor._graphs is None
+    assert [message for message in caplog.messages if "graphs" in message] == [
+        "no graphs: the attention backend torch_native is not for them"
+    ]
+    assert random_steps(runner, 2, 20) == random_steps(eager_runner(tiny), 2, 20)
+
+
+def test_without_a_recorder_nothing_is_recorded(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is so on every CPU."""
+    monkeypatch.setattr(StepGraphs, "record", lambda self: pytest.fail("recorded"))
+    assert eager_runner(tiny)._executor._graphs is None
+
+
+def test_what_is_recorded_is_told(tiny: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="aengine")
+    graph_runner(tiny)
+    (message,) = [message for message in caplog.messages if "graphs" in message]
+    assert message.startswith("recorded graphs of decode steps for 1..20 (5) sequences and of steps for 16..120 (5) tokens in ")
+
+
+def test_largest_first_and_no_pieces_for_zero_tokens(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    record = Pieces.record
+
+    def recorded(self: Pieces, work: Any) -> None:
+        seen.append(len(seen))
+        record(self, work)
+
+    monkeypatch.setattr(Pieces, "record", recorded)
+    runner = graph_runner(tiny)
+    assert list(graphs_of(runner)._decodes._graphs) == sorted(SIZES, reverse=True)
+    assert list(graphs_of(runner)._pieces._pieces) == [120, 96, 64, 32, 16]
+    assert len(seen) == 10
+    config = EngineConfig(
+        model=str(tiny), device="cpu", attention_backend="torch_native", kv_cache_memory=64 << 20, max_num_seqs=4, graph_tokens=0
+    )
+    runner = ModelRunner(config, tiny, EagerCapture)
+    assert list(graphs_of(runner)._decodes._graphs) == [4, 2, 1]
+    assert graphs_of(runner)._pieces is None
+    assert random_steps(runner, 3, 20, most=4)
+
+
+def test_memory_of_all_graphs_is_foreseen_from_two_of_each_kind(tiny: pathlib.Path) -> None:
+    runner = graph_runner(tiny, graph_sizes=None)
+    sizes = GraphSizes.of(None, 120, 24, 512)
+    plan = runner._graph_plan(sizes, runner.max_model_len)
+    with torch.inference_mode():
+        taken = runner._executor.record(plan, EagerCapture(CPU))
+        foreseen = runner._measure_graphs(EagerCapture, sizes, runner.max_model_len)
+    assert taken is not None
+    assert (len(taken.rows), len(taken.tokens)) == (len(sizes.rows), len(sizes.tokens))
+    assert taken.total() <= foreseen <= 2 * taken.total()
+    assert runner._executor._graphs is None, "what was measured is dropped"
+
+
+def test_a_step_that_cannot_be_recorded_says_which(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TorchNativeBackend, "graph_step", lambda self, buffers: 1 / 0)
+    with pytest.raises(RuntimeError, match=r"recording a graph for 20 sequences failed \(division by zero\): without graphs \(eager\)"):
+        graph_runner(tiny)
+
+
+class TestPieces:
+    def test_parts_and_interruptions_in_order(self) -> None:
+        a, b = torch.zeros(1), torch.zeros(1)
+        limit = [10.0]
+        pieces = Pieces(EagerCapture(CPU))
+
+        def work() -> None:
+            a.add_(1.0)
+            pieces.interrupt(lambda: b.copy_(a * limit[0]))
+            b.add_(limit[0])  # a number of Python's: recorded as it is
+
+        pieces.record(work)
+        a.zero_()
+        limit[0] = 100.0
+        pieces.replay()
+        assert (a.item(), b.item()) == (1.0, 110.0)
+        pieces.replay()
+        assert (a.item(), b.item()) == (2.0, 210.0)
+
+    def test_intermediate_results_stay_where_they_are(self) -> None:
+        x, out = torch.ones(3), torch.zeros(3)
+        seen = []
+        pieces = Pieces(EagerCapture(CPU))
+
+        def work() -> None:
+            first, second = (x * 2.0).chunk(2)  # views of what each replay computes anew
+            pieces.interrupt(lambda: seen.append(first.clone()))
+            out[:2].copy_(first)
+            out[2:].copy_(second)
+
+        pieces.record(work)
+        x.copy_(torch.tensor([1.0, 2.0, 3.0]))
+        pieces.replay()
+        assert seen[-1].tolist() == [2.0, 4.0]
+        assert out.tolist() == [2.0, 4.0, 6.0]
+
+    @pytest.mark.parametrize("within", ["piece", "interruption"])
+    def test_an_error_ends_the_recording(self, within: str) -> None:
+        capture = EagerCapture(CPU)
+        pieces = Pieces(capture)
+        calls = []
+
+        def fail() -> None:
+            raise ValueError("on purpose")
+
+        def work() -> None:
+            calls.append(1)
+            if len(calls) == 3:
+                fail() if within == "piece" else pieces.interrupt(fail)
+
+        with pytest.raises(ValueError, match="on purpose"):
+            pieces.record(work)
+        assert capture._tape is None
+        assert (torch.ones(1) + 1).item() == 2.0
+        assert capture.memory() == 0, "nothing was recorded"
+
+
+def test_slots_of_uploads_take_turns_and_grow() -> None:
+    ring = UploadRing(CPU, depth=3)
+    slots = [ring.take(5) for _ in range(3)]
+    assert len({id(slot) for slot in slots}) == 3
+    assert ring.take(3) is slots[0]
+    out = torch.zeros(100, dtype=torch.int32)
+    for length in (5, 40, 7):
+        slot = ring.take(length)
+        slot.array[:length] = np.arange(length)
+        slot.send(length, out)
+        slot.leave()
+        assert out[:length].tolist() == list(range(length))
+        assert len(slot.array) >= length

@@ -1,0 +1,187 @@
+"""CUDA graphs against steps run as usual, one step ahead against none, and no hidden wait in a step."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pathlib
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from driver import GREEDY, Driver, sampled
+from workloads import compare_with_eager, random_steps
+
+from aengine.config import EngineConfig
+from aengine.errors import ConfigError
+from aengine.runner.base import InFlightStep
+from aengine.runner.buckets import GraphBytes
+from aengine.runner.model_runner import ModelRunner
+from aengine.runner.torch_executor import TorchExecutor
+from aengine.scheduler.plan import RowParams
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+BACKENDS = ("flashinfer", "triton")
+SIZES = (1, 2, 5, 8, 20)
+MODEL = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 199,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "initializer_range": 0.1,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("dummy")
+    (path / "config.json").write_text(json.dumps(MODEL))
+    return path
+
+
+@contextmanager
+def cuda_runner(model_dir: pathlib.Path, backend: str, **options: Any) -> Iterator[ModelRunner]:
+    settings = {"max_num_seqs": 24, "kv_cache_memory": 64 << 20, "graph_sizes": SIZES, "graph_tokens": 120, **options}
+    config = EngineConfig(model=str(model_dir), device="cuda", dtype="bfloat16", load_format="dummy", attention_backend=backend, **settings)
+    try:
+        runner = ModelRunner(config, model_dir)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_replays_against_plain_steps(model_dir: pathlib.Path, backend: str, page_size: int) -> None:
+    """Lengths change from step to step and rows are padded; within what the products of other shapes round otherwise in bfloat16."""
+    with cuda_runner(model_dir, backend, page_size=page_size) as runner:
+        compared = compare_with_eager(runner)
+        for seed in range(4):
+            random_steps(runner, seed, params=(GREEDY, sampled(1), sampled(2, 0.8, top_p=0.9)))
+        assert compared.by_graph > 50
+        assert compared.in_pieces > 20
+        assert compared.worst < 0.2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tokens_of_replays_follow_the_step_alone(model_dir: pathlib.Path, backend: str) -> None:
+    """The same steps give the same tokens again, in buffers that others have used in between."""
+    with cuda_runner(model_dir, backend) as runner:
+        first = random_steps(runner, 1, params=(GREEDY, sampled(1)))
+        random_steps(runner, 2)
+        assert random_steps(runner, 1, params=(GREEDY, sampled(1))) == first
+
+
+def generate_ahead(runner: ModelRunner, depth: int, params: RowParams, count: int = 60) -> list[list[int]]:
+    """Tokens of 20 sequences, with `depth` steps launched before the result of one is read."""
+    driver = Driver(runner)
+    sequences = [driver.add([(at * 7 + i) % 199 for i in range(1 + 5 * at)], params) for at in range(20)]
+    driver.run_step(sequences)
+    flights: deque[InFlightStep] = deque()
+    columns = []
+    for _ in range(count):
+        flights.append(runner.launch(driver._plan([(s, 1) for s in sequences], len(sequences))))
+        for s in sequences:
+            s.computed += 1
+        if len(flights) > depth:
+            columns.append(flights.popleft().result().tokens)
+    columns += [flight.result().tokens for flight in flights]
+    return np.stack(columns).T.tolist()
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_step_ahead_gives_the_tokens_of_none(model_dir: pathlib.Path, backend: str, eager: bool) -> None:
+    with cuda_runner(model_dir, backend, eager=eager) as runner:
+        for params in (GREEDY, sampled(3, 0.9, top_p=0.9)):
+            expected = generate_ahead(runner, 0, params)
+            assert len({token for tokens in expected for token in tokens}) > 20, "the tokens are degenerate"
+            for _ in range(5):  # races move
+                assert generate_ahead(runner, 1, params) == expected
+            assert generate_ahead(runner, 4, params) == expected
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("params", [GREEDY, sampled(1, 0.8, top_p=0.9), sampled(1, 0.8, top_k=20)], ids=["greedy", "top_p", "top_k"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_decode_step_waits_for_nothing(model_dir: pathlib.Path, backend: str, params: RowParams, eager: bool) -> None:
+    with cuda_runner(model_dir, backend, eager=eager) as runner:
+        driver = Driver(runner)
+        sequences = [driver.add(list(range(1 + 9 * at)), params) for at in range(6)]
+        for _ in range(4):
+            driver.run_step(sequences)
+        plans = []
+        for _ in range(3):
+            plans.append(driver._plan([(s, 1) for s in sequences], len(sequences)))
+            for s in sequences:
+                s.computed += 1
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            flights = [runner.launch(plan) for plan in plans]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert all(len(flight.result().tokens) == 6 for flight in flights)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_graphs_are_counted_before_the_pool_is_sized(
+    model_dir: pathlib.Path, backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="aengine")
+    foreseen: list[int] = []
+    taken: list[GraphBytes] = []
+    measure, record = ModelRunner._measure_graphs, TorchExecutor.record
+
+    def measured(self: ModelRunner, *given: Any) -> int:
+        foreseen.append(measure(self, *given))
+        taken.clear()  # those of the trial
+        return foreseen[-1]
+
+    def recorded(self: TorchExecutor, *given: Any) -> GraphBytes | None:
+        taken.append(record(self, *given))
+        return taken[-1]
+
+    monkeypatch.setattr(ModelRunner, "_measure_graphs", measured)
+    monkeypatch.setattr(TorchExecutor, "record", recorded)
+    options = {"kv_cache_memory": None, "gpu_memory_utilization": 0.3, "graph_sizes": None, "max_num_seqs": 64}
+    with cuda_runner(model_dir, backend, **options) as runner:
+        (one,), (actual,) = foreseen, taken
+        slack = 64 << 20  # blocks of the allocator
+        assert 0 < actual.total() <= one + slack, (actual, one)
+        free, total = torch.cuda.mem_get_info(runner.device)
+        assert total - free <= 0.3 * total + slack
+        assert any(message.startswith("graphs are expected to take") for message in caplog.messages)
+        assert any(message.startswith("recorded graphs of decode steps for 1..64 (11) sequences") for message in caplog.messages)
+        assert len(Driver(runner).generate([[1, 2, 3]], 4)[0]) == 4
+
+
+def test_eager_records_nothing(model_dir: pathlib.Path) -> None:
+    with cuda_runner(model_dir, "triton", eager=True) as runner:
+        assert isinstance(runner._executor, TorchExecutor)
+        assert runner._executor._graphs is None
+
+
+def test_torch_native_is_not_for_graphs(model_dir: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="aengine")
+    with cuda_runner(model_dir, "torch_native") as runner:
+        assert "no graphs: the attention backend torch_native is not for them" in caplog.messages
+        assert len(Driver(runner).generate([[1, 2, 3]], 4)[0]) == 4
