@@ -89,6 +89,7 @@ class StepLoop(Generic[LoadedT]):
         self._stats = StepStats()
         self._paused = False
         self._pause_tickets: list[int] = []  # of pauses that wait for the steps under way
+        self._untold: Updates | None = None  # what the last step changed, until it is handed on
         self.snapshot = Snapshot(EngineStats(), 0)  # replaced as a whole, so any thread may read it
         self._busy_since: float | None = None  # on time.monotonic
         self._given_up = False
@@ -140,7 +141,10 @@ class StepLoop(Generic[LoadedT]):
         stopping = False
         while not self._given_up:
             self._busy_since = time.monotonic()
-            for command in self._mailbox.take():
+            commands = self._mailbox.take()
+            if commands or self._paused:  # whose answers must not overtake what was before them
+                self._tell()
+            for command in commands:
                 stopping |= self._apply(command, scheduler, keys)
             if stopping:
                 for key in sorted(keys):
@@ -152,6 +156,9 @@ class StepLoop(Generic[LoadedT]):
                     flights.append((plan, runner.launch(plan), launched))
                 except RowsFailed as failed:
                     scheduler.rollback(plan, failed.errors)
+                finally:
+                    self._tell()  # now, and not before: the event loop takes the interpreter away, and a step should begin first
+            self._tell()
             idle = plan is None and not flights  # a plan may also be missing because a flight must return first
             if flights and (plan is None or len(flights) > depth):
                 returned, flight, launched = flights.popleft()
@@ -162,7 +169,9 @@ class StepLoop(Generic[LoadedT]):
             keys.difference_update(updates.released)
             if updates:
                 self._publish(scheduler)
-                self._report(updates)
+                self._untold = updates
+            if flights or idle:
+                self._tell()
             if idle:
                 if stopping:
                     return
@@ -170,6 +179,12 @@ class StepLoop(Generic[LoadedT]):
                 self._busy_since = None
                 deadline = scheduler.next_deadline
                 self._mailbox.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def _tell(self) -> None:
+        """Hand on what the last step changed."""
+        if self._untold is not None:
+            self._report(self._untold)
+            self._untold = None
 
     def _schedule(self, scheduler: Scheduler, *, idle: bool) -> StepPlan | None:
         """The next step, unless the engine is paused. `idle`: no step is under way."""

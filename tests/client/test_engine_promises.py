@@ -54,7 +54,7 @@ async def both(side: str) -> AsyncIterator[Both]:
 
 def slow_down(oracle: OracleEngine) -> None:
     """The 399 tokens of ENDLESS take 2 s now."""
-    oracle.runner.before_launch = lambda plan: time.sleep(0.005)
+    oracle.runner.before_step = lambda plan: time.sleep(0.005)
 
 
 async def tokens_of(stream: Any) -> list[Token]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,26 @@ from aengine.engine.loading import LoadedModel
 from aengine.engine.prompts import derive_seed
 from aengine.engine.tokenizer import Tokenizer
 from aengine.outputs import FinishReason, ModelInfo
-from aengine.scheduler import StepPlan
+from aengine.scheduler import StepPlan, StepResult
 from aengine.scheduler.request import Request
 
 VOCAB_SIZE = 50
 DEMO_DIR = Path(aengine.__file__).parent / "demo_model"
 
 
+@dataclass(frozen=True)
+class HookedFlight:
+    flight: OracleFlight
+    before: Callable[[], None]
+
+    def result(self) -> StepResult:
+        self.before()
+        return self.flight.result()
+
+
 class HookedRunner(OracleRunner):
-    """`before_launch(plan)` runs in the step thread before each step."""
+    """Hooks run in the step thread: `before_launch(plan)` first of all, `before_step(plan)` before a step is computed, which is in
+    `launch` if that is asynchronous, and else when the result is asked for."""
 
     def __init__(self, *, num_pages: int, page_size: int, max_num_seqs: int, max_num_batched_tokens: int, asynchronous: bool) -> None:
         super().__init__(num_pages, page_size, max_num_seqs, max_num_batched_tokens)
@@ -39,24 +50,28 @@ class HookedRunner(OracleRunner):
         self.max_num_seqs = max_num_seqs
         self.asynchronous = asynchronous
         self.before_launch: Callable[[StepPlan], None] = lambda plan: None
+        self.before_step: Callable[[StepPlan], None] = lambda plan: None
         self.closed = threading.Event()
 
-    def launch(self, plan: StepPlan) -> OracleFlight:
+    def launch(self, plan: StepPlan) -> HookedFlight:  # type: ignore[override]
         self.before_launch(plan)
-        return super().launch(plan)
+        if self.asynchronous:
+            self.before_step(plan)
+            return HookedFlight(super().launch(plan), lambda: None)
+        return HookedFlight(super().launch(plan), lambda: self.before_step(plan))
 
     def close(self) -> None:
         self.closed.set()
 
 
 class StepGate:
-    """Holds the engine before it launches step number `at`, or a later one, until it is opened for good."""
+    """Holds the engine in step number `at`, or a later one, until it is opened for good."""
 
     def __init__(self, engine: OracleEngine, *, at: int = 0) -> None:
         self.held = threading.Event()  # a step has come to the gate
         self._open = threading.Event()
         self._at = at
-        engine.runner.before_launch = self._pass
+        engine.runner.before_step = self._pass
 
     def open(self) -> None:
         self._open.set()

@@ -131,7 +131,7 @@ class TestLeaving:
     async def test_cancelled_while_waiting_for_a_token(self) -> None:
         gate = threading.Event()
         async with OracleEngine() as engine:
-            engine.runner.before_launch = lambda plan: gate.wait()
+            engine.runner.before_step = lambda plan: gate.wait()
             async with anyio.create_task_group() as group:
 
                 async def read() -> None:
@@ -171,7 +171,7 @@ class TestLeaving:
                 if before.is_set():
                     seen.append(len(plan.rows))  # type: ignore[attr-defined]
 
-            engine.runner.before_launch = count  # type: ignore[assignment]
+            engine.runner.before_step = count  # type: ignore[assignment]
             engine._registry._cancel(stream._state)
             before.set()
             await stream.aclose()
@@ -247,7 +247,7 @@ async def test_refusals_of_the_background_tokenizer() -> None:
 async def test_deadline() -> None:
     async with OracleEngine() as engine:
         gate = threading.Event()
-        engine.runner.before_launch = lambda plan: gate.wait() and None
+        engine.runner.before_step = lambda plan: gate.wait() and None
         running = engine.stream([1], SamplingParams(seed=1, ignore_eos=True))
         late = engine.stream([2], SamplingParams(seed=2, ignore_eos=True), timeout=1e-9)
         await until(lambda: engine._registry.num_submitted == 2)
@@ -290,7 +290,7 @@ async def test_a_stalled_reader_costs_no_steps(asynchronous: bool) -> None:
 async def test_one_reader_at_a_time() -> None:
     gate = threading.Event()
     async with OracleEngine() as engine:
-        engine.runner.before_launch = lambda plan: gate.wait() and None
+        engine.runner.before_step = lambda plan: gate.wait() and None
         stream = engine.stream([1], SamplingParams(seed=1, max_tokens=2, ignore_eos=True))
         async with anyio.create_task_group() as group:
             group.start_soon(stream.__anext__)
@@ -390,7 +390,7 @@ async def test_death_of_the_step_thread_ends_every_stream(asynchronous: bool) ->
             if plan.step == 20:  # type: ignore[attr-defined]
                 raise Boom("device lost")
 
-        engine.runner.before_launch = fail  # type: ignore[assignment]
+        engine.runner.before_step = fail  # type: ignore[assignment]
         causes: list[BaseException | None] = []
 
         async def read(i: int) -> None:

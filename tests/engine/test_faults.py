@@ -60,7 +60,7 @@ async def test_a_step_that_hangs_is_reported_and_ends_every_stream(caplog: pytes
     gate = threading.Event()
     engine = OracleEngine(step_timeout=0.2)
     await engine.start()
-    engine.runner.before_launch = lambda plan: gate.wait() and None
+    engine.runner.before_step = lambda plan: gate.wait() and None
     with caplog.at_level(logging.CRITICAL, logger="aengine"), anyio.fail_after(20):
         with pytest.raises(EngineDeadError, match="a step hangs for") as caught:
             await engine.generate([1], SamplingParams(seed=1))
@@ -69,7 +69,7 @@ async def test_a_step_that_hangs_is_reported_and_ends_every_stream(caplog: pytes
         with pytest.raises(EngineDeadError):
             await engine.wait_stopped()
         await engine.aclose()
-    assert "before_launch" in caplog.text, "the log shows where the thread is"
+    assert "before_step" in caplog.text, "the log shows where the thread is"
     gate.set()
     await anyio.to_thread.run_sync(engine._steps.join)
     assert engine.runner.closed.is_set()
@@ -93,7 +93,7 @@ class TestFullQueue:
     async def test_requests(self) -> None:
         gate = threading.Event()
         async with OracleEngine(max_queued_requests=3) as engine:
-            engine.runner.before_launch = lambda plan: gate.wait() and None
+            engine.runner.before_step = lambda plan: gate.wait() and None
             params = SamplingParams(max_tokens=2, ignore_eos=True)
             streams = [engine.stream([i + 1], SamplingParams(seed=i, max_tokens=2, ignore_eos=True)) for i in range(3)]
             with pytest.raises(QueueFullError, match="3 requests wait already; max_queued_requests is 3"):
@@ -109,7 +109,7 @@ class TestFullQueue:
     async def test_cancelled_ones_do_not_count(self) -> None:
         gate = threading.Event()
         async with OracleEngine(max_queued_requests=1) as engine:
-            engine.runner.before_launch = lambda plan: gate.wait() and None
+            engine.runner.before_step = lambda plan: gate.wait() and None
             running = engine.stream([1], SamplingParams(seed=1, max_tokens=2, ignore_eos=True))
             gate.set()
             await running.aclose()
@@ -119,7 +119,7 @@ class TestFullQueue:
     async def test_tokens(self) -> None:
         gate = threading.Event()
         async with OracleEngine(max_queued_tokens=100) as engine:
-            engine.runner.before_launch = lambda plan: gate.wait() and None
+            engine.runner.before_step = lambda plan: gate.wait() and None
             first = engine.stream([1] * 101, SamplingParams(seed=1, max_tokens=2, ignore_eos=True))  # alone it may be longer
             with pytest.raises(QueueFullError, match=r"101 prompt tokens wait already; 1 more would exceed max_queued_tokens \(100\)"):
                 engine.stream([1])

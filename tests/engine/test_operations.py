@@ -44,7 +44,7 @@ class TestPause:
     async def test_no_step_runs_and_nothing_is_lost(self, asynchronous: bool) -> None:
         async with OracleEngine(asynchronous=asynchronous) as engine:
             launched: list[int] = []
-            engine.runner.before_launch = lambda plan: launched.append(plan.step)
+            engine.runner.before_step = lambda plan: launched.append(plan.step)
             running = engine.stream([1], endless(1))
             first = await running.__anext__()
             assert not engine.stats().paused
@@ -212,13 +212,13 @@ class TestPause:
     async def test_the_death_of_the_step_thread_ends_those_who_wait(self, operation: Callable[[AsyncEngine], Awaitable[int]]) -> None:
         async with OracleEngine() as engine:
             gate = StepGate(engine)
-            hold = engine.runner.before_launch
+            hold = engine.runner.before_step
 
             def fail(plan: StepPlan) -> None:
                 hold(plan)
                 raise RuntimeError("device lost")
 
-            engine.runner.before_launch = fail
+            engine.runner.before_step = fail
             stream = engine.stream([1], endless(1))
             await until(gate.held.is_set)
             errors: list[EngineDeadError] = []

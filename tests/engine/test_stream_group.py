@@ -231,7 +231,7 @@ class TestGroup:
             def die(plan: StepPlan) -> None:
                 raise MemoryError
 
-            engine.runner.before_launch = die
+            engine.runner.before_step = die
             gate.open()
             errors: dict[int, Exception | None] = {}
             while len(group):
@@ -287,8 +287,8 @@ class TestGroup:
                 group.add(seed, engine.stream([seed], endless(seed)))
             await until(gate.held.is_set)
             launched: list[int] = []
-            hold = engine.runner.before_launch
-            engine.runner.before_launch = lambda plan: (launched.append(plan.step), hold(plan))[1]
+            hold = engine.runner.before_step
+            engine.runner.before_step = lambda plan: (launched.append(plan.step), hold(plan))[1]
             tasks.start_soon(group.aclose)
             await anyio.wait_all_tasks_blocked()
             gate.open()

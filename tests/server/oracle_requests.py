@@ -55,7 +55,7 @@ def step_with_the_loop(engine: OracleEngine) -> None:
         loop.call_soon_threadsafe(seen.set)
         assert seen.wait(20), "the event loop is blocked"
 
-    engine.runner.before_launch = wait
+    engine.runner.before_step = wait
 
 
 def nothing_left(engine: OracleEngine) -> bool:

@@ -114,7 +114,7 @@ async def test_the_states_of_a_request_in_their_order() -> None:
     spec.prompt.token_ids.ids.extend([3, 1, 4])
     spec.sampling.seed, spec.stopping.max_tokens, spec.stopping.ignore_eos = 3, 300, True
     async with OracleEngine(max_unread_tokens=8) as engine, serving(engine) as serve:
-        engine.runner.before_launch = lambda plan: steps.acquire() and None
+        engine.runner.before_step = lambda plan: steps.acquire() and None
         before = time.time()
         call = serve.generation.StreamGenerate(StreamGenerateRequest(spec=spec, request_id="mine"))
         started = (await anext(aiter(call))).event.started

@@ -212,7 +212,7 @@ class TestScrapes:
             def fail(plan: object) -> None:
                 raise ValueError("a broken step")
 
-            engine.runner.before_launch = fail
+            engine.runner.before_step = fail
             with pytest.raises(EngineDeadError):
                 await engine.generate([1], SamplingParams(seed=2))
             seen = await scrape(address)

@@ -84,7 +84,7 @@ def steps() -> threading.Semaphore:
 @pytest.fixture
 async def oracle(steps: threading.Semaphore) -> AsyncIterator[OracleEngine]:
     async with OracleEngine() as engine:
-        engine.runner.before_launch = lambda plan: steps.acquire(timeout=0.002) and None  # a stream that was given up goes on alone
+        engine.runner.before_step = lambda plan: steps.acquire(timeout=0.002) and None  # a stream that was given up goes on alone
         yield engine
 
 
