@@ -1,4 +1,4 @@
-"""What the engine costs beside the model, on a CPU: `python -m aengine.bench.overhead MODEL`.
+"""What the engine costs beside the model, on a CPU: `python -m aengine.bench.overhead`.
 
 Streams are read with `async for` while the time inside the executor's calls (all layers, and the head) is taken in the step thread. A
 decode step's overhead is the time from one step's end to the next one's, less these calls: scheduling, metadata, commit, the hand-over,
@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from aengine.bench.report import table, write_json
+from aengine.bench.shapes import SHAPES, shape_folder
 from aengine.config import EngineConfig
 from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.loading import LoadedModel
@@ -120,17 +122,18 @@ async def measure_overhead(config: EngineConfig, batch: int, num_tokens: int) ->
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m aengine.bench.overhead", description=__doc__)
-    parser.add_argument("model", help="a directory; its weights are not read, random ones are drawn")
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-60m", help="of the model, with random weights (default: %(default)s)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="(default: 1 8 32)")
     parser.add_argument("--tokens", type=int, default=200, help="of each stream (default: %(default)s)")
     parser.add_argument("--dtype", default="bfloat16", help="(default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     options = parser.parse_args(arguments)
-    config = EngineConfig(model=options.model, device="cpu", dtype=options.dtype, load_format="dummy")
-    found = [asyncio.run(measure_overhead(config, batch, options.tokens)) for batch in options.batch]
+    with shape_folder(options.shape) as folder:
+        config = EngineConfig(model=str(folder), device="cpu", dtype=options.dtype, load_format="dummy")
+        found = [asyncio.run(measure_overhead(config, batch, options.tokens)) for batch in options.batch]
     print(table(("batch", "step ms", "model ms", "overhead ms"), [(one.batch, one.step, one.model, one.overhead) for one in found]))
     if options.json is not None:
-        write_json(options.json, ["python", "-m", "aengine.bench.overhead"], found)
+        write_json(options.json, ["python", "-m", "aengine.bench.overhead", *(sys.argv[1:] if arguments is None else arguments)], found)
 
 
 if __name__ == "__main__":

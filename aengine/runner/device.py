@@ -37,10 +37,11 @@ class Lane:
         self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def enter(self) -> AbstractContextManager[object]:
+        if self._stream is None:
+            return torch.inference_mode()
         stack = ExitStack()
         stack.enter_context(torch.inference_mode())
-        if self._stream is not None:
-            stack.enter_context(torch.cuda.stream(self._stream))
+        stack.enter_context(torch.cuda.stream(self._stream))
         return stack
 
     def finish(self) -> None:
