@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aengine.bench.overhead import measure_overhead
+from aengine.config import EngineConfig
+
+
+def test_a_step_is_the_model_and_the_rest() -> None:
+    found = asyncio.run(measure_overhead(EngineConfig(model="demo", device="cpu"), 2, 60))
+    assert found.batch == 2
+    assert 0 < found.model < found.step
+    assert 0 < found.overhead < found.step
+
+
+def test_too_few_tokens_are_refused() -> None:
+    with pytest.raises(ValueError, match="no two decode steps of 2 rows follow one another"):
+        asyncio.run(measure_overhead(EngineConfig(model="demo", device="cpu"), 2, 5))
