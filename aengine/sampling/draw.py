@@ -108,8 +108,13 @@ def select_draw(vocab_size: int, device: torch.device) -> DeviceDraw:
         return TorchDraw(vocab_size, device)
     try:
         from aengine.sampling.triton_draw import TritonDraw
-    except ImportError as reason:
-        _log.warning("sampling: torch, which sorts whole rows for top_p, because triton cannot be imported: %s", reason)
+
+        draws = TritonDraw(vocab_size, device)
+        draws.run_once()
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as reason:  # not installed, or no compiler for it
+        _log.warning("sampling: torch, which sorts whole rows for top_p, because triton cannot run: %s", reason)
         return TorchDraw(vocab_size, device)
     _log.debug("sampling: triton")
-    return TritonDraw(vocab_size, device)
+    return draws

@@ -282,3 +282,7 @@ def test_distribution(device: str, one: RowParams) -> None:
     observed = torch.bincount(tokens, minlength=8)
     assert observed[p == 0].sum() == 0
     assert upper_tail(observed[p > 0], p[p > 0]) > 1e-6
+
+
+def test_every_kernel_runs_once_beforehand(device: str) -> None:
+    TritonDraw(300, torch.device(device)).run_once()
