@@ -205,11 +205,11 @@ class Server:
             await asyncio.sleep(REFUSE_SECONDS)
         return not self._admission.in_flight
 
-    async def stop(self) -> None:
-        """Close the port; calls under way end with UNAVAILABLE (DRAINING)."""
+    async def stop(self, reason: Exception | None = None) -> None:
+        """Close the port; calls under way end with `reason`. None: UNAVAILABLE (DRAINING)."""
         self._admission.close()
         if len(self._under_way):
-            await self._under_way.end_all(DrainingError("the server is shutting down"), FLUSH_SECONDS)
+            await self._under_way.end_all(reason or DrainingError("the server is shutting down"), FLUSH_SECONDS)
             await asyncio.sleep(REFUSE_SECONDS)
         await self._server.stop(FLUSH_SECONDS)
         await self._generation.aclose()

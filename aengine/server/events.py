@@ -152,11 +152,6 @@ class EventWriter:
         elif isinstance(token.stop_reason, str):
             finished.finish.stop_string = token.stop_reason
 
-    @property
-    def num_events(self) -> int:
-        """Events so far, which is the number of the next."""
-        return self._num_events
-
     def _next(self) -> GenerationEvent:
         event = self._new_event()
         event.event_number = self._num_events

@@ -43,6 +43,7 @@ class Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number, server)
         await server.start()
+        dead: EngineDeadError | None = None
         try:
             if not await _before(engine.start(), server.wait_drain_requested()):
                 return 0
@@ -52,7 +53,8 @@ class Process:
             self._tell_address(server.address, server.metrics_address, engine.model_info.name)
             try:
                 await _before(engine.wait_stopped(), server.wait_drain_requested())
-            except EngineDeadError:
+            except EngineDeadError as error:
+                dead = error  # which calls are to hear that had no turn yet to find it out
                 await server.set_serving(False)
                 raise
             seconds = await server.wait_drain_requested()
@@ -62,7 +64,7 @@ class Process:
                 logger.warning("ending %d requests that are still under way", server.in_flight)
             return 0 if engine.healthy else 1
         finally:
-            await server.stop()
+            await server.stop(dead)
             await engine.aclose()
 
     def _on_signal(self, number: int, server: Server) -> None:

@@ -14,6 +14,7 @@ from grpc_harness import events_of, failure_of, serving, stream_request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from aengine.errors import EngineDeadError
 from aengine.outputs import EngineStats
 from aengine.server.app import SERVICES, BindError, Server, channel_options
 from aengine.server.options import ServerConfig
@@ -171,16 +172,26 @@ async def test_a_drain_is_asked_for_once(engine: FakeEngine) -> None:
         assert await serve.server.wait_drain_requested() == 7.0
 
 
-async def test_a_stop_ends_calls_with_what_a_client_can_read(engine: FakeEngine) -> None:
+@pytest.mark.parametrize(
+    ("reason", "code", "told"),
+    [
+        (None, grpc.StatusCode.UNAVAILABLE, "DRAINING"),
+        (EngineDeadError("the step thread died"), grpc.StatusCode.ABORTED, "ENGINE_DEAD"),
+    ],
+    ids=["drained", "dead"],
+)
+async def test_a_stop_ends_calls_with_what_a_client_can_read(
+    engine: FakeEngine, reason: Exception | None, code: grpc.StatusCode, told: str
+) -> None:
     async with serving(engine) as serve:
         call = serve.generation.StreamGenerate(stream_request())
         stream = await engine.submitted.get()
         await anext(aiter(call))
-        await serve.server.stop()
+        await serve.server.stop(reason)
         with pytest.raises(aio.AioRpcError) as caught:
             await events_of(call)
         failure = failure_of(caught.value)
-        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        assert (failure.code, failure.reason) == (code, told)
         await asyncio.wait_for(stream.closed.wait(), 5)
 
 
