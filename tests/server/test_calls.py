@@ -41,6 +41,7 @@ class Service:
 
     def __init__(self) -> None:
         self.closed = asyncio.Event()
+        self.waiting = asyncio.Event()
 
     async def unary(self, request: StringValue, context: object) -> Any:
         return await self._answer(request)
@@ -69,6 +70,7 @@ class Service:
             case "fail":
                 raise QueueFullError("no room")
             case "wait":
+                self.waiting.set()
                 await asyncio.Event().wait()
         return StringValue(value=request.value.upper())
 
@@ -180,7 +182,8 @@ async def test_answers_may_be_serialised_already(kind: str) -> None:
 async def test_a_client_that_leaves_is_recorded_once(kind: str) -> None:
     async with client() as asking:
         call = asking.call(kind, "wait")
-        await until(lambda: len(asking.under_way) == 1)
+        await asking.service.waiting.wait()  # before, the end of a stream of requests could be what the server sees
+        assert len(asking.under_way) == 1
         call.cancel()
         assert await code_of(call) is grpc.StatusCode.CANCELLED
         await until(lambda: asking.seen.calls)
