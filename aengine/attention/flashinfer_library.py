@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention.base import BackendUnavailableError
+from aengine.kernels.upload import staged
 
 _log = logging.getLogger("aengine")
 SUPPORTED = ((0, 6, 13), (0, 8, 0))  # from the first, below the second
@@ -129,18 +130,14 @@ def _first_line(error: BaseException) -> str:
 
 
 def host_tensors(arrays: Mapping[str, NDArray[np.int32]], device: torch.device) -> list[Tensor]:
-    """Copies of one-dimensional host arrays, as slices of one fresh host tensor that copies to `device` may read late (torch keeps pinned
-    memory from reuse until they did).
+    """The arrays as slices of one tensor that `staged` makes.
 
     Raises TypeError for an array that is not int32: FlashInfer would read its bytes as int32 without a word.
     """
     for name, array in arrays.items():
         if array.dtype != np.int32:
             raise TypeError(f"{name} must be int32, not {array.dtype}")
-    sizes = [len(array) for array in arrays.values()]
-    staging = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
-    np.concatenate(list(arrays.values()), out=staging.numpy())
-    return list(torch.split(staging, sizes))
+    return list(torch.split(staged(list(arrays.values()), device), [len(array) for array in arrays.values()]))
 
 
 def require_int32(**tensors: Tensor) -> None:

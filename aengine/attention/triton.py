@@ -16,6 +16,7 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionSpec, AttentionStep, BackendUnavailableError, GraphStep
 from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
+from aengine.kernels.upload import to_device
 
 if TYPE_CHECKING:
     from aengine.kernels.triton.attention import PagedCache, PageLists
@@ -65,7 +66,7 @@ class TritonBackend:
         self.caches = [self._cache(num_pages, layer) for layer in range(len(self.spec.windows))]
 
     def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
-        read, write = _uploaded(np.stack((sources, destinations)).astype(np.int64), self.spec.device)
+        read, write = to_device(np.stack((sources, destinations)).astype(np.int64), self.spec.device)
         for cache in self.caches:
             for pages in (cache.keys, cache.values):
                 raw = pages.view(torch.uint8) if pages.dtype.itemsize == 1 else pages  # torch indexes no float8
@@ -90,7 +91,7 @@ class TritonBackend:
             return None
         lengths = np.diff(host.qo_indptr[host.num_decodes :])
         group = self.spec.num_heads // self.spec.num_kv_heads
-        return _uploaded(self._prefill_tiles(lengths, host.num_decodes, group, self.blocks), self.spec.device)
+        return to_device(self._prefill_tiles(lengths, host.num_decodes, group, self.blocks), self.spec.device)
 
     def _cache(self, num_pages: int, layer: int) -> PagedCache:
         spec = self.spec
@@ -110,7 +111,7 @@ class TritonBackend:
         rows, one = np.arange(2, dtype=np.int32), np.ones(2, dtype=np.int32)
         layout = build_layout(rows, 1, 0 * one, one + rows, np.array([[1, 0], [2, 3]], dtype=np.int32), spec.page_size)
         names = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "slot_mapping")
-        step = self.plan(AttentionMetadata(layout, *(_uploaded(getattr(layout, name), spec.device) for name in names)))
+        step = self.plan(AttentionMetadata(layout, *(to_device(getattr(layout, name), spec.device) for name in names)))
         heads = spec.num_heads + 2 * spec.num_kv_heads
         fused = torch.zeros((layout.num_tokens, heads, spec.head_dim), dtype=spec.dtype, device=spec.device)
         query, key, value = torch.split(fused, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
@@ -161,12 +162,6 @@ class _GraphStep(_Step):
             )
         if len(layout.kv_indices) > self._num_pages:
             raise ValueError(f"a graph with room for {self._num_pages} pages was given {len(layout.kv_indices)}")
-
-
-def _uploaded(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """From pinned memory, without waiting; torch keeps the pinned block from reuse until the copy is done."""
-    host = torch.from_numpy(array)
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 def _first_line(error: Exception) -> str:

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.kernels.upload import staged
+
 
 def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[Tensor]:
     """One int32 tensor per one-dimensional array, in order.
@@ -18,10 +20,7 @@ def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[Te
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
-    sizes = [len(array) for array in arrays]
-    staging = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=True)
-    np.concatenate(arrays, out=staging.numpy())
-    return list(torch.split(staging.to(device, non_blocking=True), sizes))
+    return list(torch.split(staged(arrays, device).to(device, non_blocking=True), [len(array) for array in arrays]))
 
 
 class UploadSlot:

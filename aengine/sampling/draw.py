@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.kernels.upload import to_device
 from aengine.params import GREEDY_BELOW
 from aengine.sampling.device_draw import PACKED, PACKED_WORDS, DeviceDraw, RowParams
 from aengine.sampling.torch_draw import TorchDraw
-from aengine.sampling.upload import to_device
 from aengine.scheduler.plan import NewRow
 
 _log = logging.getLogger("aengine")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.errors import AEngineError
-from aengine.sampling.upload import to_device
+from aengine.kernels.upload import to_device
 from aengine.scheduler.plan import NewRow
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.sampling.upload import to_device
+from aengine.kernels.upload import to_device
 from aengine.scheduler.plan import NewRow, RowParams
 
 _Ids = NDArray[np.int64]

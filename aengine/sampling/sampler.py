@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.kernels.upload import to_device
 from aengine.params import GREEDY_BELOW
 from aengine.sampling.bad_words import BadWords
 from aengine.sampling.custom import CustomProcessors
@@ -24,7 +25,6 @@ from aengine.sampling.draw import Drawer
 from aengine.sampling.logprobs import DeviceLogprobs, token_logprobs
 from aengine.sampling.masks import LogitMasks
 from aengine.sampling.penalties import Penalties, is_penalised
-from aengine.sampling.upload import to_device
 from aengine.scheduler.plan import NewRow, RowParams
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from aengine.kernels.triton.nucleus import nucleus_end
 from aengine.kernels.triton.sampling import draw_in_blocks, gumbel_argmax
+from aengine.kernels.upload import to_device
 from aengine.sampling.device_draw import PACKED, PACKED_WORDS, RowParams
 from aengine.sampling.torch_draw import TorchDraw
-from aengine.sampling.upload import to_device
 
 
 class TritonDraw:

@@ -1,6 +1,8 @@
-"""Small host arrays to the device."""
+"""Small host arrays on their way to a device: pinned, so that nobody waits. Knows nothing of what they mean."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,3 +19,11 @@ def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
     if device.type == "cpu" or array.size == 0:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def staged(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> Tensor:
+    """Copies of one-dimensional host arrays, one after another in one fresh host tensor that copies to `device` may read late: torch keeps
+    pinned memory from reuse until they did."""
+    staging = torch.empty(sum(map(len, arrays)), dtype=torch.int32, pin_memory=device.type == "cuda")
+    np.concatenate(arrays, out=staging.numpy())
+    return staging
