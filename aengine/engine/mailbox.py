@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -56,25 +57,32 @@ class Stop:
 Command = Submit | Cancel | Park | Unpark | Pause | Unpause | FlushCache | Stop
 
 
+MAX_WAIT_SECONDS = 3600.0
+"""Of one `wait`: a deadline may be further away than the platform can wait."""
+
+
 class Mailbox:
-    """`post` from any thread, also from a destructor; `wait` and `take` from the step thread alone."""
+    """`post` from any thread, also from a destructor; `wait` and `take` from the step thread alone.
+
+    A destructor may run in the middle of any line here, in the thread that runs that line. So there is no lock that a line holds: the
+    bell is one that is only ever taken by who waits, and whoever posts lets it go.
+    """
 
     def __init__(self) -> None:
         self._commands: deque[Command] = deque()
-        self._posted = threading.Event()
+        self._bell = threading.Lock()  # free: something may have been posted since the last `take`
+        self._bell.acquire()
 
     def post(self, command: Command) -> None:
         self._commands.append(command)
-        self._posted.set()
+        with contextlib.suppress(RuntimeError):  # it is free already
+            self._bell.release()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until something is posted, or `timeout` seconds."""
-        self._posted.wait(timeout)
+        """Until something is posted, or `timeout` seconds, or MAX_WAIT_SECONDS if that is less."""
+        self._bell.acquire(timeout=MAX_WAIT_SECONDS if timeout is None else min(timeout, MAX_WAIT_SECONDS))
 
     def take(self) -> list[Command]:
-        """What was posted since the last call, in order."""
-        self._posted.clear()  # before looking: what is posted from here on sets it again
-        commands: list[Command] = []
-        while self._commands:
-            commands.append(self._commands.popleft())
-        return commands
+        """What was posted since the last call, in order; what is posted meanwhile may be left for the next."""
+        self._bell.acquire(blocking=False)  # before looking: what is posted from here on lets it go again
+        return [self._commands.popleft() for _ in range(len(self._commands))]

@@ -260,6 +260,15 @@ async def test_deadline() -> None:
         assert idle(engine)
 
 
+async def test_a_deadline_beyond_what_a_platform_can_wait() -> None:
+    async with OracleEngine() as engine:
+        for timeout in (1e10, 1e300):
+            stream = engine.stream([1], SamplingParams(seed=1, ignore_eos=True, max_tokens=5), timeout=timeout)
+            assert len([token async for token in stream]) == 5
+            await until(lambda: engine._steps._busy_since is None)  # the step thread waits for that deadline
+        assert len([token async for token in engine.stream([1], SamplingParams(seed=1, ignore_eos=True, max_tokens=5))]) == 5
+
+
 async def test_deadline_while_nothing_else_happens() -> None:
     """A parked request ends in time although no step runs."""
     async with OracleEngine(max_unread_tokens=1) as engine:
