@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, GraphStep
+from aengine.attention.layouts import Layouts
 from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
 from aengine.attention.torch_native import TorchNativeBackend
 from aengine.errors import ConfigError
@@ -20,6 +21,7 @@ __all__ = [
     "AttentionStep",
     "BackendUnavailableError",
     "GraphStep",
+    "Layouts",
     "StepLayout",
     "build_layout",
     "select_backend",

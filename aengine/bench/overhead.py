@@ -56,10 +56,21 @@ class _Timed:
         def call(*args: Any, **options: Any) -> Any:
             start = time.perf_counter()
             result = value(*args, **options)
+            if name == "prepare":
+                return self._timed_run(result)
             self._spend(time.perf_counter() - start)
-            return _Timed(result, self._spend) if name == "forward" else result
+            return result
 
         return call
+
+    def _timed_run(self, run: Callable[[], Any]) -> Callable[[], Any]:
+        def timed() -> Any:
+            start = time.perf_counter()
+            hidden = run()
+            self._spend(time.perf_counter() - start)
+            return _Timed(hidden, self._spend)
+
+        return timed
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import anyio
 
 from aengine.config import EngineConfig
 from aengine.engine.controls import Controls
+from aengine.engine.doorbell import Doorbell
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Stop
@@ -78,7 +79,8 @@ class AsyncEngine:
         self._stopped = anyio.Event()  # the step thread is at its end
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="aengine-tokenizer")
-        self._steps: StepLoop[LoadedModel] = StepLoop(self._load, self._configure, self._report, step_timeout=self.config.step_timeout)
+        self._bell: Doorbell[Report[LoadedModel]] = Doorbell(self._edge, self._receive)
+        self._steps: StepLoop[LoadedModel] = StepLoop(self._load, self._configure, self._bell.ring, step_timeout=self.config.step_timeout)
         self._controls = Controls(self._steps.post)
         self._steps.start()
         try:
@@ -267,10 +269,6 @@ class AsyncEngine:
             case _Phase.DEAD:
                 raise self._death()
 
-    def _report(self, report: Report[LoadedModel]) -> None:
-        """Called in the step thread."""
-        self._edge.call_soon(self._receive, report)
-
     def _receive(self, report: Report[LoadedModel]) -> None:
         if self._stopped.is_set():
             return  # from a thread that was given up and came back
@@ -291,6 +289,7 @@ class AsyncEngine:
 
     def _on_stopped(self, error: BaseException | None) -> None:
         """The step thread ended: nothing answers any more, so whoever waits must be told now."""
+        self._bell.close()
         self._error = error
         if self._phase is _Phase.RUNNING:
             self._phase = _Phase.DEAD

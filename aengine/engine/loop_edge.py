@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,19 @@ class LoopEdge:
         """Run `function(*args)` in the loop, after whatever was handed over before. Does nothing once the loop is closed."""
         with contextlib.suppress(RuntimeError):  # raised by both loops when they are closed
             self._schedule(function, *args)
+
+    def watch(self, file: int, callback: Callable[[], object]) -> bool:
+        """Run `callback` in the loop whenever `file` can be read from. False: this loop has no way to. To be called in the loop."""
+        if not hasattr(self._native, "add_reader"):
+            return False  # trio has tasks for that
+        try:
+            contextvars.Context().run(self._native.add_reader, file, callback)  # not in the context of whoever calls
+        except NotImplementedError:
+            return False
+        return True
+
+    def unwatch(self, file: int) -> None:
+        self._native.remove_reader(file)
 
     def check_current(self) -> None:
         """Raise EngineStateError unless called from this loop."""

@@ -36,6 +36,9 @@ _log = logging.getLogger("aengine")
 
 LoadedT = TypeVar("LoadedT", bound=Loaded)
 
+PUBLISH_SECONDS = 0.01
+"""How old the stats may become while steps bring tokens and nothing else."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ready(Generic[LoadedT]):
@@ -89,6 +92,7 @@ class StepLoop(Generic[LoadedT]):
         self._stats = StepStats()
         self._paused = False
         self._pause_tickets: list[int] = []  # of pauses that wait for the steps under way
+        self._published = 0.0  # on time.monotonic
         self._untold: Updates | None = None  # what the last step changed, until it is handed on
         self.snapshot = Snapshot(EngineStats(), 0)  # replaced as a whole, so any thread may read it
         self._busy_since: float | None = None  # on time.monotonic
@@ -161,14 +165,13 @@ class StepLoop(Generic[LoadedT]):
             self._tell()
             idle = plan is None and not flights  # a plan may also be missing because a flight must return first
             if flights and (plan is None or len(flights) > depth):
-                returned, flight, launched = flights.popleft()
-                scheduler.commit(returned, flight.result())
-                self._stats.add_step(time.monotonic() - launched, int(returned.lengths.sum()))
+                self._commit(scheduler, *flights.popleft())
             updates = scheduler.take_updates()
             self._stats.completion_tokens += len(updates.keys)
             keys.difference_update(updates.released)
             if updates:
-                self._publish(scheduler)
+                if updates.num_requests or self._busy_since - self._published >= PUBLISH_SECONDS:
+                    self._publish(scheduler)
                 self._untold = updates
             if flights or idle:
                 self._tell()
@@ -179,6 +182,12 @@ class StepLoop(Generic[LoadedT]):
                 self._busy_since = None
                 deadline = scheduler.next_deadline
                 self._mailbox.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def _commit(self, scheduler: Scheduler, plan: StepPlan, flight: InFlightStep, launched: float) -> None:
+        # Apart, so that the flight goes with the last line: tensors let go of the interpreter when they are freed, and a loop that was
+        # just told of the step would take it before the next one runs.
+        scheduler.commit(plan, flight.result())
+        self._stats.add_step(time.monotonic() - launched, int(plan.lengths.sum()))
 
     def _tell(self) -> None:
         """Hand on what the last step changed."""
@@ -230,4 +239,5 @@ class StepLoop(Generic[LoadedT]):
         self._pause_tickets.clear()
 
     def _publish(self, scheduler: Scheduler) -> None:
+        self._published = time.monotonic()
         self.snapshot = Snapshot(self._stats.combined(scheduler.stats(), paused=self._paused), self._num_received)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -24,17 +25,18 @@ _log = logging.getLogger("aengine")
 class CpuHidden:
     """The normed hidden states of the wanted tokens: [T or m, hidden_size]."""
 
-    def __init__(self, stack: DecoderStack, workspace: Workspace, hidden: Tensor, step: StepInput) -> None:
+    def __init__(self, stack: DecoderStack, workspace: Workspace, hidden: Tensor, largest: Tensor | None, *, all_hidden: bool) -> None:
         self._stack = stack
         self._workspace = workspace
         self._hidden = hidden
-        self._all = step.all_hidden
+        self._largest = largest
+        self._all = all_hidden
 
     def logits(self, indices: Tensor) -> Tensor:
         return self._stack.logits(self._workspace, self._of(indices))
 
     def argmax(self, indices: Tensor) -> Tensor:
-        return self._stack.greedy(self._workspace, self._of(indices))
+        return self._stack.greedy(self._workspace, self._of(indices)) if self._largest is None else self._largest
 
     def _of(self, indices: Tensor) -> Tensor:
         return self._hidden.index_select(0, indices) if self._all else self._hidden
@@ -88,11 +90,19 @@ class CpuExecutor:
         assert self._pool is not None, "allocated"
         self._pool.copy_pages(self._workspace, sources, destinations)
 
-    def forward(self, step: StepInput) -> CpuHidden:
+    def prepare(
+        self, layout: StepLayout, token_ids: NDArray[np.int32], wanted: NDArray[np.int32], *, all_hidden: bool, greedy: bool
+    ) -> Callable[[], CpuHidden]:
         assert self._pool is not None, "allocated"
-        wanted = torch.arange(len(step.input_ids), dtype=torch.int32) if step.all_hidden else step.logits_indices
-        hidden = self._stack.run(self._workspace, self._pool, step.metadata.host, step.input_ids, wanted)
-        return CpuHidden(self._stack, self._workspace, hidden, step)
+        if all_hidden:
+            wanted = np.arange(len(token_ids), dtype=np.int32)
+        greedy = greedy and not all_hidden
+        prepared = self._stack.prepare(self._workspace, self._pool, layout, token_ids, wanted, greedy=greedy)
+        return lambda: CpuHidden(self._stack, self._workspace, prepared.run(), prepared.largest, all_hidden=all_hidden)
+
+    def forward(self, step: StepInput) -> CpuHidden:
+        token_ids, wanted = step.input_ids.numpy(), step.logits_indices.numpy()
+        return self.prepare(step.metadata.host, token_ids, wanted, all_hidden=step.all_hidden, greedy=False)()
 
     def record(self, plan: GraphPlan, capture: Capture) -> None:
         return None  # a step is one call already

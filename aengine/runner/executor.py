@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -105,6 +105,17 @@ class Executor(Protocol):
 
     def decode(self, layout: StepLayout, rows: NDArray[np.int32]) -> StepPass | None:
         """Runs a step of decodes alone, every row of which is sampled, from the last tokens of `rows`. None: there is no graph for it."""
+
+
+@runtime_checkable
+class HostExecutor(Executor, Protocol):
+    """One that takes a step as it is on the host."""
+
+    def prepare(
+        self, layout: StepLayout, token_ids: NDArray[np.int32], wanted: NDArray[np.int32], *, all_hidden: bool, greedy: bool
+    ) -> Callable[[], HiddenStates]:
+        """What runs the layers over [T] `token_ids` and does nothing else, once, before the next `prepare`. `wanted`: as the
+        `logits_indices` of a `StepInput`. `greedy`: of their logits the argmax will be asked for."""
 
 
 @dataclass(frozen=True, slots=True)

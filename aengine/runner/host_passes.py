@@ -1,42 +1,36 @@
-"""`Passes` of a CPU without graphs: a step's arrays are used where they are. Between two steps of a small model the caches hold nothing of
-this, so what counts here is how few operations there are."""
+"""`Passes` of an executor that takes steps as they are on the host. Between two steps of a small model the caches hold nothing of this, so
+what counts here is how few operations there are."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.attention import AttentionMetadata
-from aengine.runner.executor import Executor, StepInput, StepPass
+from aengine.runner.executor import HostExecutor, StepPass
 from aengine.runner.passes import HostStep
 
 
 class HostPasses:
-    def __init__(self, executor: Executor, max_num_seqs: int) -> None:
+    def __init__(self, executor: HostExecutor, max_num_seqs: int) -> None:
         self._executor = executor
         self._last = np.zeros(max_num_seqs, dtype=np.int32)
         self.last_tokens = torch.from_numpy(self._last)
         """[max_num_seqs] int32, by row."""
 
-    def run(self, step: HostStep) -> StepPass:
+    def prepare(self, step: HostStep) -> Callable[[], StepPass]:
+        """As `Passes.prepare`: nothing is left but the model."""
         layout = step.layout
-        token_ids = step.token_ids
-        if layout.num_decodes:
-            token_ids = np.concatenate((self._last[step.rows[: layout.num_decodes]], token_ids))
-        arrays = (layout.qo_indptr, layout.kv_indptr, layout.kv_indices, layout.last_page_len, layout.slot_mapping)
-        indices = torch.from_numpy(layout.qo_indptr[1:][step.sampled] - 1)
-        hidden = self._executor.forward(
-            StepInput(
-                metadata=AttentionMetadata(layout, *map(torch.from_numpy, arrays)),
-                input_ids=torch.from_numpy(token_ids),
-                positions=torch.from_numpy(layout.positions),
-                logits_indices=indices,
-                all_hidden=step.all_hidden,
-            )
-        )
-        rows, next_positions = torch.from_numpy(step.rows[step.sampled]), torch.from_numpy(layout.seq_lens[step.sampled])
-        return StepPass(hidden, indices, rows, next_positions, keeps_argmax=False)
+        if layout.num_decodes == layout.num_rows:
+            token_ids, wanted = self._last[step.rows], layout.qo_indptr[:-1]
+        else:
+            token_ids = np.concatenate((self._last[step.rows[: layout.num_decodes]], step.token_ids))
+            wanted = layout.qo_indptr[1:][step.sampled] - 1
+        run = self._executor.prepare(layout, token_ids, wanted, all_hidden=step.all_hidden, greedy=step.only_argmax)
+        indices, rows, next_positions = map(torch.from_numpy, (wanted, step.sampled_rows, step.next_positions))
+        return lambda: StepPass(run(), indices, rows, next_positions, keeps_argmax=False)
 
     def keep(self, done: StepPass, tokens: Tensor) -> None:
         """As `Passes.keep`."""

@@ -34,8 +34,8 @@ class LaunchedStep:
     rows: NDArray[np.int32]  # that were sampled
     sampled: SampledTokens | None
     scores: PromptScores | None
-    landing: Landing
-    landings: Landings
+    landing: Landing | None  # None: the tensors are where they are needed
+    landings: Landings | None
     sampler: Sampler
     known: StepResult | None = None  # once it was asked for
 
@@ -47,9 +47,12 @@ class LaunchedStep:
         sampled: SampledTokens | None,
         scores: PromptScores | None,
         sampler: Sampler,
-        landings: Landings,
+        landings: Landings | None,
     ) -> LaunchedStep:
-        """Starts the copies to the host, on the current stream; the arguments' tensors are on the device."""
+        """Starts the copies to the host, on the current stream; the arguments' tensors are on the device. Without `landings` they are on
+        the host, and nothing else writes to them."""
+        if landings is None:
+            return cls(step, rows, sampled, scores, None, landings, sampler)
         landing = landings.take()
         land = _land if landings.device.type != "cpu" else _stay
         if sampled is not None:
@@ -67,9 +70,11 @@ class LaunchedStep:
     def result(self) -> StepResult:
         """Waits; the first call also tells the sampler of the tokens, for rows whose next token depends on them on the host."""
         if self.known is None:
-            self.landing.wait()
+            if self.landing is not None:
+                self.landing.wait()
             result = self._assemble()
-            self.landings.give_back(self.landing)
+            if self.landing is not None and self.landings is not None:
+                self.landings.give_back(self.landing)
             rows, tokens = self.rows, result.tokens
             if result.failures:
                 kept = ~np.isin(rows, list(result.failures))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aengine.attention import StepLayout, build_layout
+from aengine.attention import Layouts, StepLayout
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError, ModelLoadError
 from aengine.models.generation import load_generation
@@ -27,7 +27,7 @@ from aengine.runner.buckets import GraphSizes
 from aengine.runner.capture import Capture
 from aengine.runner.cuda_capture import CudaCapture
 from aengine.runner.device import Lane, find_device, kv_budget
-from aengine.runner.executor import ExecutorSetup, GraphPlan, build_executor
+from aengine.runner.executor import ExecutorSetup, GraphPlan, HostExecutor, StepPass, build_executor
 from aengine.runner.host_passes import HostPasses
 from aengine.runner.in_flight import DelayedStep, LaunchedStep
 from aengine.runner.landing import Landings
@@ -77,12 +77,13 @@ class ModelRunner:
             self._executor = build_executor(ExecutorSetup(config, self.spec, model_dir, self.dtype, self.device, wanted_len))
             self._sampler = Sampler(config.max_num_seqs, self.spec.vocab_size, self.device)
             self._scorer = PromptScorer(self.spec.vocab_size, self.device)
-            self._landings = Landings(config.max_num_seqs, self.device)
-            self._passes = (
-                HostPasses(self._executor, config.max_num_seqs)
-                if on_cpu and capture is None
-                else Passes(self._executor, config.max_num_seqs, self.device)
-            )
+            self._landings: Landings | None = None
+            self._passes: Passes | HostPasses
+            if isinstance(self._executor, HostExecutor) and capture is None:
+                self._passes = HostPasses(self._executor, config.max_num_seqs)
+            else:
+                self._passes = Passes(self._executor, config.max_num_seqs, self.device)
+                self._landings = Landings(config.max_num_seqs, self.device)
             sizes = GraphSizes.of(config.graph_sizes, config.graph_tokens, self.max_num_seqs, self.max_num_batched_tokens)
             budget = config.kv_cache_memory
             if budget is None and on_cpu:
@@ -107,6 +108,7 @@ class ModelRunner:
             _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", wanted_len, self.max_model_len)
         self._delayed: DelayedStep | None = None
         self._page_table = np.zeros((self.max_num_seqs, -(-self.max_model_len // self.page_size)), dtype=np.int32)
+        self._layouts = Layouts(self._page_table, self.page_size)
         _log.info(
             "%s: %s weights on %s, %d KV pages of %d tokens (%s)",
             self.spec.architecture,
@@ -125,17 +127,19 @@ class ModelRunner:
             self._take_over(plan.new_rows)
             if len(plan.copy_from):
                 self._executor.copy_pages(plan.copy_from, plan.copy_to)
-            self._page_table[plan.page_rows, plan.page_cols] = plan.page_ids
-            layout = build_layout(plan.rows, plan.num_decodes, plan.starts, plan.lengths, self._page_table, self.page_size)
+            if len(plan.page_rows):
+                self._page_table[plan.page_rows, plan.page_cols] = plan.page_ids
+            layout = self._layouts.next(plan.rows, plan.num_decodes, plan.starts, plan.lengths, same_pages=not len(plan.page_rows))
+            step = self._prepare(layout, plan.rows, plan.samples, plan.token_ids)
             if self.device.type != "cpu":
-                return self._compute(plan, layout)
-            self._delayed = DelayedStep(functools.partial(self._compute, plan, layout))
+                return self._compute(plan.step, *step)
+            self._delayed = DelayedStep(functools.partial(self._compute, plan.step, *step))
             return self._delayed
 
-    def _compute(self, plan: StepPlan, layout: StepLayout) -> LaunchedStep:
+    def _compute(self, number: int, step: HostStep, run: Callable[[], StepPass]) -> LaunchedStep:
         with self._lane.enter():
-            sampled, scores = self.forward(layout, plan.rows, plan.samples, plan.token_ids)
-            return LaunchedStep.of(plan.step, plan.rows[plan.samples], sampled, scores, self._sampler, self._landings)
+            sampled, scores = self._run(step, run)
+            return LaunchedStep.of(number, step.sampled_rows, sampled, scores, self._sampler, self._landings)
 
     def _finish_delayed(self) -> None:
         """A step goes on from what the one before it left, also when nobody has asked for that one."""
@@ -169,19 +173,27 @@ class ModelRunner:
 
         Must run in the lane. Writes the tokens to the rows' last tokens. None where there is nothing to sample or to score.
         """
-        sampled = np.flatnonzero(samples)
-        done = self._passes.run(HostStep(layout, rows, sampled, token_ids, all_hidden=self._scorer.has_prompts))
-        scores = self._scorer.score(rows, layout, done.hidden.logits)
-        if len(sampled) == 0:
+        return self._run(*self._prepare(layout, rows, samples, token_ids))
+
+    def _prepare(
+        self, layout: StepLayout, rows: NDArray[np.int32], samples: NDArray[np.bool_], token_ids: NDArray[np.int32]
+    ) -> tuple[HostStep, Callable[[], StepPass]]:
+        """The step, and what runs the model over it."""
+        step = HostStep.of(layout, rows, samples, token_ids, all_hidden=self._scorer.has_prompts, only_argmax=self._sampler.only_argmax)
+        return step, self._passes.prepare(step)
+
+    def _run(self, step: HostStep, run: Callable[[], StepPass]) -> tuple[SampledTokens | None, PromptScores | None]:
+        done = run()
+        scores = self._scorer.score(step.rows, step.layout, done.hidden.logits)
+        if len(step.sampled) == 0:
             return None, scores
-        sampled_rows = rows[sampled]
-        if self._sampler.only_argmax(sampled_rows):
+        if step.only_argmax:
             chosen = SampledTokens(done.hidden.argmax(done.indices))
             if done.keeps_argmax:
                 return chosen, scores
         else:
             logits = done.hidden.logits(done.indices)
-            chosen = self._sampler.sample(logits, sampled_rows, layout.seq_lens[sampled], done.rows, done.next_positions)
+            chosen = self._sampler.sample(logits, step.sampled_rows, step.next_positions, done.rows, done.next_positions)
         self._passes.keep(done, chosen.tokens)
         return chosen, scores
 

@@ -5,6 +5,8 @@ Owns the upload of a step, and the last token of every row, from which decodes g
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +26,29 @@ class HostStep:
     layout: StepLayout
     rows: NDArray[np.int32]  # [n]
     sampled: NDArray[np.int64]  # [m], which of the n are followed by a token to sample, ascending; all decodes are
+    sampled_rows: NDArray[np.int32]  # [m]
+    next_positions: NDArray[np.int32]  # [m], of the tokens to sample
     token_ids: NDArray[np.int32]  # of the prompts
     all_hidden: bool  # whether logits of other tokens are wanted, too
+    only_argmax: bool  # whether nothing but the argmax of the logits is wanted of the sampled ones
+
+    @classmethod
+    def of(
+        cls,
+        layout: StepLayout,
+        rows: NDArray[np.int32],
+        samples: NDArray[np.bool_],
+        token_ids: NDArray[np.int32],
+        *,
+        all_hidden: bool,
+        only_argmax: Callable[[NDArray[np.int32]], bool],
+    ) -> HostStep:
+        """`samples` [n], as in a `StepPlan`. `only_argmax` tells it of sampled rows."""
+        if layout.num_decodes == len(rows):
+            return cls(layout, rows, np.arange(len(rows)), rows, layout.seq_lens, token_ids, all_hidden, only_argmax(rows))
+        sampled = samples.nonzero()[0]
+        sampled_rows = rows[sampled]
+        return cls(layout, rows, sampled, sampled_rows, layout.seq_lens[sampled], token_ids, all_hidden, only_argmax(sampled_rows))
 
 
 class Passes:
@@ -34,6 +57,10 @@ class Passes:
         self._device = device
         self.last_tokens = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
         """[max_num_seqs + 1] int32, by row; the last one belongs to none, and takes what padding computes."""
+
+    def prepare(self, step: HostStep) -> Callable[[], StepPass]:
+        """What runs `step`, which must be the next one."""
+        return functools.partial(self.run, step)
 
     def run(self, step: HostStep) -> StepPass:
         if step.layout.num_decodes == step.layout.num_rows:
@@ -58,8 +85,8 @@ class Passes:
             step.token_ids,
             step.rows[: layout.num_decodes],
             layout.qo_indptr[step.sampled + 1] - 1,
-            step.rows[step.sampled],
-            layout.seq_lens[step.sampled],
+            step.sampled_rows,
+            step.next_positions,
         )
         *metadata, positions, prompt_ids, decode_rows, indices, rows, next_positions = upload(arrays, self._device)
         input_ids = torch.cat((self.last_tokens.index_select(0, decode_rows), prompt_ids)) if layout.num_decodes else prompt_ids

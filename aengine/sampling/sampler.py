@@ -83,7 +83,7 @@ class Sampler:
 
     def only_argmax(self, rows: NDArray[np.int32]) -> bool:
         """Whether `sample` for these rows would come to the argmax of the logits and nothing else."""
-        return bool(self._plain[rows].all())
+        return int(np.count_nonzero(self._plain[rows])) == len(rows)  # faster than all(), and asked for in every step
 
     def sample(
         self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32], device_rows: Tensor, device_positions: Tensor
@@ -126,7 +126,7 @@ class Sampler:
         Returns the rows that cannot go on with their token, with the reason.
         """
         observed = self._observed[rows]
-        if not observed.any():
+        if not np.count_nonzero(observed):
             return {}
         rows, tokens = rows[observed], tokens[observed]
         self._bad_words.observe(rows, tokens)

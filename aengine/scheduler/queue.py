@@ -61,7 +61,10 @@ class WaitingQueue:
     def charge(self, tenant_ids: NDArray[np.int32], num_tokens: int = 1) -> None:
         """Count `num_tokens` for each of the given tenants: a prompt at its admission, so that it counts for the next choice
         already, and every decoded token. What is computed again after a preemption is not charged."""
-        self._served += np.bincount(tenant_ids, minlength=len(self._served)) * (num_tokens / self._weight)
+        if len(self._served) == 1:  # most often
+            self._served += len(tenant_ids) * num_tokens / self._weight
+        else:
+            self._served += np.bincount(tenant_ids, minlength=len(self._served)) * (num_tokens / self._weight)
 
     def push(self, sequence: Sequence) -> None:
         """Put a sequence (back) into the queue; its place is that of its arrival."""
@@ -72,6 +75,9 @@ class WaitingQueue:
 
     def pop(self, now: float) -> Sequence | None:
         """Take out the sequence that is next at time `now`."""
+        if not self._entries:
+            self._lanes.clear()  # of those that were removed
+            return None
         best: tuple[float, float, float, int] | None = None
         best_lane: list[Entry] = []
         for lane_key, lane in list(self._lanes.items()):

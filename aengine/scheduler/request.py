@@ -89,3 +89,8 @@ class Updates:
 
     def __bool__(self) -> bool:
         return bool(self.started or self.keys or self.prompt_logprobs or self.finished or self.released)
+
+    @property
+    def num_requests(self) -> int:
+        """Starts, ends and releases: what is more than tokens."""
+        return len(self.started) + len(self.finished) + len(self.released)

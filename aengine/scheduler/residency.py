@@ -141,14 +141,18 @@ class Residency:
             self._news.writes.append((growing_rows, columns, pages))
         return True
 
-    def publish(self, plan_rows: IntArray) -> list[Sequence]:
-        """Offer the pages that a returned step filled to others. Returns the waiting sequences that can now use one."""
+    def publish(self, plan_rows: IntArray, committed: IntArray) -> list[Sequence]:
+        """Offer the pages that a returned step filled to others; its rows have `committed` tokens now. Returns the waiting sequences that
+        can now use one."""
         rows, size = self.rows, self.cache.page_size
         woken: list[Sequence] = []
-        num_full = rows.num_committed[plan_rows] // size
-        due = (num_full > rows.num_published[plan_rows]) & rows.active[plan_rows]
-        if not self._enable_prefix_cache or not due.any():
+        if not self._enable_prefix_cache:
             return woken
+        num_full = committed // size
+        due = num_full > rows.num_published[plan_rows]
+        if not np.count_nonzero(due):
+            return woken
+        due &= rows.active[plan_rows]
         due_rows, last = plan_rows[due], num_full[due]
         first = rows.num_published[due_rows]
         rows.num_published[due_rows] = last

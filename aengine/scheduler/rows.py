@@ -33,9 +33,11 @@ class RowTable:
         self.num_pages = np.zeros(num_rows, np.int32)
         self.limit = np.zeros(num_rows, np.int32)  # tokens at which the sequence ends
         self.flights = np.zeros(num_rows, np.int32)  # steps in flight that compute the row
+        # These three are changed by the methods below alone.
         self.active = np.zeros(num_rows, np.bool_)  # RUNNING: tokens of returning steps count
         self.decoding = np.zeros(num_rows, np.bool_)  # all but the last token computed, and that one sampled by the runner
         self.parked = np.zeros(num_rows, np.bool_)
+        self._ready = np.zeros(num_rows, np.bool_)  # active, decoding and not parked: kept, for it is asked for in every step
         self.lockstep = np.zeros(num_rows, np.bool_)  # the next step needs the token of the one before: never two in flight
         self.tenants = np.zeros(num_rows, np.int32)
         # Large tables are mapped lazily: only the parts that are used take memory.
@@ -60,7 +62,7 @@ class RowTable:
         self.limit[row] = sequence.limit
         self.flights[row] = 0
         self.active[row] = True
-        self.decoding[row] = False
+        self.decoding[row] = self._ready[row] = False
         self.parked[row] = sequence.parked
         self.lockstep[row] = request.params.needs_last_token
         self.tenants[row] = tenant
@@ -81,9 +83,28 @@ class RowTable:
         assert sequence is not None
         sequence.row = -1
         self.sequences[row] = None
-        self.active[row] = self.decoding[row] = self.parked[row] = False
+        self.active[row] = self.decoding[row] = self.parked[row] = self._ready[row] = False
         self.num_pages[row] = 0
         self._free.append(row)
+
+    def park(self, row: int, parked: bool) -> None:
+        self.parked[row] = parked
+        self._ready[row] = self.active[row] and self.decoding[row] and not parked
+
+    def decode(self, row: int, decoding: bool) -> None:
+        """Whether the row's next token is one that the runner sampled last."""
+        self.decoding[row] = decoding
+        self._ready[row] = self.active[row] and decoding and not self.parked[row]
+
+    def deactivate(self, row: int) -> None:
+        self.active[row] = self._ready[row] = False
+
+    def ready(self, *, in_flight: bool) -> IntArray:
+        """The rows that decode in the next step, ascending. `in_flight`: a step has not been committed yet."""
+        ready = self._ready
+        if in_flight:  # else a row at its limit has ended
+            ready = ready & (self.num_tokens < self.limit) & ~(self.lockstep & (self.flights > 0))
+        return ready.nonzero()[0].astype(np.int32)
 
     def pages(self, row: int) -> IntArray:
         """The pages of the row, first to last (a view)."""

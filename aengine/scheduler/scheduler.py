@@ -78,10 +78,13 @@ class Scheduler:
         self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, key); may name keys that are gone
         self._num_steps = 0
         self._num_in_flight = 0
+        self._num_leaving = 0  # sequences in this state
         self._num_preemptions = 0
         self._num_prompt_tokens = 0
         self._num_cached_prompt_tokens = 0
         self._updates = Updates()
+        self._ones = np.ones(config.max_num_seqs, np.int32)  # of a step of decodes alone: their lengths, and that each samples
+        self._trues = np.ones(config.max_num_seqs, np.bool_)
         self._news = News()  # what the latest plan told the runner
 
     # ---- what comes in -------------------------------------------------------------------------------------------------
@@ -110,7 +113,7 @@ class Scheduler:
             return
         sequence.parked = True
         if sequence.state is SequenceState.RUNNING:
-            self._rows.parked[sequence.row] = True
+            self._rows.park(sequence.row, True)
             self._requeue(self._residency.prefixes.abandon(sequence))  # nobody waits for one that stands still
         elif sequence.state is SequenceState.WAITING:
             self._stop_waiting(sequence)
@@ -123,7 +126,7 @@ class Scheduler:
             return
         sequence.parked = False
         if sequence.state is SequenceState.RUNNING:
-            self._rows.parked[sequence.row] = False
+            self._rows.park(sequence.row, False)
         elif sequence.state is SequenceState.WAITING:
             self._parked_waiting.discard(sequence)
             self._queue.push(sequence)
@@ -184,12 +187,8 @@ class Scheduler:
 
     def _plan_decodes(self) -> IntArray | None:
         """The rows that decode, each with a page for its next token; None when pages must first come back from a flight."""
-        rows = self._rows
         while True:
-            ready = rows.decoding & rows.active & ~rows.parked & (rows.num_tokens < rows.limit)
-            if self._num_in_flight:
-                ready &= ~(rows.lockstep & (rows.flights > 0))
-            decodes = np.flatnonzero(ready).astype(np.int32)
+            decodes = self._rows.ready(in_flight=self._num_in_flight > 0)
             if self._residency.grow(decodes):
                 return decodes
             if self._num_in_flight:
@@ -251,29 +250,32 @@ class Scheduler:
         missing = int(rows.num_tokens[row]) - start
         length = min(missing, budget)
         chunks.append(_Chunk(row, start, length, samples=length == missing))
-        rows.decoding[row] = length == missing
+        rows.decode(row, length == missing)
         return length
 
     def _make_plan(self, decodes: IntArray, chunks: list[_Chunk]) -> StepPlan:
         rows = self._rows
         num_decodes, num_rows = len(decodes), len(decodes) + len(chunks)
-        plan_rows = np.empty(num_rows, np.int32)
-        lengths = np.ones(num_rows, np.int32)
-        samples = np.ones(num_rows, np.bool_)
-        plan_rows[:num_decodes] = decodes
-        for i, chunk in enumerate(chunks, num_decodes):
-            plan_rows[i], lengths[i], samples[i] = chunk.row, chunk.length, chunk.samples
+        if chunks:
+            plan_rows = np.empty(num_rows, np.int32)
+            lengths = np.ones(num_rows, np.int32)
+            samples = np.ones(num_rows, np.bool_)
+            plan_rows[:num_decodes] = decodes
+            for i, chunk in enumerate(chunks, num_decodes):
+                plan_rows[i], lengths[i], samples[i] = chunk.row, chunk.length, chunk.samples
+        else:
+            plan_rows, lengths, samples = decodes, self._ones[:num_rows], self._trues[:num_rows]
         starts = rows.num_computed[plan_rows]
-        rows.num_computed[plan_rows] += lengths
+        rows.num_computed[plan_rows] = starts + lengths
         rows.num_tokens[plan_rows] += samples
         rows.flights[plan_rows] += 1
         self._queue.charge(rows.tenants[decodes])
         pieces = [rows.tokens[chunk.row, chunk.start : chunk.start + chunk.length] for chunk in chunks]
         self._news = news = self._residency.take_news()
         page_rows, page_cols, page_ids = (
-            (np.concatenate(arrays) for arrays in zip(*news.writes, strict=True)) if news.writes else _NO_WRITES
+            (np.concatenate(arrays) for arrays in zip(*news.writes, strict=True)) if news.writes else (_NONE,) * 3
         )
-        copies = np.array(news.copies, np.int32).reshape(-1, 3)
+        copies = np.array(news.copies, np.int32) if news.copies else None
         self._num_steps += 1
         self._num_in_flight += 1
         return StepPlan(
@@ -283,13 +285,13 @@ class Scheduler:
             starts=starts,
             lengths=lengths,
             samples=samples,
-            token_ids=np.concatenate(pieces) if pieces else np.zeros(0, np.int32),
+            token_ids=np.concatenate(pieces) if pieces else _NONE,
             new_rows=tuple(news.new_rows),
             page_rows=page_rows,
             page_cols=page_cols,
             page_ids=page_ids,
-            copy_from=copies[:, 1],
-            copy_to=copies[:, 2],
+            copy_from=_NONE if copies is None else copies[:, 1],
+            copy_to=_NONE if copies is None else copies[:, 2],
         )
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
@@ -299,30 +301,37 @@ class Scheduler:
         rows.flights[plan.rows] -= 1
         committed = plan.starts + plan.lengths
         rows.num_committed[plan.rows] = committed
-        sampled, positions, tokens, logprobs = plan.rows[plan.samples], committed[plan.samples], result.tokens, result.logprobs
+        tokens, logprobs = result.tokens, result.logprobs
+        only_decodes = plan.num_decodes == len(plan.rows)
+        sampled, known = (plan.rows, committed) if only_decodes else (plan.rows[plan.samples], committed[plan.samples])
         for prompt_logprobs in result.prompt_logprobs:
             if rows.active[prompt_logprobs.row]:
                 self._updates.prompt_logprobs.append((int(rows.keys[prompt_logprobs.row]), prompt_logprobs))
         if result.failures:
             self._fail_rows(result.failures)
-        live = rows.active[sampled]
-        if not live.all():  # whoever left while the step was in flight gets no token from it
-            sampled, positions, tokens = sampled[live], positions[live], tokens[live]
+        if self._num_leaving or result.failures:  # whoever left while the step was in flight gets no token from it
+            live = rows.active[sampled]
+            sampled, known, tokens = sampled[live], known[live], tokens[live]
             logprobs = logprobs.select(live) if logprobs is not None else None
-        rows.tokens[sampled, positions] = tokens
-        rows.num_known[sampled] = positions + 1
+        rows.tokens[sampled, known] = tokens
+        num_tokens = known + 1
+        rows.num_known[sampled] = num_tokens
         self._updates.keys.extend(rows.keys[sampled].tolist())
         self._updates.token_ids.extend(tokens.tolist())
         self._updates.logprobs = logprobs
-        self._requeue(self._residency.publish(plan.rows))
-        self._settle_forks(plan)
-        stopped = (rows.stop_ids[sampled] == tokens[:, None]).any(axis=1)
-        for i in np.flatnonzero(stopped | (positions + 1 >= rows.limit[sampled])).tolist():
-            self._end_of_tokens(int(sampled[i]), int(tokens[i]), stopped=bool(stopped[i]))
-        for row in plan.rows[~rows.active[plan.rows] & (rows.flights[plan.rows] == 0)].tolist():
-            sequence = rows.sequences[row]
-            if sequence is not None and sequence.state is SequenceState.LEAVING:
-                self._release(sequence)
+        self._requeue(self._residency.publish(plan.rows, committed))
+        if not only_decodes:
+            self._settle_forks(plan)
+        stops, at_limit = rows.stop_ids[sampled] == tokens[:, None], num_tokens >= rows.limit[sampled]
+        if np.count_nonzero(stops) or np.count_nonzero(at_limit):
+            stopped = stops.any(axis=1)
+            for i in np.flatnonzero(stopped | at_limit).tolist():
+                self._end_of_tokens(int(sampled[i]), int(tokens[i]), stopped=bool(stopped[i]))
+        if self._num_leaving:
+            for row in plan.rows[~rows.active[plan.rows] & (rows.flights[plan.rows] == 0)].tolist():
+                sequence = rows.sequences[row]
+                if sequence is not None and sequence.state is SequenceState.LEAVING:
+                    self._release(sequence)
 
     def _settle_forks(self, plan: StepPlan) -> None:
         """Forks of a prompt that this step completed can start."""
@@ -353,7 +362,8 @@ class Scheduler:
         rows.num_tokens[plan.rows] -= plan.samples
         self._queue.charge(rows.tenants[plan.rows[: plan.num_decodes]], -1)
         completed = plan.rows[plan.num_decodes :][plan.samples[plan.num_decodes :]].tolist()  # prompts that this step was to finish
-        rows.decoding[completed] = False
+        for row in completed:
+            rows.decode(row, False)
         self._prefilling[:0] = [sequence for row in completed if (sequence := rows.sequences[row]) is not None]
         self._residency.tell_again(self._news.without(errors.keys()))
         self._fail_rows(errors)
@@ -391,8 +401,9 @@ class Scheduler:
             self._forget(sequence)
             return
         self._stop_running(sequence)
-        self._rows.active[sequence.row] = False
+        self._rows.deactivate(sequence.row)
         sequence.state = SequenceState.LEAVING
+        self._num_leaving += 1
         if not self._rows.flights[sequence.row]:
             self._release(sequence)
 
@@ -412,6 +423,7 @@ class Scheduler:
             self._queue.push(sequence)
 
     def _release(self, sequence: Sequence) -> None:
+        self._num_leaving -= 1
         self._residency.vacate(sequence)
         self._forget(sequence)
 
@@ -423,4 +435,4 @@ class Scheduler:
         self._updates.released.append(key)
 
 
-_NO_WRITES = (np.zeros(0, np.int32),) * 3
+_NONE: IntArray = np.zeros(0, np.int32)

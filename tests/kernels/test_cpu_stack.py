@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, TorchNativeBackend, build_layout
@@ -17,6 +18,7 @@ from aengine.models.decoder import Decoder
 from aengine.models.spec import ModelSpec, read_spec
 from aengine.models.weights import drawn_weights
 
+IntArray = NDArray[np.int32]
 CPU = torch.device("cpu")
 POSITIONS = 256
 TINY = {
@@ -85,8 +87,12 @@ def num_pages(page_size: int) -> int:
     return 1 + 4 * -(-POSITIONS // page_size)
 
 
-def token_ids(layout: StepLayout, step: int) -> Tensor:
-    return torch.randint(0, TINY["vocab_size"], (layout.num_tokens,), generator=torch.Generator().manual_seed(step), dtype=torch.int32)
+def token_ids(layout: StepLayout, step: int) -> IntArray:
+    return np.random.default_rng(step).integers(0, TINY["vocab_size"], layout.num_tokens).astype(np.int32)
+
+
+def everything(layout: StepLayout) -> IntArray:
+    return np.arange(layout.num_tokens, dtype=np.int32)
 
 
 @torch.no_grad()
@@ -101,8 +107,8 @@ def torch_logits(spec: ModelSpec, weights: dict[str, Tensor], dtype: torch.dtype
     out = []
     for number, layout in enumerate(steps):
         metadata = AttentionMetadata(layout, *(torch.from_numpy(getattr(layout, name)) for name in names))
-        everything = torch.arange(layout.num_tokens, dtype=torch.int32)
-        batch = ForwardBatch(token_ids(layout, number), torch.from_numpy(layout.positions), everything, backend.plan(metadata))
+        ids, positions, wanted = map(torch.from_numpy, (token_ids(layout, number), layout.positions, everything(layout)))
+        batch = ForwardBatch(ids, positions, wanted, backend.plan(metadata))
         out.append(decoder.logits(decoder(batch), batch))
     return out
 
@@ -119,10 +125,7 @@ def pool_of(spec: ModelSpec, dtype: torch.dtype, page_size: int) -> KvPool:
 
 
 def hidden_states(workspace: Workspace, stack: DecoderStack, pool: KvPool, steps: list[StepLayout]) -> list[Tensor]:
-    return [
-        stack.run(workspace, pool, layout, token_ids(layout, number), torch.arange(layout.num_tokens))
-        for number, layout in enumerate(steps)
-    ]
+    return [stack.run(workspace, pool, layout, token_ids(layout, number), everything(layout)) for number, layout in enumerate(steps)]
 
 
 @pytest.mark.parametrize("page_size", [4, 16, 32])
@@ -175,10 +178,27 @@ def test_bits_do_not_depend_on_threads_or_on_who_is_wanted(kernels: CpuKernels, 
     for threads in (2, 4, 7):
         workspace, pool = Workspace(kernels, threads), pool_of(spec, dtype, 16)
         for number, layout in enumerate(steps):
-            last = torch.from_numpy(layout.qo_indptr[1:] - 1).flip(0)
+            last = (layout.qo_indptr[1:] - 1)[::-1]
             wanted = {2: last, 4: last[:0], 7: last[:1].repeat(3000)}[threads]  # also none, and more than there are tokens
             hidden = stack.run(workspace, pool, layout, token_ids(layout, number), wanted)
-            assert torch.equal(hidden, expected[number][wanted.long()])
+            assert torch.equal(hidden, expected[number][torch.from_numpy(wanted.astype(np.int64))])
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-tied-biased-odd"])
+def test_a_greedy_step_brings_the_argmax(kernels: CpuKernels, family: str, dtype: torch.dtype, int8: bool) -> None:
+    spec = tiny_spec(family)
+    stack = stack_of(Workspace(kernels, 1), spec, random_weights(spec), dtype, int8=int8)
+    for threads in (1, 3):
+        workspace, pool = Workspace(kernels, threads), pool_of(spec, dtype, 16)
+        for number, layout in enumerate(layouts(16)):
+            step = stack.prepare(workspace, pool, layout, token_ids(layout, number), everything(layout)[::-1], greedy=True)
+            hidden = step.run()
+            assert step.largest is not None
+            assert torch.equal(step.largest, stack.logits(workspace, hidden).argmax(-1))
+            nobody = stack.prepare(workspace, pool, layout, token_ids(layout, number), everything(layout)[:0], greedy=True)
+            assert nobody.run().shape == (0, spec.hidden_size)
 
 
 def test_two_engines_in_one_process(kernels: CpuKernels) -> None:
@@ -195,7 +215,7 @@ def test_two_engines_in_one_process(kernels: CpuKernels) -> None:
             rows = [[], []]
             for number, layout in enumerate(steps):
                 for one, (workspace, stack, pool) in zip(rows, made, strict=True):
-                    one.append(stack.run(workspace, pool, layout, token_ids(layout, number), torch.arange(layout.num_tokens)))
+                    one.append(stack.run(workspace, pool, layout, token_ids(layout, number), everything(layout)))
             results.append(rows)
         else:
             results.append([hidden_states(workspace, stack, pool, steps) for workspace, stack, pool in made])
@@ -209,15 +229,15 @@ def test_a_refused_step_writes_nothing(kernels: CpuKernels) -> None:
     stack = stack_of(workspace, spec, random_weights(spec), torch.float32)
     pool = pool_of(spec, torch.float32, 16)
     layout = layouts(16)[0]
-    ids, wanted = token_ids(layout, 0), torch.tensor([36])
+    ids, wanted = token_ids(layout, 0), np.array([36], np.int32)
     for bad in (-1, spec.vocab_size):
-        changed = ids.clone()
+        changed = ids.copy()
         changed[36] = bad
         with pytest.raises(ValueError, match="a token id"):
             stack.run(workspace, pool, layout, changed, wanted)
     for bad_token in (-1, 37):
         with pytest.raises(ValueError, match="wanted"):
-            stack.run(workspace, pool, layout, ids, torch.tensor([bad_token]))
+            stack.run(workspace, pool, layout, ids, np.array([bad_token], np.int32))
     with pytest.raises(ValueError, match="a position"):
         stack.run(workspace, pool, dataclasses.replace(layout, positions=layout.positions + POSITIONS), ids, wanted)
     with pytest.raises(ValueError, match="36 token ids for 37"):

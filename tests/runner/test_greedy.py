@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,7 +19,9 @@ from tokenizers import Tokenizer
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.models.hub import resolve_model
+from aengine.runner.executor import StepPass
 from aengine.runner.model_runner import ModelRunner
+from aengine.runner.passes import HostStep
 
 PAGE_SIZES = (1, 16, 64)
 BACKENDS = ("auto", "torch_native")  # auto: the CPU kernels where they support the model
@@ -93,7 +97,7 @@ def test_family_logits(family, backend: str) -> None:
 def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
     """A list that every later step's logits are appended to."""
     seen: list[torch.Tensor] = []
-    inner = runner._executor.forward
+    inner = runner._passes.prepare
 
     class Recorded:
         def __init__(self, hidden) -> None:
@@ -106,7 +110,16 @@ def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
         def argmax(self, indices: torch.Tensor) -> torch.Tensor:
             return self.logits(indices).argmax(-1)
 
-    runner._executor.forward = lambda step: Recorded(inner(step))
+    def prepare(step: HostStep) -> Callable[[], StepPass]:
+        run = inner(dataclasses.replace(step, only_argmax=False))
+
+        def run_recorded() -> StepPass:
+            done = run()
+            return dataclasses.replace(done, hidden=Recorded(done.hidden))
+
+        return run_recorded
+
+    runner._passes.prepare = prepare
     return seen
 
 

@@ -143,11 +143,8 @@ class TestTheOracleCanFail:
 
         def admit(self: Residency, sequence: Sequence, hits: list[int], tenant_id: int, primary: Sequence | None = None) -> None:
             real(self, sequence, hits, tenant_id, primary)
-            rows, row = self.rows, sequence.row
-            committed = int(rows.num_committed[row])
-            rows.num_committed[row] = rows.num_known[row]
-            self.publish(np.array([row], np.int32))
-            rows.num_committed[row] = committed
+            row = np.array([sequence.row], np.int32)
+            self.publish(row, self.rows.num_known[row])
 
         monkeypatch.setattr(Residency, "admit", admit)
         assert fails(range(200))

@@ -60,6 +60,7 @@ class CLayer(Structure):
 class CModel(Structure):
     _fields_ = [
         ("layers", POINTER(CLayer)),
+        ("head", POINTER(CPackedLinear)),
         ("embedding", c_void_p),
         ("final_norm", c_void_p),
         ("cos_sin", c_void_p),
@@ -102,6 +103,7 @@ class CStep(Structure):
         ("last_page_len", c_void_p),
         ("wanted", c_void_p),
         ("hidden", c_void_p),
+        ("largest", c_void_p),
         ("num_tokens", c_int64),
         ("num_rows", c_int64),
         ("num_wanted", c_int64),

@@ -6,7 +6,8 @@ Owns the packed weights of a model and the C struct that describes it. KV pages 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -16,7 +17,7 @@ from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import BLOCK, ELEMENTS, MAX_HEAD_DIM, PANEL, CLayer, CModel, CPackedLinear, Workspace
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
-from aengine.kernels.cpu.step import Layout, StepArguments, check
+from aengine.kernels.cpu.step import IntArray, Layout, StepArguments, check
 
 
 class StackSpec(Protocol):
@@ -55,6 +56,25 @@ def unsupported(spec: StackSpec, dtype: torch.dtype) -> str | None:
     return None
 
 
+class PreparedStep:
+    """One step of a stack. Nothing is left to do but the call, which releases the GIL at once."""
+
+    def __init__(self, call: Callable[[], int], keep: object, hidden: Tensor, largest: Tensor | None) -> None:
+        self._call = call
+        self._keep = keep  # what the call's pointers point to
+        self._hidden = hidden
+        self.largest = largest
+        """[m] int64: after `run`, the argmax of the logits of the wanted tokens, of a greedy step."""
+
+    def run(self) -> Tensor:
+        """[m, hidden_size] normed hidden states of the wanted tokens, ready for the head.
+
+        Raises ValueError for ids, positions, slots or pages out of range; nothing is written then.
+        """
+        check(self._call())
+        return self._hidden
+
+
 class DecoderStack:
     """A model with packed weights. Immutable once built; one workspace and one pool per concurrent user."""
 
@@ -88,6 +108,7 @@ class DecoderStack:
         self._layers = (CLayer * spec.num_layers)(*(self._layer(index) for index in range(spec.num_layers)))
         self._c = CModel(
             layers=self._layers,
+            head=ctypes.pointer(self._linears["head"].c),
             embedding=self._embedding.data_ptr(),
             final_norm=self._norms["norm"].data_ptr(),
             cos_sin=self._cos_sin.data_ptr(),
@@ -115,30 +136,34 @@ class DecoderStack:
         """The output head: [vocab_size, hidden_size]."""
         return self._linears["head"]
 
-    def run(self, workspace: Workspace, pool: KvPool, layout: Layout, token_ids: Tensor, wanted: Tensor) -> Tensor:
-        """One step: writes keys and values of the T `token_ids` at the layout's slots; [m, hidden_size] normed hidden states of the tokens
-        `wanted` (indices into the step), ready for the head. Both are integer tensors on the CPU.
+    def run(self, workspace: Workspace, pool: KvPool, layout: Layout, token_ids: IntArray, wanted: IntArray) -> Tensor:
+        """As `prepare`, at once."""
+        return self.prepare(workspace, pool, layout, token_ids, wanted).run()
+
+    def prepare(
+        self, workspace: Workspace, pool: KvPool, layout: Layout, token_ids: IntArray, wanted: IntArray, *, greedy: bool = False
+    ) -> PreparedStep:
+        """One step, ready to run: it will write keys and values of the T `token_ids` at the layout's slots and bring the hidden states of
+        the tokens `wanted` (indices into the step), and if it is `greedy` their likeliest successors.
 
         Results of a token depend on its own sequence alone: not on other rows, the cut into chunks, or the number of threads.
-        Raises ValueError for ids, positions, slots or pages out of range; nothing is written then.
         """
         shape = (pool.c.num_layers, pool.c.kv_heads, pool.c.head_dim, pool.c.element)
         if shape != (self._c.num_layers, self._c.kv_heads, self._c.head_dim, self._c.element):
             raise ValueError("the pool's layers, KV heads, head_dim or dtype are not the model's")
         hidden = torch.empty(len(wanted), self._hidden_stride, dtype=self.dtype)
-        step = StepArguments(layout, token_ids, wanted, hidden)
-        status = workspace.kernels.run_layers(
-            ctypes.byref(self._c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads
-        )
-        check(status)
-        return hidden[:, : self.spec.hidden_size]
+        largest = torch.empty(len(wanted), dtype=torch.int64) if greedy else None
+        step = StepArguments(layout, token_ids, wanted, hidden, largest)
+        arguments = (ctypes.byref(self._c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
+        call = functools.partial(workspace.kernels.run_layers, *arguments)
+        return PreparedStep(call, (self, pool, step, workspace), hidden[:, : self.spec.hidden_size], largest)
 
     def logits(self, workspace: Workspace, hidden: Tensor) -> Tensor:
         """[m, hidden_size] of `run` -> [m, vocab_size] float32."""
         return ops.logits(workspace, hidden, self.head)
 
     def greedy(self, workspace: Workspace, hidden: Tensor) -> Tensor:
-        """[m, hidden_size] of `run` -> [m] int64: the argmax of `logits`, which are not written."""
+        """[m, hidden_size] of `run` -> [m] int64: the argmax of `logits`, which are not written. A greedy step brings it for less."""
         return ops.argmax(workspace, hidden, self.head)
 
     def _take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Tensor]]], int8: bool) -> None:

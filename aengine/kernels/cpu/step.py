@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Protocol
 
 import numpy as np
@@ -41,29 +42,55 @@ class Layout(Protocol):
 class StepArguments:
     """A `CStep` and the arrays that it points to. Valid as long as the object."""
 
-    def __init__(self, layout: Layout, token_ids: Tensor | None = None, wanted: Tensor | None = None, hidden: Tensor | None = None) -> None:
-        names = ("positions", "slot_mapping", "qo_indptr", "kv_indptr", "kv_indices", "last_page_len")
-        arrays = [np.ascontiguousarray(getattr(layout, name), dtype=np.int32) for name in names]
-        tensors = [None if one is None else one.int().contiguous() for one in (token_ids, wanted)]
-        self._keep = (arrays, tensors, hidden)
-        positions, slots, qo_indptr, kv_indptr, kv_indices, last_page_len = (one.__array_interface__["data"][0] for one in arrays)
-        ids, rows = tensors
-        self.c = CStep(
-            token_ids=None if ids is None else ids.data_ptr(),
-            positions=positions,
-            slots=slots,
-            qo_indptr=qo_indptr,
-            kv_indptr=kv_indptr,
-            kv_indices=kv_indices,
-            last_page_len=last_page_len,
-            wanted=None if rows is None else rows.data_ptr(),
-            hidden=None if hidden is None else hidden.data_ptr(),
-            num_tokens=len(arrays[0]),
-            num_rows=len(arrays[5]),
-            num_wanted=0 if rows is None else len(rows),
+    def __init__(
+        self,
+        layout: Layout,
+        token_ids: IntArray | None = None,
+        wanted: IntArray | None = None,
+        hidden: Tensor | None = None,
+        largest: Tensor | None = None,
+    ) -> None:
+        """`largest`: [m] int64, contiguous. Raises ValueError where there are too many or too few ids."""
+        given = (
+            layout.positions,
+            layout.slot_mapping,
+            layout.qo_indptr,
+            layout.kv_indptr,
+            layout.kv_indices,
+            layout.last_page_len,
+            _NONE if token_ids is None else token_ids,
+            _NONE if wanted is None else wanted,
         )
-        if ids is not None and len(ids) != len(arrays[0]):
-            raise ValueError(f"there are {len(ids)} token ids for {len(arrays[0])} positions")
+        arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in given]
+        self._keep = (arrays, hidden, largest)
+        positions, slots, qo_indptr, kv_indptr, kv_indices, last_page_len, ids, rows = map(_address, arrays)
+        num_tokens = len(arrays[0])
+        self.c = CStep(
+            ids,
+            positions,
+            slots,
+            qo_indptr,
+            kv_indptr,
+            kv_indices,
+            last_page_len,
+            rows,
+            None if hidden is None else hidden.data_ptr(),
+            None if largest is None else largest.data_ptr(),
+            num_tokens,
+            len(arrays[5]),
+            len(arrays[7]),
+        )
+        if token_ids is not None and len(token_ids) != num_tokens:
+            raise ValueError(f"there are {len(token_ids)} token ids for {num_tokens} positions")
+
+
+_NONE: IntArray = np.zeros(0, np.int32)
+_BYTES = ctypes.c_char * 0
+
+
+def _address(array: IntArray) -> int:
+    """Of a writable array; it takes a quarter of the time that asking numpy does."""
+    return ctypes.addressof(_BYTES.from_buffer(array.data))
 
 
 def check(status: int) -> None:

@@ -65,6 +65,7 @@ struct Layer {
 
 struct Model {
   const Layer* layers;
+  const PackedLinear* head;
   const void* embedding;  // [vocab, hidden]
   const float* final_norm;
   const float* cos_sin;  // [num_positions, head_dim]: cosines, then sines
@@ -94,6 +95,7 @@ struct Step {
   const i32* last_page_len;
   const i32* wanted;  // [num_wanted], tokens whose hidden states are asked for
   void* hidden;       // [num_wanted, round_up(hidden, 64)]
+  i64* largest;       // [num_wanted], the column of the largest logit of each; null: not asked for
   i64 num_tokens, num_rows, num_wanted;
 };
 

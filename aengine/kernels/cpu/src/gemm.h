@@ -166,6 +166,17 @@ struct KeepLargest {
   }
   static i64 column_of(i64 key) { return 0xffffffff - (key & 0xffffffff); }
 
+  // For `out`, which holds keys from `begin` on and columns after `finish`.
+  static KeepLargest begin(i64* out, i64 rows, const PackedLinear& w) {
+    static_assert(sizeof(std::atomic<i64>) == sizeof(i64));
+    std::atomic<i64>* best = reinterpret_cast<std::atomic<i64>*>(out);
+    for (i64 row = 0; row < rows; row++) best[row].store(INT64_MIN, std::memory_order_relaxed);
+    return {best, w.out_features};
+  }
+  static void finish(i64* out, i64 rows) {
+    for (i64 row = 0; row < rows; row++) out[row] = column_of(out[row]);
+  }
+
   void operator()(i64 row, i64 panel, const float* values) const {
     const i64 count = smaller(PANEL, columns - panel * PANEL);
     i64 found = INT64_MIN;

@@ -62,16 +62,14 @@ i32 aengine_linear(i32 element, i32 epilogue, const void* x, i64 x_stride, i64 r
 // out[row] = the column of the largest logit, as torch.argmax has it.
 i32 aengine_argmax(i32 element, const void* x, i64 x_stride, i64 rows, const PackedLinear* w, i64* out, Workspace* space, int threads) {
   if (!reserve_prepared(*space, rows, w->in_features)) return OUT_OF_MEMORY;
-  static_assert(sizeof(std::atomic<i64>) == sizeof(i64));
-  std::atomic<i64>* best = reinterpret_cast<std::atomic<i64>*>(out);
-  for (i64 row = 0; row < rows; row++) best[row].store(INT64_MIN, std::memory_order_relaxed);
+  const KeepLargest keep = KeepLargest::begin(out, rows, *w);
   with_element(element, [&](auto e) {
     using E = decltype(e);
     run_team(threads, [&](const Member& member) {
-      multiply(member, static_cast<const E*>(x), x_stride, rows, *w, KeepLargest{best, w->out_features}, *space);
+      multiply(member, static_cast<const E*>(x), x_stride, rows, *w, keep, *space);
     });
   });
-  for (i64 row = 0; row < rows; row++) out[row] = KeepLargest::column_of(out[row]);
+  KeepLargest::finish(out, rows);
   return OK;
 }
 
@@ -116,7 +114,7 @@ i32 aengine_attention(const Pool* pool, i64 layer_index, const Step* step, const
   });
 }
 
-// A whole step: token ids in, normed hidden states of the wanted tokens out, keys and values written.
+// A whole step: token ids in, normed hidden states of the wanted tokens and their likeliest successors out, keys and values written.
 i32 aengine_run_layers(const Model* model, const Pool* pool, const Step* step, Workspace* space, int threads) {
   if (const Status status = check_tokens(*model, *pool, *step)) return status;
   if (const Status status = check_ids(*model, *step)) return status;

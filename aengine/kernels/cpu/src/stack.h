@@ -72,13 +72,13 @@ void gather_rows(const Member& member, const E* from, i64 stride, const i32* row
 template <class E>
 class Stack {
  public:
-  Stack(const Model& model, const Pool& pool, const Step& step, const AttentionPlan& plan, const Workspace& space)
-      : m_(model), pool_(pool), step_(step), plan_(plan), space_(space), strides_(model) {
+  Stack(const Model& model, const Pool& pool, const Step& step, const AttentionPlan& plan, const KeepLargest& keep, const Workspace& space)
+      : m_(model), pool_(pool), step_(step), plan_(plan), keep_(keep), space_(space), strides_(model) {
     residual_ = space.residual.as<E>(), normed_ = space.normed.as<E>(), qkv_ = space.qkv.as<E>();
     attended_ = space.attended.as<E>(), gated_ = space.gated.as<E>();
   }
 
-  // Embeds the tokens, runs all layers and writes the normed hidden states of the wanted tokens.
+  // Embeds the tokens, runs all layers, writes the normed hidden states of the wanted tokens, and keeps their largest logits.
   void run(const Member& member) const {
     const E* embedding = static_cast<const E*>(m_.embedding);
     gather_rows(member, embedding, m_.hidden, step_.token_ids, step_.num_tokens, m_.hidden, residual_, strides_.hidden);
@@ -96,6 +96,7 @@ class Stack {
     }
     E* hidden = static_cast<E*>(step_.hidden);
     norm_rows(member, normed_, strides_.hidden, m_.final_norm, hidden, strides_.hidden, step_.num_wanted, m_.hidden, m_.eps);
+    if (step_.largest) multiply(member, hidden, strides_.hidden, step_.num_wanted, *m_.head, keep_, space_);
   }
 
  private:
@@ -120,6 +121,7 @@ class Stack {
   const Pool& pool_;
   const Step& step_;
   const AttentionPlan& plan_;
+  const KeepLargest& keep_;
   const Workspace& space_;
   const Strides strides_;
   E *residual_, *normed_, *qkv_, *attended_, *gated_;
@@ -131,8 +133,11 @@ Status run_layers(const Model& model, const Pool& pool, const Step& step, Worksp
   AttentionPlan plan;
   if (!reserve_step<E>(space, model, strides, larger(step.num_tokens, step.num_wanted), threads)) return OUT_OF_MEMORY;
   if (!plan_attention(step, model.heads, model.kv_heads, model.head_dim, pool.page_size, threads, space, plan)) return OUT_OF_MEMORY;
-  const Stack<E> stack(model, pool, step, plan, space);
+  const i64 num_kept = step.largest ? step.num_wanted : 0;
+  const KeepLargest keep = KeepLargest::begin(step.largest, num_kept, *model.head);
+  const Stack<E> stack(model, pool, step, plan, keep, space);
   run_team(threads, [&](const Member& member) { stack.run(member); });
+  KeepLargest::finish(step.largest, num_kept);
   return OK;
 }
 

@@ -1,0 +1,97 @@
+"""Layouts of steps that follow one another equal those that are built alone, whatever changes between them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from aengine.attention import Layouts, StepLayout, build_layout
+
+PAGE_SIZE = 4
+MAX_ROWS, MAX_PAGES = 6, 10
+
+
+class Steps:
+    """Rows at random positions; each step says what it changed."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.table = np.zeros((MAX_ROWS, MAX_PAGES), np.int32)
+        self.ends = np.zeros(MAX_ROWS, np.int32)
+        self.layouts = Layouts(self.table, PAGE_SIZE)
+        self.same_pages = False
+
+    def turn_over(self, row: int) -> None:
+        """Another sequence, with pages of its own, takes the row."""
+        self.table[row] = self.rng.integers(1, 1000, MAX_PAGES)
+        self.ends[row] = self.rng.integers(0, 3 * PAGE_SIZE)
+        self.same_pages = False
+
+    def step(self, rows: np.ndarray, num_decodes: int) -> tuple[StepLayout, StepLayout]:
+        rows = rows.astype(np.int32)
+        lengths = np.ones(len(rows), np.int32)
+        lengths[num_decodes:] = self.rng.integers(1, 4, len(rows) - num_decodes)
+        starts = self.ends[rows]
+        got = self.layouts.next(rows, num_decodes, starts, lengths, same_pages=self.same_pages)
+        expected = build_layout(rows, num_decodes, starts, lengths, self.table, PAGE_SIZE)
+        self.ends[rows] += lengths
+        self.same_pages = True
+        return got, expected
+
+
+def check_equal(got: StepLayout, expected: StepLayout) -> None:
+    for field in fields(StepLayout):
+        one, other = getattr(got, field.name), getattr(expected, field.name)
+        assert np.array_equal(one, other), field.name
+        assert not isinstance(one, np.ndarray) or one.dtype == np.int32, field.name
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_steps(seed: int) -> None:
+    steps = Steps(seed)
+    rng = steps.rng
+    for row in range(MAX_ROWS):
+        steps.turn_over(row)
+    rows = np.arange(3)
+    for _ in range(300):
+        match rng.integers(8):
+            case 0:
+                rows = np.sort(rng.permutation(MAX_ROWS)[: rng.integers(1, MAX_ROWS + 1)])
+            case 1:
+                steps.turn_over(int(rng.integers(MAX_ROWS)))
+            case _:
+                pass
+        for row in np.flatnonzero(steps.ends + 4 > MAX_PAGES * PAGE_SIZE).tolist():
+            steps.turn_over(row)
+        num_decodes = len(rows) if rng.random() < 0.8 else int(rng.integers(len(rows)))
+        check_equal(*steps.step(rows, num_decodes))
+
+
+def test_a_row_at_the_same_position_is_another_row() -> None:
+    steps = Steps(0)
+    for row in range(2):
+        steps.turn_over(row)
+        steps.ends[row] = 5
+    steps.same_pages = True
+    check_equal(*steps.step(np.array([0]), 1))
+    steps.ends[:] = 6
+    check_equal(*steps.step(np.array([1]), 1))
+
+
+def test_a_row_may_be_elsewhere() -> None:
+    steps = Steps(0)
+    steps.turn_over(0)
+    steps.ends[0] = 4
+    check_equal(*steps.step(np.array([0]), 1))
+    steps.ends[0] = 6
+    check_equal(*steps.step(np.array([0]), 1))
+
+
+def test_what_did_not_change_is_kept() -> None:
+    steps = Steps(0)
+    steps.turn_over(0)
+    steps.ends[0] = 4
+    pages = [id(steps.step(np.array([0]), 1)[0].kv_indices) for _ in range(8)]
+    assert len(set(pages)) == 2  # one for each page of the row
