@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from aengine.runner.landing import as_int32
 from aengine.sampling import Sampler
 from aengine.sampling.grammar import CompiledGrammar
 from aengine.scheduler.plan import NewRow, RowParams
@@ -101,13 +101,12 @@ def sampling_cost(case: str, params: RowParams, batch: int, vocab_size: int, flo
     device_rows = torch.from_numpy(rows)
     at = HISTORY
 
-    def step() -> Tensor:
+    def step() -> None:
         nonlocal at
         positions = np.full(batch, at, dtype=np.int32)
         at += 1
         sampled = sampler.sample(logits, rows, positions, device_rows, torch.from_numpy(positions))
-        sampler.observe(rows, sampled.tokens.numpy().astype(np.int32))
-        return sampled.tokens
+        sampler.observe(rows, as_int32(sampled.tokens))
 
     with torch.inference_mode():
         milliseconds = _median(step, repeats) * 1e3

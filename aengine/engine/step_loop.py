@@ -187,7 +187,7 @@ class StepLoop(Generic[LoadedT]):
         # Apart, so that the flight goes with the last line: tensors let go of the interpreter when they are freed, and a loop that was
         # just told of the step would take it before the next one runs.
         scheduler.commit(plan, flight.result())
-        self._stats.add_step(time.monotonic() - launched, int(plan.lengths.sum()))
+        self._stats.add_step(time.monotonic() - launched, plan.num_decodes + len(plan.token_ids))
 
     def _tell(self) -> None:
         """Hand on what the last step changed."""

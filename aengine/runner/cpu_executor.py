@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention import StepLayout
-from aengine.kernels.cpu import DecoderStack, KernelsUnavailableError, KvPool, Workspace, load_kernels, unsupported
+from aengine.kernels.cpu import DecoderStack, KernelsUnavailableError, KvPool, PreparedStep, Workspace, load_kernels, unsupported
 from aengine.kernels.cpu.pool import page_bytes
 from aengine.layers.rotary import cos_sin_cache
 from aengine.runner.capture import Capture
@@ -23,23 +23,28 @@ _log = logging.getLogger("aengine")
 
 
 class CpuHidden:
-    """The normed hidden states of the wanted tokens: [T or m, hidden_size]."""
+    """The normed hidden states of the wanted tokens, [T or m, hidden_size], or of a greedy step what follows them."""
 
-    def __init__(self, stack: DecoderStack, workspace: Workspace, hidden: Tensor, largest: Tensor | None, *, all_hidden: bool) -> None:
+    def __init__(self, stack: DecoderStack, workspace: Workspace, step: PreparedStep, *, all_hidden: bool) -> None:
         self._stack = stack
         self._workspace = workspace
-        self._hidden = hidden
-        self._largest = largest
+        self._step = step
         self._all = all_hidden
 
     def logits(self, indices: Tensor) -> Tensor:
         return self._stack.logits(self._workspace, self._of(indices))
 
+    @property
+    def largest(self) -> NDArray[np.int64] | None:
+        return self._step.largest
+
     def argmax(self, indices: Tensor) -> Tensor:
-        return self._stack.greedy(self._workspace, self._of(indices)) if self._largest is None else self._largest
+        return self._stack.greedy(self._workspace, self._of(indices))
 
     def _of(self, indices: Tensor) -> Tensor:
-        return self._hidden.index_select(0, indices) if self._all else self._hidden
+        hidden = self._step.hidden
+        assert hidden is not None, "a greedy step has no logits"
+        return hidden.index_select(0, indices) if self._all else hidden
 
 
 class CpuExecutor:
@@ -96,9 +101,13 @@ class CpuExecutor:
         assert self._pool is not None, "allocated"
         if all_hidden:
             wanted = np.arange(len(token_ids), dtype=np.int32)
-        greedy = greedy and not all_hidden
-        prepared = self._stack.prepare(self._workspace, self._pool, layout, token_ids, wanted, greedy=greedy)
-        return lambda: CpuHidden(self._stack, self._workspace, prepared.run(), prepared.largest, all_hidden=all_hidden)
+        step = self._stack.prepare(self._workspace, self._pool, layout, token_ids, wanted, greedy=greedy)
+
+        def run() -> CpuHidden:
+            step.run()
+            return CpuHidden(self._stack, self._workspace, step, all_hidden=all_hidden)
+
+        return run
 
     def forward(self, step: StepInput) -> CpuHidden:
         token_ids, wanted = step.input_ids.numpy(), step.logits_indices.numpy()

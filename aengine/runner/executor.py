@@ -70,16 +70,50 @@ class HiddenStates(Protocol):
         """The [n] int64 argmax of `logits`, for less where possible."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepPass:
+class StepPass(Protocol):
     """A step's way through the model; m of its tokens are followed by one to sample. Tensors are on the device, valid until the next
     step."""
 
+    @property
+    def hidden(self) -> HiddenStates: ...
+    @property
+    def indices(self) -> Tensor:
+        """[m] int32, these tokens of the step."""
+
+    @property
+    def rows(self) -> Tensor:
+        """[m] int32, their rows."""
+
+    @property
+    def next_positions(self) -> Tensor:
+        """[m] int32, of the tokens to sample."""
+
+    @property
+    def keeps_argmax(self) -> bool:
+        """Whether the rows' last tokens are the argmax by now."""
+
+    def logits(self) -> Tensor:
+        """[m, vocab_size] float32 logits of these tokens, which the caller may change."""
+
+    def argmax(self) -> Tensor | NDArray[np.int64]:
+        """The [m] int64 argmax of `logits`, for less where possible; an array where it is known on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePass:
+    """Satisfies `StepPass` with tensors that are there."""
+
     hidden: HiddenStates
-    indices: Tensor  # [m] int32, these tokens of the step
-    rows: Tensor  # [m] int32, their rows
-    next_positions: Tensor  # [m] int32, of the tokens to sample
-    keeps_argmax: bool  # whether the rows' last tokens are the argmax by now
+    indices: Tensor
+    rows: Tensor
+    next_positions: Tensor
+    keeps_argmax: bool
+
+    def logits(self) -> Tensor:
+        return self.hidden.logits(self.indices)
+
+    def argmax(self) -> Tensor:
+        return self.hidden.argmax(self.indices)
 
 
 class Executor(Protocol):
@@ -107,15 +141,21 @@ class Executor(Protocol):
         """Runs a step of decodes alone, every row of which is sampled, from the last tokens of `rows`. None: there is no graph for it."""
 
 
+class HostHidden(HiddenStates, Protocol):
+    @property
+    def largest(self) -> NDArray[np.int64] | None:
+        """[m] the argmax of the logits of the wanted tokens, and then there are no logits; of a greedy step."""
+
+
 @runtime_checkable
 class HostExecutor(Executor, Protocol):
     """One that takes a step as it is on the host."""
 
     def prepare(
         self, layout: StepLayout, token_ids: NDArray[np.int32], wanted: NDArray[np.int32], *, all_hidden: bool, greedy: bool
-    ) -> Callable[[], HiddenStates]:
+    ) -> Callable[[], HostHidden]:
         """What runs the layers over [T] `token_ids` and does nothing else, once, before the next `prepare`. `wanted`: as the
-        `logits_indices` of a `StepInput`. `greedy`: of their logits the argmax will be asked for."""
+        `logits_indices` of a `StepInput`. `greedy`: of their logits the argmax is all that is asked for; not with `all_hidden`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from aengine.models.batch import ForwardBatch
 from aengine.models.decoder import Decoder
 from aengine.runner.buckets import DecodeFrame, empty_layout, fitting
 from aengine.runner.capture import Capture, InterruptingAttention, LiveAttention, Pieces
-from aengine.runner.executor import GraphPlan, StepPass
+from aengine.runner.executor import DevicePass, GraphPlan, StepPass
 from aengine.runner.upload import UploadRing
 
 
@@ -92,7 +92,7 @@ class DecodeGraphs:
         self._prepare(graph, layout, rows, size)
         graph.pieces.replay()
         fields = self._frame.fields(count)
-        return StepPass(
+        return DevicePass(
             hidden=DecodeHidden(self._logits[:count], self._tokens[:count]),
             indices=self._counting[:count],
             rows=self._inputs[fields.rows],

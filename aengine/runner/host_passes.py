@@ -3,14 +3,47 @@ what counts here is how few operations there are."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.runner.executor import HostExecutor, StepPass
+from aengine.runner.executor import HostExecutor, HostHidden, StepPass
+from aengine.runner.landing import as_int32
 from aengine.runner.passes import HostStep
+
+
+@dataclass(frozen=True, slots=True)
+class HostPass:
+    """Satisfies `StepPass` with tensors that are made when they are asked for: a greedy step needs few."""
+
+    hidden: HostHidden
+    step: HostStep
+    wanted: NDArray[np.int32]
+    keeps_argmax: bool
+
+    @property
+    def indices(self) -> Tensor:
+        return torch.from_numpy(self.wanted)
+
+    @property
+    def rows(self) -> Tensor:
+        return torch.from_numpy(self.step.sampled_rows)
+
+    @property
+    def next_positions(self) -> Tensor:
+        return torch.from_numpy(self.step.next_positions)
+
+    def logits(self) -> Tensor:
+        return self.hidden.logits(self.indices)
+
+    def argmax(self) -> Tensor | NDArray[np.int64]:
+        largest = self.hidden.largest
+        return self.hidden.argmax(self.indices) if largest is None else largest
 
 
 class HostPasses:
@@ -20,7 +53,7 @@ class HostPasses:
         self.last_tokens = torch.from_numpy(self._last)
         """[max_num_seqs] int32, by row."""
 
-    def prepare(self, step: HostStep) -> Callable[[], StepPass]:
+    def prepare(self, step: HostStep) -> Callable[[], HostPass]:
         """As `Passes.prepare`: nothing is left but the model."""
         layout = step.layout
         if layout.num_decodes == layout.num_rows:
@@ -28,10 +61,15 @@ class HostPasses:
         else:
             token_ids = np.concatenate((self._last[step.rows[: layout.num_decodes]], step.token_ids))
             wanted = layout.qo_indptr[1:][step.sampled] - 1
-        run = self._executor.prepare(layout, token_ids, wanted, all_hidden=step.all_hidden, greedy=step.only_argmax)
-        indices, rows, next_positions = map(torch.from_numpy, (wanted, step.sampled_rows, step.next_positions))
-        return lambda: StepPass(run(), indices, rows, next_positions, keeps_argmax=False)
+        run = self._executor.prepare(layout, token_ids, wanted, all_hidden=step.all_hidden, greedy=step.is_greedy)
+        return functools.partial(self._run, run, step, wanted)
 
-    def keep(self, done: StepPass, tokens: Tensor) -> None:
+    def keep(self, done: StepPass, tokens: Tensor | NDArray[np.int64]) -> None:
         """As `Passes.keep`."""
-        self._last[done.rows.numpy()] = tokens.numpy()
+        self._last[done.rows.numpy()] = as_int32(tokens)
+
+    def _run(self, run: Callable[[], HostHidden], step: HostStep, wanted: NDArray[np.int32]) -> HostPass:
+        hidden = run()
+        if hidden.largest is not None:
+            self._last[step.sampled_rows] = hidden.largest
+        return HostPass(hidden, step, wanted, keeps_argmax=hidden.largest is not None)

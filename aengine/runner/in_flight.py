@@ -36,7 +36,7 @@ class LaunchedStep:
     scores: PromptScores | None
     landing: Landing | None  # None: the tensors are where they are needed
     landings: Landings | None
-    sampler: Sampler
+    sampler: Sampler | None  # None: it need not hear of the tokens
     known: StepResult | None = None  # once it was asked for
 
     @classmethod
@@ -46,7 +46,7 @@ class LaunchedStep:
         rows: NDArray[np.int32],
         sampled: SampledTokens | None,
         scores: PromptScores | None,
-        sampler: Sampler,
+        sampler: Sampler | None,
         landings: Landings | None,
     ) -> LaunchedStep:
         """Starts the copies to the host, on the current stream; the arguments' tensors are on the device. Without `landings` they are on
@@ -75,13 +75,17 @@ class LaunchedStep:
             result = self._assemble()
             if self.landing is not None and self.landings is not None:
                 self.landings.give_back(self.landing)
-            rows, tokens = self.rows, result.tokens
-            if result.failures:
-                kept = ~np.isin(rows, list(result.failures))
-                rows, tokens = rows[kept], tokens[kept]
-            refused = self.sampler.observe(rows, tokens)
-            self.known = replace(result, failures={**result.failures, **refused}) if refused else result
+            self.known = result if self.sampler is None else self._observed(self.sampler, result)
         return self.known
+
+    def _observed(self, sampler: Sampler, result: StepResult) -> StepResult:
+        """`result` with the rows, too, that cannot go on with their token."""
+        rows, tokens = self.rows, result.tokens
+        if result.failures:
+            kept = ~np.isin(rows, list(result.failures))
+            rows, tokens = rows[kept], tokens[kept]
+        refused = sampler.observe(rows, tokens)
+        return replace(result, failures={**result.failures, **refused}) if refused else result
 
     def _assemble(self) -> StepResult:
         prompt_logprobs = () if self.scores is None else self.scores.on_host()

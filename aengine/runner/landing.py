@@ -18,8 +18,9 @@ class Landing:
         # One that sleeps while it waits, rather than spin: the event loop needs the core, and the driver its lock.
         self._done = None if on_cpu else torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
-    def copy(self, tokens: Tensor) -> Tensor:
-        """Starts the copy of [m] int64 tokens; what is returned is their place here."""
+    def copy(self, tokens: Tensor | NDArray[np.int64]) -> Tensor:
+        """Starts the copy of [m] int64 tokens, which are on the device; what is returned is their place here."""
+        assert isinstance(tokens, Tensor)
         place = self._memory[: len(tokens)]
         place.copy_(tokens, non_blocking=True)
         return place
@@ -50,6 +51,6 @@ class Landings:
         self._free.append(landing)
 
 
-def as_int32(tokens: Tensor) -> NDArray[np.int32]:
+def as_int32(tokens: Tensor | NDArray[np.int64]) -> NDArray[np.int32]:
     """A copy, of host memory."""
-    return tokens.numpy().astype(np.int32)
+    return (tokens if isinstance(tokens, np.ndarray) else tokens.numpy()).astype(np.int32)

@@ -6,6 +6,7 @@ what it names and nothing else, so a step uploads only what is new. Knows nothin
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import pathlib
@@ -122,24 +123,27 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> InFlightStep:
         """Applies the plan's row changes, then runs the model over its tokens and samples: at once and without waiting for the device, or
         on a CPU when the result is asked for, so that the step thread can hand on the step before meanwhile."""
-        with self._lane.enter():
-            self._finish_delayed()
-            self._take_over(plan.new_rows)
-            if len(plan.copy_from):
-                self._executor.copy_pages(plan.copy_from, plan.copy_to)
-            if len(plan.page_rows):
-                self._page_table[plan.page_rows, plan.page_cols] = plan.page_ids
-            layout = self._layouts.next(plan.rows, plan.num_decodes, plan.starts, plan.lengths, same_pages=not len(plan.page_rows))
-            step = self._prepare(layout, plan.rows, plan.samples, plan.token_ids)
-            if self.device.type != "cpu":
-                return self._compute(plan.step, *step)
-            self._delayed = DelayedStep(functools.partial(self._compute, plan.step, *step))
-            return self._delayed
+        self._finish_delayed()
+        if plan.new_rows or len(plan.copy_from):
+            with self._lane.enter():
+                self._take_over(plan.new_rows)
+                if len(plan.copy_from):
+                    self._executor.copy_pages(plan.copy_from, plan.copy_to)
+        if len(plan.page_rows):
+            self._page_table[plan.page_rows, plan.page_cols] = plan.page_ids
+        layout = self._layouts.next(plan.rows, plan.num_decodes, plan.starts, plan.lengths, same_pages=not len(plan.page_rows))
+        step = self._prepare(layout, plan.rows, plan.samples, plan.token_ids)
+        if self.device.type != "cpu":
+            return self._compute(plan.step, *step)
+        self._delayed = DelayedStep(functools.partial(self._compute, plan.step, *step))
+        return self._delayed
 
     def _compute(self, number: int, step: HostStep, run: Callable[[], StepPass]) -> LaunchedStep:
-        with self._lane.enter():
+        without_torch = step.is_greedy and isinstance(self._passes, HostPasses)  # between two kernels nothing of it is in the caches
+        with contextlib.nullcontext() if without_torch else self._lane.enter():
             sampled, scores = self._run(step, run)
-            return LaunchedStep.of(number, step.sampled_rows, sampled, scores, self._sampler, self._landings)
+            sampler = None if step.only_argmax else self._sampler
+            return LaunchedStep.of(number, step.sampled_rows, sampled, scores, sampler, self._landings)
 
     def _finish_delayed(self) -> None:
         """A step goes on from what the one before it left, also when nobody has asked for that one."""
@@ -188,12 +192,11 @@ class ModelRunner:
         if len(step.sampled) == 0:
             return None, scores
         if step.only_argmax:
-            chosen = SampledTokens(done.hidden.argmax(done.indices))
+            chosen = SampledTokens(done.argmax())
             if done.keeps_argmax:
                 return chosen, scores
         else:
-            logits = done.hidden.logits(done.indices)
-            chosen = self._sampler.sample(logits, step.sampled_rows, step.next_positions, done.rows, done.next_positions)
+            chosen = self._sampler.sample(done.logits(), step.sampled_rows, step.next_positions, done.rows, done.next_positions)
         self._passes.keep(done, chosen.tokens)
         return chosen, scores
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention import AttentionMetadata, StepLayout
-from aengine.runner.executor import Executor, StepInput, StepPass
+from aengine.runner.executor import DevicePass, Executor, StepInput, StepPass
 from aengine.runner.upload import upload
 
 
@@ -31,6 +31,11 @@ class HostStep:
     token_ids: NDArray[np.int32]  # of the prompts
     all_hidden: bool  # whether logits of other tokens are wanted, too
     only_argmax: bool  # whether nothing but the argmax of the logits is wanted of the sampled ones
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether nothing else is wanted of the step than argmaxes."""
+        return self.only_argmax and not self.all_hidden
 
     @classmethod
     def of(
@@ -69,8 +74,9 @@ class Passes:
                 return replayed
         return self._run_uploaded(step)
 
-    def keep(self, done: StepPass, tokens: Tensor) -> None:
+    def keep(self, done: StepPass, tokens: Tensor | NDArray[np.int64]) -> None:
         """`tokens` [m], as sampled, are the last ones of the step's rows from now on."""
+        assert isinstance(tokens, Tensor), "on the device"
         self.last_tokens.index_copy_(0, done.rows.long(), tokens.to(torch.int32))
 
     def _run_uploaded(self, step: HostStep) -> StepPass:
@@ -93,4 +99,4 @@ class Passes:
         hidden = self._executor.forward(
             StepInput(AttentionMetadata(layout, *metadata), input_ids, positions, indices, all_hidden=step.all_hidden)
         )
-        return StepPass(hidden, indices, rows, next_positions, keeps_argmax=False)
+        return DevicePass(hidden, indices, rows, next_positions, keeps_argmax=False)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class SampledTokens:
     """What one step chose for m rows. Tensors are on the device and may not be there yet; the rest is known at once."""
 
-    tokens: Tensor  # [m] int64
+    tokens: Tensor | NDArray[np.int64]  # [m] int64; an array where they are known on the host
     logprobs: DeviceLogprobs | None = None  # of the w rows in `logprob_rows`
     logprob_rows: NDArray[np.int64] | None = None  # [w], which of the m, ascending
     impossible: Tensor | None = None  # [p] bool: of the p rows in `impossible_rows`, those for which nothing could be chosen

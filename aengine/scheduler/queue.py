@@ -61,9 +61,7 @@ class WaitingQueue:
     def charge(self, tenant_ids: NDArray[np.int32], num_tokens: int = 1) -> None:
         """Count `num_tokens` for each of the given tenants: a prompt at its admission, so that it counts for the next choice
         already, and every decoded token. What is computed again after a preemption is not charged."""
-        if len(self._served) == 1:  # most often
-            self._served += len(tenant_ids) * num_tokens / self._weight
-        else:
+        if len(self._served) > 1:  # for counters are only compared
             self._served += np.bincount(tenant_ids, minlength=len(self._served)) * (num_tokens / self._weight)
 
     def push(self, sequence: Sequence) -> None:

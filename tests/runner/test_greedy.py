@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.models.hub import resolve_model
-from aengine.runner.executor import StepPass
+from aengine.runner.executor import DevicePass, StepPass
 from aengine.runner.model_runner import ModelRunner
 from aengine.runner.passes import HostStep
 
@@ -115,7 +115,7 @@ def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
 
         def run_recorded() -> StepPass:
             done = run()
-            return dataclasses.replace(done, hidden=Recorded(done.hidden))
+            return DevicePass(Recorded(done.hidden), done.indices, done.rows, done.next_positions, keeps_argmax=False)
 
         return run_recorded
 

@@ -10,7 +10,7 @@ from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, supported
 from aengine.kernels.cpu.library import CpuKernels, Workspace, load_kernels, load_level
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
-from aengine.kernels.cpu.stack import DecoderStack, unsupported
+from aengine.kernels.cpu.stack import DecoderStack, PreparedStep, unsupported
 
 __all__ = [
     "CpuKernels",
@@ -19,6 +19,7 @@ __all__ = [
     "KvPool",
     "Level",
     "PackedLinear",
+    "PreparedStep",
     "Workspace",
     "load_kernels",
     "load_level",

@@ -10,7 +10,9 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.kernels.cpu import ops
@@ -59,20 +61,17 @@ def unsupported(spec: StackSpec, dtype: torch.dtype) -> str | None:
 class PreparedStep:
     """One step of a stack. Nothing is left to do but the call, which releases the GIL at once."""
 
-    def __init__(self, call: Callable[[], int], keep: object, hidden: Tensor, largest: Tensor | None) -> None:
+    def __init__(self, call: Callable[[], int], keep: object, hidden: Tensor | None, largest: NDArray[np.int64] | None) -> None:
         self._call = call
         self._keep = keep  # what the call's pointers point to
-        self._hidden = hidden
+        self.hidden = hidden
+        """[m, hidden_size]: after `run`, normed hidden states of the wanted tokens, ready for the head; of a step that is not greedy."""
         self.largest = largest
-        """[m] int64: after `run`, the argmax of the logits of the wanted tokens, of a greedy step."""
+        """[m]: after `run`, the argmax of the logits of the wanted tokens; of a greedy step."""
 
-    def run(self) -> Tensor:
-        """[m, hidden_size] normed hidden states of the wanted tokens, ready for the head.
-
-        Raises ValueError for ids, positions, slots or pages out of range; nothing is written then.
-        """
+    def run(self) -> None:
+        """Raises ValueError for ids, positions, slots or pages out of range; nothing is written then."""
         check(self._call())
-        return self._hidden
 
 
 class DecoderStack:
@@ -137,26 +136,30 @@ class DecoderStack:
         return self._linears["head"]
 
     def run(self, workspace: Workspace, pool: KvPool, layout: Layout, token_ids: IntArray, wanted: IntArray) -> Tensor:
-        """As `prepare`, at once."""
-        return self.prepare(workspace, pool, layout, token_ids, wanted).run()
+        """The hidden states of a step that is prepared and run at once."""
+        step = self.prepare(workspace, pool, layout, token_ids, wanted)
+        step.run()
+        assert step.hidden is not None, "not greedy"
+        return step.hidden
 
     def prepare(
         self, workspace: Workspace, pool: KvPool, layout: Layout, token_ids: IntArray, wanted: IntArray, *, greedy: bool = False
     ) -> PreparedStep:
         """One step, ready to run: it will write keys and values of the T `token_ids` at the layout's slots and bring the hidden states of
-        the tokens `wanted` (indices into the step), and if it is `greedy` their likeliest successors.
+        the tokens `wanted` (indices into the step), or if it is `greedy` only their likeliest successors.
 
         Results of a token depend on its own sequence alone: not on other rows, the cut into chunks, or the number of threads.
         """
         shape = (pool.c.num_layers, pool.c.kv_heads, pool.c.head_dim, pool.c.element)
         if shape != (self._c.num_layers, self._c.kv_heads, self._c.head_dim, self._c.element):
             raise ValueError("the pool's layers, KV heads, head_dim or dtype are not the model's")
-        hidden = torch.empty(len(wanted), self._hidden_stride, dtype=self.dtype)
-        largest = torch.empty(len(wanted), dtype=torch.int64) if greedy else None
+        hidden = None if greedy else torch.empty(len(wanted), self._hidden_stride, dtype=self.dtype)
+        largest = np.empty(len(wanted), np.int64) if greedy else None
         step = StepArguments(layout, token_ids, wanted, hidden, largest)
         arguments = (ctypes.byref(self._c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
         call = functools.partial(workspace.kernels.run_layers, *arguments)
-        return PreparedStep(call, (self, pool, step, workspace), hidden[:, : self.spec.hidden_size], largest)
+        used = None if hidden is None else hidden[:, : self.spec.hidden_size]
+        return PreparedStep(call, (self, pool, step, workspace), used, largest)
 
     def logits(self, workspace: Workspace, hidden: Tensor) -> Tensor:
         """[m, hidden_size] of `run` -> [m, vocab_size] float32."""

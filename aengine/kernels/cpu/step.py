@@ -48,37 +48,26 @@ class StepArguments:
         token_ids: IntArray | None = None,
         wanted: IntArray | None = None,
         hidden: Tensor | None = None,
-        largest: Tensor | None = None,
+        largest: NDArray[np.int64] | None = None,
     ) -> None:
-        """`largest`: [m] int64, contiguous. Raises ValueError where there are too many or too few ids."""
-        given = (
-            layout.positions,
-            layout.slot_mapping,
-            layout.qo_indptr,
-            layout.kv_indptr,
-            layout.kv_indices,
-            layout.last_page_len,
-            _NONE if token_ids is None else token_ids,
-            _NONE if wanted is None else wanted,
-        )
-        arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in given]
-        self._keep = (arrays, hidden, largest)
-        positions, slots, qo_indptr, kv_indptr, kv_indices, last_page_len, ids, rows = map(_address, arrays)
-        num_tokens = len(arrays[0])
+        """Raises ValueError where there are too many or too few ids."""
+        ids, rows = (_NONE if given is None else np.ascontiguousarray(given, dtype=np.int32) for given in (token_ids, wanted))
+        self._keep = (layout, ids, rows, hidden, largest)
+        num_tokens = len(layout.positions)
         self.c = CStep(
-            ids,
-            positions,
-            slots,
-            qo_indptr,
-            kv_indptr,
-            kv_indices,
-            last_page_len,
-            rows,
+            _address(ids),
+            _address(layout.positions),
+            _address(layout.slot_mapping),
+            _address(layout.qo_indptr),
+            _address(layout.kv_indptr),
+            _address(layout.kv_indices),
+            _address(layout.last_page_len),
+            _address(rows),
             None if hidden is None else hidden.data_ptr(),
-            None if largest is None else largest.data_ptr(),
+            None if largest is None else _address(largest),
             num_tokens,
-            len(arrays[5]),
-            len(arrays[7]),
+            len(layout.last_page_len),
+            len(rows),
         )
         if token_ids is not None and len(token_ids) != num_tokens:
             raise ValueError(f"there are {len(token_ids)} token ids for {num_tokens} positions")
@@ -88,8 +77,8 @@ _NONE: IntArray = np.zeros(0, np.int32)
 _BYTES = ctypes.c_char * 0
 
 
-def _address(array: IntArray) -> int:
-    """Of a writable array; it takes a quarter of the time that asking numpy does."""
+def _address(array: NDArray[np.generic]) -> int:
+    """Of a contiguous and writable array, else this raises BufferError or TypeError. Asking numpy takes four times as long."""
     return ctypes.addressof(_BYTES.from_buffer(array.data))
 
 

@@ -94,7 +94,7 @@ struct Step {
   const i32* kv_indices;
   const i32* last_page_len;
   const i32* wanted;  // [num_wanted], tokens whose hidden states are asked for
-  void* hidden;       // [num_wanted, round_up(hidden, 64)]
+  void* hidden;       // [num_wanted, round_up(hidden, 64)]; null: not asked for
   i64* largest;       // [num_wanted], the column of the largest logit of each; null: not asked for
   i64 num_tokens, num_rows, num_wanted;
 };

@@ -94,7 +94,7 @@ class Stack {
       gather_rows(member, attended_, strides_.attended, step_.wanted, step_.num_wanted, strides_.attended, qkv_, strides_.attended);
       mlp_half(member, layer, normed_, residual_, qkv_, step_.num_wanted);
     }
-    E* hidden = static_cast<E*>(step_.hidden);
+    E* hidden = step_.hidden ? static_cast<E*>(step_.hidden) : residual_;
     norm_rows(member, normed_, strides_.hidden, m_.final_norm, hidden, strides_.hidden, step_.num_wanted, m_.hidden, m_.eps);
     if (step_.largest) multiply(member, hidden, strides_.hidden, step_.num_wanted, *m_.head, keep_, space_);
   }
