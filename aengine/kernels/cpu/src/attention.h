@@ -70,7 +70,7 @@ AE_NOINLINE void score(const typename Dot::X* query, i64 dim, const KvRun& run, 
     typename Dot::Sum sums[ROWS][VECTORS] = {};
     for (i64 step = 0; step < steps; step++) {
       if (prefetch) {
-        for (int j = 0; j < VECTORS; j += BLOCK / LANES) __builtin_prefetch(values[j] + step * BLOCK);
+        for (int j = 0; j < VECTORS; j += BLOCK / LANES) __builtin_prefetch(values[j] + step * BLOCK, 0, 2);
       }
       for_each_part<Dot>([&](auto part) {
         decltype(Dot::template weights<part>(VecU{})) k[VECTORS];
@@ -100,7 +100,7 @@ AE_INLINE void weigh_columns(const typename Dot::X* weights, i64 dim, i64 d, con
     const i64 offset = token % BLOCK / Dot::X_PER_WORD * dim + d;
     const u32* words = run.values[token / BLOCK] + offset;
     if (prefetch && run.next[token / BLOCK]) {
-      for (int j = 0; j < VECTORS * LANES; j += BLOCK) __builtin_prefetch(run.next[token / BLOCK] + offset + j);
+      for (int j = 0; j < VECTORS * LANES; j += BLOCK) __builtin_prefetch(run.next[token / BLOCK] + offset + j, 0, 2);
     }
     for_each_part<Dot>([&](auto part) {
       decltype(Dot::template weights<part>(VecU{})) v[VECTORS];
@@ -184,6 +184,15 @@ class TileAttention {
 
   void set_head(i64 head) { head_ = head; }
 
+  // Where the first keys lie that `attend` will read.
+  void first_keys(i64 partition, const u32** blocks) const {
+    const i64 begin = larger(begin_, partition * PARTITION);
+    for (i64 b = 0; b < RUN_BLOCKS; b++) blocks[b] = begin + b * BLOCK < end_ ? key_block(begin + b * BLOCK, head_) : nullptr;
+  }
+
+  // What to prefetch at the end of the last head.
+  void set_upcoming(const u32* const* blocks) { upcoming_ = blocks; }
+
   void load_queries() {
     for (i64 r = 0; r < tile_.count; r++) {
       const E* from = a_.query + token(r) * a_.query_stride + query_head(r) * dim_;
@@ -191,7 +200,7 @@ class TileAttention {
     }
   }
 
-  // Softmax over what the tile sees of a partition; `next_head` is prefetched at the end of the tile's last run, -1: nothing.
+  // Softmax over what the tile sees of a partition; `next_head` is prefetched at the end of the tile's last run, -1: what is upcoming.
   void attend(i64 partition, i64 next_head, Softmax& softmax) {
     softmax.clear(tile_.count, dim_);
     const i64 begin = larger(begin_, partition * PARTITION), end = smaller(end_, (partition + 1) * PARTITION);
@@ -214,6 +223,11 @@ class TileAttention {
   i64 position(i64 r) const { return start_ + (tile_.first + r) / a_.group; }
   i64 lowest(i64 r) const { return a_.window ? larger(0, position(r) - a_.window + 1) : 0; }
 
+  const u32* key_block(i64 token, i64 head) const {
+    const LayerPages<E>& pages = a_.pages;
+    return pages.block(pages.keys, pages_[token / pages.page_size], head, token % pages.page_size);
+  }
+
   KvRun find_run(i64 first, i64 end, i64 next_head) const {
     const LayerPages<E>& pages = a_.pages;
     KvRun run = {first, end, {}, {}, {}};
@@ -230,14 +244,15 @@ class TileAttention {
     }
     const bool last = end == end_;
     const i64 next_first = last ? begin_ : end;
-    const i64 next_blocks = last ? (next_head < 0 ? 0 : RUN_BLOCKS) : ceil_div(smaller(end_ - end, KV_RUN), BLOCK);
+    const i64 next_blocks = last ? RUN_BLOCKS : ceil_div(smaller(end_ - end, KV_RUN), BLOCK);
     for (i64 b = 0; b < RUN_BLOCKS; b++) {
-      const i64 at = first + smaller(b, blocks - 1) * BLOCK, page = pages_[at / pages.page_size], offset = at % pages.page_size;
-      run.keys[b] = pages.block(pages.keys, page, head_, offset);
-      run.values[b] = pages.block(pages.values, page, head_, offset);
-      const i64 next_at = next_first + b * BLOCK;
-      if (b < next_blocks && next_at < end_) {
-        run.next[b] = pages.block(pages.keys, pages_[next_at / pages.page_size], last ? next_head : head_, next_at % pages.page_size);
+      const i64 at = first + smaller(b, blocks - 1) * BLOCK, next_at = next_first + b * BLOCK;
+      run.keys[b] = key_block(at, head_);
+      run.values[b] = pages.block(pages.values, pages_[at / pages.page_size], head_, at % pages.page_size);
+      if (last && next_head < 0) {
+        run.next[b] = upcoming_[b];
+      } else if (b < next_blocks && next_at < end_) {
+        run.next[b] = key_block(next_at, last ? next_head : head_);
       }
     }
     return run;
@@ -264,6 +279,7 @@ class TileAttention {
   const Tile& tile_;
   const i64 dim_;
   E* gathered_;       // [2][RUN_BLOCKS] blocks of this thread
+  const u32* const* upcoming_ = nullptr;  // [RUN_BLOCKS]
   const i32* pages_;  // of the row
   i64 first_token_, start_, begin_, end_, head_ = 0;
   alignas(64) X query_[TILE_QUERIES * MAX_HEAD_DIM];
@@ -277,11 +293,19 @@ void attend(const Member& member, const AttentionArguments<E>& arguments, const 
   const i64 dim = arguments.pages.head_dim, kv_heads = arguments.pages.kv_heads;
   E* gathered = arguments.pages.blocked() ? nullptr : space.gathered.as<E>() + member.index() * gathered_elements(dim);
   const i64 head_runs = ceil_div(kv_heads, plan.heads_per_task);
-  member.each(plan.num_tasks * head_runs, [&](i64 number) {
+  member.each_ahead(plan.num_tasks * head_runs, [&](i64 number, i64 next_number) {
     const AttentionTask& task = plan.tasks[number / head_runs];
     const Tile& tile = plan.tiles[task.tile];
     const i64 first_head = number % head_runs * plan.heads_per_task, end_head = smaller(kv_heads, first_head + plan.heads_per_task);
     TileAttention<E> attention(arguments, tile, gathered);
+    const u32* upcoming[RUN_BLOCKS] = {};
+    if (next_number >= 0 && arguments.pages.blocked()) {
+      const AttentionTask& next_task = plan.tasks[next_number / head_runs];
+      TileAttention<E> next(arguments, plan.tiles[next_task.tile], gathered);
+      next.set_head(next_number % head_runs * plan.heads_per_task);
+      next.first_keys(larger(0, next_task.partition), upcoming);
+    }
+    attention.set_upcoming(upcoming);
     Softmax all, part;
     for (i64 head = first_head; head < end_head; head++) {
       attention.set_head(head);
