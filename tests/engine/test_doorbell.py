@@ -1,0 +1,128 @@
+"""The hand-over into the event loop: in order, complete, and without taking the interpreter from who rings."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import anyio.to_thread
+import pytest
+from oracle_engine import OracleEngine, until
+
+from aengine import SamplingParams
+from aengine.engine.doorbell import Doorbell
+from aengine.engine.loop_edge import LoopEdge
+
+pytestmark = pytest.mark.anyio
+only_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+
+
+def new_bell(receive: Callable[[Any], object]) -> Doorbell[Any]:
+    return Doorbell(LoopEdge(), receive)
+
+
+async def test_everything_is_received_in_order() -> None:
+    received: list[int] = []
+    loops_thread = threading.get_ident()
+
+    def receive(number: int) -> None:
+        assert threading.get_ident() == loops_thread
+        received.append(number)
+
+    bell = new_bell(receive)
+
+    def ring() -> None:
+        for number in range(20_000):
+            bell.ring(number)
+
+    await anyio.to_thread.run_sync(ring)
+    await until(lambda: len(received) == 20_000)
+    assert received == list(range(20_000))
+    bell.close()
+
+
+async def test_several_may_ring() -> None:
+    received: list[tuple[int, int]] = []
+    bell = new_bell(received.append)
+    threads = [threading.Thread(target=lambda who=who: [bell.ring((who, number)) for number in range(3000)]) for who in range(4)]
+    for thread in threads:
+        thread.start()
+    await until(lambda: len(received) == 12_000)
+    for who in range(4):
+        assert [number for whose, number in received if whose == who] == list(range(3000))
+    bell.close()
+
+
+@only_asyncio
+async def test_who_rings_goes_on_first() -> None:
+    """With the interpreter: the loop gets it when the thread lets go of it."""
+    order: list[str] = []
+    bell = new_bell(order.append)
+
+    def ring() -> None:
+        for _ in range(30):
+            bell.ring("received")
+            order.append("went on")
+            while order[-1] != "received":
+                os.sched_yield()  # lets go
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(5.0)
+    try:
+        await anyio.to_thread.run_sync(ring)
+    finally:
+        sys.setswitchinterval(interval)
+    assert order == ["went on", "received"] * 30
+    bell.close()
+
+
+@only_asyncio
+async def test_a_report_that_fails_holds_up_no_other() -> None:
+    received: list[int] = []
+    told: list[BaseException | None] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context.get("exception")))
+
+    def receive(number: int) -> None:
+        if number % 3 == 0:
+            raise ValueError(number)
+        received.append(number)
+
+    bell = new_bell(receive)
+    for number in range(10):
+        bell.ring(number)
+    await until(lambda: len(received) == 6)
+    assert [str(error) for error in told] == ["0", "3", "6", "9"]
+    bell.close()
+
+
+@only_asyncio
+async def test_a_closed_bell_is_not_heard() -> None:
+    received: list[int] = []
+    bell = new_bell(received.append)
+    bell.close()
+    for number in range(100_000):  # more than a pipe holds
+        bell.ring(number)
+    await asyncio.sleep(0)
+    assert not received
+
+
+def open_files() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_engines_leave_no_files_open() -> None:
+    async def run() -> None:
+        async with OracleEngine() as engine:
+            assert len([token async for token in engine.stream([1, 2], SamplingParams(seed=1, max_tokens=3, ignore_eos=True))]) == 3
+
+    await run()
+    before = open_files()
+    for _ in range(5):
+        await run()
+    assert open_files() == before
