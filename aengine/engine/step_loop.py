@@ -170,7 +170,7 @@ class StepLoop(Generic[LoadedT]):
             self._stats.completion_tokens += len(updates.keys)
             keys.difference_update(updates.released)
             if updates:
-                if updates.num_requests or self._busy_since - self._published >= PUBLISH_SECONDS:
+                if updates.num_requests or time.monotonic() - self._published >= PUBLISH_SECONDS:
                     self._publish(scheduler)
                 self._untold = updates
             if flights or idle:

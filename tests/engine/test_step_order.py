@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
-from oracle_engine import OracleEngine
+from oracle_engine import HookedFlight, OracleEngine
 
 from aengine import SamplingParams
-from aengine.scheduler import Updates
+from aengine.engine import step_loop
+from aengine.outputs import EngineStats
+from aengine.scheduler import StepPlan, Updates
 
 pytestmark = pytest.mark.anyio
 
@@ -55,3 +58,47 @@ async def test_nothing_is_withheld_when_nothing_follows() -> None:
         events = _noted(engine)
         await engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=1))
     assert events == [("launch", 0), ("compute", 0), ("tell", 0)]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_flight_is_gone_before_its_step_is_told(asynchronous: bool) -> None:
+    """Freed tensors let go of the interpreter: not when the loop waits for it."""
+    async with OracleEngine(asynchronous=asynchronous) as engine:
+        flights: list[weakref.ref[HookedFlight]] = []
+        alive: list[bool] = []
+        steps: Any = engine._steps
+        hand_on, launch = steps._hand_on, engine.runner.launch
+
+        def noted_launch(plan: StepPlan) -> HookedFlight:
+            flight = launch(plan)
+            flights.append(weakref.ref(flight))
+            return flight
+
+        def tell(report: Any) -> None:
+            if isinstance(report, Updates) and report.keys:
+                alive.append(flights[len(alive)]() is not None)
+            hand_on(report)
+
+        steps._hand_on = tell
+        engine.runner.launch = noted_launch  # type: ignore[method-assign]
+        await engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=5, ignore_eos=True))
+    assert alive == [False] * 5
+
+
+async def test_stats_know_of_requests_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of tokens now and then."""
+    params = SamplingParams(seed=1, max_tokens=100, ignore_eos=True)
+    known: list[EngineStats] = []
+    monkeypatch.setattr(step_loop, "PUBLISH_SECONDS", 1e9)
+    async with OracleEngine() as engine:
+        engine.runner.before_launch = lambda plan: known.append(engine._steps.snapshot.stats)
+        await engine.generate([1, 2], params)
+        assert [(stats.running, stats.completion_tokens) for stats in known] == [(0, 0)] + [(1, 1)] * 99
+        stats = engine.stats()
+        assert (stats.running, stats.completion_tokens) == (0, 100)
+    known.clear()
+    monkeypatch.setattr(step_loop, "PUBLISH_SECONDS", 0.0)
+    async with OracleEngine() as engine:
+        engine.runner.before_launch = lambda plan: known.append(engine._steps.snapshot.stats)
+        await engine.generate([1, 2], params)
+    assert [stats.completion_tokens for stats in known] == list(range(100))
