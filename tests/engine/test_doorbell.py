@@ -125,4 +125,4 @@ async def test_engines_leave_no_files_open() -> None:
     before = open_files()
     for _ in range(5):
         await run()
-    assert open_files() == before
+    await until(lambda: open_files() <= before)  # the last step thread may be on its way out
