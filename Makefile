@@ -28,10 +28,11 @@ test: $(DEV) ## run all tests; PYTEST_ARGS="-k name" for some of them
 # What depends on the kernels: tokens of runner and engine against Transformers, and decoding. `make test` runs them at the best level.
 LEVEL_TESTS := tests/runner/test_greedy.py tests/runner/test_decoding_runner.py tests/engine/test_demo_model.py tests/engine/test_decoding.py
 test-levels: $(DEV) ## run the tests of the model at every other build level of the CPU kernels, and without them
-	@for level in torch $$($(BIN)/python -c 'from aengine.kernels.cpu import supported_levels; print(*(one.value for one in supported_levels()[1:]))'); do \
-		echo "AENGINE_CPU_LEVEL=$$level"; \
-		AENGINE_CPU_LEVEL=$$level $(BIN)/python -m pytest -q $(LEVEL_TESTS) -k "not trio" || exit 1; \
-	done
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-level-torch $$($(BIN)/python -c 'from aengine.kernels.cpu import supported_levels; print(*(f"test-level-{one.value}" for one in supported_levels()[1:]))')
+
+test-level-%: $(DEV)
+	@echo "AENGINE_CPU_LEVEL=$*"
+	@AENGINE_CPU_LEVEL=$* $(BIN)/python -m pytest -q $(LEVEL_TESTS) -k "not trio"
 
 lint: $(DEV) $(NODE) ## check format, style, types, the schema and that generated code is up to date
 	$(BIN)/ruff format --check .
