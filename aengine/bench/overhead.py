@@ -1,8 +1,8 @@
 """What the engine costs beside the model, on a CPU: `python -m aengine.bench.overhead`.
 
-Streams are read with `async for` while the time inside the executor's calls (all layers, and the head) is taken in the step thread. A
-decode step's overhead is the time from one step's end to the next one's, less these calls: scheduling, metadata, commit, the hand-over,
-and what the event loop takes away from the step thread. Prints it per batch size.
+Streams are read with `async for` while the time inside the call that runs all layers and the head is taken in the step thread. A decode
+step's overhead is the time from one step's end to the next one's, less this call: scheduling, metadata, commit, the hand-over, and what
+the event loop takes away from the step thread. Prints it per batch size.
 """
 
 from __future__ import annotations

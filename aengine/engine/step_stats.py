@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aengine.histogram import Histogram
 from aengine.outputs import EngineStats
-from aengine.scheduler.scheduler import SchedulerStats
+from aengine.scheduler import SchedulerStats
 
 STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 STEP_TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)

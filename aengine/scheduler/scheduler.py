@@ -11,13 +11,14 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aengine.cache import PageCache, PageChain
 from aengine.outputs import FinishReason
+from aengine.scheduler.limits import SchedulerConfig, SchedulerStats
 from aengine.scheduler.plan import StepPlan, StepResult
 from aengine.scheduler.queue import WaitingQueue
 from aengine.scheduler.request import Finished, Request, Sequence, SequenceState, Updates
@@ -25,31 +26,6 @@ from aengine.scheduler.residency import News, Residency, fork_digest
 from aengine.scheduler.rows import RowTable
 
 IntArray = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    max_num_seqs: int
-    max_num_batched_tokens: int  # >= max_num_seqs
-    max_model_len: int
-    num_pages: int  # the reserved page 0 included
-    page_size: int
-    enable_prefix_cache: bool = True
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
-    ageing_seconds: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    running: int
-    waiting: int
-    parked: int
-    pages_used: int
-    pages_total: int
-    cached_tokens: int
-    preemptions: int
-    prompt_tokens: int  # of requests that began
-    cached_prompt_tokens: int  # those of them that were found in the prefix cache
 
 
 @dataclass(slots=True)
