@@ -66,9 +66,10 @@ class _Pipe:
         os.set_blocking(self.reader, False)
         os.set_blocking(self._writer, False)
         self._write = ctypes.PyDLL(None).write  # os.write would let go of the interpreter
+        self._write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
 
     def fill(self) -> None:
-        self._write(self._writer, b"x", ctypes.c_size_t(1))  # fails where it is full, and then it can be read from
+        self._write(self._writer, b"x", 1)  # fails where it is full, and then it can be read from
 
     def drain(self) -> None:
         with contextlib.suppress(BlockingIOError):

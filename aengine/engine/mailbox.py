@@ -84,5 +84,7 @@ class Mailbox:
 
     def take(self) -> list[Command]:
         """What was posted since the last call, in order; what is posted meanwhile may be left for the next."""
+        if not self._commands:
+            return []  # most often; should the bell be free by now, the next `wait` ends at once
         self._bell.acquire(blocking=False)  # before looking: what is posted from here on lets it go again
         return [self._commands.popleft() for _ in range(len(self._commands))]

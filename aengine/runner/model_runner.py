@@ -6,7 +6,6 @@ what it names and nothing else, so a step uploads only what is new. Knows nothin
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import pathlib
@@ -139,11 +138,15 @@ class ModelRunner:
         return self._delayed
 
     def _compute(self, number: int, step: HostStep, run: Callable[[], StepPass]) -> LaunchedStep:
-        without_torch = step.is_greedy and isinstance(self._passes, HostPasses)  # between two kernels nothing of it is in the caches
-        with contextlib.nullcontext() if without_torch else self._lane.enter():
-            sampled, scores = self._run(step, run)
-            sampler = None if step.only_argmax else self._sampler
-            return LaunchedStep.of(number, step.sampled_rows, sampled, scores, sampler, self._landings)
+        if step.is_greedy and isinstance(self._passes, HostPasses):  # which takes nothing of torch, and that is not in the caches now
+            return self._run_and_land(number, step, run)
+        with self._lane.enter():
+            return self._run_and_land(number, step, run)
+
+    def _run_and_land(self, number: int, step: HostStep, run: Callable[[], StepPass]) -> LaunchedStep:
+        sampled, scores = self._run(step, run)
+        sampler = None if step.only_argmax else self._sampler
+        return LaunchedStep.of(number, step.sampled_rows, sampled, scores, sampler, self._landings)
 
     def _finish_delayed(self) -> None:
         """A step goes on from what the one before it left, also when nobody has asked for that one."""
@@ -188,7 +191,7 @@ class ModelRunner:
 
     def _run(self, step: HostStep, run: Callable[[], StepPass]) -> tuple[SampledTokens | None, PromptScores | None]:
         done = run()
-        scores = self._scorer.score(step.rows, step.layout, done.hidden.logits)
+        scores = self._scorer.score(step.rows, step.layout, done.hidden.logits) if step.all_hidden else None
         if len(step.sampled) == 0:
             return None, scores
         if step.only_argmax:

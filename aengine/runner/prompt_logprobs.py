@@ -90,6 +90,8 @@ class PromptScorer:
             first, end = int(layout.qo_indptr[i]), int(layout.qo_indptr[i + 1])
             start = int(layout.seq_lens[i]) - (end - first) + 1  # of the first token that is predicted
             count = min(end - first, len(prompt) - start)
+            if layout.seq_lens[i] >= len(prompt):
+                del self._prompts[int(rows[i])]  # it is all there: no later step need keep hidden states for it
             if count > 0:
                 spans.append(_Span(int(rows[i]), start, count, width))
                 indices.append(np.arange(first, first + count, dtype=np.int32))
