@@ -52,25 +52,18 @@ class _Timed:
         value = getattr(self._inner, name)
         if not callable(value):
             return value
+        if name == "prepare":  # it computes nothing; what it returns does
+            return lambda *args, **options: self._timed(value(*args, **options), brings_hidden=True)
+        return self._timed(value, brings_hidden=name == "forward")
 
+    def _timed(self, function: Callable[..., Any], *, brings_hidden: bool) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
             start = time.perf_counter()
-            result = value(*args, **options)
-            if name == "prepare":
-                return self._timed_run(result)
+            result = function(*args, **options)
             self._spend(time.perf_counter() - start)
-            return result
+            return _Timed(result, self._spend) if brings_hidden else result
 
         return call
-
-    def _timed_run(self, run: Callable[[], Any]) -> Callable[[], Any]:
-        def timed() -> Any:
-            start = time.perf_counter()
-            hidden = run()
-            self._spend(time.perf_counter() - start)
-            return _Timed(hidden, self._spend)
-
-        return timed
 
 
 @dataclass(frozen=True, slots=True)

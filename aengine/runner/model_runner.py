@@ -191,7 +191,7 @@ class ModelRunner:
 
     def _run(self, step: HostStep, run: Callable[[], StepPass]) -> tuple[SampledTokens | None, PromptScores | None]:
         done = run()
-        scores = self._scorer.score(step.rows, step.layout, done.hidden.logits) if step.all_hidden else None
+        scores = self._scorer.score(step.rows, step.layout, done.hidden.logits)
         if len(step.sampled) == 0:
             return None, scores
         if step.only_argmax:

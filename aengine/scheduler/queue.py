@@ -58,15 +58,11 @@ class WaitingQueue:
         """A small number for the tenant of a sequence that has entered."""
         return self._tenant_ids[sequence.request.tenant]
 
-    @property
-    def has_several_tenants(self) -> bool:
-        """Whether it matters who is charged: counters are only compared."""
-        return len(self._served) > 1
-
     def charge(self, tenant_ids: NDArray[np.int32], num_tokens: int = 1) -> None:
         """Count `num_tokens` for each of the given tenants: a prompt at its admission, so that it counts for the next choice
         already, and every decoded token. What is computed again after a preemption is not charged."""
-        self._served += np.bincount(tenant_ids, minlength=len(self._served)) * (num_tokens / self._weight)
+        if len(self._served) > 1:  # for counters are only compared
+            self._served += np.bincount(tenant_ids, minlength=len(self._served)) * (num_tokens / self._weight)
 
     def push(self, sequence: Sequence) -> None:
         """Put a sequence (back) into the queue; its place is that of its arrival."""

@@ -245,8 +245,7 @@ class Scheduler:
         rows.num_computed[plan_rows] = starts + lengths
         rows.num_tokens[plan_rows] += samples
         rows.flights[plan_rows] += 1
-        if self._queue.has_several_tenants:
-            self._queue.charge(rows.tenants[decodes])
+        self._queue.charge(rows.tenants[decodes])
         pieces = [rows.tokens[chunk.row, chunk.start : chunk.start + chunk.length] for chunk in chunks]
         self._news = news = self._residency.take_news()
         page_rows, page_cols, page_ids = (
@@ -337,8 +336,7 @@ class Scheduler:
         rows.flights[plan.rows] -= 1
         rows.num_computed[plan.rows] = plan.starts
         rows.num_tokens[plan.rows] -= plan.samples
-        if self._queue.has_several_tenants:
-            self._queue.charge(rows.tenants[plan.rows[: plan.num_decodes]], -1)
+        self._queue.charge(rows.tenants[plan.rows[: plan.num_decodes]], -1)
         completed = plan.rows[plan.num_decodes :][plan.samples[plan.num_decodes :]].tolist()  # prompts that this step was to finish
         for row in completed:
             rows.decode(row, False)

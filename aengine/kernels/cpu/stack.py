@@ -149,6 +149,7 @@ class DecoderStack:
         the tokens `wanted` (indices into the step), or if it is `greedy` only their likeliest successors.
 
         Results of a token depend on its own sequence alone: not on other rows, the cut into chunks, or the number of threads.
+        Raises ValueError for a pool of another shape, and for another number of ids than the layout has tokens.
         """
         shape = (pool.c.num_layers, pool.c.kv_heads, pool.c.head_dim, pool.c.element)
         if shape != (self._c.num_layers, self._c.kv_heads, self._c.head_dim, self._c.element):

@@ -51,23 +51,26 @@ class StepArguments:
         largest: NDArray[np.int64] | None = None,
     ) -> None:
         """Raises ValueError where there are too many or too few ids."""
-        ids, rows = (_NONE if given is None else np.ascontiguousarray(given, dtype=np.int32) for given in (token_ids, wanted))
-        self._keep = (layout, ids, rows, hidden, largest)
+        given = (  # in the order of the fields of `CStep`
+            _NONE if token_ids is None else token_ids,
+            layout.positions,
+            layout.slot_mapping,
+            layout.qo_indptr,
+            layout.kv_indptr,
+            layout.kv_indices,
+            layout.last_page_len,
+            _NONE if wanted is None else wanted,
+        )
+        arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in given]
+        self._keep = (arrays, hidden, largest)
         num_tokens = len(layout.positions)
         self.c = CStep(
-            _address(ids),
-            _address(layout.positions),
-            _address(layout.slot_mapping),
-            _address(layout.qo_indptr),
-            _address(layout.kv_indptr),
-            _address(layout.kv_indices),
-            _address(layout.last_page_len),
-            _address(rows),
+            *map(_address, arrays),
             None if hidden is None else hidden.data_ptr(),
             None if largest is None else _address(largest),
             num_tokens,
             len(layout.last_page_len),
-            len(rows),
+            0 if wanted is None else len(wanted),
         )
         if token_ids is not None and len(token_ids) != num_tokens:
             raise ValueError(f"there are {len(token_ids)} token ids for {num_tokens} positions")
