@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -34,6 +35,7 @@ TEXT = (
 class _PacedStep:
     step: StepResult
     wait: Callable[[], None]
+    overlaps: ClassVar[bool] = False
 
     def result(self) -> StepResult:
         self.wait()
@@ -50,7 +52,6 @@ class PacedRunner:
         self.max_model_len = MAX_MODEL_LEN
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max(8192, max_num_seqs)
-        self.asynchronous = False
         self.steps_per_second: float | None = None  # None: as the event loop keeps up. May be changed in any thread
         self._token_ids = np.array(token_ids, np.int32)
         self._due = 0.0  # when the next step may begin

@@ -62,13 +62,12 @@ def measure_steps(
         machine = measure_machine(runner.device, runner.dtype)
         times: list[float] = []
         flights: deque[tuple[float, InFlightStep]] = deque()
-        depth = 1 if runner.asynchronous else 0  # one step ahead, as the engine does it
         end = time.perf_counter() + seconds
         last = time.perf_counter()
         while len(times) < 5 or time.perf_counter() < end:
             flights.append((time.perf_counter(), runner.launch(_plan(runner, case, step, first=not times and not flights))))
             step += 1
-            if len(flights) > depth:
+            if len(flights) > flights[-1][1].overlaps:  # one step ahead where possible, as the engine does it
                 launched, flight = flights.popleft()
                 flight.result()
                 now = time.perf_counter()

@@ -139,7 +139,6 @@ class StepLoop(Generic[LoadedT]):
         self._mailbox.post(Stop())  # it may have come back already, and wait
 
     def _serve(self, scheduler: Scheduler, runner: Runner) -> None:
-        depth = 1 if runner.asynchronous else 0
         flights: deque[tuple[StepPlan, InFlightStep, float]] = deque()  # with the time of their launch
         keys: set[int] = set()  # of every request not yet released
         stopping = False
@@ -153,7 +152,8 @@ class StepLoop(Generic[LoadedT]):
             if stopping:
                 for key in sorted(keys):
                     scheduler.cancel(key)
-            plan = self._schedule(scheduler, idle=not flights)
+            ahead = not flights or flights[-1][1].overlaps
+            plan = self._schedule(scheduler, idle=not flights) if ahead else None
             if plan is not None:
                 launched = time.monotonic()
                 try:
@@ -164,7 +164,7 @@ class StepLoop(Generic[LoadedT]):
                     self._tell()  # now, and not before: the event loop takes the interpreter away, and a step should begin first
             self._tell()
             idle = plan is None and not flights  # a plan may also be missing because a flight must return first
-            if flights and (plan is None or len(flights) > depth):
+            if flights and (plan is None or len(flights) > 1 or not flights[-1][1].overlaps):
                 self._commit(scheduler, *flights.popleft())
             updates = scheduler.take_updates()
             self._stats.completion_tokens += len(updates.keys)

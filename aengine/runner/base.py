@@ -10,6 +10,10 @@ from aengine.scheduler.plan import StepPlan, StepResult
 class InFlightStep(Protocol):
     """A step that was launched and may still be running on the device."""
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether it goes on by itself, so that the next step may be planned and launched before the result is there."""
+
     def result(self) -> StepResult:
         """Waits until the step is done. May be called more than once."""
 
@@ -22,7 +26,6 @@ class Runner(Protocol):
     max_model_len: int  # tokens
     max_num_seqs: int  # rows are 0 .. max_num_seqs - 1
     max_num_batched_tokens: int  # of one step
-    asynchronous: bool  # whether launch returns before the device is done
 
     def launch(self, plan: StepPlan) -> InFlightStep:
         """Starts a step, or prepares one that is computed when its result is asked for. Tokens sampled in earlier steps are known to it,

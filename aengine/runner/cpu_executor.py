@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -20,6 +19,26 @@ from aengine.runner.executor import ExecutorSetup, GraphPlan, StepInput
 from aengine.runner.memory import show_bytes
 
 _log = logging.getLogger("aengine")
+
+
+class CpuRun:
+    """Satisfies `HostRun`."""
+
+    def __init__(self, stack: DecoderStack, workspace: Workspace, step: PreparedStep, *, all_hidden: bool) -> None:
+        self._stack = stack
+        self._workspace = workspace
+        self._step = step
+        self._all = all_hidden
+        # What follows another step takes torch's threads, which go on spinning, so off the cores that the next step needs.
+        self.overlaps = step.largest is not None and workspace.threads > 1
+
+    def begin(self) -> None:
+        if self.overlaps:
+            self._step.begin()
+
+    def run(self) -> CpuHidden:
+        self._step.run()
+        return CpuHidden(self._stack, self._workspace, self._step, all_hidden=self._all)
 
 
 class CpuHidden:
@@ -97,21 +116,16 @@ class CpuExecutor:
 
     def prepare(
         self, layout: StepLayout, token_ids: NDArray[np.int32], wanted: NDArray[np.int32], *, all_hidden: bool, greedy: bool
-    ) -> Callable[[], CpuHidden]:
+    ) -> CpuRun:
         assert self._pool is not None, "allocated"
         if all_hidden:
             wanted = np.arange(len(token_ids), dtype=np.int32)
         step = self._stack.prepare(self._workspace, self._pool, layout, token_ids, wanted, greedy=greedy)
-
-        def run() -> CpuHidden:
-            step.run()
-            return CpuHidden(self._stack, self._workspace, step, all_hidden=all_hidden)
-
-        return run
+        return CpuRun(self._stack, self._workspace, step, all_hidden=all_hidden)
 
     def forward(self, step: StepInput) -> CpuHidden:
         token_ids, wanted = step.input_ids.numpy(), step.logits_indices.numpy()
-        return self.prepare(step.metadata.host, token_ids, wanted, all_hidden=step.all_hidden, greedy=False)()
+        return self.prepare(step.metadata.host, token_ids, wanted, all_hidden=step.all_hidden, greedy=False).run()
 
     def record(self, plan: GraphPlan, capture: Capture) -> None:
         return None  # a step is one call already

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -99,6 +99,20 @@ class StepPass(Protocol):
         """The [m] int64 argmax of `logits`, for less where possible; an array where it is known on the host."""
 
 
+class StepRun(Protocol):
+    """A step's way through the model before it is gone. Steps are run in the order in which they were prepared."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it goes on by itself once it has begun."""
+
+    def begin(self) -> None:
+        """Starts it where it overlaps, once the tokens of all steps before are known. Returns at once, and raises nothing."""
+
+    def run(self) -> StepPass:
+        """Goes the way, or the rest of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class DevicePass:
     """Satisfies `StepPass` with tensors that are there."""
@@ -147,15 +161,29 @@ class HostHidden(HiddenStates, Protocol):
         """[m] the argmax of the logits of the wanted tokens, and then there are no logits; of a greedy step."""
 
 
+class HostRun(Protocol):
+    """A step that is ready to run, once, after the ones that were prepared earlier."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether other threads go ahead with it once it has begun."""
+
+    def begin(self) -> None:
+        """Starts it, where it overlaps; returns at once. What is wrong with it `run` will say. Its token ids must be there."""
+
+    def run(self) -> HostHidden:
+        """Runs it, or sees it through."""
+
+
 @runtime_checkable
 class HostExecutor(Executor, Protocol):
     """One that takes a step as it is on the host."""
 
     def prepare(
         self, layout: StepLayout, token_ids: NDArray[np.int32], wanted: NDArray[np.int32], *, all_hidden: bool, greedy: bool
-    ) -> Callable[[], HostHidden]:
-        """What runs the layers over [T] `token_ids` and does nothing else, once, before the next `prepare`. `wanted`: as the
-        `logits_indices` of a `StepInput`. `greedy`: of their logits the argmax is all that is asked for; not with `all_hidden`."""
+    ) -> HostRun:
+        """The layers over [T] `token_ids`, which may change until they begin, and nothing else. `wanted`: as the `logits_indices` of a
+        `StepInput`. `greedy`: of their logits the argmax is all that is asked for; not with `all_hidden`."""
 
 
 @dataclass(frozen=True, slots=True)

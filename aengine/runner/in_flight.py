@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +37,7 @@ class LaunchedStep:
     landings: Landings | None
     sampler: Sampler | None  # None: it need not hear of the tokens
     known: StepResult | None = None  # once it was asked for
+    overlaps: ClassVar[bool] = True
 
     @classmethod
     def of(
@@ -104,22 +104,6 @@ class LaunchedStep:
             prompt_logprobs=prompt_logprobs,
             failures=failures,
         )
-
-
-class DelayedStep:
-    """A step that is computed when its result is asked for. Satisfies `InFlightStep`."""
-
-    def __init__(self, compute: Callable[[], LaunchedStep]) -> None:
-        self._compute = compute
-        self._launched: LaunchedStep | None = None
-
-    def compute(self) -> LaunchedStep:
-        if self._launched is None:
-            self._launched = self._compute()
-        return self._launched
-
-    def result(self) -> StepResult:
-        return self.compute().result()
 
 
 def _spread(sampled: SampledTokens) -> TokenLogprobs | None:

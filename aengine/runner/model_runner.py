@@ -26,10 +26,11 @@ from aengine.runner.base import InFlightStep
 from aengine.runner.buckets import GraphSizes
 from aengine.runner.capture import Capture
 from aengine.runner.cuda_capture import CudaCapture
+from aengine.runner.delayed import DelayedSteps
 from aengine.runner.device import Lane, find_device, kv_budget
-from aengine.runner.executor import ExecutorSetup, GraphPlan, HostExecutor, StepPass, build_executor
+from aengine.runner.executor import ExecutorSetup, GraphPlan, HostExecutor, StepRun, build_executor
 from aengine.runner.host_passes import HostPasses
-from aengine.runner.in_flight import DelayedStep, LaunchedStep
+from aengine.runner.in_flight import LaunchedStep
 from aengine.runner.landing import Landings
 from aengine.runner.memory import cpu_budget, show_bytes, size_pool
 from aengine.runner.passes import HostStep, Passes
@@ -56,7 +57,6 @@ class ModelRunner:
         """
         self.device = find_device(config.device)
         on_cpu = self.device.type == "cpu"
-        self.asynchronous = not on_cpu
         self.spec = load_spec(model_dir)
         self.generation = load_generation(model_dir, self.spec)
         self.page_size = config.page_size
@@ -106,7 +106,7 @@ class ModelRunner:
                 self._executor.record(self._graph_plan(sizes, self.max_model_len), capture(self.device))
         if self.max_model_len < wanted_len:
             _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", wanted_len, self.max_model_len)
-        self._delayed: DelayedStep | None = None
+        self._delayed = DelayedSteps()
         self._page_table = np.zeros((self.max_num_seqs, -(-self.max_model_len // self.page_size)), dtype=np.int32)
         self._layouts = Layouts(self._page_table, self.page_size)
         _log.info(
@@ -122,8 +122,8 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> InFlightStep:
         """Applies the plan's row changes, then runs the model over its tokens and samples: at once and without waiting for the device, or
         on a CPU when the result is asked for, so that the step thread can hand on the step before meanwhile."""
-        self._finish_delayed()
         if plan.new_rows or len(plan.copy_from):
+            self._delayed.compute()  # they are as those steps left them
             with self._lane.enter():
                 self._take_over(plan.new_rows)
                 if len(plan.copy_from):
@@ -131,28 +131,22 @@ class ModelRunner:
         if len(plan.page_rows):
             self._page_table[plan.page_rows, plan.page_cols] = plan.page_ids
         layout = self._layouts.next(plan.rows, plan.num_decodes, plan.starts, plan.lengths, same_pages=not len(plan.page_rows))
-        step = self._prepare(layout, plan.rows, plan.samples, plan.token_ids)
+        step, run = self._prepare(layout, plan.rows, plan.samples, plan.token_ids)
         if self.device.type != "cpu":
-            return self._compute(plan.step, *step)
-        self._delayed = DelayedStep(functools.partial(self._compute, plan.step, *step))
-        return self._delayed
+            return self._compute(plan.step, step, run)
+        compute = functools.partial(self._compute, plan.step, step, run)
+        return self._delayed.add(run, compute, overlaps=run.overlaps and plan.num_decodes == len(plan.rows))
 
-    def _compute(self, number: int, step: HostStep, run: Callable[[], StepPass]) -> LaunchedStep:
+    def _compute(self, number: int, step: HostStep, run: StepRun) -> LaunchedStep:
         if step.is_greedy and isinstance(self._passes, HostPasses):  # which takes nothing of torch, and that is not in the caches now
             return self._run_and_land(number, step, run)
         with self._lane.enter():
             return self._run_and_land(number, step, run)
 
-    def _run_and_land(self, number: int, step: HostStep, run: Callable[[], StepPass]) -> LaunchedStep:
+    def _run_and_land(self, number: int, step: HostStep, run: StepRun) -> LaunchedStep:
         sampled, scores = self._run(step, run)
         sampler = None if step.only_argmax else self._sampler
         return LaunchedStep.of(number, step.sampled_rows, sampled, scores, sampler, self._landings)
-
-    def _finish_delayed(self) -> None:
-        """A step goes on from what the one before it left, also when nobody has asked for that one."""
-        if self._delayed is not None:
-            self._delayed.compute()
-            self._delayed = None
 
     def _update(self, new_rows: tuple[NewRow, ...]) -> None:
         self._sampler.update(new_rows)
@@ -184,13 +178,13 @@ class ModelRunner:
 
     def _prepare(
         self, layout: StepLayout, rows: NDArray[np.int32], samples: NDArray[np.bool_], token_ids: NDArray[np.int32]
-    ) -> tuple[HostStep, Callable[[], StepPass]]:
-        """The step, and what runs the model over it."""
+    ) -> tuple[HostStep, StepRun]:
+        """The step, and its way through the model."""
         step = HostStep.of(layout, rows, samples, token_ids, all_hidden=self._scorer.has_prompts, only_argmax=self._sampler.only_argmax)
         return step, self._passes.prepare(step)
 
-    def _run(self, step: HostStep, run: Callable[[], StepPass]) -> tuple[SampledTokens | None, PromptScores | None]:
-        done = run()
+    def _run(self, step: HostStep, run: StepRun) -> tuple[SampledTokens | None, PromptScores | None]:
+        done = run.run()
         scores = self._scorer.score(step.rows, step.layout, done.hidden.logits)
         if len(step.sampled) == 0:
             return None, scores
@@ -205,6 +199,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Releases the weights and the KV cache. The runner cannot be used afterwards."""
+        self._delayed.abandon()
         self._lane.finish()
         del self._executor, self._sampler, self._scorer, self._passes, self._landings
         if self.device.type != "cpu":

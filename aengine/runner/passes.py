@@ -5,9 +5,9 @@ Owns the upload of a step, and the last token of every row, from which decodes g
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention import AttentionMetadata, StepLayout
-from aengine.runner.executor import DevicePass, Executor, StepInput, StepPass
+from aengine.runner.executor import DevicePass, Executor, StepInput, StepPass, StepRun
 from aengine.runner.upload import upload
 
 
@@ -56,6 +56,21 @@ class HostStep:
         return cls(layout, rows, sampled, sampled_rows, layout.seq_lens[sampled], token_ids, all_hidden, only_argmax(sampled_rows))
 
 
+@dataclass(frozen=True, slots=True)
+class PassRun:
+    """Satisfies `StepRun` with all at once."""
+
+    passes: Passes
+    step: HostStep
+    overlaps: ClassVar[bool] = False
+
+    def begin(self) -> None:
+        pass
+
+    def run(self) -> StepPass:
+        return self.passes.run(self.step)
+
+
 class Passes:
     def __init__(self, executor: Executor, max_num_seqs: int, device: torch.device) -> None:
         self._executor = executor
@@ -63,9 +78,8 @@ class Passes:
         self.last_tokens = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
         """[max_num_seqs + 1] int32, by row; the last one belongs to none, and takes what padding computes."""
 
-    def prepare(self, step: HostStep) -> Callable[[], StepPass]:
-        """What runs `step`, which must be the next one."""
-        return functools.partial(self.run, step)
+    def prepare(self, step: HostStep) -> StepRun:
+        return PassRun(self, step)
 
     def run(self, step: HostStep) -> StepPass:
         if step.layout.num_decodes == step.layout.num_rows:

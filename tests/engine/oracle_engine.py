@@ -33,6 +33,7 @@ DEMO_DIR = Path(aengine.__file__).parent / "demo_model"
 class HookedFlight:
     flight: OracleFlight
     before: Callable[[], None]
+    overlaps: bool
 
     def result(self) -> StepResult:
         self.before()
@@ -57,8 +58,8 @@ class HookedRunner(OracleRunner):
         self.before_launch(plan)
         if self.asynchronous:
             self.before_step(plan)
-            return HookedFlight(super().launch(plan), lambda: None)
-        return HookedFlight(super().launch(plan), lambda: self.before_step(plan))
+            return HookedFlight(super().launch(plan), lambda: None, overlaps=True)
+        return HookedFlight(super().launch(plan), lambda: self.before_step(plan), overlaps=False)
 
     def close(self) -> None:
         self.closed.set()

@@ -34,7 +34,6 @@ def test_pool_from_bytes(demo: pathlib.Path, caplog: pytest.LogCaptureFixture) -
     caplog.set_level(logging.INFO, logger="aengine")
     runner = make_runner(demo, kv_cache_memory=300 * DEMO_PAGE + 5)
     assert (runner.num_pages, runner.page_size, runner.max_model_len, runner.max_num_seqs) == (300, 16, 2048, 24)
-    assert runner.asynchronous is False
     assert caplog.messages[-1] == "Qwen3ForCausalLM: float32 weights on cpu, 300 KV pages of 16 tokens (23.44 MiB)"
 
 

@@ -18,7 +18,6 @@ def test_family(name: str, tmp_path: pathlib.Path) -> None:
     model = save_tiny(name, tmp_path)
     prompts = [list(range(at, at + 10 + 9 * at)) for at in range(6)]
     runner = make_runner(tmp_path, device="cuda")
-    assert runner.asynchronous
     assert Driver(runner, chunk=16).generate(prompts, 24) == greedy(model, prompts, 24)
 
 

@@ -130,6 +130,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
         *(c_int64, c_int64, c_float, c_float, c_void_p, c_int),
     ),
     "aengine_run_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
+    "aengine_begin_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
+    "aengine_finish_layers": (None, c_void_p),
     "aengine_copy_pages": (c_int, POINTER(CPool), c_void_p, c_void_p, c_int64, c_void_p, c_int),
 }
 
@@ -154,6 +156,9 @@ class CpuKernels:
 
 class Workspace:
     """Scratch memory, and how many threads a call may use. Serves one call at a time; freed with the object."""
+
+    under_way: object | None = None
+    """What holds the memory of a step that was begun and not finished."""
 
     def __init__(self, kernels: CpuKernels, threads: int) -> None:
         if threads < 1:

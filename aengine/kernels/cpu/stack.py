@@ -6,9 +6,8 @@ Owns the packed weights of a model and the C struct that describes it. KV pages 
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -59,19 +58,35 @@ def unsupported(spec: StackSpec, dtype: torch.dtype) -> str | None:
 
 
 class PreparedStep:
-    """One step of a stack. Nothing is left to do but the call, which releases the GIL at once."""
+    """One step of a stack. Nothing is left to do but the call, which releases the GIL at once. Token ids may change until then."""
 
-    def __init__(self, call: Callable[[], int], keep: object, hidden: Tensor | None, largest: NDArray[np.int64] | None) -> None:
-        self._call = call
-        self._keep = keep  # what the call's pointers point to
+    def __init__(
+        self, workspace: Workspace, arguments: tuple[Any, ...], keep: object, hidden: Tensor | None, largest: NDArray[np.int64] | None
+    ) -> None:
+        self._workspace = workspace
+        self._arguments = arguments
+        self._keep = keep  # what the arguments point to
         self.hidden = hidden
         """[m, hidden_size]: after `run`, normed hidden states of the wanted tokens, ready for the head; of a step that is not greedy."""
         self.largest = largest
         """[m]: after `run`, the argmax of the logits of the wanted tokens; of a greedy step."""
 
+    def begin(self) -> None:
+        """Lets other threads go ahead with it. Until `run` takes part and sees it through, the workspace serves nothing else.
+
+        Nothing happens where `run` will raise an error.
+        """
+        if self._workspace.kernels.begin_layers(*self._arguments) == 0:
+            self._workspace.under_way = self
+
     def run(self) -> None:
         """Raises ValueError for ids, positions, slots or pages out of range; nothing is written then."""
-        check(self._call())
+        workspace = self._workspace
+        if workspace.under_way is self:
+            workspace.kernels.finish_layers(workspace.handle)
+            workspace.under_way = None
+        else:
+            check(workspace.kernels.run_layers(*self._arguments))
 
 
 class DecoderStack:
@@ -158,9 +173,8 @@ class DecoderStack:
         largest = np.empty(len(wanted), np.int64) if greedy else None
         step = StepArguments(layout, token_ids, wanted, hidden, largest)
         arguments = (ctypes.byref(self._c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
-        call = functools.partial(workspace.kernels.run_layers, *arguments)
         used = None if hidden is None else hidden[:, : self.spec.hidden_size]
-        return PreparedStep(call, (self, pool, step, workspace), used, largest)
+        return PreparedStep(workspace, arguments, (self, pool, step), used, largest)
 
     def logits(self, workspace: Workspace, hidden: Tensor) -> Tensor:
         """[m, hidden_size] of `run` -> [m, vocab_size] float32."""

@@ -86,9 +86,12 @@ def _address(array: NDArray[np.generic]) -> int:
 
 
 def check(status: int) -> None:
-    """Raises what a function of the C border returned: MemoryError, or ValueError for a step that it refused before it touched anything."""
+    """Raises what a function of the C border returned: MemoryError, ValueError for a step that it refused before it touched anything, or
+    RuntimeError for a workspace that is in use."""
     if status == 0:
         return
     if status == 1:
         raise MemoryError("no memory for the scratch of a step")
+    if status == 8:
+        raise RuntimeError("the workspace is in a step that has begun and was not finished")
     raise ValueError(_MESSAGES[status])

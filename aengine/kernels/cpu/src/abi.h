@@ -30,6 +30,7 @@ enum Status : i32 {
   BAD_PAGE = 5,
   BAD_ROW_LENGTH = 6,
   BAD_WANTED = 7,
+  BUSY = 8,  // the workspace is in a step that has begun and was not finished
 };
 
 enum Epilogue : i32 { STORE = 0, ADD = 1, SILU_MUL = 2, LOGITS = 3 };

@@ -26,6 +26,13 @@ void multiply_with(const Member& member, i32 kind, const E* x, i64 x_stride, i64
   }
 }
 
+Status check_step(const Model& model, const Pool& pool, const Step& step, const Workspace& space) {
+  if (space.crew.busy()) return BUSY;
+  if (const Status status = check_tokens(model, pool, step)) return status;
+  if (const Status status = check_ids(model, step)) return status;
+  return check_rows(pool, step);
+}
+
 }  // namespace
 
 extern "C" {
@@ -49,6 +56,7 @@ void aengine_pack(const Part* parts, i64 num_parts, i32 source, const PackedLine
 // out = epilogue(W x + b), see `Epilogue`; rows of x as in abi.h, rows of out padded to whole panels unless LOGITS.
 i32 aengine_linear(i32 element, i32 epilogue, const void* x, i64 x_stride, i64 rows, const PackedLinear* w, void* out, i64 stride,
                    Workspace* space, int threads) {
+  if (space->crew.busy()) return BUSY;
   if (!reserve_prepared(*space, rows, w->in_features)) return OUT_OF_MEMORY;
   with_element(element, [&](auto e) {
     using E = decltype(e);
@@ -61,6 +69,7 @@ i32 aengine_linear(i32 element, i32 epilogue, const void* x, i64 x_stride, i64 r
 
 // out[row] = the column of the largest logit, as torch.argmax has it.
 i32 aengine_argmax(i32 element, const void* x, i64 x_stride, i64 rows, const PackedLinear* w, i64* out, Workspace* space, int threads) {
+  if (space->crew.busy()) return BUSY;
   if (!reserve_prepared(*space, rows, w->in_features)) return OUT_OF_MEMORY;
   const KeepLargest keep = KeepLargest::begin(out, rows, *w);
   with_element(element, [&](auto e) {
@@ -101,6 +110,7 @@ i32 aengine_rotate_and_write(const Model* model, const Layer* layer, const Pool*
 // Attention of the step's queries over a layer's pages; a window of 0 is none, a soft cap of 0 too.
 i32 aengine_attention(const Pool* pool, i64 layer_index, const Step* step, const void* query, i64 query_stride, void* out, i64 out_stride,
                       i64 heads, i64 window, float scale, float soft_cap, Workspace* space, int threads) {
+  if (space->crew.busy()) return BUSY;
   if (const Status status = check_rows(*pool, *step)) return status;
   AttentionPlan plan;
   if (!plan_attention(*step, heads, pool->kv_heads, pool->head_dim, pool->page_size, threads, *space, plan)) return OUT_OF_MEMORY;
@@ -116,15 +126,22 @@ i32 aengine_attention(const Pool* pool, i64 layer_index, const Step* step, const
 
 // A whole step: token ids in, normed hidden states of the wanted tokens and their likeliest successors out, keys and values written.
 i32 aengine_run_layers(const Model* model, const Pool* pool, const Step* step, Workspace* space, int threads) {
-  if (const Status status = check_tokens(*model, *pool, *step)) return status;
-  if (const Status status = check_ids(*model, *step)) return status;
-  if (const Status status = check_rows(*pool, *step)) return status;
+  if (const Status status = check_step(*model, *pool, *step, *space)) return status;
   return with_element(model->element, [&](auto e) -> i32 { return run_layers<decltype(e)>(*model, *pool, *step, *space, threads); });
 }
+
+// The same on the workspace's own threads, while the caller does something else: all that it points to stays as it is until
+// `aengine_finish_layers`, in which the caller takes part.
+i32 aengine_begin_layers(const Model* model, const Pool* pool, const Step* step, Workspace* space, int threads) {
+  if (const Status status = check_step(*model, *pool, *step, *space)) return status;
+  return with_element(model->element, [&](auto e) -> i32 { return begin_layers<decltype(e)>(*model, *pool, *step, *space, threads); });
+}
+void aengine_finish_layers(Workspace* space) { space->crew.finish(); }
 
 // Copies page sources[i] to page destinations[i] in all layers, all sources before any destination.
 i32 aengine_copy_pages(const Pool* pool, const i32* sources, const i32* destinations, i64 count, Workspace* space, int threads) {
   const i64 bytes = pool->kv_heads * pool->page_size * pool->head_dim * (pool->element == BF16 ? 2 : 4);
+  if (space->crew.busy()) return BUSY;
   if (!space->gathered.reserve<u8>(threads * count * bytes)) return OUT_OF_MEMORY;
   for (i64 i = 0; i < count; i++) {
     if (sources[i] < 0 || sources[i] >= pool->num_pages || destinations[i] < 0 || destinations[i] >= pool->num_pages) return BAD_PAGE;

@@ -127,17 +127,47 @@ class Stack {
   E *residual_, *normed_, *qkv_, *attended_, *gated_;
 };
 
+// One step as a job: what all members need, and the buffers that hold it. Model, pool and step must outlive it.
+template <class E>
+class StackJob final : public Job {
+ public:
+  StackJob(const Model& model, const Pool& pool, const Step& step, Workspace& space) : m_(model), pool_(pool), step_(step), space_(space) {}
+
+  Status prepare(int threads) {
+    if (!reserve_step<E>(space_, m_, Strides(m_), larger(step_.num_tokens, step_.num_wanted), threads)) return OUT_OF_MEMORY;
+    if (!plan_attention(step_, m_.heads, m_.kv_heads, m_.head_dim, pool_.page_size, threads, space_, plan_)) return OUT_OF_MEMORY;
+    keep_ = KeepLargest::begin(step_.largest, num_kept(), *m_.head);
+    return OK;
+  }
+  void work(const Member& member) const override { Stack<E>(m_, pool_, step_, plan_, keep_, space_).run(member); }
+  void end() const override { KeepLargest::finish(step_.largest, num_kept()); }
+
+ private:
+  i64 num_kept() const { return step_.largest ? step_.num_wanted : 0; }
+
+  const Model& m_;
+  const Pool& pool_;
+  const Step& step_;
+  Workspace& space_;
+  AttentionPlan plan_;
+  KeepLargest keep_;
+};
+
 template <class E>
 Status run_layers(const Model& model, const Pool& pool, const Step& step, Workspace& space, int threads) {
-  const Strides strides(model);
-  AttentionPlan plan;
-  if (!reserve_step<E>(space, model, strides, larger(step.num_tokens, step.num_wanted), threads)) return OUT_OF_MEMORY;
-  if (!plan_attention(step, model.heads, model.kv_heads, model.head_dim, pool.page_size, threads, space, plan)) return OUT_OF_MEMORY;
-  const i64 num_kept = step.largest ? step.num_wanted : 0;
-  const KeepLargest keep = KeepLargest::begin(step.largest, num_kept, *model.head);
-  const Stack<E> stack(model, pool, step, plan, keep, space);
-  run_team(threads, [&](const Member& member) { stack.run(member); });
-  KeepLargest::finish(step.largest, num_kept);
+  StackJob<E> job(model, pool, step, space);
+  if (const Status status = job.prepare(threads)) return status;
+  run_team(threads, [&](const Member& member) { job.work(member); });
+  job.end();
+  return OK;
+}
+
+template <class E>
+Status begin_layers(const Model& model, const Pool& pool, const Step& step, Workspace& space, int threads) {
+  std::unique_ptr<StackJob<E>> job(new (std::nothrow) StackJob<E>(model, pool, step, space));
+  if (!job) return OUT_OF_MEMORY;
+  if (const Status status = job->prepare(threads)) return status;
+  space.crew.begin(std::move(job), threads);
   return OK;
 }
 

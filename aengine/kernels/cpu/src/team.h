@@ -1,7 +1,8 @@
-// The threads of one call: they enter a parallel region once and meet at barriers between the operations.
+// The threads of one call: each goes through the same operations, and takes of every operation the tasks that nobody has taken yet.
 //
-// The cores are shared with an event loop, so nothing here waits by spinning alone: a thread that was pushed off its core would
-// keep all others spinning for it, and off the core that it needs.
+// The cores are shared with an event loop and an interpreter, so nothing depends on who takes part: an operation is over when its tasks
+// are done, whether a thread came late, was pushed off its core or never came. And nobody waits by spinning alone, off a core that
+// another thread needs.
 #pragma once
 #include <omp.h>
 #include <sched.h>
@@ -12,38 +13,61 @@
 
 namespace aengine {
 
-// What the threads of a team share.
+// What the threads of a team share: tasks of all operations so far. Neither count ever goes back, so that a thread which is behind can
+// tell an operation that is over.
 struct Team {
-  alignas(64) std::atomic<i64> next_task{0};
-  alignas(64) std::atomic<i32> arrived{0};
-  alignas(64) std::atomic<u32> generation{0};
+  alignas(64) std::atomic<i64> taken{0};
+  alignas(64) std::atomic<i64> done{0};
 };
 
-// One thread's view of its team. Every thread calls the same functions in the same order.
+inline void pause_spinning() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Waits for `over()`, which is expected soon.
+template <class Condition>
+void spin_until(Condition&& over) {
+  constexpr int SPINS_BEFORE_YIELDING = 1000;  // some 15 us: longer than it takes when nobody was pushed away
+  for (int spins = 0; !over();) {
+    if (spins < SPINS_BEFORE_YIELDING) {
+      spins++;
+      pause_spinning();
+    } else {
+      sched_yield();
+    }
+  }
+}
+
+// One thread's way through the operations of its team. Every thread calls the same functions in the same order.
 class Member {
  public:
   Member(Team& team, int index, int size) : team_(team), index_(index), size_(size) {}
 
   int index() const { return index_; }
-  int size() const { return size_; }
+  int size() const { return size_; }  // at most so many take part
 
   // Runs f(0) .. f(count - 1), each on whichever thread is free, and returns when all are done.
   template <class F>
   void each(i64 count, F&& f) const {
-    for (i64 task; (task = team_.next_task.fetch_add(1, std::memory_order_relaxed)) < count;) f(task);
-    barrier();
+    i64 mine = 0;
+    for (i64 task; (task = take(count)) >= 0; mine++) f(task);
+    pass(count, mine);
   }
 
   // Runs f(task, next) likewise; `next` is what this thread does after that, -1 for nothing, so that f can fetch for it.
   template <class F>
   void each_ahead(i64 count, F&& f) const {
-    const auto claim = [&] { return team_.next_task.fetch_add(1, std::memory_order_relaxed); };
-    for (i64 task = claim(); task < count;) {
-      const i64 next = claim();
-      f(task, next < count ? next : -1);
+    i64 mine = 0;
+    for (i64 task = take(count); task >= 0; mine++) {
+      const i64 next = take(count);
+      f(task, next);
       task = next;
     }
-    barrier();
+    pass(count, mine);
   }
 
   // Runs f(begin, end) for runs of `run` out of `count` things.
@@ -53,35 +77,25 @@ class Member {
   }
 
  private:
-  void barrier() const {
-    const u32 generation = team_.generation.load(std::memory_order_relaxed);
-    if (team_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
-      team_.arrived.store(0, std::memory_order_relaxed);
-      team_.next_task.store(0, std::memory_order_relaxed);
-      team_.generation.store(generation + 1, std::memory_order_release);
-      return;
+  // One of the `count` tasks of this operation, -1 when all are taken.
+  i64 take(i64 count) const {
+    i64 next = team_.taken.load(std::memory_order_relaxed);
+    while (next < passed_ + count) {
+      if (team_.taken.compare_exchange_weak(next, next + 1, std::memory_order_relaxed)) return next - passed_;
     }
-    for (int spins = 0; team_.generation.load(std::memory_order_acquire) == generation;) {
-      if (spins < SPINS_BEFORE_YIELDING) {
-        spins++;
-        pause();
-      } else {
-        sched_yield();
-      }
-    }
+    return -1;
   }
 
-  static void pause() {
-#if defined(__x86_64__)
-    _mm_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
+  // To the next operation, when all tasks of this one are done; this thread did `mine` of them.
+  void pass(i64 count, i64 mine) const {
+    passed_ += count;
+    if (mine) team_.done.fetch_add(mine, std::memory_order_acq_rel);
+    spin_until([&] { return team_.done.load(std::memory_order_acquire) >= passed_; });
   }
 
-  static constexpr int SPINS_BEFORE_YIELDING = 1000;  // some 15 us: longer than a barrier takes when nobody was pushed away
   Team& team_;
   int index_, size_;
+  mutable i64 passed_ = 0;  // tasks of the operations that this thread is through with
 };
 
 // Runs body(member) on `threads` threads, or on as many as there are.

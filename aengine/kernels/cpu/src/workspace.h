@@ -1,8 +1,9 @@
-// Scratch memory that outlives a call. Owns buffers that grow and never shrink; one workspace serves one call at a time.
+// What outlives a call: scratch memory, in buffers that grow and never shrink, and threads. One workspace serves one call at a time.
 #pragma once
 #include <cstdlib>
 
 #include "abi.h"
+#include "crew.h"
 
 namespace aengine {
 
@@ -37,6 +38,7 @@ struct Workspace {
   Buffer residual, normed, qkv, attended, gated;  // activations of a step
   Buffer prepared, row_scales;                    // activations as a Dot wants them
   Buffer tiles, tasks, partials, gathered;        // attention
+  Crew crew;                                      // of a step that goes on by itself; ends before the buffers do
 };
 
 }  // namespace aengine

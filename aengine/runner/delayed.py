@@ -1,0 +1,64 @@
+"""`DelayedSteps`: steps of a device that has no queue of its own. They are computed in order, when a result is asked for at the latest.
+
+Owns the order, and that a step which can go on by itself begins as soon as the one before is over. Knows nothing of what a step is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+
+from aengine.runner.executor import StepRun
+from aengine.runner.in_flight import LaunchedStep
+from aengine.scheduler.plan import StepResult
+
+
+class DelayedStep:
+    """Satisfies `InFlightStep`."""
+
+    def __init__(self, steps: DelayedSteps, run: StepRun, compute: Callable[[], LaunchedStep], *, overlaps: bool) -> None:
+        self.begin = run.begin
+        self.overlaps = overlaps
+        self._steps = steps
+        self._compute = compute
+        self._launched: LaunchedStep | None = None
+
+    def compute(self) -> None:
+        self._launched = self._compute()
+
+    def result(self) -> StepResult:
+        if self._launched is None:
+            self._steps.compute(self)
+        assert self._launched is not None, "computed"
+        return self._launched.result()
+
+
+class DelayedSteps:
+    def __init__(self) -> None:
+        self._steps: deque[DelayedStep] = deque()  # not computed; the first one has begun
+
+    def add(self, run: StepRun, compute: Callable[[], LaunchedStep], *, overlaps: bool) -> DelayedStep:
+        """`compute` sees `run` through. `overlaps`: the next step may be planned meanwhile."""
+        step = DelayedStep(self, run, compute, overlaps=overlaps)
+        self._steps.append(step)
+        if len(self._steps) == 1:
+            step.begin()
+        return step
+
+    def compute(self, last: DelayedStep | None = None) -> None:
+        """All steps up to `last`, or all."""
+        while self._steps:
+            step = self._steps.popleft()
+            step.compute()
+            if self._steps:
+                self._steps[0].begin()
+            if step is last:
+                return
+
+    def abandon(self) -> None:
+        """Sees through what has begun, so that nothing is used any more. Nobody will ask for the results."""
+        if self._steps:
+            with contextlib.suppress(Exception):
+                self._steps[0].compute()
+        self._steps.clear()
