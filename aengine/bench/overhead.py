@@ -57,6 +57,12 @@ class _TimedStep:
     def overlaps(self) -> bool:
         return self.flight.overlaps
 
+    def wait(self) -> None:
+        self.flight.wait()
+
+    def withdraw(self) -> bool:
+        return self.flight.withdraw()
+
     def result(self) -> StepResult:
         result = self.flight.result()
         self.engine.ended(self.plan)

@@ -38,8 +38,10 @@ class _PacedStep:
     overlaps: ClassVar[bool] = False
 
     def result(self) -> StepResult:
-        self.wait()
         return self.step
+
+    def withdraw(self) -> bool:
+        return False
 
 
 class PacedRunner:

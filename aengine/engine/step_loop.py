@@ -165,7 +165,7 @@ class StepLoop(Generic[LoadedT]):
             self._tell()
             idle = plan is None and not flights  # a plan may also be missing because a flight must return first
             if flights and (plan is None or len(flights) > 1 or not flights[-1][1].overlaps):
-                self._commit(scheduler, *flights.popleft())
+                self._commit(scheduler, flights)
             updates = scheduler.take_updates()
             self._stats.completion_tokens += len(updates.keys)
             keys.difference_update(updates.released)
@@ -183,9 +183,13 @@ class StepLoop(Generic[LoadedT]):
                 deadline = scheduler.next_deadline
                 self._mailbox.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
-    def _commit(self, scheduler: Scheduler, plan: StepPlan, flight: InFlightStep, launched: float) -> None:
+    def _commit(self, scheduler: Scheduler, flights: deque[tuple[StepPlan, InFlightStep, float]]) -> None:
         # Apart, so that the flight goes with the last line: tensors let go of the interpreter when they are freed, and a loop that was
         # just told of the step would take it before the next one runs.
+        plan, flight, launched = flights.popleft()
+        flight.wait()
+        if flights and self._mailbox.pending and flights[-1][1].withdraw():  # who has come or gone meanwhile need not wait for it
+            scheduler.rollback(flights.pop()[0], {})
         scheduler.commit(plan, flight.result())
         self._stats.add_step(time.monotonic() - launched, plan.num_decodes + len(plan.token_ids))
 

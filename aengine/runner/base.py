@@ -14,8 +14,14 @@ class InFlightStep(Protocol):
     def overlaps(self) -> bool:
         """Whether it goes on by itself, so that the next step may be planned and launched before the result is there."""
 
+    def wait(self) -> None:
+        """Until the step is done. One that could not begin before that begins when the result of this one is asked for, not earlier."""
+
     def result(self) -> StepResult:
-        """Waits until the step is done. May be called more than once."""
+        """Waits, too. May be called more than once."""
+
+    def withdraw(self) -> bool:
+        """Takes the step, the latest that was launched, back as if it had not been, where it has not begun. False: it has."""
 
 
 class Runner(Protocol):

@@ -18,25 +18,39 @@ class DelayedStep:
     """Satisfies `InFlightStep`."""
 
     def __init__(self, steps: DelayedSteps, run: StepRun, compute: Callable[[], LaunchedStep], *, overlaps: bool) -> None:
-        self.begin = run.begin
         self.overlaps = overlaps
+        self.has_begun = False
         self._steps = steps
+        self._run = run
         self._compute = compute
         self._launched: LaunchedStep | None = None
 
+    def begin(self) -> None:
+        if not self.has_begun:
+            self.has_begun = True
+            self._run.begin()
+
     def compute(self) -> None:
+        self.begin()
         self._launched = self._compute()
 
-    def result(self) -> StepResult:
+    def wait(self) -> None:
         if self._launched is None:
             self._steps.compute(self)
+
+    def result(self) -> StepResult:
+        self.wait()
+        self._steps.begin()
         assert self._launched is not None, "computed"
         return self._launched.result()
+
+    def withdraw(self) -> bool:
+        return self._steps.drop(self)
 
 
 class DelayedSteps:
     def __init__(self) -> None:
-        self._steps: deque[DelayedStep] = deque()  # not computed; the first one has begun
+        self._steps: deque[DelayedStep] = deque()  # not computed
 
     def add(self, run: StepRun, compute: Callable[[], LaunchedStep], *, overlaps: bool) -> DelayedStep:
         """`compute` sees `run` through. `overlaps`: the next step may be planned meanwhile."""
@@ -46,19 +60,29 @@ class DelayedSteps:
             step.begin()
         return step
 
+    def begin(self) -> None:
+        """The next one may, now that all before it are known."""
+        if self._steps:
+            self._steps[0].begin()
+
     def compute(self, last: DelayedStep | None = None) -> None:
         """All steps up to `last`, or all."""
         while self._steps:
             step = self._steps.popleft()
             step.compute()
-            if self._steps:
-                self._steps[0].begin()
             if step is last:
                 return
 
+    def drop(self, step: DelayedStep) -> bool:
+        """Forgets the latest step, if it has not begun."""
+        if step.has_begun:
+            return False
+        assert self._steps.pop() is step, "the latest"
+        return True
+
     def abandon(self) -> None:
         """Sees through what has begun, so that nothing is used any more. Nobody will ask for the results."""
-        if self._steps:
+        if self._steps and self._steps[0].has_begun:
             with contextlib.suppress(Exception):
                 self._steps[0].compute()
         self._steps.clear()

@@ -67,11 +67,17 @@ class LaunchedStep:
         landing.close()
         return cls(step, rows, sampled, scores, landing, landings, sampler)
 
+    def wait(self) -> None:
+        if self.landing is not None and self.known is None:
+            self.landing.wait()
+
+    def withdraw(self) -> bool:
+        return False
+
     def result(self) -> StepResult:
         """Waits; the first call also tells the sampler of the tokens, for rows whose next token depends on them on the host."""
         if self.known is None:
-            if self.landing is not None:
-                self.landing.wait()
+            self.wait()
             result = self._assemble()
             if self.landing is not None and self.landings is not None:
                 self.landings.give_back(self.landing)

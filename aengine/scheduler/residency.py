@@ -204,6 +204,8 @@ class Residency:
     def vacate(self, sequence: Sequence) -> None:
         """Take row and pages from a stopped sequence that is in no flight."""
         assert self.rows.flights[sequence.row] == 0
+        if self._news.writes or self._news.copies:  # the runner has not been told of it, and need not be any more
+            self._news = self._news.without((sequence.row,))
         self.cache.release(self.rows.pages(sequence.row).copy())
         self.rows.clear(sequence.row)
 

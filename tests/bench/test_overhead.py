@@ -8,11 +8,12 @@ from aengine.bench.overhead import measure_overhead
 from aengine.config import EngineConfig
 
 
-def test_a_step_is_the_model_and_the_rest() -> None:
+def test_a_step_beside_its_kernels() -> None:
     found = asyncio.run(measure_overhead(EngineConfig(model="demo", device="cpu"), 2, 60))
     assert found.batch == 2
-    assert 0 < found.model < found.step
-    assert 0 < found.overhead < found.step
+    assert found.kernels > 0
+    assert found.step > 0
+    assert found.overhead == pytest.approx(found.step - found.kernels)
 
 
 def test_too_few_tokens_are_refused() -> None:

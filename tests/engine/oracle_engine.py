@@ -6,6 +6,7 @@ count or break steps.
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,11 +23,20 @@ from aengine.engine.loading import LoadedModel
 from aengine.engine.prompts import derive_seed
 from aengine.engine.tokenizer import Tokenizer
 from aengine.outputs import FinishReason, ModelInfo
+from aengine.runner.delayed import DelayedStep, DelayedSteps
 from aengine.scheduler import StepPlan, StepResult
 from aengine.scheduler.request import Request
 
 VOCAB_SIZE = 50
 DEMO_DIR = Path(aengine.__file__).parent / "demo_model"
+
+
+class Ahead(enum.Enum):
+    """When a step may be launched before the one before it is done."""
+
+    NEVER = enum.auto()
+    DEVICE = enum.auto()  # always: the device has a queue
+    HOST = enum.auto()  # when that is of decodes alone; and it begins when that is done, or is withdrawn
 
 
 @dataclass(frozen=True)
@@ -35,28 +45,58 @@ class HookedFlight:
     before: Callable[[], None]
     overlaps: bool
 
-    def result(self) -> StepResult:
+    def wait(self) -> None:
         self.before()
+
+    def withdraw(self) -> bool:
+        return False
+
+    def result(self) -> StepResult:
         return self.flight.result()
+
+
+class HookedRun:
+    """Satisfies `StepRun`."""
+
+    overlaps = True
+
+    def __init__(self, launch: Callable[[], OracleFlight], before: Callable[[], None]) -> None:
+        self._launch = launch
+        self._before = before
+        self._flight: OracleFlight | None = None
+
+    def begin(self) -> None:
+        self._flight = self._launch()
+
+    def run(self) -> OracleFlight:
+        self._before()
+        assert self._flight is not None, "begun"
+        return self._flight
 
 
 class HookedRunner(OracleRunner):
     """Hooks run in the step thread: `before_launch(plan)` first of all, `before_step(plan)` before a step is computed, which is in
-    `launch` if that is asynchronous, and else when the result is asked for."""
+    `launch` on a device, and else when it is waited for."""
 
-    def __init__(self, *, num_pages: int, page_size: int, max_num_seqs: int, max_num_batched_tokens: int, asynchronous: bool) -> None:
+    def __init__(self, *, num_pages: int, page_size: int, max_num_seqs: int, max_num_batched_tokens: int, ahead: Ahead) -> None:
         super().__init__(num_pages, page_size, max_num_seqs, max_num_batched_tokens)
         self.num_pages = num_pages
         self.max_model_len = 400
         self.max_num_seqs = max_num_seqs
-        self.asynchronous = asynchronous
+        self._ahead = ahead
+        self._delayed = DelayedSteps()
         self.before_launch: Callable[[StepPlan], None] = lambda plan: None
         self.before_step: Callable[[StepPlan], None] = lambda plan: None
         self.closed = threading.Event()
 
-    def launch(self, plan: StepPlan) -> HookedFlight:  # type: ignore[override]
+    def launch(self, plan: StepPlan) -> HookedFlight | DelayedStep:  # type: ignore[override]
         self.before_launch(plan)
-        if self.asynchronous:
+        if self._ahead is Ahead.HOST:
+            if plan.new_rows or len(plan.copy_from):
+                self._delayed.compute()
+            run = HookedRun(lambda: OracleRunner.launch(self, plan), lambda: self.before_step(plan))
+            return self._delayed.add(run, run.run, overlaps=plan.num_decodes == len(plan.rows))
+        if self._ahead is Ahead.DEVICE:
             self.before_step(plan)
             return HookedFlight(super().launch(plan), lambda: None, overlaps=True)
         return HookedFlight(super().launch(plan), lambda: self.before_step(plan), overlaps=False)
@@ -84,7 +124,7 @@ class StepGate:
 
 
 class OracleEngine(AsyncEngine):
-    def __init__(self, *, num_pages: int = 1000, asynchronous: bool = False, **overrides: Any) -> None:
+    def __init__(self, *, num_pages: int = 1000, ahead: Ahead = Ahead.NEVER, **overrides: Any) -> None:
         super().__init__("demo", **{"page_size": 4, "max_num_seqs": 32, "max_num_batched_tokens": 64, **overrides})
         config = self.config
         self.runner = HookedRunner(
@@ -92,7 +132,7 @@ class OracleEngine(AsyncEngine):
             page_size=config.page_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
-            asynchronous=asynchronous,
+            ahead=ahead,
         )
 
     def _load(self) -> LoadedModel:

@@ -8,7 +8,7 @@ import threading
 
 import anyio
 import pytest
-from oracle_engine import OracleEngine, idle, until
+from oracle_engine import Ahead, OracleEngine, idle, until
 
 from aengine import (
     AsyncEngine,
@@ -67,13 +67,13 @@ def _output(engine: OracleEngine, seed: int) -> list[int]:
     return solo_run(engine.request([seed % 50, seed // 50], SamplingParams(seed=seed, ignore_eos=True)), 50).output
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_200_streams_50_cancelled(asynchronous: bool) -> None:
+@pytest.mark.parametrize("ahead", list(Ahead))
+async def test_200_streams_50_cancelled(ahead: Ahead) -> None:
     rng = random.Random(1)
     cancelled = set(rng.sample(range(200), 50))
     lengths = [rng.randint(1, 60) for _ in range(200)]
     counts: dict[int, int] = {}
-    async with OracleEngine(asynchronous=asynchronous, num_pages=300) as engine:
+    async with OracleEngine(ahead=ahead, num_pages=300) as engine:
 
         async def read(i: int) -> None:
             params = SamplingParams(seed=i, max_tokens=lengths[i], ignore_eos=True)
@@ -279,9 +279,9 @@ async def test_deadline_while_nothing_else_happens() -> None:
         assert tokens[-1].finish_reason is FinishReason.DEADLINE
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_a_stalled_reader_costs_no_steps(asynchronous: bool) -> None:
-    async with OracleEngine(max_unread_tokens=8, asynchronous=asynchronous) as engine:
+@pytest.mark.parametrize("ahead", list(Ahead))
+async def test_a_stalled_reader_costs_no_steps(ahead: Ahead) -> None:
+    async with OracleEngine(max_unread_tokens=8, ahead=ahead) as engine:
         stalled = engine.stream([1], SamplingParams(seed=1, max_tokens=300, ignore_eos=True))
         await until(lambda: engine.stats().parked == 1)
         await engine.generate([3], SamplingParams(seed=3, max_tokens=1, ignore_eos=True))  # what was reported before has arrived
@@ -391,9 +391,9 @@ class Boom(RuntimeError):
     pass
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_death_of_the_step_thread_ends_every_stream(asynchronous: bool) -> None:
-    async with OracleEngine(asynchronous=asynchronous) as engine:
+@pytest.mark.parametrize("ahead", list(Ahead))
+async def test_death_of_the_step_thread_ends_every_stream(ahead: Ahead) -> None:
+    async with OracleEngine(ahead=ahead) as engine:
 
         def fail(plan: object) -> None:
             if plan.step == 20:  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import anyio
 import pytest
 import torch
-from oracle_engine import DEMO_DIR, OracleEngine, idle, seeds_of
+from oracle_engine import DEMO_DIR, Ahead, OracleEngine, idle, seeds_of
 
 from aengine import AsyncEngine, FinishReason, InvalidRequestError, SamplingParams
 
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.anyio
 
 
 class TestSeveralSequences:
-    @pytest.mark.parametrize("asynchronous", [False, True])
-    async def test_each_is_the_solo_run_of_its_seed(self, asynchronous: bool) -> None:
+    @pytest.mark.parametrize("ahead", list(Ahead))
+    async def test_each_is_the_solo_run_of_its_seed(self, ahead: Ahead) -> None:
         params = SamplingParams(seed=9, n=5, max_tokens=30)
-        async with OracleEngine(asynchronous=asynchronous) as engine:
+        async with OracleEngine(ahead=ahead) as engine:
             stream = engine.stream([1, 2, 3, 4, 5, 6], params)
             got: list[list[int]] = [[] for _ in range(5)]
             ends = []
@@ -36,7 +36,7 @@ class TestSeveralSequences:
             await stream.aclose()
             assert idle(engine)
             expected = 6 + 4 + sum(len(ids) - 1 for ids in got)  # the prompt once, its last token for each fork, and the output
-            assert expected <= engine.runner.num_computed <= expected + 5 * asynchronous  # one step ahead runs past an end
+            assert expected <= engine.runner.num_computed <= expected + 5 * (ahead is not Ahead.NEVER)  # one step ahead runs past an end
 
     async def test_leaving_ends_all_of_them(self) -> None:
         async with OracleEngine() as engine:

@@ -8,7 +8,7 @@ import threading
 
 import anyio
 import pytest
-from oracle_engine import OracleEngine, idle, seeds_of
+from oracle_engine import Ahead, OracleEngine, idle, seeds_of
 
 from aengine import EngineDeadError, FinishReason, QueueFullError, SamplingParams, StepHangError
 from aengine.scheduler import RowsFailed, StepPlan
@@ -20,9 +20,9 @@ class CannotBuild(RuntimeError):
     pass
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_a_row_that_fails_leaves_the_others_equal(asynchronous: bool) -> None:
-    async with OracleEngine(asynchronous=asynchronous) as engine:
+@pytest.mark.parametrize("ahead", list(Ahead))
+async def test_a_row_that_fails_leaves_the_others_equal(ahead: Ahead) -> None:
+    async with OracleEngine(ahead=ahead) as engine:
         rng = random.Random(5)
         errors: dict[int, CannotBuild] = {}
 
@@ -137,7 +137,7 @@ async def test_any_interleaving_equals_the_solo_run(workload: int) -> None:
         max_num_seqs=rng.choice([2, 8]),
         max_num_batched_tokens=rng.choice([8, 64]),
         max_unread_tokens=rng.choice([1, 8, 256]),
-        asynchronous=bool(workload % 3),
+        ahead=list(Ahead)[workload % 3],
     ) as engine:
         prefixes = [[rng.randrange(50) for _ in range(30)] for _ in range(2)]
         num_done = 0

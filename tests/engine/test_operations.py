@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
-from oracle_engine import OracleEngine, StepGate, idle, until
+from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
 
 from aengine import AsyncEngine, EngineDeadError, EngineStateError, FinishReason, SamplingParams
 from aengine.engine import prompts
@@ -40,9 +40,9 @@ async def ids_of(stream: TokenStream) -> list[int]:
 
 
 class TestPause:
-    @pytest.mark.parametrize("asynchronous", [False, True])
-    async def test_no_step_runs_and_nothing_is_lost(self, asynchronous: bool) -> None:
-        async with OracleEngine(asynchronous=asynchronous) as engine:
+    @pytest.mark.parametrize("ahead", list(Ahead))
+    async def test_no_step_runs_and_nothing_is_lost(self, ahead: Ahead) -> None:
+        async with OracleEngine(ahead=ahead) as engine:
             launched: list[int] = []
             engine.runner.before_step = lambda plan: launched.append(plan.step)
             running = engine.stream([1], endless(1))
@@ -67,9 +67,9 @@ class TestPause:
             await running.aclose()
             assert idle(engine)
 
-    @pytest.mark.parametrize("asynchronous", [False, True])
-    async def test_it_returns_when_the_step_under_way_is_over(self, asynchronous: bool) -> None:
-        async with OracleEngine(asynchronous=asynchronous) as engine:
+    @pytest.mark.parametrize("ahead", list(Ahead))
+    async def test_it_returns_when_the_step_under_way_is_over(self, ahead: Ahead) -> None:
+        async with OracleEngine(ahead=ahead) as engine:
             gate = StepGate(engine, at=3)
             stream = engine.stream([1], some(1, 20))
             await until(gate.held.is_set)
@@ -128,9 +128,9 @@ class TestPause:
             engine.unpause()
             assert await ids_of(stream) == engine.solo(1)[0]
 
-    @pytest.mark.parametrize("asynchronous", [False, True])
-    async def test_requests_can_be_cancelled_meanwhile(self, asynchronous: bool) -> None:
-        async with OracleEngine(asynchronous=asynchronous) as engine:
+    @pytest.mark.parametrize("ahead", list(Ahead))
+    async def test_requests_can_be_cancelled_meanwhile(self, ahead: Ahead) -> None:
+        async with OracleEngine(ahead=ahead) as engine:
             running = engine.stream([1], endless(1))
             cancelled = engine.stream([2], endless(2), request_id="mine")
             await running.__anext__()
@@ -158,9 +158,9 @@ class TestPause:
                 await stream.aclose()
             assert idle(engine)
 
-    @pytest.mark.parametrize("asynchronous", [False, True])
-    async def test_it_can_cancel_what_is_in_flight(self, asynchronous: bool) -> None:
-        async with OracleEngine(asynchronous=asynchronous, max_num_seqs=2) as engine:
+    @pytest.mark.parametrize("ahead", list(Ahead))
+    async def test_it_can_cancel_what_is_in_flight(self, ahead: Ahead) -> None:
+        async with OracleEngine(ahead=ahead, max_num_seqs=2) as engine:
             done = engine.stream([9], some(9, 2))
             await until(lambda: idle(engine))  # over, though nobody has read it
             streams = [engine.stream([i + 1], SamplingParams(seed=i, n=2, ignore_eos=True)) for i in range(3)]
@@ -275,10 +275,10 @@ class TestFlush:
             assert await engine.flush_cache() == 0
             assert [await cached(3), await cached(4)] == [0, 36]
 
-    @pytest.mark.parametrize("asynchronous", [False, True])
-    async def test_what_runs_is_unharmed(self, asynchronous: bool) -> None:
+    @pytest.mark.parametrize("ahead", list(Ahead))
+    async def test_what_runs_is_unharmed(self, ahead: Ahead) -> None:
         """The runner checks every read of KV. Between the flushes requests come that share what they can."""
-        async with OracleEngine(asynchronous=asynchronous, num_pages=200) as engine:
+        async with OracleEngine(ahead=ahead, num_pages=200) as engine:
             prefix = [*range(30)]
             num_done = 0
 
@@ -343,7 +343,7 @@ class TestRequestInfo:
 
     async def test_finished_until_the_engine_lets_go(self) -> None:
         """One step ahead: the step after the last token of a request still has a row for it."""
-        async with OracleEngine(asynchronous=True) as engine:
+        async with OracleEngine(ahead=Ahead.DEVICE) as engine:
             plain = (await engine.generate([1], some(1, 8))).token_ids
             last = plain.index(plain[6])
             await engine.pause()
@@ -364,9 +364,9 @@ class TestRequestInfo:
 
 
 class TestCounters:
-    @pytest.mark.parametrize("asynchronous", [False, True])
-    async def test_they_add_up(self, asynchronous: bool) -> None:
-        async with OracleEngine(asynchronous=asynchronous) as engine:
+    @pytest.mark.parametrize("ahead", list(Ahead))
+    async def test_they_add_up(self, ahead: Ahead) -> None:
+        async with OracleEngine(ahead=ahead) as engine:
             prefix = [*range(20)]
             completions = [await engine.generate([*prefix, seed], some(seed, 3 + seed)) for seed in range(6)]
             abandoned = engine.stream([*prefix, 49], endless(49))
@@ -400,9 +400,9 @@ class TestCounters:
 
 
 class TestTiming:
-    @pytest.mark.parametrize("asynchronous", [False, True])
-    async def test_phases_follow_each_other(self, asynchronous: bool) -> None:
-        async with OracleEngine(asynchronous=asynchronous) as engine:
+    @pytest.mark.parametrize("ahead", list(Ahead))
+    async def test_phases_follow_each_other(self, ahead: Ahead) -> None:
+        async with OracleEngine(ahead=ahead) as engine:
             before = time.monotonic()
             stream = engine.stream([1, 2, 3], some(1, 20))
             seen: list[Timing] = []

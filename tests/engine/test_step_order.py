@@ -6,7 +6,7 @@ import weakref
 from typing import Any
 
 import pytest
-from oracle_engine import HookedFlight, OracleEngine
+from oracle_engine import Ahead, HookedFlight, OracleEngine
 
 from aengine import SamplingParams
 from aengine.engine import step_loop
@@ -46,7 +46,7 @@ async def test_a_step_is_told_while_the_next_one_is_computed() -> None:
 
 async def test_one_step_ahead_a_step_is_told_at_once() -> None:
     """The device computes the next one meanwhile."""
-    async with OracleEngine(asynchronous=True) as engine:
+    async with OracleEngine(ahead=Ahead.DEVICE) as engine:
         events = _noted(engine)
         await engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=4, ignore_eos=True))
     launches = [event for event in events if event[0] != "compute"]
@@ -60,10 +60,10 @@ async def test_nothing_is_withheld_when_nothing_follows() -> None:
     assert events == [("launch", 0), ("compute", 0), ("tell", 0)]
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_a_flight_is_gone_before_its_step_is_told(asynchronous: bool) -> None:
+@pytest.mark.parametrize("ahead", list(Ahead))
+async def test_a_flight_is_gone_before_its_step_is_told(ahead: Ahead) -> None:
     """Freed tensors let go of the interpreter: not when the loop waits for it."""
-    async with OracleEngine(asynchronous=asynchronous) as engine:
+    async with OracleEngine(ahead=ahead) as engine:
         flights: list[weakref.ref[HookedFlight]] = []
         alive: list[bool] = []
         steps: Any = engine._steps

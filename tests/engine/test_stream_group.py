@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import anyio
 import pytest
-from oracle_engine import OracleEngine, StepGate, idle, until
+from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
 
 from aengine import EngineDeadError, FinishReason, InvalidRequestError, SamplingParams, Token
 from aengine.engine import prompts
@@ -167,10 +167,10 @@ async def _drain(stream: TokenStream) -> list[Token]:
 
 
 class TestGroup:
-    @pytest.mark.parametrize("asynchronous", [False, True])
-    async def test_one_reading_per_step_has_all_streams(self, asynchronous: bool) -> None:
+    @pytest.mark.parametrize("ahead", list(Ahead))
+    async def test_one_reading_per_step_has_all_streams(self, ahead: Ahead) -> None:
         """All requests take the same steps, so whoever wakes finds something of each."""
-        async with OracleEngine(asynchronous=asynchronous) as engine, StreamGroup[str]() as group:
+        async with OracleEngine(ahead=ahead) as engine, StreamGroup[str]() as group:
             await engine.pause()
             seeds = {f"tag {seed}": seed for seed in range(16)}
             for tag, seed in seeds.items():
@@ -278,9 +278,9 @@ class TestGroup:
             await group.wait()
         assert scope.cancelled_caught
 
-    @pytest.mark.parametrize("asynchronous", [False, True])
-    async def test_all_leave_within_a_few_steps(self, asynchronous: bool) -> None:
-        async with OracleEngine(asynchronous=asynchronous) as engine, anyio.create_task_group() as tasks:
+    @pytest.mark.parametrize("ahead", list(Ahead))
+    async def test_all_leave_within_a_few_steps(self, ahead: Ahead) -> None:
+        async with OracleEngine(ahead=ahead) as engine, anyio.create_task_group() as tasks:
             gate = StepGate(engine, at=5)
             group: StreamGroup[int] = StreamGroup()
             for seed in range(24):

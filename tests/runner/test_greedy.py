@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -110,16 +109,20 @@ def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
         def argmax(self, indices: torch.Tensor) -> torch.Tensor:
             return self.logits(indices).argmax(-1)
 
-    def prepare(step: HostStep) -> Callable[[], StepPass]:
-        run = inner(dataclasses.replace(step, only_argmax=False))
+    class RecordedRun:
+        overlaps = False
 
-        def run_recorded() -> StepPass:
-            done = run()
+        def __init__(self, step: HostStep) -> None:
+            self.inner = inner(dataclasses.replace(step, only_argmax=False))
+
+        def begin(self) -> None:
+            pass
+
+        def run(self) -> StepPass:
+            done = self.inner.run()
             return DevicePass(Recorded(done.hidden), done.indices, done.rows, done.next_positions, keeps_argmax=False)
 
-        return run_recorded
-
-    runner._passes.prepare = prepare
+    runner._passes.prepare = RecordedRun
     return seen
 
 

@@ -23,7 +23,7 @@ class FakeClock:
 
 class Simulation:
     def __init__(self, config: SchedulerConfig, *, overlap: bool = False, vocab_size: int = 50, rng: random.Random | None = None) -> None:
-        """With `rng`, one step in twenty fails for one of its rows before it runs."""
+        """With `rng`, one step in twenty fails for one of its rows before it runs, and one in twenty is withdrawn before it begins."""
         self.config = config
         self.clock = FakeClock()
         self.scheduler = Scheduler(config, self.clock)
@@ -62,6 +62,9 @@ class Simulation:
             self.forced.add(sequence.request.key)
             self.scheduler.rollback(plan, {row: RuntimeError("this row cannot be built")})
             plan = self.scheduler.schedule()
+        if plan is not None and self.flights and self.rng is not None and self.rng.random() < 0.05:
+            self.scheduler.rollback(plan, {})
+            plan = None
         if plan is not None:
             self.plans.append(plan)
             self.at_once.extend((other, plan) for other, _ in self.flights)

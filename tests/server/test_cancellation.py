@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 from grpc_harness import Serving, events_of, serving
-from oracle_engine import OracleEngine, StepGate, until
+from oracle_engine import Ahead, OracleEngine, StepGate, until
 from oracle_requests import check_whole, nothing_left, oracle_request
 from raw_h2 import GENERATION, RawCall, RawConnection, framed, raw_connection
 
@@ -107,11 +107,11 @@ def was_noticed(engine: OracleEngine) -> bool:
     return any(isinstance(command, Cancel) for command in [*engine._steps._mailbox._commands]) or engine.request_info(MINE) is None
 
 
-@pytest.mark.parametrize(("method", "asynchronous"), [("StreamGenerate", False), ("StreamGenerate", True), ("Generate", False)])
+@pytest.mark.parametrize(("method", "ahead"), [*(("StreamGenerate", ahead) for ahead in Ahead), ("Generate", Ahead.NEVER)])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("phase", PHASES)
-async def test_a_request_that_is_given_up(phase: Phase, way: Callable[..., object], method: str, asynchronous: bool) -> None:
-    async with OracleEngine(asynchronous=asynchronous) as engine, serving(engine) as serve:
+async def test_a_request_that_is_given_up(phase: Phase, way: Callable[..., object], method: str, ahead: Ahead) -> None:
+    async with OracleEngine(ahead=ahead) as engine, serving(engine) as serve:
         async with phase(engine) as (request, reached, go_on), raw_connection(serve.server.address) as connection:
             message = framed(request)  # the two requests have the same fields
             headers = DEADLINE if way is by_deadline else ()
@@ -207,7 +207,7 @@ async def test_a_deadline_that_has_passed_computes_nothing() -> None:
 
 async def test_a_crowd_that_leaves_in_every_way_at_once() -> None:
     """Ten connections with six requests each: those that stay are whole, and nothing is left of the others."""
-    async with OracleEngine(num_pages=600, max_unread_tokens=8, asynchronous=True) as engine, serving(engine) as serve:
+    async with OracleEngine(num_pages=600, max_unread_tokens=8, ahead=Ahead.DEVICE) as engine, serving(engine) as serve:
 
         async def client(number: int) -> None:
             async with raw_connection(serve.server.address) as connection:

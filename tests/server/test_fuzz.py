@@ -21,7 +21,7 @@ from grpc_harness import Serving, events_of, serving
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from oracle_engine import OracleEngine, until
+from oracle_engine import Ahead, OracleEngine, until
 from oracle_requests import check_whole, nothing_left, oracle_request
 from raw_h2 import FRAME_HEADER, GENERATION, framed, raw_connection
 
@@ -192,7 +192,7 @@ def complaints(caplog: pytest.LogCaptureFixture) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("seed", range(4))
 async def test_nonsense_harms_nobody(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(seed)
-    async with Engine(asynchronous=bool(seed % 2)) as engine, serving(engine) as serve:
+    async with Engine(ahead=list(Ahead)[seed % 3]) as engine, serving(engine) as serve:
         await check_unharmed(engine, serve, 1000)
         num_tasks = len(asyncio.all_tasks())
         rngs = [random.Random(rng.random()) for _ in range(ATTACKS)]

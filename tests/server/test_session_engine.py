@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from grpc import aio
 from grpc_harness import serving
-from oracle_engine import OracleEngine, StepGate, until
+from oracle_engine import Ahead, OracleEngine, StepGate, until
 from oracle_requests import check_whole, ids_of, nothing_left, num_generated, oracle_request, step_with_the_loop
 from raw_h2 import GENERATION, framed, raw_connection
 from session_client import SessionClient, cancellation, more_credit, opening, submission
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.anyio
 MAX_UNREAD = 8
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_every_tag_has_the_tokens_of_its_solo_run(asynchronous: bool) -> None:
-    async with OracleEngine(asynchronous=asynchronous, max_num_seqs=64, num_pages=4000) as engine, serving(engine) as serve:
+@pytest.mark.parametrize("ahead", list(Ahead))
+async def test_every_tag_has_the_tokens_of_its_solo_run(ahead: Ahead) -> None:
+    async with OracleEngine(ahead=ahead, max_num_seqs=64, num_pages=4000) as engine, serving(engine) as serve:
         client = SessionClient(serve)
         await client.say(opening(), *(submission(1000 + seed, oracle_request(seed, max_tokens=5 + seed)) for seed in range(64)))
         events = await client.finish()
@@ -63,10 +63,10 @@ async def test_cancelling_one_leaves_the_others() -> None:
         await until(lambda: nothing_left(engine))
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("ahead", list(Ahead))
 @pytest.mark.parametrize("whole_channel", [False, True])
-async def test_a_client_that_leaves_leaves_nothing(asynchronous: bool, whole_channel: bool) -> None:
-    async with OracleEngine(asynchronous=asynchronous) as engine, serving(engine) as serve:
+async def test_a_client_that_leaves_leaves_nothing(ahead: Ahead, whole_channel: bool) -> None:
+    async with OracleEngine(ahead=ahead) as engine, serving(engine) as serve:
         async with aio.insecure_channel(serve.server.address) as channel:
             client = SessionClient(type(serve)(serve.server, channel))
             # Some run, some wait for a place.
