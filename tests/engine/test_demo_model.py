@@ -46,8 +46,8 @@ def greedy(prompts: list[list[int]]) -> list[list[int]]:
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"page_size": 1}, {"page_size": 64}, {"max_num_seqs": 16, "max_num_batched_tokens": 16}],
-    ids=["page-16", "page-1", "page-64", "chunks-of-16"],
+    [{}, {"page_size": 1}, {"page_size": 64}, {"max_num_seqs": 16, "max_num_batched_tokens": 16}, {"threads": 2}],
+    ids=["page-16", "page-1", "page-64", "chunks-of-16", "two-threads"],
 )
 @pytest.mark.parametrize("at_once", [False, True], ids=["alone", "at-once"])
 async def test_greedy_equals_transformers(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
-from oracle_engine import Ahead, HookedFlight, OracleEngine
+from oracle_engine import Ahead, HookedFlight, OracleEngine, StepGate
 
 from aengine import SamplingParams
 from aengine.engine import step_loop
@@ -51,6 +53,40 @@ async def test_one_step_ahead_a_step_is_told_at_once() -> None:
         await engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=4, ignore_eos=True))
     launches = [event for event in events if event[0] != "compute"]
     assert launches[:5] == [("launch", 0), ("launch", 1), ("tell", 0), ("launch", 2), ("tell", 1)]
+
+
+async def test_on_a_host_decodes_are_told_at_once() -> None:
+    """The kernels go on with the next step meanwhile. Of a prompt they do not, so that who comes is in the next step."""
+    async with OracleEngine(ahead=Ahead.HOST) as engine:
+        events = _noted(engine)
+        await engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=5, ignore_eos=True))
+    assert events[:4] == [("launch", 0), ("compute", 0), ("launch", 1), ("tell", 0)]
+    assert events[4:10] == [("launch", 2), ("compute", 1), ("tell", 1), ("launch", 3), ("compute", 2), ("tell", 2)]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_step_that_has_not_begun_gives_way(leaves: bool) -> None:
+    """To who has come or gone while the one before it was computed."""
+    async with OracleEngine(ahead=Ahead.HOST) as engine, anyio.create_task_group() as tasks:
+        plans: list[StepPlan] = []
+        gate = StepGate(engine, at=4)
+        engine.runner.before_launch = plans.append
+        first, second = (engine.stream([1, 2], SamplingParams(seed=seed, max_tokens=12, ignore_eos=True)) for seed in (1, 2))
+        await anyio.to_thread.run_sync(gate.held.wait)
+        if leaves:
+            tasks.start_soon(second.aclose)
+        else:
+            third = engine.stream([1, 2], SamplingParams(seed=3, max_tokens=12, ignore_eos=True))
+        while not engine._steps._mailbox.pending:
+            await anyio.lowlevel.checkpoint()
+        gate.open()
+        assert [token.token_id async for token in first] == engine.solo(1)[0]
+        if not leaves:
+            assert [token.token_id async for token in second] == engine.solo(2)[0]
+            assert [token.token_id async for token in third] == engine.solo(3)[0]
+    withdrawn, instead = (plan for plan in plans if plan.step == 5)
+    assert len(withdrawn.rows) == 2
+    assert (len(instead.rows), len(instead.new_rows)) == ((1, 0) if leaves else (3, 1))
 
 
 async def test_nothing_is_withheld_when_nothing_follows() -> None:

@@ -1,0 +1,135 @@
+"""Steps that have begun before anybody waits for them."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import numpy as np
+import pytest
+import torch
+from test_cpu_stack import everything, hidden_states, layouts, pool_of, random_weights, stack_of, tiny_spec, token_ids
+
+from aengine.attention import StepLayout
+from aengine.kernels.cpu import CpuKernels, DecoderStack, KvPool, PreparedStep, Workspace
+
+
+class Setup:
+    """A tiny model with everything that its steps need."""
+
+    def __init__(self, kernels: CpuKernels, threads: int, dtype: torch.dtype = torch.float32, page_size: int = 16) -> None:
+        spec = tiny_spec("qwen3")
+        self.workspace = Workspace(kernels, threads)
+        self.stack: DecoderStack = stack_of(self.workspace, spec, random_weights(spec), dtype)
+        self.pool: KvPool = pool_of(spec, dtype, page_size)
+
+    def prepare(self, layout: StepLayout, number: int, *, greedy: bool) -> PreparedStep:
+        return self.stack.prepare(self.workspace, self.pool, layout, token_ids(layout, number), everything(layout), greedy=greedy)
+
+
+def loiter(seconds: float) -> None:
+    """Keeps the interpreter busy, as planning the next step does."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_it_brings_the_same(kernels: CpuKernels, threads: int, dtype: torch.dtype, page_size: int) -> None:
+    """Whenever whoever waits joins in: at once, in the middle, or when all is done."""
+    steps = layouts(page_size)
+    reference = Setup(kernels, 1, dtype, page_size)
+    expected = hidden_states(reference.workspace, reference.stack, reference.pool, steps)
+    made = Setup(kernels, threads, dtype, page_size)
+    for late in (0.0, 20e-6, 100e-6, 1e-3):
+        for number, layout in enumerate(steps):
+            step, greedy = made.prepare(layout, number, greedy=False), made.prepare(layout, number, greedy=True)
+            for one in (step, greedy):
+                one.begin()
+                loiter(late)
+                one.run()
+            assert step.hidden is not None
+            assert greedy.largest is not None
+            assert torch.equal(step.hidden, expected[number])
+            assert greedy.largest.tolist() == reference.stack.greedy(reference.workspace, expected[number]).tolist()
+
+
+def test_it_goes_ahead_by_itself(kernels: CpuKernels) -> None:
+    made = Setup(kernels, 2)
+    layout = layouts(16)[0]
+    step = made.prepare(layout, 0, greedy=True)
+    last_values = made.pool._memory[-1]
+    step.begin()
+    end = time.monotonic() + 30
+    while not last_values.any():
+        assert time.monotonic() < end, "the last layer never wrote its values"
+    step.run()
+
+
+def test_thousands_in_a_row(kernels: CpuKernels) -> None:
+    """Two threads meet some thirty times in each."""
+    made = Setup(kernels, 2)
+    layout = layouts(16)[4]
+    step = made.prepare(layout, 4, greedy=True)
+    step.run()
+    assert step.largest is not None
+    expected = step.largest.copy()
+    for i in range(2000):
+        step.largest[:] = -1
+        step.begin()
+        loiter(i % 40 * 1e-6)
+        step.run()
+        assert np.array_equal(step.largest, expected)
+
+
+def test_token_ids_are_read_when_it_begins(kernels: CpuKernels) -> None:
+    made, layout = Setup(kernels, 2), layouts(16)[0]
+    expected = made.prepare(layout, 0, greedy=True)
+    expected.run()
+    ids = np.zeros(layout.num_tokens, np.int32)
+    step = made.stack.prepare(made.workspace, made.pool, layout, ids, everything(layout), greedy=True)
+    ids[:] = token_ids(layout, 0)
+    step.begin()
+    step.run()
+    assert np.array_equal(step.largest, expected.largest)
+
+
+def test_the_workspace_serves_nothing_else(kernels: CpuKernels) -> None:
+    made, steps = Setup(kernels, 2), layouts(16)
+    hidden = made.stack.run(made.workspace, made.pool, steps[0], token_ids(steps[0], 0), everything(steps[0]))
+    step, other = made.prepare(steps[1], 1, greedy=True), made.prepare(steps[2], 2, greedy=True)
+    pages = np.array([1], np.int32)
+    step.begin()
+    for refused in (
+        other.run,
+        lambda: made.stack.logits(made.workspace, hidden),
+        lambda: made.stack.greedy(made.workspace, hidden),
+        lambda: made.pool.copy_pages(made.workspace, pages, pages + 1),
+    ):
+        with pytest.raises(RuntimeError, match="a step that has begun and was not finished"):
+            refused()
+    other.begin()  # does nothing
+    step.run()
+    other.run()
+    made.stack.logits(made.workspace, hidden)
+
+
+def test_what_is_refused_does_not_begin(kernels: CpuKernels) -> None:
+    made, layout = Setup(kernels, 2), layouts(16)[0]
+    bad = made.stack.prepare(made.workspace, made.pool, layout, np.full(37, 199, np.int32), everything(layout), greedy=True)
+    bad.begin()
+    assert made.workspace.under_way is None
+    with pytest.raises(ValueError, match="a token id of the step is not one of the embedding's"):
+        bad.run()
+    assert not any(memory.any() for memory in made.pool._memory)
+
+
+def test_one_that_nobody_finishes(kernels: CpuKernels) -> None:
+    """The workspace sees it through before the memory goes."""
+    for _ in range(8):
+        made = Setup(kernels, 3)
+        made.prepare(layouts(16)[3], 3, greedy=False).begin()
+        del made
+        gc.collect()

@@ -1,0 +1,184 @@
+"""Steps of a CPU that are planned while the one before is computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+from driver import GREEDY, Driver, Sequence_, sampled
+from reference import save_tiny
+from test_greedy import make_runner
+
+from aengine.runner.base import InFlightStep
+from aengine.runner.delayed import DelayedSteps
+from aengine.runner.model_runner import ModelRunner
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("tiny")
+    save_tiny("qwen3", path)
+    return path
+
+
+class Noted:
+    """Satisfies `StepRun`; what happens is noted as a verb and a number."""
+
+    overlaps = True
+
+    def __init__(self, events: list[str], number: int) -> None:
+        self.events = events
+        self.number = number
+
+    def begin(self) -> None:
+        self.events.append(f"begin {self.number}")
+
+    def run(self) -> Any:
+        self.events.append(f"compute {self.number}")
+        return self
+
+    def result(self) -> Any:
+        self.events.append(f"result {self.number}")
+        return self.number
+
+
+class TestOrder:
+    def test_each_begins_when_the_result_of_the_one_before_is_asked_for(self) -> None:
+        events: list[str] = []
+        steps = DelayedSteps()
+        first, second = (steps.add(run, run.run, overlaps=True) for run in (Noted(events, 1), Noted(events, 2)))
+        assert events == ["begin 1"]
+        first.wait()
+        first.wait()
+        assert events == ["begin 1", "compute 1"]
+        assert first.result() == 1
+        assert events[2:] == ["begin 2", "result 1"]
+        assert second.result() == second.result() == 2
+        assert events[4:] == ["compute 2", "result 2", "result 2"]
+
+    def test_a_late_one_needs_those_before(self) -> None:
+        events: list[str] = []
+        steps = DelayedSteps()
+        flights = [steps.add(run, run.run, overlaps=False) for run in (Noted(events, number) for number in range(3))]
+        assert flights[2].result() == 2
+        assert events == ["begin 0", "compute 0", "begin 1", "compute 1", "begin 2", "compute 2", "result 2"]
+        assert [flight.result() for flight in flights] == [0, 1, 2]
+
+    def test_the_latest_can_be_withdrawn_until_it_begins(self) -> None:
+        events: list[str] = []
+        steps = DelayedSteps()
+        first, second = (steps.add(run, run.run, overlaps=True) for run in (Noted(events, 1), Noted(events, 2)))
+        first.wait()
+        assert second.withdraw()
+        assert not first.withdraw()
+        assert first.result() == 1
+        third = steps.add(Noted(events, 3), Noted(events, 3).run, overlaps=True)
+        assert not third.withdraw()
+        assert events == ["begin 1", "compute 1", "result 1", "begin 3"]
+
+    def test_what_has_begun_is_seen_through_in_the_end(self) -> None:
+        events: list[str] = []
+        steps = DelayedSteps()
+        for number in range(2):
+            run = Noted(events, number)
+            steps.add(run, run.run, overlaps=True)
+        steps.abandon()
+        steps.abandon()
+        assert events == ["begin 0", "compute 0"]
+
+
+def launch_decode(driver: Driver, sequences: list[Sequence_]) -> InFlightStep:
+    runner = driver.runner
+    flight = runner.launch(driver._plan([(one, 1) for one in sequences], len(sequences)))
+    for one in sequences:
+        one.computed += 1
+    return flight
+
+
+def started(runner: ModelRunner, prompts: list[list[int]], **options: Any) -> tuple[Driver, list[Sequence_]]:
+    """Sequences that decode from now on."""
+    driver = Driver(runner)
+    sequences = [driver.add(prompt, dataclasses.replace(GREEDY, **options)) for prompt in prompts]
+    driver.run_step(sequences)
+    return driver, sequences
+
+
+PROMPTS = [list(range(20)), list(range(30, 35)), [7]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_tokens_are_those_of_one_after_the_other(tiny: pathlib.Path, dtype: str) -> None:
+    """Every third step is withdrawn before it begins, and launched again; pages are crossed."""
+    expected = Driver(make_runner(tiny, dtype=dtype, threads=1)).generate(PROMPTS, 40)
+    runner = make_runner(tiny, dtype=dtype, threads=2)
+    driver, sequences = started(runner, PROMPTS)
+    flight = launch_decode(driver, sequences)
+    assert flight.overlaps
+    for step in range(38):
+        following = launch_decode(driver, sequences)
+        flight.wait()
+        if step % 3 == 0 and following.withdraw():
+            for one in sequences:
+                one.computed -= 1
+            following = None
+        for one, token in zip(sequences, flight.result().tokens.tolist(), strict=True):
+            one.output.append(token)
+        flight = following or launch_decode(driver, sequences)
+    for one, token in zip(sequences, flight.result().tokens.tolist(), strict=True):
+        one.output.append(token)
+    assert [one.output for one in sequences] == expected
+
+
+def test_who_comes_in_waits_for_what_is_under_way(tiny: pathlib.Path) -> None:
+    """A plan with a new row is launched while two steps are in flight: rows change hands when these are over."""
+    alone = [Driver(make_runner(tiny, threads=1)).generate([prompt], 6)[0] for prompt in PROMPTS]
+    driver, (first, second) = started(make_runner(tiny, threads=2), PROMPTS[:2])
+    flights = [launch_decode(driver, [first, second]) for _ in range(2)]
+    third = driver.add(PROMPTS[2])
+    mixed = driver.runner.launch(driver._plan([(first, 1), (second, 1), (third, 1)], 2))
+    assert not mixed.overlaps
+    assert not mixed.withdraw(), "it has begun, with the rows as they are now"
+    tokens = [flight.result().tokens.tolist() for flight in (*flights, mixed)]
+    assert [step[0] for step in tokens] == alone[0][1:4]
+    assert [step[1] for step in tokens] == alone[1][1:4]
+    assert tokens[2][2] == alone[2][0]
+
+
+def test_what_overlaps(tiny: pathlib.Path) -> None:
+    """Greedy decodes on more than one thread: torch, which samples, has threads of its own that would be in the way."""
+    for threads, params, expected in ((2, GREEDY, True), (1, GREEDY, False), (2, sampled(1), False)):
+        runner = make_runner(tiny, threads=threads)
+        driver = Driver(runner)
+        one = driver.add(PROMPTS[0], params)
+        prefill = runner.launch(driver._plan([(one, 20)], 0))
+        assert not prefill.overlaps
+        one.computed, one.decodes = 20, True
+        one.output += prefill.result().tokens.tolist()
+        assert launch_decode(driver, [one]).overlaps is expected
+        runner.close()
+
+
+def test_a_runner_that_is_closed_in_the_middle(tiny: pathlib.Path) -> None:
+    for _ in range(5):
+        runner = make_runner(tiny, threads=2)
+        driver, sequences = started(runner, PROMPTS)
+        workspace = runner._executor._workspace
+        launch_decode(driver, sequences)
+        launch_decode(driver, sequences)
+        assert workspace.under_way is not None
+        runner.close()
+        assert workspace.under_way is None
+
+
+def test_results_do_not_change_later(tiny: pathlib.Path) -> None:
+    driver, sequences = started(make_runner(tiny, threads=2), PROMPTS)
+    first = launch_decode(driver, sequences)
+    second = launch_decode(driver, sequences)
+    tokens = first.result().tokens
+    kept = tokens.copy()
+    second.result()
+    assert np.array_equal(tokens, kept)
+    assert np.array_equal(first.result().tokens, kept)
