@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention import StepLayout
-from aengine.kernels.cpu import DecoderStack, KernelsUnavailableError, KvPool, PreparedStep, Workspace, load_kernels, unsupported
+from aengine.kernels.cpu import DecoderStack, KernelsUnavailableError, KvPool, PreparedStep, Workspace, load_kernels, ops, unsupported
 from aengine.kernels.cpu.pool import page_bytes
 from aengine.layers.rotary import cos_sin_cache
 from aengine.runner.capture import Capture
@@ -29,8 +29,8 @@ class CpuRun:
         self._workspace = workspace
         self._step = step
         self._all = all_hidden
-        # What follows another step takes torch's threads, which go on spinning, so off the cores that the next step needs.
-        self.overlaps = step.largest is not None and workspace.threads > 1
+        # What follows another step takes torch's threads, which go on spinning on the cores that the next step needs.
+        self.overlaps = step.chosen is not None and workspace.threads > 1
 
     def begin(self) -> None:
         if self.overlaps:
@@ -42,7 +42,7 @@ class CpuRun:
 
 
 class CpuHidden:
-    """The normed hidden states of the wanted tokens, [T or m, hidden_size], or of a greedy step what follows them."""
+    """The normed hidden states of the wanted tokens, [T or m, hidden_size], or of a step that chooses what follows them."""
 
     def __init__(self, stack: DecoderStack, workspace: Workspace, step: PreparedStep, *, all_hidden: bool) -> None:
         self._stack = stack
@@ -54,15 +54,15 @@ class CpuHidden:
         return self._stack.logits(self._workspace, self._of(indices))
 
     @property
-    def largest(self) -> NDArray[np.int64] | None:
-        return self._step.largest
+    def chosen(self) -> NDArray[np.int64] | None:
+        return self._step.chosen
 
     def argmax(self, indices: Tensor) -> Tensor:
         return self._stack.greedy(self._workspace, self._of(indices))
 
     def _of(self, indices: Tensor) -> Tensor:
         hidden = self._step.hidden
-        assert hidden is not None, "a greedy step has no logits"
+        assert hidden is not None, "a step that chooses has no logits"
         return hidden.index_select(0, indices) if self._all else hidden
 
 
@@ -115,17 +115,27 @@ class CpuExecutor:
         self._pool.copy_pages(self._workspace, sources, destinations)
 
     def prepare(
-        self, layout: StepLayout, token_ids: NDArray[np.int32], wanted: NDArray[np.int32], *, all_hidden: bool, greedy: bool
+        self,
+        layout: StepLayout,
+        token_ids: NDArray[np.int32],
+        wanted: NDArray[np.int32],
+        *,
+        all_hidden: bool,
+        greedy: bool = False,
+        draws: NDArray[np.void] | None = None,
     ) -> CpuRun:
         assert self._pool is not None, "allocated"
         if all_hidden:
             wanted = np.arange(len(token_ids), dtype=np.int32)
-        step = self._stack.prepare(self._workspace, self._pool, layout, token_ids, wanted, greedy=greedy)
+        step = self._stack.prepare(self._workspace, self._pool, layout, token_ids, wanted, greedy=greedy, draws=draws)
         return CpuRun(self._stack, self._workspace, step, all_hidden=all_hidden)
+
+    def draw(self, logits: Tensor, draws: NDArray[np.void]) -> Tensor:
+        return ops.draw(self._workspace, logits, draws)
 
     def forward(self, step: StepInput) -> CpuHidden:
         token_ids, wanted = step.input_ids.numpy(), step.logits_indices.numpy()
-        return self.prepare(step.metadata.host, token_ids, wanted, all_hidden=step.all_hidden, greedy=False).run()
+        return self.prepare(step.metadata.host, token_ids, wanted, all_hidden=step.all_hidden).run()
 
     def record(self, plan: GraphPlan, capture: Capture) -> None:
         return None  # a step is one call already

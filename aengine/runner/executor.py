@@ -10,7 +10,7 @@ import logging
 import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -89,18 +89,26 @@ class StepPass(Protocol):
         """[m] int32, of the tokens to sample."""
 
     @property
+    def chosen(self) -> NDArray[np.int64] | None:
+        """[m] the rows' last tokens by now, of a step that chose them."""
+
+    @property
     def keeps_argmax(self) -> bool:
         """Whether the rows' last tokens are the argmax by now."""
 
     def logits(self) -> Tensor:
         """[m, vocab_size] float32 logits of these tokens, which the caller may change."""
 
-    def argmax(self) -> Tensor | NDArray[np.int64]:
-        """The [m] int64 argmax of `logits`, for less where possible; an array where it is known on the host."""
+    def argmax(self) -> Tensor:
+        """The [m] int64 argmax of `logits`, for less where possible."""
 
 
 class StepRun(Protocol):
     """A step's way through the model before it is gone. Steps are run in the order in which they were prepared."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it brings the tokens, too, and takes nothing of torch."""
 
     @property
     def overlaps(self) -> bool:
@@ -122,6 +130,7 @@ class DevicePass:
     rows: Tensor
     next_positions: Tensor
     keeps_argmax: bool
+    chosen: ClassVar[None] = None
 
     def logits(self) -> Tensor:
         return self.hidden.logits(self.indices)
@@ -157,8 +166,8 @@ class Executor(Protocol):
 
 class HostHidden(HiddenStates, Protocol):
     @property
-    def largest(self) -> NDArray[np.int64] | None:
-        """[m] the argmax of the logits of the wanted tokens, and then there are no logits; of a greedy step."""
+    def chosen(self) -> NDArray[np.int64] | None:
+        """[m] what follows the wanted tokens, and then there are no logits; of a step that chooses."""
 
 
 class HostRun(Protocol):
@@ -180,10 +189,21 @@ class HostExecutor(Executor, Protocol):
     """One that takes a step as it is on the host."""
 
     def prepare(
-        self, layout: StepLayout, token_ids: NDArray[np.int32], wanted: NDArray[np.int32], *, all_hidden: bool, greedy: bool
+        self,
+        layout: StepLayout,
+        token_ids: NDArray[np.int32],
+        wanted: NDArray[np.int32],
+        *,
+        all_hidden: bool,
+        greedy: bool = False,
+        draws: NDArray[np.void] | None = None,
     ) -> HostRun:
         """The layers over [T] `token_ids`, which may change until they begin, and nothing else. `wanted`: as the `logits_indices` of a
-        `StepInput`. `greedy`: of their logits the argmax is all that is asked for; not with `all_hidden`."""
+        `StepInput`. The step chooses what follows them where it is `greedy` or has `draws`, which say how (`aengine.kernels.draws`); not
+        with `all_hidden`."""
+
+    def draw(self, logits: Tensor, draws: NDArray[np.void]) -> Tensor:
+        """[m, vocab_size] contiguous float32 logits -> [m] int64: what the same step would have chosen."""
 
 
 @dataclass(frozen=True, slots=True)

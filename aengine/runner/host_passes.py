@@ -3,7 +3,9 @@ what counts here is how few operations there are."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,15 +16,17 @@ from aengine.runner.executor import HostExecutor, HostHidden, HostRun, StepPass
 from aengine.runner.landing import as_int32
 from aengine.runner.passes import HostStep
 
+Draws = Callable[[NDArray[np.int32], NDArray[np.int32]], "NDArray[np.void] | None"]
+
 
 @dataclass(frozen=True, slots=True)
 class HostPass:
-    """Satisfies `StepPass` with tensors that are made when they are asked for: a greedy step needs few."""
+    """Satisfies `StepPass` with tensors that are made when they are asked for: a step that chooses needs none."""
 
     hidden: HostHidden
     step: HostStep
     wanted: NDArray[np.int32]
-    keeps_argmax: bool
+    keeps_argmax: ClassVar[bool] = False
 
     @property
     def indices(self) -> Tensor:
@@ -39,15 +43,20 @@ class HostPass:
     def logits(self) -> Tensor:
         return self.hidden.logits(self.indices)
 
-    def argmax(self) -> Tensor | NDArray[np.int64]:
-        largest = self.hidden.largest
-        return self.hidden.argmax(self.indices) if largest is None else largest
+    @property
+    def chosen(self) -> NDArray[np.int64] | None:
+        return self.hidden.chosen
+
+    def argmax(self) -> Tensor:
+        return self.hidden.argmax(self.indices)
 
 
 class HostPassRun:
     """Satisfies `StepRun`."""
 
-    def __init__(self, passes: HostPasses, run: HostRun, step: HostStep, token_ids: NDArray[np.int32], wanted: NDArray[np.int32]) -> None:
+    def __init__(
+        self, passes: HostPasses, run: HostRun, step: HostStep, token_ids: NDArray[np.int32], wanted: NDArray[np.int32], *, chooses: bool
+    ) -> None:
         self._passes = passes
         self._run = run
         self._step = step
@@ -55,6 +64,7 @@ class HostPassRun:
         self._wanted = wanted
         self._filled = False
         self.overlaps = run.overlaps
+        self.chooses = chooses
 
     def begin(self) -> None:
         if self.overlaps:
@@ -65,9 +75,9 @@ class HostPassRun:
         if not self._filled:
             self._fill()
         hidden = self._run.run()
-        if hidden.largest is not None:
-            self._passes.last[self._step.sampled_rows] = hidden.largest
-        return HostPass(hidden, self._step, self._wanted, keeps_argmax=hidden.largest is not None)
+        if hidden.chosen is not None:
+            self._passes.last[self._step.sampled_rows] = hidden.chosen
+        return HostPass(hidden, self._step, self._wanted)
 
     def _fill(self) -> None:
         """The tokens that steps before this one brought."""
@@ -77,8 +87,10 @@ class HostPassRun:
 
 
 class HostPasses:
-    def __init__(self, executor: HostExecutor, max_num_seqs: int) -> None:
+    def __init__(self, executor: HostExecutor, max_num_seqs: int, draws: Draws) -> None:
+        """`draws`: how [m] rows draw their tokens at [m] positions; None where something else is wanted of their logits."""
         self._executor = executor
+        self._draws = draws
         self.last = np.zeros(max_num_seqs, dtype=np.int32)
         self.last_tokens = torch.from_numpy(self.last)
         """[max_num_seqs] int32, by row."""
@@ -91,9 +103,12 @@ class HostPasses:
         else:
             token_ids = np.concatenate((self.last[: layout.num_decodes], step.token_ids))
             wanted = layout.qo_indptr[1:][step.sampled] - 1
-        run = self._executor.prepare(layout, token_ids, wanted, all_hidden=step.all_hidden, greedy=step.is_greedy)
-        return HostPassRun(self, run, step, token_ids, wanted)
+        greedy, draws = step.only_argmax and not step.all_hidden, None
+        if not greedy and not step.all_hidden:
+            draws = self._draws(step.sampled_rows, step.next_positions)
+        run = self._executor.prepare(layout, token_ids, wanted, all_hidden=step.all_hidden, greedy=greedy, draws=draws)
+        return HostPassRun(self, run, step, token_ids, wanted, chooses=greedy or draws is not None)
 
-    def keep(self, done: StepPass, tokens: Tensor | NDArray[np.int64]) -> None:
+    def keep(self, done: StepPass, tokens: Tensor) -> None:
         """As `Passes.keep`."""
         self.last[done.rows.numpy()] = as_int32(tokens)

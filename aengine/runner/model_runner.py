@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from aengine.attention import Layouts, StepLayout
 from aengine.config import EngineConfig
@@ -37,6 +38,7 @@ from aengine.runner.passes import HostStep, Passes
 from aengine.runner.profile import widest_step
 from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
 from aengine.sampling import SampledTokens, Sampler
+from aengine.sampling.cpu_draw import CpuDraw
 from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan
 
 _log = logging.getLogger("aengine")
@@ -75,12 +77,13 @@ class ModelRunner:
         with self._lane.enter():
             self.dtype = _dtype(config, self.spec, model_dir)
             self._executor = build_executor(ExecutorSetup(config, self.spec, model_dir, self.dtype, self.device, wanted_len))
-            self._sampler = Sampler(config.max_num_seqs, self.spec.vocab_size, self.device)
+            draws = CpuDraw(self._executor.draw) if isinstance(self._executor, HostExecutor) else None
+            self._sampler = Sampler(config.max_num_seqs, self.spec.vocab_size, self.device, draws)
             self._scorer = PromptScorer(self.spec.vocab_size, self.device)
             self._landings: Landings | None = None
             self._passes: Passes | HostPasses
             if isinstance(self._executor, HostExecutor) and capture is None:
-                self._passes = HostPasses(self._executor, config.max_num_seqs)
+                self._passes = HostPasses(self._executor, config.max_num_seqs, self._sampler.draws)
             else:
                 self._passes = Passes(self._executor, config.max_num_seqs, self.device)
                 self._landings = Landings(config.max_num_seqs, self.device)
@@ -138,14 +141,14 @@ class ModelRunner:
         return self._delayed.add(run, compute, overlaps=run.overlaps and plan.num_decodes == len(plan.rows))
 
     def _compute(self, number: int, step: HostStep, run: StepRun) -> LaunchedStep:
-        if step.is_greedy and isinstance(self._passes, HostPasses):  # which takes nothing of torch, and that is not in the caches now
+        if run.chooses:  # torch is not in the caches now
             return self._run_and_land(number, step, run)
         with self._lane.enter():
             return self._run_and_land(number, step, run)
 
     def _run_and_land(self, number: int, step: HostStep, run: StepRun) -> LaunchedStep:
         sampled, scores = self._run(step, run)
-        sampler = None if step.only_argmax else self._sampler
+        sampler = None if step.only_argmax or run.chooses else self._sampler
         return LaunchedStep.of(number, step.sampled_rows, sampled, scores, sampler, self._landings)
 
     def _update(self, new_rows: tuple[NewRow, ...]) -> None:
@@ -188,12 +191,15 @@ class ModelRunner:
         scores = self._scorer.score(step.rows, step.layout, done.hidden.logits)
         if len(step.sampled) == 0:
             return None, scores
+        if done.chosen is not None:
+            return SampledTokens(done.chosen), scores
         if step.only_argmax:
-            chosen = SampledTokens(done.argmax())
-            if done.keeps_argmax:
-                return chosen, scores
-        else:
-            chosen = self._sampler.sample(done.logits(), step.sampled_rows, step.next_positions, done.rows, done.next_positions)
+            tokens = done.argmax()
+            if not done.keeps_argmax:
+                self._passes.keep(done, tokens)
+            return SampledTokens(tokens), scores
+        chosen = self._sampler.sample(done.logits(), step.sampled_rows, step.next_positions, done.rows, done.next_positions)
+        assert isinstance(chosen.tokens, Tensor), "on the device"
         self._passes.keep(done, chosen.tokens)
         return chosen, scores
 

@@ -32,11 +32,6 @@ class HostStep:
     all_hidden: bool  # whether logits of other tokens are wanted, too
     only_argmax: bool  # whether nothing but the argmax of the logits is wanted of the sampled ones
 
-    @property
-    def is_greedy(self) -> bool:
-        """Whether nothing else is wanted of the step than argmaxes."""
-        return self.only_argmax and not self.all_hidden
-
     @classmethod
     def of(
         cls,
@@ -63,6 +58,7 @@ class PassRun:
     passes: Passes
     step: HostStep
     overlaps: ClassVar[bool] = False
+    chooses: ClassVar[bool] = False
 
     def begin(self) -> None:
         pass
@@ -88,9 +84,8 @@ class Passes:
                 return replayed
         return self._run_uploaded(step)
 
-    def keep(self, done: StepPass, tokens: Tensor | NDArray[np.int64]) -> None:
+    def keep(self, done: StepPass, tokens: Tensor) -> None:
         """`tokens` [m], as sampled, are the last ones of the step's rows from now on."""
-        assert isinstance(tokens, Tensor), "on the device"
         self.last_tokens.index_copy_(0, done.rows.long(), tokens.to(torch.int32))
 
     def _run_uploaded(self, step: HostStep) -> StepPass:

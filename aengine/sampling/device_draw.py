@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-PACKED = np.dtype([("temperature", "<f4"), ("top_p", "<f4"), ("min_p", "<f4"), ("top_k", "<i4"), ("seed", "<u8")])
+from aengine.kernels.draws import DRAW
+
+PACKED = np.dtype(DRAW.descr[:5])  # all but the position
 PACKED_WORDS = PACKED.itemsize // 4
 
 

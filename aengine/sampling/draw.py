@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.kernels.draws import DRAW
 from aengine.kernels.upload import to_device
 from aengine.params import GREEDY_BELOW
 from aengine.sampling.device_draw import PACKED, PACKED_WORDS, DeviceDraw, RowParams
@@ -35,7 +36,7 @@ class Drawer:
         """`draws`: how rows that are not greedy are drawn; None: as is best on the device."""
         self.vocab_size = vocab_size
         self._device = device
-        self._host = np.zeros(max_rows, dtype=PACKED)  # decides the groups without asking the device
+        self._host = np.zeros(max_rows, dtype=DRAW)  # decides the groups without asking the device
         self._packed = torch.zeros(max_rows, PACKED_WORDS, dtype=torch.int32, device=device)
         self._draws = draws or select_draw(vocab_size, device)
 
@@ -51,12 +52,19 @@ class Drawer:
             ],
             dtype=PACKED,
         )
-        self._host[rows] = values
+        for name in PACKED.names or ():
+            self._host[name][rows] = values[name]
         upload = np.empty((len(rows), 2 + PACKED_WORDS), dtype=np.int32)
         upload[:, :2] = rows.view(np.int32).reshape(-1, 2)
         upload[:, 2:] = values.view(np.int32).reshape(-1, PACKED_WORDS)
         moved = to_device(upload, self._device)
         self._packed.index_copy_(0, moved[:, :2].contiguous().view(torch.int64)[:, 0], moved[:, 2:])
+
+    def draws(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.void]:
+        """[m] `DRAW`: what `draw` does for these rows at these positions."""
+        draws = self._host[rows]
+        draws["position"] = positions
+        return draws
 
     def draw(self, logits: Tensor, rows: NDArray[np.int32], device_rows: Tensor, positions: Tensor) -> Tensor:
         """[m, vocab_size] float32 logits of m distinct rows -> [m] int64 token ids, on the device, without waiting for it.

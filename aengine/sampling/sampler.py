@@ -21,6 +21,7 @@ from aengine.kernels.upload import to_device
 from aengine.params import GREEDY_BELOW
 from aengine.sampling.bad_words import BadWords
 from aengine.sampling.custom import CustomProcessors
+from aengine.sampling.device_draw import DeviceDraw
 from aengine.sampling.draw import Drawer
 from aengine.sampling.logprobs import DeviceLogprobs, token_logprobs
 from aengine.sampling.masks import LogitMasks
@@ -46,7 +47,8 @@ class SampledTokens:
 class Sampler:
     """Samples for rows 0 .. `max_rows` - 1 over `vocab_size` ids."""
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device, draws: DeviceDraw | None = None) -> None:
+        """`draws`: as of `Drawer`."""
         self.vocab_size = vocab_size
         self.device = device
         self._processed = np.zeros(max_rows, dtype=np.bool_)  # rows whose logits change before the draw
@@ -58,7 +60,7 @@ class Sampler:
         self._penalties = Penalties(max_rows, device)
         self._custom = CustomProcessors(max_rows)
         self._grammars: GrammarRows | None = None
-        self._drawer = Drawer(max_rows, vocab_size, device)
+        self._drawer = Drawer(max_rows, vocab_size, device, draws)
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
         """Takes over rows that changed hands. What it raises may be the fault of any of them; it can be called again with the others."""
@@ -84,6 +86,12 @@ class Sampler:
     def only_argmax(self, rows: NDArray[np.int32]) -> bool:
         """Whether `sample` for these rows would come to the argmax of the logits and nothing else."""
         return int(np.count_nonzero(self._plain[rows])) == len(rows)  # faster than all(), and asked for in every step
+
+    def draws(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.void] | None:
+        """[m] `DRAW`, where `sample` for these rows would come to these draws from the logits and nothing else. `positions`: as there."""
+        if np.count_nonzero(self._processed[rows]) or np.count_nonzero(self._num_logprobs[rows] >= 0):
+            return None
+        return self._drawer.draws(rows, positions)
 
     def sample(
         self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32], device_rows: Tensor, device_positions: Tensor

@@ -51,9 +51,9 @@ def test_it_brings_the_same(kernels: CpuKernels, threads: int, dtype: torch.dtyp
                 loiter(late)
                 one.run()
             assert step.hidden is not None
-            assert greedy.largest is not None
+            assert greedy.chosen is not None
             assert torch.equal(step.hidden, expected[number])
-            assert greedy.largest.tolist() == reference.stack.greedy(reference.workspace, expected[number]).tolist()
+            assert greedy.chosen.tolist() == reference.stack.greedy(reference.workspace, expected[number]).tolist()
 
 
 def test_it_goes_ahead_by_itself(kernels: CpuKernels) -> None:
@@ -74,14 +74,14 @@ def test_thousands_in_a_row(kernels: CpuKernels) -> None:
     layout = layouts(16)[4]
     step = made.prepare(layout, 4, greedy=True)
     step.run()
-    assert step.largest is not None
-    expected = step.largest.copy()
+    assert step.chosen is not None
+    expected = step.chosen.copy()
     for i in range(2000):
-        step.largest[:] = -1
+        step.chosen[:] = -1
         step.begin()
         loiter(i % 40 * 1e-6)
         step.run()
-        assert np.array_equal(step.largest, expected)
+        assert np.array_equal(step.chosen, expected)
 
 
 def test_token_ids_are_read_when_it_begins(kernels: CpuKernels) -> None:
@@ -93,7 +93,7 @@ def test_token_ids_are_read_when_it_begins(kernels: CpuKernels) -> None:
     ids[:] = token_ids(layout, 0)
     step.begin()
     step.run()
-    assert np.array_equal(step.largest, expected.largest)
+    assert np.array_equal(step.chosen, expected.chosen)
 
 
 def test_the_workspace_serves_nothing_else(kernels: CpuKernels) -> None:

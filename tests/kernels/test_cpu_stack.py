@@ -195,13 +195,13 @@ def test_a_greedy_step_brings_the_argmax(kernels: CpuKernels, family: str, dtype
         for number, layout in enumerate(layouts(16)):
             step = stack.prepare(workspace, pool, layout, token_ids(layout, number), everything(layout)[::-1], greedy=True)
             step.run()
-            assert step.largest is not None
+            assert step.chosen is not None
             hidden = stack.run(workspace, pool, layout, token_ids(layout, number), everything(layout)[::-1])
-            assert step.largest.tolist() == stack.logits(workspace, hidden).argmax(-1).tolist()
+            assert step.chosen.tolist() == stack.logits(workspace, hidden).argmax(-1).tolist()
             nobody = stack.prepare(workspace, pool, layout, token_ids(layout, number), everything(layout)[:0], greedy=True)
             nobody.run()
-            assert nobody.largest is not None
-            assert nobody.largest.shape == (0,)
+            assert nobody.chosen is not None
+            assert nobody.chosen.shape == (0,)
 
 
 def test_two_engines_in_one_process(kernels: CpuKernels) -> None:

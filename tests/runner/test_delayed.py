@@ -148,8 +148,9 @@ def test_who_comes_in_waits_for_what_is_under_way(tiny: pathlib.Path) -> None:
 
 
 def test_what_overlaps(tiny: pathlib.Path) -> None:
-    """Greedy decodes on more than one thread: torch, which samples, has threads of its own that would be in the way."""
-    for threads, params, expected in ((2, GREEDY, True), (1, GREEDY, False), (2, sampled(1), False)):
+    """Decodes on more than one thread that choose their tokens: torch, which does all else, has threads that would be in the way."""
+    with_logprobs = dataclasses.replace(GREEDY, logprobs=1)
+    for threads, params, expected in ((2, GREEDY, True), (1, GREEDY, False), (2, sampled(1), True), (2, with_logprobs, False)):
         runner = make_runner(tiny, threads=threads)
         driver = Driver(runner)
         one = driver.add(PROMPTS[0], params)
@@ -182,3 +183,16 @@ def test_results_do_not_change_later(tiny: pathlib.Path) -> None:
     second.result()
     assert np.array_equal(tokens, kept)
     assert np.array_equal(first.result().tokens, kept)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_same_tokens_beside_whoever(tiny: pathlib.Path, threads: int) -> None:
+    """Rows that only draw do so in the call of the kernels, and elsewhere when a neighbour wants more of the logits."""
+    drawing = [sampled(1), sampled(2, 0.7, top_p=0.8), sampled(3, 1.3, top_k=20, min_p=0.01), GREEDY]
+    wanting = dataclasses.replace(GREEDY, logprobs=2)
+    runner = make_runner(tiny, threads=threads)
+    prompts = [list(range(at, at + 9)) for at in range(4)]
+    alone = Driver(runner).generate(prompts, 30, drawing)
+    beside = Driver(make_runner(tiny, threads=threads)).generate([*prompts, [3, 4]], 30, [*drawing, wanting])
+    assert beside[:4] == alone
+    assert alone == Driver(make_runner(tiny, attention_backend="torch_native")).generate(prompts, 30, drawing), "up to rounding"

@@ -19,6 +19,7 @@ from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.models.hub import resolve_model
 from aengine.runner.executor import DevicePass, StepPass
+from aengine.runner.host_passes import HostPasses
 from aengine.runner.model_runner import ModelRunner
 from aengine.runner.passes import HostStep
 
@@ -109,8 +110,11 @@ def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
         def argmax(self, indices: torch.Tensor) -> torch.Tensor:
             return self.logits(indices).argmax(-1)
 
+    if isinstance(runner._passes, HostPasses):
+        runner._passes._draws = lambda rows, positions: None  # else the kernels draw, and nobody sees logits
+
     class RecordedRun:
-        overlaps = False
+        overlaps = chooses = False
 
         def __init__(self, step: HostStep) -> None:
             self.inner = inner(dataclasses.replace(step, only_argmax=False))

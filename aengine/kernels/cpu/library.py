@@ -10,7 +10,7 @@ import os
 import shutil
 import weakref
 from collections.abc import Mapping
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
 import torch
@@ -92,6 +92,18 @@ class CPool(Structure):
     ]
 
 
+class CDraw(Structure):
+    _fields_ = [
+        ("temperature", c_float),
+        ("top_p", c_float),
+        ("min_p", c_float),
+        ("top_k", c_int32),
+        ("seed", c_uint64),
+        ("position", c_int32),
+        ("unused", c_int32),
+    ]
+
+
 class CStep(Structure):
     _fields_ = [
         ("token_ids", c_void_p),
@@ -103,14 +115,15 @@ class CStep(Structure):
         ("last_page_len", c_void_p),
         ("wanted", c_void_p),
         ("hidden", c_void_p),
-        ("largest", c_void_p),
+        ("chosen", c_void_p),
+        ("draws", c_void_p),
         ("num_tokens", c_int64),
         ("num_rows", c_int64),
         ("num_wanted", c_int64),
     ]
 
 
-STRUCTS = (CPackedLinear, CPart, CLayer, CModel, CPool, CStep)  # in the order of `aengine_struct_sizes`
+STRUCTS = (CPackedLinear, CPart, CLayer, CModel, CPool, CDraw, CStep)  # in the order of `aengine_struct_sizes`
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_level": (c_char_p,),
@@ -120,6 +133,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_pack": (None, POINTER(CPart), c_int64, c_int32, POINTER(CPackedLinear), c_int),
     "aengine_linear": (c_int, c_int32, c_int32, c_void_p, c_int64, c_int64, POINTER(CPackedLinear), c_void_p, c_int64, c_void_p, c_int),
     "aengine_argmax": (c_int, c_int32, c_void_p, c_int64, c_int64, POINTER(CPackedLinear), c_void_p, c_void_p, c_int),
+    "aengine_draw": (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int),
     "aengine_rms_norm": (None, c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int),
     "aengine_rotate_and_write": (
         *(c_int, POINTER(CModel), POINTER(CLayer), POINTER(CPool), c_int64, POINTER(CStep)),

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.kernels.cpu.library import ADD, BLOCK, ELEMENTS, LOGITS, PANEL, SILU_MUL, STORE, CLayer, CModel, Workspace
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
-from aengine.kernels.cpu.step import Layout, StepArguments, check
+from aengine.kernels.cpu.step import Layout, StepArguments, address_of_draws, check
 
 
 def linear(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:
@@ -46,6 +48,17 @@ def argmax(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:
         *(out.data_ptr(), workspace.handle, workspace.threads),
     )
     check(status)
+    return out
+
+
+def draw(workspace: Workspace, logits: Tensor, draws: NDArray[np.void]) -> Tensor:
+    """[m, vocab] float32 with contiguous rows and m of `DRAW` -> [m] int64 token ids."""
+    count, vocab = logits.shape
+    if logits.dtype != torch.float32 or not logits.is_contiguous():
+        raise ValueError("logits are not contiguous float32")
+    out = torch.empty(count, dtype=torch.int64)
+    where = address_of_draws(draws, count)
+    check(workspace.kernels.draw(logits.data_ptr(), count, vocab, where, out.data_ptr(), workspace.handle, workspace.threads))
     return out
 
 

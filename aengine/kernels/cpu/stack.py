@@ -61,15 +61,15 @@ class PreparedStep:
     """One step of a stack. Nothing is left to do but the call, which releases the GIL at once. Token ids may change until then."""
 
     def __init__(
-        self, workspace: Workspace, arguments: tuple[Any, ...], keep: object, hidden: Tensor | None, largest: NDArray[np.int64] | None
+        self, workspace: Workspace, arguments: tuple[Any, ...], keep: object, hidden: Tensor | None, chosen: NDArray[np.int64] | None
     ) -> None:
         self._workspace = workspace
         self._arguments = arguments
         self._keep = keep  # what the arguments point to
         self.hidden = hidden
-        """[m, hidden_size]: after `run`, normed hidden states of the wanted tokens, ready for the head; of a step that is not greedy."""
-        self.largest = largest
-        """[m]: after `run`, the argmax of the logits of the wanted tokens; of a greedy step."""
+        """[m, hidden_size]: after `run`, normed hidden states of the wanted tokens, ready for the head; of a step that does not choose."""
+        self.chosen = chosen
+        """[m]: after `run`, the tokens that follow the wanted ones; of a step that chooses."""
 
     def begin(self) -> None:
         """Lets other threads go ahead with it. Until `run` takes part and sees it through, the workspace serves nothing else.
@@ -158,23 +158,33 @@ class DecoderStack:
         return step.hidden
 
     def prepare(
-        self, workspace: Workspace, pool: KvPool, layout: Layout, token_ids: IntArray, wanted: IntArray, *, greedy: bool = False
+        self,
+        workspace: Workspace,
+        pool: KvPool,
+        layout: Layout,
+        token_ids: IntArray,
+        wanted: IntArray,
+        *,
+        greedy: bool = False,
+        draws: NDArray[np.void] | None = None,
     ) -> PreparedStep:
         """One step, ready to run: it will write keys and values of the T `token_ids` at the layout's slots and bring the hidden states of
-        the tokens `wanted` (indices into the step), or if it is `greedy` only their likeliest successors.
+        the tokens `wanted` (indices into the step). Or it chooses what follows them: what is likeliest if it is `greedy`, else as each of
+        [m] `draws` (of `DRAW`) says.
 
         Results of a token depend on its own sequence alone: not on other rows, the cut into chunks, or the number of threads.
-        Raises ValueError for a pool of another shape, and for another number of ids than the layout has tokens.
+        Raises ValueError for a pool of another shape, and for another number of ids or draws than there are tokens.
         """
         shape = (pool.c.num_layers, pool.c.kv_heads, pool.c.head_dim, pool.c.element)
         if shape != (self._c.num_layers, self._c.kv_heads, self._c.head_dim, self._c.element):
             raise ValueError("the pool's layers, KV heads, head_dim or dtype are not the model's")
-        hidden = None if greedy else torch.empty(len(wanted), self._hidden_stride, dtype=self.dtype)
-        largest = np.empty(len(wanted), np.int64) if greedy else None
-        step = StepArguments(layout, token_ids, wanted, hidden, largest)
+        chooses = greedy or draws is not None
+        hidden = None if chooses else torch.empty(len(wanted), self._hidden_stride, dtype=self.dtype)
+        chosen = np.empty(len(wanted), np.int64) if chooses else None
+        step = StepArguments(layout, token_ids, wanted, hidden, chosen, draws)
         arguments = (ctypes.byref(self._c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
         used = None if hidden is None else hidden[:, : self.spec.hidden_size]
-        return PreparedStep(workspace, arguments, (self, pool, step), used, largest)
+        return PreparedStep(workspace, arguments, (self, pool, step), used, chosen)
 
     def logits(self, workspace: Workspace, hidden: Tensor) -> Tensor:
         """[m, hidden_size] of `run` -> [m, vocab_size] float32."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.kernels.cpu.library import CStep
+from aengine.kernels.draws import DRAW
 
 IntArray = NDArray[np.int32]
 _MESSAGES = {
@@ -48,9 +49,10 @@ class StepArguments:
         token_ids: IntArray | None = None,
         wanted: IntArray | None = None,
         hidden: Tensor | None = None,
-        largest: NDArray[np.int64] | None = None,
+        chosen: NDArray[np.int64] | None = None,
+        draws: NDArray[np.void] | None = None,
     ) -> None:
-        """Raises ValueError where there are too many or too few ids."""
+        """`draws` are of `DRAW`. Raises ValueError where there are too many or too few ids or draws."""
         given = (  # in the order of the fields of `CStep`
             _NONE if token_ids is None else token_ids,
             layout.positions,
@@ -62,12 +64,13 @@ class StepArguments:
             _NONE if wanted is None else wanted,
         )
         arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in given]
-        self._keep = (arrays, hidden, largest)
+        self._keep = (arrays, hidden, chosen, draws)
         num_tokens = len(layout.positions)
         self.c = CStep(
             *map(_address, arrays),
             None if hidden is None else hidden.data_ptr(),
-            None if largest is None else _address(largest),
+            None if chosen is None else _address(chosen),
+            None if draws is None else address_of_draws(draws, 0 if wanted is None else len(wanted)),
             num_tokens,
             len(layout.last_page_len),
             0 if wanted is None else len(wanted),
@@ -83,6 +86,13 @@ _BYTES = ctypes.c_char * 0
 def _address(array: NDArray[np.generic]) -> int:
     """Of a contiguous and writable array, else this raises BufferError or TypeError. Asking numpy takes four times as long."""
     return ctypes.addressof(_BYTES.from_buffer(array.data))
+
+
+def address_of_draws(draws: NDArray[np.void], count: int) -> int:
+    """Of `count` contiguous `DRAW`s. Raises ValueError for others."""
+    if draws.dtype != DRAW or draws.shape != (count,):
+        raise ValueError(f"draws {draws.shape} of dtype {draws.dtype} are not {count} of {DRAW}")
+    return _address(draws)
 
 
 def check(status: int) -> None:

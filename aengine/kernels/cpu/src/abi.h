@@ -85,6 +85,14 @@ struct Pool {
   i32 element;
 };
 
+// How a token is drawn; as `PACKED` of aengine/sampling/device_draw.py, and the position of the token, which keys the noise.
+struct Draw {
+  float temperature, top_p, min_p;
+  i32 top_k;  // 0: off
+  u64 seed;
+  i32 position, unused;
+};
+
 // A step's rows, as `StepLayout` has them.
 struct Step {
   const i32* token_ids;  // [num_tokens]
@@ -95,8 +103,9 @@ struct Step {
   const i32* kv_indices;
   const i32* last_page_len;
   const i32* wanted;  // [num_wanted], tokens whose hidden states are asked for
-  void* hidden;       // [num_wanted, round_up(hidden, 64)]; null: not asked for
-  i64* largest;       // [num_wanted], the column of the largest logit of each; null: not asked for
+  void* hidden;        // [num_wanted, round_up(hidden, 64)]; null: not asked for
+  i64* chosen;         // [num_wanted], the token that follows each; null: not asked for
+  const Draw* draws;   // [num_wanted], how it is drawn; null: it is the likeliest
   i64 num_tokens, num_rows, num_wanted;
 };
 

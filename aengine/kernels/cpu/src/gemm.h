@@ -160,19 +160,19 @@ struct KeepLargest {
   // Orders by value, then by lower column.
   static i64 key(float value, i64 column) {
     if (value != value) return ((i64)INT32_MAX << 32) | (0xffffffff - column);
-    i32 bits;  // those of -0 never come: sums start at +0
+    i32 bits;
+    value += 0.f;  // -0 is 0
     memcpy(&bits, &value, sizeof bits);
     return (i64)((u64)(i64)(bits ^ ((bits >> 31) & 0x7fffffff)) << 32) | (0xffffffff - column);
   }
   static i64 column_of(i64 key) { return 0xffffffff - (key & 0xffffffff); }
 
   // For `out`, which holds keys from `begin` on and columns after `finish`.
-  static KeepLargest begin(i64* out, i64 rows, const PackedLinear& w) {
+  static KeepLargest of(i64* out, const PackedLinear& w) {
     static_assert(sizeof(std::atomic<i64>) == sizeof(i64));
-    std::atomic<i64>* best = reinterpret_cast<std::atomic<i64>*>(out);
-    for (i64 row = 0; row < rows; row++) best[row].store(INT64_MIN, std::memory_order_relaxed);
-    return {best, w.out_features};
+    return {reinterpret_cast<std::atomic<i64>*>(out), w.out_features};
   }
+  static void begin(i64* out, i64 rows) { std::fill(out, out + rows, INT64_MIN); }
   static void finish(i64* out, i64 rows) {
     for (i64 row = 0; row < rows; row++) out[row] = column_of(out[row]);
   }

@@ -41,7 +41,7 @@ const char* aengine_level() { return AENGINE_LEVEL; }
 
 // The sizes of the structs of abi.h, in the order of `library.STRUCTS`, so that a library of other sources is noticed.
 void aengine_struct_sizes(i64* sizes) {
-  const i64 all[] = {sizeof(PackedLinear), sizeof(Part), sizeof(Layer), sizeof(Model), sizeof(Pool), sizeof(Step)};
+  const i64 all[] = {sizeof(PackedLinear), sizeof(Part), sizeof(Layer), sizeof(Model), sizeof(Pool), sizeof(Draw), sizeof(Step)};
   memcpy(sizes, all, sizeof all);
 }
 
@@ -71,14 +71,23 @@ i32 aengine_linear(i32 element, i32 epilogue, const void* x, i64 x_stride, i64 r
 i32 aengine_argmax(i32 element, const void* x, i64 x_stride, i64 rows, const PackedLinear* w, i64* out, Workspace* space, int threads) {
   if (space->crew.busy()) return BUSY;
   if (!reserve_prepared(*space, rows, w->in_features)) return OUT_OF_MEMORY;
-  const KeepLargest keep = KeepLargest::begin(out, rows, *w);
+  KeepLargest::begin(out, rows);
   with_element(element, [&](auto e) {
     using E = decltype(e);
     run_team(threads, [&](const Member& member) {
-      multiply(member, static_cast<const E*>(x), x_stride, rows, *w, keep, *space);
+      multiply(member, static_cast<const E*>(x), x_stride, rows, *w, KeepLargest::of(out, *w), *space);
     });
   });
   KeepLargest::finish(out, rows);
+  return OK;
+}
+
+// tokens[row] = what is drawn from row `row` of [rows, vocab] logits.
+i32 aengine_draw(const float* logits, i64 rows, i64 vocab, const Draw* draws, i64* tokens, Workspace* space, int threads) {
+  if (space->crew.busy()) return BUSY;
+  if (!Drawing::reserve(*space, rows, vocab, threads)) return OUT_OF_MEMORY;
+  const Drawing drawing(logits, rows, vocab, draws, tokens, *space);
+  run_team(threads, [&](const Member& member) { drawing.run(member); });
   return OK;
 }
 

@@ -1,6 +1,7 @@
 // All layers of a decoder for one step, by one team: what models/decoder.py computes, in the same order.
 #pragma once
 #include "attention.h"
+#include "draw.h"
 #include "gemm.h"
 
 namespace aengine {
@@ -72,13 +73,13 @@ void gather_rows(const Member& member, const E* from, i64 stride, const i32* row
 template <class E>
 class Stack {
  public:
-  Stack(const Model& model, const Pool& pool, const Step& step, const AttentionPlan& plan, const KeepLargest& keep, const Workspace& space)
-      : m_(model), pool_(pool), step_(step), plan_(plan), keep_(keep), space_(space), strides_(model) {
+  Stack(const Model& model, const Pool& pool, const Step& step, const AttentionPlan& plan, const Workspace& space)
+      : m_(model), pool_(pool), step_(step), plan_(plan), space_(space), strides_(model) {
     residual_ = space.residual.as<E>(), normed_ = space.normed.as<E>(), qkv_ = space.qkv.as<E>();
     attended_ = space.attended.as<E>(), gated_ = space.gated.as<E>();
   }
 
-  // Embeds the tokens, runs all layers, writes the normed hidden states of the wanted tokens, and keeps their largest logits.
+  // Embeds the tokens, runs all layers, writes the normed hidden states of the wanted tokens, and chooses what follows them.
   void run(const Member& member) const {
     const E* embedding = static_cast<const E*>(m_.embedding);
     gather_rows(member, embedding, m_.hidden, step_.token_ids, step_.num_tokens, m_.hidden, residual_, strides_.hidden);
@@ -96,7 +97,12 @@ class Stack {
     }
     E* hidden = step_.hidden ? static_cast<E*>(step_.hidden) : residual_;
     norm_rows(member, normed_, strides_.hidden, m_.final_norm, hidden, strides_.hidden, step_.num_wanted, m_.hidden, m_.eps);
-    if (step_.largest) multiply(member, hidden, strides_.hidden, step_.num_wanted, *m_.head, keep_, space_);
+    if (!step_.chosen) return;
+    if (!step_.draws) return multiply(member, hidden, strides_.hidden, step_.num_wanted, *m_.head, KeepLargest::of(step_.chosen, *m_.head), space_);
+    float* logits = space_.logits.as<float>();
+    const i64 vocab = m_.head->out_features;
+    multiply(member, hidden, strides_.hidden, step_.num_wanted, *m_.head, StoreLogits{logits, vocab}, space_);
+    Drawing(logits, step_.num_wanted, vocab, step_.draws, step_.chosen, space_).run(member);
   }
 
  private:
@@ -121,7 +127,6 @@ class Stack {
   const Pool& pool_;
   const Step& step_;
   const AttentionPlan& plan_;
-  const KeepLargest& keep_;
   const Workspace& space_;
   const Strides strides_;
   E *residual_, *normed_, *qkv_, *attended_, *gated_;
@@ -136,21 +141,28 @@ class StackJob final : public Job {
   Status prepare(int threads) {
     if (!reserve_step<E>(space_, m_, Strides(m_), larger(step_.num_tokens, step_.num_wanted), threads)) return OUT_OF_MEMORY;
     if (!plan_attention(step_, m_.heads, m_.kv_heads, m_.head_dim, pool_.page_size, threads, space_, plan_)) return OUT_OF_MEMORY;
-    keep_ = KeepLargest::begin(step_.largest, num_kept(), *m_.head);
+    const i64 vocab = m_.head->out_features;
+    if (is_drawn()) {
+      if (!space_.logits.reserve<float>(step_.num_wanted * vocab)) return OUT_OF_MEMORY;
+      if (!Drawing::reserve(space_, step_.num_wanted, vocab, threads)) return OUT_OF_MEMORY;
+    } else if (step_.chosen) {
+      KeepLargest::begin(step_.chosen, step_.num_wanted);
+    }
     return OK;
   }
-  void work(const Member& member) const override { Stack<E>(m_, pool_, step_, plan_, keep_, space_).run(member); }
-  void end() const override { KeepLargest::finish(step_.largest, num_kept()); }
+  void work(const Member& member) const override { Stack<E>(m_, pool_, step_, plan_, space_).run(member); }
+  void end() const override {
+    if (step_.chosen && !is_drawn()) KeepLargest::finish(step_.chosen, step_.num_wanted);
+  }
 
  private:
-  i64 num_kept() const { return step_.largest ? step_.num_wanted : 0; }
+  bool is_drawn() const { return step_.chosen && step_.draws; }
 
   const Model& m_;
   const Pool& pool_;
   const Step& step_;
   Workspace& space_;
   AttentionPlan plan_;
-  KeepLargest keep_;
 };
 
 template <class E>

@@ -38,6 +38,7 @@ struct Workspace {
   Buffer residual, normed, qkv, attended, gated;  // activations of a step
   Buffer prepared, row_scales;                    // activations as a Dot wants them
   Buffer tiles, tasks, partials, gathered;        // attention
+  Buffer logits, chunk_best, block_best, block_mass, listed;  // draws
   Crew crew;                                      // of a step that goes on by itself; ends before the buffers do
 };
 

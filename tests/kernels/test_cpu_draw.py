@@ -1,0 +1,187 @@
+"""Draws of the CPU kernels against those of torch, and against NumPy where torch takes another way."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from test_cpu_stack import everything, layouts, pool_of, random_weights, stack_of, tiny_spec, token_ids
+from torch import Tensor
+
+from aengine.kernels.cpu import CpuKernels, Workspace, ops
+from aengine.kernels.draws import DRAW
+from aengine.sampling.cpu_draw import CpuDraw
+from aengine.sampling.draw import Drawer
+from aengine.sampling.noise import log_exponential, row_keys, token_hashes
+from aengine.sampling.torch_draw import TorchDraw
+from aengine.scheduler.plan import NewRow, RowParams
+
+CPU = torch.device("cpu")
+FILTERS = [
+    {"top_k": k, "top_p": p, "min_p": m} for k, p, m in itertools.product((0, 1, 5, 40), (1.0, 0.05, 0.6, 0.95), (0.0, 0.02, 0.3))
+]  # fmt: skip
+
+
+def rows_of(temperatures: tuple[float, ...] = (0.0, 0.4, 1.0, 1.7)) -> list[RowParams]:
+    """Every filter at every temperature, with seeds that use all of their bits."""
+    pairs = itertools.product(temperatures, FILTERS)
+    return [
+        RowParams(temperature=one, seed=(number * 0x9E3779B97F4A7C15) % (1 << 64), **filters) for number, (one, filters) in enumerate(pairs)
+    ]
+
+
+def drawn(drawer: Drawer, rows: list[RowParams], logits: Tensor, positions: list[int]) -> list[int]:
+    drawer.update([NewRow(row, params, 3, np.zeros(0, np.int32)) for row, params in enumerate(rows)])
+    indices = torch.arange(len(rows), dtype=torch.int32)
+    return drawer.draw(logits, indices.numpy(), indices, torch.tensor(positions, dtype=torch.int32)).tolist()
+
+
+def drawn_here(kernels: CpuKernels, rows: list[RowParams], logits: Tensor, positions: list[int], threads: int = 2) -> list[int]:
+    workspace = Workspace(kernels, threads)
+    draw = CpuDraw(lambda some, draws: ops.draw(workspace, some, draws))
+    return drawn(Drawer(len(rows), logits.shape[1], CPU, draw), rows, logits, positions)
+
+
+def drawn_by_torch(rows: list[RowParams], logits: Tensor, positions: list[int]) -> list[int]:
+    return drawn(Drawer(len(rows), logits.shape[1], CPU, TorchDraw(logits.shape[1], CPU)), rows, logits, positions)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 63, 64, 65, 777, 4099])
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_tokens_are_those_of_torch(kernels: CpuKernels, vocab_size: int, spread: float) -> None:
+    """Up to rounding, which decides none of these. Where a nucleus may be wide torch looks at 1,024 candidates first."""
+    rows = [row for row in rows_of() if vocab_size < 1024 or row.top_k or row.top_p in (1.0, 0.05)]
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = spread * torch.randn(len(rows), vocab_size, generator=generator)
+    positions = torch.randint(1 << 20, (len(rows),), generator=generator).tolist()
+    assert drawn_here(kernels, rows, logits, positions) == drawn_by_torch(rows, logits, positions)
+
+
+def test_a_row_depends_on_itself_alone(kernels: CpuKernels) -> None:
+    rows = rows_of((0.0, 0.9))
+    logits = torch.randn(len(rows), 9000, generator=torch.Generator().manual_seed(1))
+    positions = list(range(len(rows)))
+    together = drawn_here(kernels, rows, logits, positions, threads=1)
+    assert drawn_here(kernels, rows, logits, positions, threads=5) == together
+    for at in range(0, len(rows), 7):
+        assert drawn_here(kernels, rows[at : at + 1], logits[at : at + 1], positions[at : at + 1], threads=3) == [together[at]]
+
+
+def expected_of_nucleus(logits: Tensor, params: RowParams, position: int) -> int:
+    """By a sort, in float64."""
+    scores = logits.double() / params.temperature
+    masses = (scores - scores.max()).exp()
+    masses[scores - scores.max() < (math.log(params.min_p) if params.min_p else -math.inf)] = 0
+    order = torch.from_numpy(np.lexsort((np.arange(len(logits)), -logits.numpy())))
+    sums = masses[order].cumsum(0)
+    kept = torch.zeros(len(logits), dtype=torch.bool)
+    kept[order[sums - masses[order] < params.top_p * sums[-1]]] = True
+    seed = torch.tensor([params.seed - (params.seed >> 63 << 64)])
+    noise = log_exponential(row_keys(seed, torch.tensor([position])), token_hashes(len(logits), CPU))[0]
+    return int(torch.where(kept & (masses > 0), scores - noise.double(), -math.inf).argmax())
+
+
+@pytest.mark.parametrize("min_p", [0.0, 0.01])
+@pytest.mark.parametrize("top_p", [0.2, 0.9, 0.999])
+def test_a_wide_nucleus(kernels: CpuKernels, top_p: float, min_p: float) -> None:
+    rows = [RowParams(temperature=1.2, top_k=0, top_p=top_p, min_p=min_p, seed=seed) for seed in range(60)]
+    logits = torch.randn(len(rows), 20_000, generator=torch.Generator().manual_seed(2))
+    positions = [7 * seed for seed in range(60)]
+    found = drawn_here(kernels, rows, logits, positions)
+    assert found == [expected_of_nucleus(*one) for one in zip(logits, rows, positions, strict=True)]
+    assert len(set(found)) > 50
+
+
+def test_of_equal_logits_the_lower_ids_are_kept(kernels: CpuKernels) -> None:
+    for filters, bound in (
+        ({"top_k": 30}, 30),
+        ({"top_k": 0, "top_p": 0.25}, 250),
+        ({"top_k": 100, "top_p": 0.5}, 50),
+        ({"top_k": 0}, 1000),
+    ):
+        rows = [RowParams(**{"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "seed": seed, **filters}) for seed in range(300)]
+        logits = torch.zeros(300, 1000)
+        logits[:, ::2] = -0.0  # equal to 0
+        found = drawn_here(kernels, rows, logits, list(range(300)))
+        assert max(found) < bound
+        assert len(set(found)) > min(bound, 300) / 2
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
+@pytest.mark.parametrize("vocab_size", [64, 1000])
+def test_logits_that_are_no_numbers(kernels: CpuKernels, filters: dict[str, float], vocab_size: int) -> None:
+    """Something is chosen, and of the others nothing changes. What is forbidden is not drawn."""
+    base = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    rows = [RowParams(**{**base, **filters, "seed": seed}) for seed in range(6)]
+    logits = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(3))
+    usual = drawn_here(kernels, rows, logits, [5] * 6)
+    logits[0, 17] = math.nan
+    logits[1, 18] = math.inf
+    logits[2] = -math.inf
+    logits[3] = -math.inf
+    logits[3, 40] = -3.0
+    logits[4, torch.arange(vocab_size) != usual[4]] = -math.inf
+    found = drawn_here(kernels, rows, logits, [5] * 6)
+    assert found[0] == 17
+    assert found[1] == 18
+    assert 0 <= found[2] < vocab_size
+    assert found[3:] == [40, usual[4], usual[5]]
+
+
+def test_extremes(kernels: CpuKernels) -> None:
+    """Filters that leave the likeliest alone, temperatures at both ends, and a top_p of nearly one."""
+    logits = torch.randn(1, 5000, generator=torch.Generator().manual_seed(4)).repeat(5, 1)
+    base = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 9}
+    changes = ({"top_p": 1e-9}, {"min_p": 1.0}, {"top_k": 1}, {"temperature": 1e-4}, {"temperature": 9e-6})
+    rows = [RowParams(**{**base, **change}) for change in changes]
+    assert drawn_here(kernels, rows, logits, [1] * 5) == [int(logits[0].argmax())] * 5
+    hot = [RowParams(**{**base, "temperature": 1e6, "seed": seed}) for seed in range(200)]
+    assert len(set(drawn_here(kernels, hot, logits[:1].repeat(200, 1), [1] * 200))) > 180
+    for top_p in (1 - 2**-24, 1 - 2**-23, 0.9999):
+        nearly = [RowParams(**{**base, "top_p": top_p, "seed": seed}) for seed in range(40)]
+        found = drawn_here(kernels, nearly, logits[:1].repeat(40, 1), [1] * 40)
+        assert found == [expected_of_nucleus(logits[0], row, 1) for row in nearly]
+
+
+def test_what_does_not_fit_is_refused(kernels: CpuKernels) -> None:
+    workspace, logits = Workspace(kernels, 1), torch.zeros(2, 70)
+    for bad in (logits.double(), torch.zeros(70, 2).T):
+        with pytest.raises(ValueError, match="not contiguous float32"):
+            ops.draw(workspace, bad, np.zeros(2, DRAW))
+    for draws in (np.zeros(3, DRAW), np.zeros(2, np.int64)):
+        with pytest.raises(ValueError, match="are not 2 of"):
+            ops.draw(workspace, logits, draws)
+    assert ops.draw(workspace, logits[:0], np.zeros(0, DRAW)).tolist() == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_step_that_draws(kernels: CpuKernels, dtype: torch.dtype, threads: int) -> None:
+    """What it chooses is what is drawn from its logits; also where it begins by itself."""
+    spec = tiny_spec("qwen3")
+    workspace = Workspace(kernels, threads)
+    stack, pool = stack_of(workspace, spec, random_weights(spec), dtype), pool_of(spec, dtype, 16)
+    for number, layout in enumerate(layouts(16)):
+        ids, wanted = token_ids(layout, number), everything(layout)
+        draws = np.zeros(layout.num_tokens, DRAW)
+        draws["temperature"] = np.where(wanted % 4 == 3, 0.0, 1.0)
+        draws["top_p"] = np.where(wanted % 3 == 1, 0.7, 1.0)
+        draws["top_k"] = np.where(wanted % 5 == 2, 10, 0)
+        draws["seed"], draws["position"] = 77 * wanted, layout.positions + 1
+        hidden = stack.run(workspace, pool, layout, ids, wanted)
+        expected = ops.draw(workspace, stack.logits(workspace, hidden), draws).tolist()
+        step = stack.prepare(workspace, pool, layout, ids, wanted, draws=draws)
+        for begins in (False, True):
+            if begins:
+                step.begin()
+            step.run()
+            assert step.hidden is None
+            assert step.chosen is not None
+            assert step.chosen.tolist() == expected
+        nobody = stack.prepare(workspace, pool, layout, ids, wanted[:0], draws=draws[:0])
+        nobody.run()
+    with pytest.raises(ValueError, match="are not 4 of"):
+        stack.prepare(workspace, pool, layout, ids, wanted, draws=draws[:1])
