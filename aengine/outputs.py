@@ -122,7 +122,7 @@ class EngineStats:
     cached_prompt_tokens: int = 0  # those of them that were found in the prefix cache
     completion_tokens: int = 0  # generated since start
     paused: bool = False  # by AsyncEngine.pause()
-    step_seconds: HistogramSnapshot = field(default_factory=HistogramSnapshot)  # from one step's launch to its commit
+    step_seconds: HistogramSnapshot = field(default_factory=HistogramSnapshot)  # of a step: from its launch, or the commit before if later
     step_tokens: HistogramSnapshot = field(default_factory=HistogramSnapshot)  # computed in one step, of prompts and of outputs
 
 

@@ -8,6 +8,7 @@ That is a floor, not a real step: real steps take longer, and the sampler's true
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import sys
@@ -18,8 +19,10 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import torch
 
+from aengine.kernels.cpu import KernelsUnavailableError, Workspace, load_kernels, ops
 from aengine.runner.landing import as_int32
 from aengine.sampling import Sampler
+from aengine.sampling.cpu_draw import CpuDraw
 from aengine.sampling.grammar import CompiledGrammar
 from aengine.scheduler.plan import NewRow, RowParams
 
@@ -79,13 +82,23 @@ def measure_floor() -> Floor:
     return Floor(weight_bytes(), 2 * source.nbytes / copied, 2 * 256 * 4096 * 4096 / multiplied)
 
 
+@functools.cache
+def kernel_draws() -> CpuDraw | None:
+    """As the runner draws: with the CPU kernels, where there are any."""
+    try:
+        workspace = Workspace(load_kernels(), torch.get_num_threads())
+    except KernelsUnavailableError:
+        return None
+    return CpuDraw(functools.partial(ops.draw, workspace))
+
+
 def sampling_cost(case: str, params: RowParams, batch: int, vocab_size: int, floor: Floor, repeats: int) -> SamplingCost:
     rng = np.random.default_rng(0)
     logits = torch.randn(batch, vocab_size, generator=torch.Generator().manual_seed(0)).mul_(SPREAD)
     logits[:, END] = -100.0
     if case == "grammar":
         params = replace(params, grammar=any_text(vocab_size))
-    sampler = Sampler(batch, vocab_size, torch.device("cpu"))
+    sampler = Sampler(batch, vocab_size, torch.device("cpu"), kernel_draws())
     sampler.update(
         [
             NewRow(

@@ -92,7 +92,7 @@ class StepLoop(Generic[LoadedT]):
         self._stats = StepStats()
         self._paused = False
         self._pause_tickets: list[int] = []  # of pauses that wait for the steps under way
-        self._published = 0.0  # on time.monotonic
+        self._published = self._committed = 0.0  # when that was last done, on time.monotonic
         self._untold: Updates | None = None  # what the last step changed, until it is handed on
         self.snapshot = Snapshot(EngineStats(), 0)  # replaced as a whole, so any thread may read it
         self._busy_since: float | None = None  # on time.monotonic
@@ -191,7 +191,8 @@ class StepLoop(Generic[LoadedT]):
         if flights and self._mailbox.pending and flights[-1][1].withdraw():  # who has come or gone meanwhile need not wait for it
             scheduler.rollback(flights.pop()[0], {})
         scheduler.commit(plan, flight.result())
-        self._stats.add_step(time.monotonic() - launched, plan.num_decodes + len(plan.token_ids))
+        before, self._committed = self._committed, time.monotonic()
+        self._stats.add_step(self._committed - max(launched, before), plan.num_decodes + len(plan.token_ids))
 
     def _tell(self) -> None:
         """Hand on what the last step changed."""

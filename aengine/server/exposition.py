@@ -166,7 +166,7 @@ def _engine_families(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield CounterMetricFamily("aengine_completion_tokens", "Tokens generated.", stats.completion_tokens)
     yield CounterMetricFamily("aengine_steps", "Steps of the engine.", stats.steps)
     yield CounterMetricFamily("aengine_preemptions", "Sequences that gave way to others.", stats.preemptions)
-    yield _histogram("aengine_step_seconds", "Seconds of a step, from launch to commit.", stats.step_seconds)
+    yield _histogram("aengine_step_seconds", "Seconds of a step, to its commit from its launch or the commit before.", stats.step_seconds)
     yield _histogram("aengine_step_tokens", "Tokens computed in a step.", stats.step_tokens)
 
 

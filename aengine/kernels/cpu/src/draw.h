@@ -200,7 +200,6 @@ class RowDraw {
     Winner winner{best_token_};
     for (i64 i = 0; i < count && (i == 0 || before < needed); i++) {
       const float behind = behind_of(i);
-      if (i > 0 && behind < lowest_) break;
       const i64 token = column_of(listed_[i]);
       winner.meet(token, behind, key.uniform((u32)token));
       before += mass(behind);
