@@ -69,9 +69,12 @@ async def test_a_step_that_has_not_begun_gives_way(leaves: bool) -> None:
     """To who has come or gone while the one before it was computed."""
     async with OracleEngine(ahead=Ahead.HOST) as engine, anyio.create_task_group() as tasks:
         plans: list[StepPlan] = []
-        gate = StepGate(engine, at=4)
+        start = StepGate(engine)
         engine.runner.before_launch = plans.append
         first, second = (engine.stream([1, 2], SamplingParams(seed=seed, max_tokens=12, ignore_eos=True)) for seed in (1, 2))
+        await anyio.to_thread.run_sync(start.held.wait)
+        gate = StepGate(engine, at=4)  # both decode by then
+        start.open()
         await anyio.to_thread.run_sync(gate.held.wait)
         if leaves:
             tasks.start_soon(second.aclose)
