@@ -141,15 +141,14 @@ class ModelRunner:
         return self._delayed.add(run, compute, overlaps=run.overlaps and plan.num_decodes == len(plan.rows))
 
     def _compute(self, number: int, step: HostStep, run: StepRun) -> LaunchedStep:
-        if run.chooses:  # torch is not in the caches now
-            return self._run_and_land(number, step, run)
+        if run.chooses:  # the next step waits for this, and nothing is in the caches: least of all torch
+            chosen = run.run().chosen
+            assert chosen is not None, "as it said"
+            return LaunchedStep(number, step.sampled_rows, SampledTokens(chosen), None, None, None, None)
         with self._lane.enter():
-            return self._run_and_land(number, step, run)
-
-    def _run_and_land(self, number: int, step: HostStep, run: StepRun) -> LaunchedStep:
-        sampled, scores = self._run(step, run)
-        sampler = None if step.only_argmax or run.chooses else self._sampler
-        return LaunchedStep.of(number, step.sampled_rows, sampled, scores, sampler, self._landings)
+            sampled, scores = self._run(step, run)
+            sampler = None if step.only_argmax else self._sampler
+            return LaunchedStep.of(number, step.sampled_rows, sampled, scores, sampler, self._landings)
 
     def _update(self, new_rows: tuple[NewRow, ...]) -> None:
         self._sampler.update(new_rows)
