@@ -28,9 +28,7 @@ from aengine.config import EngineConfig
 from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.loading import LoadedModel
 from aengine.params import SamplingParams
-from aengine.runner.base import InFlightStep
 from aengine.runner.executor import HostExecutor, HostRun
-from aengine.scheduler.plan import StepPlan, StepResult
 
 PROMPT_TOKENS = 128
 WARM_UP_STEPS = 20
@@ -47,34 +45,12 @@ class Overhead:
     overhead: float  # the difference
 
 
-@dataclass(frozen=True, slots=True)
-class _TimedStep:
-    engine: TimedEngine
-    plan: StepPlan
-    flight: InFlightStep
-
-    @property
-    def overlaps(self) -> bool:
-        return self.flight.overlaps
-
-    def wait(self) -> None:
-        self.flight.wait()
-
-    def withdraw(self) -> bool:
-        return self.flight.withdraw()
-
-    def result(self) -> StepResult:
-        result = self.flight.result()
-        self.engine.ended(self.plan)
-        return result
-
-
 class TimedEngine(AsyncEngine):
-    """`AsyncEngine` that notes when every step ended, and keeps the latest calls of the kernels."""
+    """`AsyncEngine` that notes how long every step was, and keeps the latest calls of the kernels."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        self.ends: list[tuple[int, float]] = []  # rows of a step that only decoded, else 0; and its end on perf_counter
+        self.steps: list[tuple[int, float]] = []  # tokens of each, and seconds from the end of the one before
         self.latest: dict[int, HostRun] = {}  # by their number of tokens
 
     def _load(self) -> LoadedModel:
@@ -83,19 +59,16 @@ class TimedEngine(AsyncEngine):
         executor = runner._executor
         if not isinstance(executor, HostExecutor):
             raise SystemExit("there are no CPU kernels here to compare with")
-        launch, prepare = runner.launch, executor.prepare
+        prepare = executor.prepare
 
         def kept(layout: StepLayout, token_ids: NDArray[np.int32], *args: Any, **options: Any) -> HostRun:
             run = self.latest[len(token_ids)] = prepare(layout, token_ids, *args, **options)
             return run
 
         executor.prepare = kept  # type: ignore[method-assign]
-        runner.launch = lambda plan: _TimedStep(self, plan, launch(plan))
+        steps: Any = self._steps
+        steps._stats.add_step = lambda seconds, num_tokens: self.steps.append((num_tokens, seconds))
         return loaded
-
-    def ended(self, plan: StepPlan) -> None:
-        """A step is over."""
-        self.ends.append((plan.num_decodes if plan.num_decodes == len(plan.rows) else 0, time.perf_counter()))
 
     def call_again(self, num_tokens: int, times: int) -> list[float]:
         """Seconds of the kernels alone, for the latest step of so many tokens again and again. Nothing may run meanwhile."""
@@ -122,10 +95,10 @@ async def measure_overhead(config: EngineConfig, batch: int, num_tokens: int) ->
                 pass
 
         for _ in range(ROUNDS):  # in turns: the machine's memory drifts
-            engine.ends.clear()
+            engine.steps.clear()
             await asyncio.gather(*(read(index) for index in range(batch)))
-            pairs = list(itertools.pairwise(engine.ends))[WARM_UP_STEPS:]
-            steps += [after[1] - before[1] for before, after in pairs if before[0] == after[0] == batch]
+            pairs = list(itertools.pairwise(engine.steps))[WARM_UP_STEPS:]
+            steps += [after[1] for before, after in pairs if before[0] == after[0] == batch]
             kernels += engine.call_again(batch, num_tokens)[WARM_UP_STEPS:]
     if not steps:
         raise ValueError(f"no two decode steps of {batch} rows follow one another: generate more tokens")

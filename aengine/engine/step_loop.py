@@ -36,7 +36,7 @@ _log = logging.getLogger("aengine")
 
 LoadedT = TypeVar("LoadedT", bound=Loaded)
 
-PUBLISH_SECONDS = 0.01
+PUBLISH_SECONDS = 0.05
 """How old the stats may become while steps bring tokens and nothing else."""
 
 

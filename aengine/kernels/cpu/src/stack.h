@@ -150,7 +150,7 @@ class StackJob final : public Job {
     }
     return OK;
   }
-  void work(const Member& member) const override { Stack<E>(m_, pool_, step_, plan_, space_).run(member); }
+  AE_NOINLINE void work(const Member& member) const override { Stack<E>(m_, pool_, step_, plan_, space_).run(member); }
   void end() const override {
     if (step_.chosen && !is_drawn()) KeepLargest::finish(step_.chosen, step_.num_wanted);
   }
