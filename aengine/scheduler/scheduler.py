@@ -328,8 +328,8 @@ class Scheduler:
             self._finish(sequence, FinishReason.CONTEXT_LENGTH if request.fills_context else FinishReason.MAX_TOKENS)
 
     def rollback(self, plan: StepPlan, errors: Mapping[int, BaseException]) -> None:
-        """Undo the latest `schedule()`, whose step did not run because of the rows in `errors`: their sequences fail with the
-        given errors, and the next plan computes for the others exactly what this one would have."""
+        """Undo the latest `schedule()`, whose step did not run: it was withdrawn, or there are `errors` of rows. Their sequences fail
+        with these, and the next plan computes for the others exactly what this one would have."""
         rows = self._rows
         self._num_steps -= 1
         self._num_in_flight -= 1

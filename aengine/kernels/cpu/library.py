@@ -10,13 +10,14 @@ import os
 import shutil
 import weakref
 from collections.abc import Mapping
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from typing import Any
 
 import torch
 
 from aengine.kernels.cpu.compiler import Built, build
 from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, chosen_level
+from aengine.kernels.draws import DRAW
 
 PANEL = 64  # output columns that are packed together; rows of activations are padded to it
 BLOCK = 16  # tokens of a KV block
@@ -92,18 +93,6 @@ class CPool(Structure):
     ]
 
 
-class CDraw(Structure):
-    _fields_ = [
-        ("temperature", c_float),
-        ("top_p", c_float),
-        ("min_p", c_float),
-        ("top_k", c_int32),
-        ("seed", c_uint64),
-        ("position", c_int32),
-        ("unused", c_int32),
-    ]
-
-
 class CStep(Structure):
     _fields_ = [
         ("token_ids", c_void_p),
@@ -123,7 +112,8 @@ class CStep(Structure):
     ]
 
 
-STRUCTS = (CPackedLinear, CPart, CLayer, CModel, CPool, CDraw, CStep)  # in the order of `aengine_struct_sizes`
+STRUCT_SIZES = [*map(ctypes.sizeof, (CPackedLinear, CPart, CLayer, CModel, CPool)), DRAW.itemsize, ctypes.sizeof(CStep)]
+"""In the order of `aengine_struct_sizes`."""
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_level": (c_char_p,),
@@ -217,12 +207,12 @@ def _check(library: ctypes.CDLL, level: Level) -> None:
     try:
         library.aengine_level.restype = c_char_p
         name = library.aengine_level().decode()
-        sizes = (c_int64 * len(STRUCTS))()
+        sizes = (c_int64 * len(STRUCT_SIZES))()
         library.aengine_struct_sizes(sizes)
         missing = [name for name in _SIGNATURES if not hasattr(library, name)]
     except AttributeError as error:
         raise KernelsUnavailableError(f"the compiled kernels are of another version: {error}") from error
-    if missing or name != level.value or list(sizes) != [ctypes.sizeof(struct) for struct in STRUCTS]:
+    if missing or name != level.value or list(sizes) != STRUCT_SIZES:
         raise KernelsUnavailableError(
             f"the compiled kernels are of another version ({name}, struct sizes {list(sizes)}, missing {missing})"
         )

@@ -85,7 +85,7 @@ struct Pool {
   i32 element;
 };
 
-// How a token is drawn; as `PACKED` of aengine/sampling/device_draw.py, and the position of the token, which keys the noise.
+// How a token is drawn: `DRAW` of aengine/kernels/draws.py.
 struct Draw {
   float temperature, top_p, min_p;
   i32 top_k;  // 0: off

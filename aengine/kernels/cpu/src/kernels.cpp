@@ -39,7 +39,7 @@ extern "C" {
 
 const char* aengine_level() { return AENGINE_LEVEL; }
 
-// The sizes of the structs of abi.h, in the order of `library.STRUCTS`, so that a library of other sources is noticed.
+// The sizes of the structs of abi.h, in the order of `library.STRUCT_SIZES`, so that a library of other sources is noticed.
 void aengine_struct_sizes(i64* sizes) {
   const i64 all[] = {sizeof(PackedLinear), sizeof(Part), sizeof(Layer), sizeof(Model), sizeof(Pool), sizeof(Draw), sizeof(Step)};
   memcpy(sizes, all, sizeof all);
