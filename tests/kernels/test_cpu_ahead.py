@@ -128,7 +128,7 @@ def test_what_is_refused_does_not_begin(kernels: CpuKernels) -> None:
 
 def test_one_that_nobody_finishes(kernels: CpuKernels) -> None:
     """The workspace sees it through before the memory goes."""
-    for _ in range(8):
+    for _ in range(3):
         made = Setup(kernels, 3)
         made.prepare(layouts(16)[3], 3, greedy=False).begin()
         del made
