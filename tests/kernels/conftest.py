@@ -17,3 +17,13 @@ def loaded(level: Level) -> CpuKernels:
 @pytest.fixture(scope="session", params=supported_levels(), ids=lambda level: level.value)
 def kernels(request: pytest.FixtureRequest) -> CpuKernels:
     return loaded(request.param)
+
+
+@pytest.fixture(
+    scope="session",
+    params=[level for level in supported_levels() if "avx512" not in level.value or level is supported_levels()[0]],
+    ids=lambda level: level.value,
+)
+def some_kernels(request: pytest.FixtureRequest) -> CpuKernels:
+    """Of one level for each width of vectors: for what does not differ between levels otherwise."""
+    return loaded(request.param)

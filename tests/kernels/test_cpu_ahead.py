@@ -17,9 +17,9 @@ from aengine.kernels.cpu import CpuKernels, DecoderStack, KvPool, PreparedStep, 
 class Setup:
     """A tiny model with everything that its steps need."""
 
-    def __init__(self, kernels: CpuKernels, threads: int, dtype: torch.dtype = torch.float32, page_size: int = 16) -> None:
+    def __init__(self, some_kernels: CpuKernels, threads: int, dtype: torch.dtype = torch.float32, page_size: int = 16) -> None:
         spec = tiny_spec("qwen3")
-        self.workspace = Workspace(kernels, threads)
+        self.workspace = Workspace(some_kernels, threads)
         self.stack: DecoderStack = stack_of(self.workspace, spec, random_weights(spec), dtype)
         self.pool: KvPool = pool_of(spec, dtype, page_size)
 
@@ -37,12 +37,12 @@ def loiter(seconds: float) -> None:
 @pytest.mark.parametrize("page_size", [4, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_it_brings_the_same(kernels: CpuKernels, threads: int, dtype: torch.dtype, page_size: int) -> None:
+def test_it_brings_the_same(some_kernels: CpuKernels, threads: int, dtype: torch.dtype, page_size: int) -> None:
     """Whenever whoever waits joins in: at once, in the middle, or when all is done."""
     steps = layouts(page_size)
-    reference = Setup(kernels, 1, dtype, page_size)
+    reference = Setup(some_kernels, 1, dtype, page_size)
     expected = hidden_states(reference.workspace, reference.stack, reference.pool, steps)
-    made = Setup(kernels, threads, dtype, page_size)
+    made = Setup(some_kernels, threads, dtype, page_size)
     for late in (0.0, 20e-6, 100e-6, 1e-3):
         for number, layout in enumerate(steps):
             step, greedy = made.prepare(layout, number, greedy=False), made.prepare(layout, number, greedy=True)
@@ -56,8 +56,8 @@ def test_it_brings_the_same(kernels: CpuKernels, threads: int, dtype: torch.dtyp
             assert greedy.chosen.tolist() == reference.stack.greedy(reference.workspace, expected[number]).tolist()
 
 
-def test_it_goes_ahead_by_itself(kernels: CpuKernels) -> None:
-    made = Setup(kernels, 2)
+def test_it_goes_ahead_by_itself(some_kernels: CpuKernels) -> None:
+    made = Setup(some_kernels, 2)
     layout = layouts(16)[0]
     step = made.prepare(layout, 0, greedy=True)
     last_values = made.pool._memory[-1]
@@ -68,9 +68,9 @@ def test_it_goes_ahead_by_itself(kernels: CpuKernels) -> None:
     step.run()
 
 
-def test_thousands_in_a_row(kernels: CpuKernels) -> None:
+def test_thousands_in_a_row(some_kernels: CpuKernels) -> None:
     """Two threads meet some thirty times in each."""
-    made = Setup(kernels, 2)
+    made = Setup(some_kernels, 2)
     layout = layouts(16)[4]
     step = made.prepare(layout, 4, greedy=True)
     step.run()
@@ -84,8 +84,8 @@ def test_thousands_in_a_row(kernels: CpuKernels) -> None:
         assert np.array_equal(step.chosen, expected)
 
 
-def test_token_ids_are_read_when_it_begins(kernels: CpuKernels) -> None:
-    made, layout = Setup(kernels, 2), layouts(16)[0]
+def test_token_ids_are_read_when_it_begins(some_kernels: CpuKernels) -> None:
+    made, layout = Setup(some_kernels, 2), layouts(16)[0]
     expected = made.prepare(layout, 0, greedy=True)
     expected.run()
     ids = np.zeros(layout.num_tokens, np.int32)
@@ -96,8 +96,8 @@ def test_token_ids_are_read_when_it_begins(kernels: CpuKernels) -> None:
     assert np.array_equal(step.chosen, expected.chosen)
 
 
-def test_the_workspace_serves_nothing_else(kernels: CpuKernels) -> None:
-    made, steps = Setup(kernels, 2), layouts(16)
+def test_the_workspace_serves_nothing_else(some_kernels: CpuKernels) -> None:
+    made, steps = Setup(some_kernels, 2), layouts(16)
     hidden = made.stack.run(made.workspace, made.pool, steps[0], token_ids(steps[0], 0), everything(steps[0]))
     step, other = made.prepare(steps[1], 1, greedy=True), made.prepare(steps[2], 2, greedy=True)
     pages = np.array([1], np.int32)
@@ -116,8 +116,8 @@ def test_the_workspace_serves_nothing_else(kernels: CpuKernels) -> None:
     made.stack.logits(made.workspace, hidden)
 
 
-def test_what_is_refused_does_not_begin(kernels: CpuKernels) -> None:
-    made, layout = Setup(kernels, 2), layouts(16)[0]
+def test_what_is_refused_does_not_begin(some_kernels: CpuKernels) -> None:
+    made, layout = Setup(some_kernels, 2), layouts(16)[0]
     bad = made.stack.prepare(made.workspace, made.pool, layout, np.full(37, 199, np.int32), everything(layout), greedy=True)
     bad.begin()
     assert made.workspace.under_way is None
@@ -126,10 +126,10 @@ def test_what_is_refused_does_not_begin(kernels: CpuKernels) -> None:
     assert not any(memory.any() for memory in made.pool._memory)
 
 
-def test_one_that_nobody_finishes(kernels: CpuKernels) -> None:
+def test_one_that_nobody_finishes(some_kernels: CpuKernels) -> None:
     """The workspace sees it through before the memory goes."""
     for _ in range(3):
-        made = Setup(kernels, 3)
+        made = Setup(some_kernels, 3)
         made.prepare(layouts(16)[3], 3, greedy=False).begin()
         del made
         gc.collect()

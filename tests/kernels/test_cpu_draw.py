@@ -39,8 +39,8 @@ def drawn(drawer: Drawer, rows: list[RowParams], logits: Tensor, positions: list
     return drawer.draw(logits, indices.numpy(), indices, torch.tensor(positions, dtype=torch.int32)).tolist()
 
 
-def drawn_here(kernels: CpuKernels, rows: list[RowParams], logits: Tensor, positions: list[int], threads: int = 2) -> list[int]:
-    workspace = Workspace(kernels, threads)
+def drawn_here(some_kernels: CpuKernels, rows: list[RowParams], logits: Tensor, positions: list[int], threads: int = 2) -> list[int]:
+    workspace = Workspace(some_kernels, threads)
     draw = CpuDraw(lambda some, draws: ops.draw(workspace, some, draws))
     return drawn(Drawer(len(rows), logits.shape[1], CPU, draw), rows, logits, positions)
 
@@ -51,23 +51,23 @@ def drawn_by_torch(rows: list[RowParams], logits: Tensor, positions: list[int]) 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 63, 64, 65, 777, 4099])
 @pytest.mark.parametrize("spread", [0.5, 3.0])
-def test_tokens_are_those_of_torch(kernels: CpuKernels, vocab_size: int, spread: float) -> None:
+def test_tokens_are_those_of_torch(some_kernels: CpuKernels, vocab_size: int, spread: float) -> None:
     """Up to rounding, which decides none of these. Where a nucleus may be wide torch looks at 1,024 candidates first."""
     rows = [row for row in rows_of() if vocab_size < 1024 or row.top_k or row.top_p in (1.0, 0.05)]
     generator = torch.Generator().manual_seed(vocab_size)
     logits = spread * torch.randn(len(rows), vocab_size, generator=generator)
     positions = torch.randint(1 << 20, (len(rows),), generator=generator).tolist()
-    assert drawn_here(kernels, rows, logits, positions) == drawn_by_torch(rows, logits, positions)
+    assert drawn_here(some_kernels, rows, logits, positions) == drawn_by_torch(rows, logits, positions)
 
 
-def test_a_row_depends_on_itself_alone(kernels: CpuKernels) -> None:
+def test_a_row_depends_on_itself_alone(some_kernels: CpuKernels) -> None:
     rows = rows_of((0.0, 0.9))
     logits = torch.randn(len(rows), 9000, generator=torch.Generator().manual_seed(1))
     positions = list(range(len(rows)))
-    together = drawn_here(kernels, rows, logits, positions, threads=1)
-    assert drawn_here(kernels, rows, logits, positions, threads=5) == together
+    together = drawn_here(some_kernels, rows, logits, positions, threads=1)
+    assert drawn_here(some_kernels, rows, logits, positions, threads=5) == together
     for at in range(0, len(rows), 7):
-        assert drawn_here(kernels, rows[at : at + 1], logits[at : at + 1], positions[at : at + 1], threads=3) == [together[at]]
+        assert drawn_here(some_kernels, rows[at : at + 1], logits[at : at + 1], positions[at : at + 1], threads=3) == [together[at]]
 
 
 def expected_of_nucleus(logits: Tensor, params: RowParams, position: int) -> int:
@@ -86,16 +86,16 @@ def expected_of_nucleus(logits: Tensor, params: RowParams, position: int) -> int
 
 @pytest.mark.parametrize("min_p", [0.0, 0.01])
 @pytest.mark.parametrize("top_p", [0.2, 0.9, 0.999])
-def test_a_wide_nucleus(kernels: CpuKernels, top_p: float, min_p: float) -> None:
+def test_a_wide_nucleus(some_kernels: CpuKernels, top_p: float, min_p: float) -> None:
     rows = [RowParams(temperature=1.2, top_k=0, top_p=top_p, min_p=min_p, seed=seed) for seed in range(60)]
     logits = torch.randn(len(rows), 20_000, generator=torch.Generator().manual_seed(2))
     positions = [7 * seed for seed in range(60)]
-    found = drawn_here(kernels, rows, logits, positions)
+    found = drawn_here(some_kernels, rows, logits, positions)
     assert found == [expected_of_nucleus(*one) for one in zip(logits, rows, positions, strict=True)]
     assert len(set(found)) > 50
 
 
-def test_of_equal_logits_the_lower_ids_are_kept(kernels: CpuKernels) -> None:
+def test_of_equal_logits_the_lower_ids_are_kept(some_kernels: CpuKernels) -> None:
     for filters, bound in (
         ({"top_k": 30}, 30),
         ({"top_k": 0, "top_p": 0.25}, 250),
@@ -105,49 +105,49 @@ def test_of_equal_logits_the_lower_ids_are_kept(kernels: CpuKernels) -> None:
         rows = [RowParams(**{"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "seed": seed, **filters}) for seed in range(300)]
         logits = torch.zeros(300, 1000)
         logits[:, ::2] = -0.0  # equal to 0
-        found = drawn_here(kernels, rows, logits, list(range(300)))
+        found = drawn_here(some_kernels, rows, logits, list(range(300)))
         assert max(found) < bound
         assert len(set(found)) > min(bound, 300) / 2
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
 @pytest.mark.parametrize("vocab_size", [64, 1000])
-def test_logits_that_are_no_numbers(kernels: CpuKernels, filters: dict[str, float], vocab_size: int) -> None:
+def test_logits_that_are_no_numbers(some_kernels: CpuKernels, filters: dict[str, float], vocab_size: int) -> None:
     """Something is chosen, and of the others nothing changes. What is forbidden is not drawn."""
     base = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     rows = [RowParams(**{**base, **filters, "seed": seed}) for seed in range(6)]
     logits = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(3))
-    usual = drawn_here(kernels, rows, logits, [5] * 6)
+    usual = drawn_here(some_kernels, rows, logits, [5] * 6)
     logits[0, 17] = math.nan
     logits[1, 18] = math.inf
     logits[2] = -math.inf
     logits[3] = -math.inf
     logits[3, 40] = -3.0
     logits[4, torch.arange(vocab_size) != usual[4]] = -math.inf
-    found = drawn_here(kernels, rows, logits, [5] * 6)
+    found = drawn_here(some_kernels, rows, logits, [5] * 6)
     assert found[0] == 17
     assert found[1] == 18
     assert 0 <= found[2] < vocab_size
     assert found[3:] == [40, usual[4], usual[5]]
 
 
-def test_extremes(kernels: CpuKernels) -> None:
+def test_extremes(some_kernels: CpuKernels) -> None:
     """Filters that leave the likeliest alone, temperatures at both ends, and a top_p of nearly one."""
     logits = torch.randn(1, 5000, generator=torch.Generator().manual_seed(4)).repeat(5, 1)
     base = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 9}
     changes = ({"top_p": 1e-9}, {"min_p": 1.0}, {"top_k": 1}, {"temperature": 1e-4}, {"temperature": 9e-6})
     rows = [RowParams(**{**base, **change}) for change in changes]
-    assert drawn_here(kernels, rows, logits, [1] * 5) == [int(logits[0].argmax())] * 5
+    assert drawn_here(some_kernels, rows, logits, [1] * 5) == [int(logits[0].argmax())] * 5
     hot = [RowParams(**{**base, "temperature": 1e6, "seed": seed}) for seed in range(200)]
-    assert len(set(drawn_here(kernels, hot, logits[:1].repeat(200, 1), [1] * 200))) > 180
+    assert len(set(drawn_here(some_kernels, hot, logits[:1].repeat(200, 1), [1] * 200))) > 180
     for top_p in (1 - 2**-24, 1 - 2**-23, 0.9999):
         nearly = [RowParams(**{**base, "top_p": top_p, "seed": seed}) for seed in range(40)]
-        found = drawn_here(kernels, nearly, logits[:1].repeat(40, 1), [1] * 40)
+        found = drawn_here(some_kernels, nearly, logits[:1].repeat(40, 1), [1] * 40)
         assert found == [expected_of_nucleus(logits[0], row, 1) for row in nearly]
 
 
-def test_what_does_not_fit_is_refused(kernels: CpuKernels) -> None:
-    workspace, logits = Workspace(kernels, 1), torch.zeros(2, 70)
+def test_what_does_not_fit_is_refused(some_kernels: CpuKernels) -> None:
+    workspace, logits = Workspace(some_kernels, 1), torch.zeros(2, 70)
     for bad in (logits.double(), torch.zeros(70, 2).T):
         with pytest.raises(ValueError, match="not contiguous float32"):
             ops.draw(workspace, bad, np.zeros(2, DRAW))
@@ -159,10 +159,10 @@ def test_what_does_not_fit_is_refused(kernels: CpuKernels) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_step_that_draws(kernels: CpuKernels, dtype: torch.dtype, threads: int) -> None:
+def test_a_step_that_draws(some_kernels: CpuKernels, dtype: torch.dtype, threads: int) -> None:
     """What it chooses is what is drawn from its logits; also where it begins by itself."""
     spec = tiny_spec("qwen3")
-    workspace = Workspace(kernels, threads)
+    workspace = Workspace(some_kernels, threads)
     stack, pool = stack_of(workspace, spec, random_weights(spec), dtype), pool_of(spec, dtype, 16)
     for number, layout in enumerate(layouts(16)):
         ids, wanted = token_ids(layout, number), everything(layout)
