@@ -11,7 +11,7 @@ DEV := $(VENV)/.aengine-dev
 NODE := tools/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-grpc test test-levels lint benchmarks gpu protos node clean
+.PHONY: help demo demo-grpc test test-levels test-served test-rest lint benchmarks gpu protos node clean
 
 help: ## this list
 	@sed -n "s/^\([a-z-]*\):.*## /  make \1\t/p" $(firstword $(MAKEFILE_LIST))
@@ -28,11 +28,19 @@ test: $(DEV) ## run all tests; PYTEST_ARGS="-k name" for some of them
 # What depends on the kernels: tokens of runner and engine against Transformers, and decoding. `make test` runs them at the best level.
 LEVEL_TESTS := tests/runner/test_greedy.py tests/runner/test_decoding_runner.py tests/engine/test_demo_model.py tests/engine/test_decoding.py
 test-levels: $(DEV) ## run the tests of the model at every other build level of the CPU kernels, and without them
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-level-torch $$($(BIN)/python -c 'from aengine.kernels.cpu import supported_levels; print(*(f"test-level-{one.value}" for one in supported_levels()[1:]))')
+	@$(MAKE) --no-print-directory test-level-torch $$($(BIN)/python -c 'from aengine.kernels.cpu import supported_levels; print(*(f"test-level-{one.value}" for one in supported_levels()[1:]))')
 
 test-level-%: $(DEV)
 	@echo "AENGINE_CPU_LEVEL=$*"
 	@AENGINE_CPU_LEVEL=$* $(BIN)/python -m pytest -q $(LEVEL_TESTS) -k "not trio"
+
+# `make test` in two parts: what talks to servers, and notices late what happens where others take the cores, and all the rest.
+SERVED_TESTS := tests/server tests/client
+test-served: $(DEV)
+	@$(BIN)/python -m pytest $(SERVED_TESTS)
+
+test-rest: $(DEV)
+	@$(BIN)/python -m pytest $(SERVED_TESTS:%=--ignore=%)
 
 lint: $(DEV) $(NODE) ## check format, style, types, the schema and that generated code is up to date
 	$(BIN)/ruff format --check .

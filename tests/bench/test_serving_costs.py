@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from grpc_loop import ASYNCIO
 
 from aengine import SamplingParams
 from aengine.bench.paced_engine import TEXT, PacedEngine
@@ -13,8 +14,8 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+def anyio_backend() -> tuple[str, dict[str, object]]:
+    return ASYNCIO
 
 
 @pytest.mark.parametrize("pace", [None, 500.0])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from fake_engine import FakeEngine
+from grpc_loop import ASYNCIO
 
 
 @pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
+def anyio_backend() -> tuple[str, dict[str, object]]:
+    return ASYNCIO
 
 
 @pytest.fixture
