@@ -20,6 +20,7 @@ from aengine.engine.tokenizer import Tokenizer
 from aengine.models.hub import DEMO, resolve_model
 from aengine.outputs import ModelInfo
 from aengine.params import SamplingParams
+from aengine.runner.base import Hold
 from aengine.scheduler import StepPlan, StepResult
 
 PAGE_SIZE = 256
@@ -34,8 +35,11 @@ TEXT = (
 @dataclass(frozen=True, slots=True)
 class _PacedStep:
     step: StepResult
-    wait: Callable[[], None]
+    until_due: Callable[[], None]
     overlaps: ClassVar[bool] = False
+
+    def wait(self, hold: Hold | None = None) -> None:
+        self.until_due()
 
     def result(self) -> StepResult:
         return self.step

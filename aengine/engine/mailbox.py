@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -70,11 +71,14 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._commands: deque[Command] = deque()
+        self.signal = ctypes.c_int32()
+        """Not 0: something may have been posted since the last `take`. It may be read without the interpreter."""
         self._bell = threading.Lock()  # free: something may have been posted since the last `take`
         self._bell.acquire()
 
     def post(self, command: Command) -> None:
         self._commands.append(command)
+        self.signal.value = 1
         with contextlib.suppress(RuntimeError):  # it is free already
             self._bell.release()
 
@@ -89,6 +93,7 @@ class Mailbox:
 
     def take(self) -> list[Command]:
         """What was posted since the last call, in order; what is posted meanwhile may be left for the next."""
+        self.signal.value = 0  # before looking, as `post` sets it after adding
         if not self._commands:
             return []  # most often; should the bell be free by now, the next `wait` ends at once
         self._bell.acquire(blocking=False)  # before looking: what is posted from here on lets it go again

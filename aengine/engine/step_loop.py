@@ -187,7 +187,7 @@ class StepLoop(Generic[LoadedT]):
         # Apart, so that the flight goes with the last line: tensors let go of the interpreter when they are freed, and a loop that was
         # just told of the step would take it before the next one runs.
         plan, flight, launched = flights.popleft()
-        flight.wait()
+        flight.wait(self._mailbox.signal)
         if flights and self._mailbox.pending and flights[-1][1].withdraw():  # who has come or gone meanwhile need not wait for it
             scheduler.rollback(flights.pop()[0], {})
         scheduler.commit(plan, flight.result())

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Protocol
 
 from aengine.scheduler.plan import StepPlan, StepResult
+
+Hold = ctypes.c_int32
+"""Not 0: what has not begun shall not begin by itself. Written by any thread at any time, and read by those that compute."""
 
 
 class InFlightStep(Protocol):
@@ -14,8 +18,9 @@ class InFlightStep(Protocol):
     def overlaps(self) -> bool:
         """Whether it goes on by itself, so that the next step may be planned and launched before the result is there."""
 
-    def wait(self) -> None:
-        """Until the step is done. One that could not begin before that begins when the result of this one is asked for, not earlier."""
+    def wait(self, hold: Hold | None = None) -> None:
+        """Until the step is done. One that could not begin before that begins at once with a `hold` that is 0 at that moment, else when
+        the result of this one is asked for, not earlier."""
 
     def result(self) -> StepResult:
         """Waits, too. May be called more than once."""

@@ -13,7 +13,9 @@ from torch import Tensor
 from aengine.attention import StepLayout
 from aengine.kernels.cpu import DecoderStack, KernelsUnavailableError, KvPool, PreparedStep, Workspace, load_kernels, ops, unsupported
 from aengine.kernels.cpu.pool import page_bytes
+from aengine.kernels.feed import Feed
 from aengine.layers.rotary import cos_sin_cache
+from aengine.runner.base import Hold
 from aengine.runner.capture import Capture
 from aengine.runner.executor import ExecutorSetup, GraphPlan, StepInput
 from aengine.runner.memory import show_bytes
@@ -35,6 +37,14 @@ class CpuRun:
     def begin(self) -> None:
         if self.overlaps:
             self._step.begin()
+
+    @property
+    def has_begun(self) -> bool:
+        return self._step.has_begun
+
+    def follow(self, hold: Hold) -> None:
+        if self.overlaps:
+            self._step.follow(hold)
 
     def run(self) -> CpuHidden:
         self._step.run()
@@ -123,11 +133,12 @@ class CpuExecutor:
         all_hidden: bool,
         greedy: bool = False,
         draws: NDArray[np.void] | None = None,
+        feed: Feed | None = None,
     ) -> CpuRun:
         assert self._pool is not None, "allocated"
         if all_hidden:
             wanted = np.arange(len(token_ids), dtype=np.int32)
-        step = self._stack.prepare(self._workspace, self._pool, layout, token_ids, wanted, greedy=greedy, draws=draws)
+        step = self._stack.prepare(self._workspace, self._pool, layout, token_ids, wanted, greedy=greedy, draws=draws, feed=feed)
         return CpuRun(self._stack, self._workspace, step, all_hidden=all_hidden)
 
     def draw(self, logits: Tensor, draws: NDArray[np.void]) -> Tensor:

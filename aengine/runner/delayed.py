@@ -9,6 +9,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 
+from aengine.runner.base import Hold
 from aengine.runner.executor import StepRun
 from aengine.runner.in_flight import LaunchedStep
 from aengine.scheduler.plan import StepResult
@@ -19,24 +20,32 @@ class DelayedStep:
 
     def __init__(self, steps: DelayedSteps, run: StepRun, compute: Callable[[], LaunchedStep], *, overlaps: bool) -> None:
         self.overlaps = overlaps
-        self.has_begun = False
+        self._begun = False
         self._steps = steps
         self._run = run
         self._compute = compute
         self._launched: LaunchedStep | None = None
 
+    @property
+    def has_begun(self) -> bool:
+        return self._begun or self._run.has_begun
+
     def begin(self) -> None:
         if not self.has_begun:
-            self.has_begun = True
             self._run.begin()
+        self._begun = True
+
+    def follow(self, hold: Hold) -> None:
+        """Begins when the one before is over, unless `hold` is set then."""
+        self._run.follow(hold)
 
     def compute(self) -> None:
         self.begin()
         self._launched = self._compute()
 
-    def wait(self) -> None:
+    def wait(self, hold: Hold | None = None) -> None:
         if self._launched is None:
-            self._steps.compute(self)
+            self._steps.compute(self, hold)
 
     def result(self) -> StepResult:
         self.wait()
@@ -65,10 +74,12 @@ class DelayedSteps:
         if self._steps:
             self._steps[0].begin()
 
-    def compute(self, last: DelayedStep | None = None) -> None:
-        """All steps up to `last`, or all."""
+    def compute(self, last: DelayedStep | None = None, hold: Hold | None = None) -> None:
+        """All steps up to `last`, or all. With `hold`, one that can go on by itself begins as soon as the one before is over."""
         while self._steps:
             step = self._steps.popleft()
+            if hold is not None and self._steps:
+                self._steps[0].follow(hold)
             step.compute()
             if step is last:
                 return

@@ -20,9 +20,11 @@ from torch import Tensor
 from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
+from aengine.kernels.feed import Feed
 from aengine.models.kv_scales import stored_kv_scales
 from aengine.models.spec import ModelSpec
 from aengine.models.weights import drawn_weights, stored_weights
+from aengine.runner.base import Hold
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.capture import Capture
 
@@ -117,6 +119,13 @@ class StepRun(Protocol):
     def begin(self) -> None:
         """Starts it where it overlaps, once the tokens of all steps before are known. Returns at once, and raises nothing."""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is under way on other threads."""
+
+    def follow(self, hold: Hold) -> None:
+        """Where this and the step under way overlap, begins when that one is seen through, unless `hold` is set then."""
+
     def run(self) -> StepPass:
         """Goes the way, or the rest of it."""
 
@@ -180,6 +189,13 @@ class HostRun(Protocol):
     def begin(self) -> None:
         """Starts it, where it overlaps; returns at once. What is wrong with it `run` will say. Its token ids must be there."""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether other threads are at it."""
+
+    def follow(self, hold: Hold) -> None:
+        """As `StepRun.follow`."""
+
     def run(self) -> HostHidden:
         """Runs it, or sees it through."""
 
@@ -197,8 +213,9 @@ class HostExecutor(Executor, Protocol):
         all_hidden: bool,
         greedy: bool = False,
         draws: NDArray[np.void] | None = None,
+        feed: Feed | None = None,
     ) -> HostRun:
-        """The layers over [T] `token_ids`, which may change until they begin, and nothing else. `wanted`: as the `logits_indices` of a
+        """The layers over [T] `token_ids`, the first of which may come of `feed` when they begin. `wanted`: as the `logits_indices` of a
         `StepInput`. The step chooses what follows them where it is `greedy` or has `draws`, which say how (`aengine.kernels.draws`); not
         with `all_hidden`."""
 

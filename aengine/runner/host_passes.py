@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.kernels.feed import Feed
 from aengine.runner.executor import HostExecutor, HostHidden, HostRun, StepPass
 from aengine.runner.landing import as_int32
 from aengine.runner.passes import HostStep
@@ -54,36 +55,21 @@ class HostPass:
 class HostPassRun:
     """Satisfies `StepRun`."""
 
-    def __init__(
-        self, passes: HostPasses, run: HostRun, step: HostStep, token_ids: NDArray[np.int32], wanted: NDArray[np.int32], *, chooses: bool
-    ) -> None:
-        self._passes = passes
+    def __init__(self, run: HostRun, step: HostStep, wanted: NDArray[np.int32], *, chooses: bool) -> None:
         self._run = run
         self._step = step
-        self._token_ids = token_ids
         self._wanted = wanted
-        self._filled = False
         self.overlaps = run.overlaps
         self.chooses = chooses
+        self.begin = run.begin
+        self.follow = run.follow
 
-    def begin(self) -> None:
-        if self.overlaps:
-            self._fill()
-            self._run.begin()
+    @property
+    def has_begun(self) -> bool:
+        return self._run.has_begun
 
     def run(self) -> HostPass:
-        if not self._filled:
-            self._fill()
-        hidden = self._run.run()
-        if hidden.chosen is not None:
-            self._passes.last[self._step.sampled_rows] = hidden.chosen
-        return HostPass(hidden, self._step, self._wanted)
-
-    def _fill(self) -> None:
-        """The tokens that steps before this one brought."""
-        decode_rows = self._step.rows[: self._step.layout.num_decodes]
-        self._token_ids[: len(decode_rows)] = self._passes.last[decode_rows]
-        self._filled = True
+        return HostPass(self._run.run(), self._step, self._wanted)
 
 
 class HostPasses:
@@ -101,13 +87,14 @@ class HostPasses:
         if layout.num_decodes == layout.num_rows:
             token_ids, wanted = np.empty(layout.num_rows, np.int32), layout.qo_indptr[:-1]
         else:
-            token_ids = np.concatenate((self.last[: layout.num_decodes], step.token_ids))
+            token_ids = np.concatenate((np.zeros(layout.num_decodes, np.int32), step.token_ids))
             wanted = layout.qo_indptr[1:][step.sampled] - 1
         greedy, draws = step.only_argmax and not step.all_hidden, None
         if not greedy and not step.all_hidden:
             draws = self._draws(step.sampled_rows, step.next_positions)
-        run = self._executor.prepare(layout, token_ids, wanted, all_hidden=step.all_hidden, greedy=greedy, draws=draws)
-        return HostPassRun(self, run, step, token_ids, wanted, chooses=greedy or draws is not None)
+        feed = Feed(self.last, step.rows[: layout.num_decodes], step.sampled_rows)
+        run = self._executor.prepare(layout, token_ids, wanted, all_hidden=step.all_hidden, greedy=greedy, draws=draws, feed=feed)
+        return HostPassRun(run, step, wanted, chooses=greedy or draws is not None)
 
     def keep(self, done: StepPass, tokens: Tensor) -> None:
         """As `Passes.keep`."""

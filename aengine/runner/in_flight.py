@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.runner.base import Hold
 from aengine.runner.landing import Landing, Landings, as_int32
 from aengine.runner.prompt_logprobs import PromptScores
 from aengine.sampling import DeviceLogprobs, SampledTokens, Sampler
@@ -67,7 +68,7 @@ class LaunchedStep:
         landing.close()
         return cls(step, rows, sampled, scores, landing, landings, sampler)
 
-    def wait(self) -> None:
+    def wait(self, hold: Hold | None = None) -> None:
         if self.landing is not None and self.known is None:
             self.landing.wait()
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention import AttentionMetadata, StepLayout
+from aengine.runner.base import Hold
 from aengine.runner.executor import DevicePass, Executor, StepInput, StepPass, StepRun
 from aengine.runner.upload import upload
 
@@ -59,8 +60,12 @@ class PassRun:
     step: HostStep
     overlaps: ClassVar[bool] = False
     chooses: ClassVar[bool] = False
+    has_begun: ClassVar[bool] = False
 
     def begin(self) -> None:
+        pass
+
+    def follow(self, hold: Hold) -> None:
         pass
 
     def run(self) -> StepPass:

@@ -23,6 +23,7 @@ from aengine.engine.loading import LoadedModel
 from aengine.engine.prompts import derive_seed
 from aengine.engine.tokenizer import Tokenizer
 from aengine.outputs import FinishReason, ModelInfo
+from aengine.runner.base import Hold
 from aengine.runner.delayed import DelayedStep, DelayedSteps
 from aengine.scheduler import StepPlan, StepResult
 from aengine.scheduler.request import Request
@@ -45,7 +46,7 @@ class HookedFlight:
     before: Callable[[], None]
     overlaps: bool
 
-    def wait(self) -> None:
+    def wait(self, hold: Hold | None = None) -> None:
         self.before()
 
     def withdraw(self) -> bool:
@@ -60,16 +61,26 @@ class HookedRun:
 
     overlaps = True
 
-    def __init__(self, launch: Callable[[], OracleFlight], before: Callable[[], None]) -> None:
-        self._launch = launch
-        self._before = before
+    def __init__(self, runner: HookedRunner, plan: StepPlan) -> None:
+        self._runner = runner
+        self._plan = plan
         self._flight: OracleFlight | None = None
 
     def begin(self) -> None:
-        self._flight = self._launch()
+        self._flight = OracleRunner.launch(self._runner, self._plan)
+
+    @property
+    def has_begun(self) -> bool:
+        return self._flight is not None
+
+    def follow(self, hold: Hold) -> None:
+        self._runner.following = (self, hold)
 
     def run(self) -> OracleFlight:
-        self._before()
+        self._runner.before_step(self._plan)
+        following, self._runner.following = self._runner.following, None
+        if following is not None and not following[1].value:
+            following[0].begin()
         assert self._flight is not None, "begun"
         return self._flight
 
@@ -85,6 +96,7 @@ class HookedRunner(OracleRunner):
         self.max_num_seqs = max_num_seqs
         self._ahead = ahead
         self._delayed = DelayedSteps()
+        self.following: tuple[HookedRun, Hold] | None = None
         self.before_launch: Callable[[StepPlan], None] = lambda plan: None
         self.before_step: Callable[[StepPlan], None] = lambda plan: None
         self.closed = threading.Event()
@@ -94,7 +106,7 @@ class HookedRunner(OracleRunner):
         if self._ahead is Ahead.HOST:
             if plan.new_rows or len(plan.copy_from):
                 self._delayed.compute()
-            run = HookedRun(lambda: OracleRunner.launch(self, plan), lambda: self.before_step(plan))
+            run = HookedRun(self, plan)
             return self._delayed.add(run, run.run, overlaps=plan.num_decodes == len(plan.rows))
         if self._ahead is Ahead.DEVICE:
             self.before_step(plan)

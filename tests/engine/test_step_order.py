@@ -13,6 +13,7 @@ from oracle_engine import Ahead, HookedFlight, OracleEngine, StepGate
 from aengine import SamplingParams
 from aengine.engine import step_loop
 from aengine.outputs import EngineStats
+from aengine.runner.delayed import DelayedSteps
 from aengine.scheduler import StepPlan, Updates
 
 pytestmark = pytest.mark.anyio
@@ -62,6 +63,21 @@ async def test_on_a_host_decodes_are_told_at_once() -> None:
         await engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=5, ignore_eos=True))
     assert events[:4] == [("launch", 0), ("compute", 0), ("launch", 1), ("tell", 0)]
     assert events[4:10] == [("launch", 2), ("compute", 1), ("tell", 1), ("launch", 3), ("compute", 2), ("tell", 2)]
+
+
+async def test_on_a_host_decodes_follow_one_another_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the step thread, which needs the interpreter for it, asks for a result."""
+    begun: list[bool] = []
+    begin = DelayedSteps.begin
+
+    def noted(steps: DelayedSteps) -> None:
+        begun.extend(step.has_begun for step in steps._steps)
+        begin(steps)
+
+    monkeypatch.setattr(DelayedSteps, "begin", noted)
+    async with OracleEngine(ahead=Ahead.HOST) as engine:
+        await engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=6, ignore_eos=True))
+    assert begun == [True] * 4
 
 
 @pytest.mark.parametrize("leaves", [False, True])

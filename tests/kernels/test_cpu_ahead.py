@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import time
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from test_cpu_stack import everything, hidden_states, layouts, pool_of, random_weights, stack_of, tiny_spec, token_ids
 
-from aengine.attention import StepLayout
+from aengine.attention import StepLayout, build_layout
 from aengine.kernels.cpu import CpuKernels, DecoderStack, KvPool, PreparedStep, Workspace
+from aengine.kernels.feed import Feed
 
 
 class Setup:
@@ -94,6 +97,98 @@ def test_token_ids_are_read_when_it_begins(some_kernels: CpuKernels) -> None:
     step.begin()
     step.run()
     assert np.array_equal(step.chosen, expected.chosen)
+
+
+ROWS = np.array([3, 1], np.int32)
+LATEST = np.array([90, 5, 91, 17, 92], np.int32)  # of five rows
+NO_HOLD = ctypes.c_int32(0)
+
+
+def decodes(step: int) -> StepLayout:
+    """Of both rows, from their first token on; a page is full after 16."""
+    table = np.arange(1, 1 + 5 * 4, dtype=np.int32).reshape(5, 4)
+    return build_layout(ROWS, 2, np.full(2, step, np.int32), np.ones(2, np.int32), table, 16)
+
+
+class Fed:
+    """Steps that take the tokens which the one before chose."""
+
+    def __init__(self, some_kernels: CpuKernels, threads: int) -> None:
+        self.made = Setup(some_kernels, threads)
+        self.latest = LATEST.copy()
+
+    def step(self, number: int, fed: NDArray[np.int32] = ROWS, kept: NDArray[np.int32] = ROWS) -> PreparedStep:
+        made, layout = self.made, decodes(number)
+        ids = np.full(2, -1, np.int32)
+        feed = Feed(self.latest, fed, kept)
+        return made.stack.prepare(made.workspace, made.pool, layout, ids, everything(layout), greedy=True, feed=feed)
+
+
+def chosen_by_hand(some_kernels: CpuKernels, count: int) -> list[list[int]]:
+    made, ids, found = Setup(some_kernels, 1), LATEST[ROWS], []
+    for number in range(count):
+        step = made.stack.prepare(made.workspace, made.pool, decodes(number), ids, everything(decodes(number)), greedy=True)
+        step.run()
+        assert step.chosen is not None
+        ids = step.chosen.astype(np.int32)
+        found.append(ids.tolist())
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("held_every", [None, 1, 3, 100])
+def test_each_goes_on_with_what_the_one_before_chose(some_kernels: CpuKernels, threads: int, begun: bool, held_every: int | None) -> None:
+    """Called or begun before; with `held_every` it follows by itself, where it is not held."""
+    expected = chosen_by_hand(some_kernels, 30)
+    fed = Fed(some_kernels, threads)
+    hold = ctypes.c_int32(0)
+    step, found = fed.step(0), []
+    for number in range(30):
+        following = fed.step(number + 1)
+        if begun and not step.has_begun:
+            step.begin()
+        if held_every is not None:
+            hold.value = number % held_every == 0
+            following.follow(hold)
+        follows = step.has_begun and held_every is not None and not hold.value
+        step.run()
+        assert (step.has_begun, following.has_begun) == (False, follows)
+        assert step.chosen is not None
+        found.append(step.chosen.tolist())
+        step = following
+    step.run()
+    assert found == expected
+    assert np.delete(fed.latest, ROWS).tolist() == np.delete(LATEST, ROWS).tolist()
+
+
+def test_only_what_is_under_way_is_followed(some_kernels: CpuKernels) -> None:
+    """One that was run at once may be followed by work on the same memory."""
+    fed = Fed(some_kernels, 2)
+    first, second, third = (fed.step(number) for number in range(3))
+    second.follow(NO_HOLD)
+    first.run()
+    assert not second.has_begun
+    second.begin()
+    second.run()
+    assert not third.has_begun
+    third.run()
+
+
+def test_one_that_is_refused_does_not_follow(some_kernels: CpuKernels) -> None:
+    fed = Fed(some_kernels, 2)
+    nobody = np.array([3, 5], np.int32)
+    for bad in (fed.step(1, fed=nobody), fed.step(1, kept=nobody), fed.step(1, fed=-ROWS)):
+        first = fed.step(0)
+        first.begin()
+        bad.follow(NO_HOLD)
+        first.run()
+        assert not bad.has_begun
+        with pytest.raises(ValueError, match="a row of the step has no latest token"):
+            bad.run()
+    with pytest.raises(ValueError, match="2 rows are fed and 1 kept, of 2 tokens and 2 wanted ones"):
+        fed.step(1, kept=ROWS[:1])
+    fed.step(1).run()
 
 
 def test_the_workspace_serves_nothing_else(some_kernels: CpuKernels) -> None:

@@ -12,7 +12,7 @@ from driver import GREEDY, Driver, Sequence_, sampled
 from reference import save_tiny
 from test_greedy import make_runner
 
-from aengine.runner.base import InFlightStep
+from aengine.runner.base import Hold, InFlightStep
 from aengine.runner.delayed import DelayedSteps
 from aengine.runner.model_runner import ModelRunner
 
@@ -28,16 +28,26 @@ class Noted:
     """Satisfies `StepRun`; what happens is noted as a verb and a number."""
 
     overlaps = True
+    following: tuple[Noted, Hold] | None = None  # of all; one at a time
 
     def __init__(self, events: list[str], number: int) -> None:
         self.events = events
         self.number = number
+        self.has_begun = False
 
     def begin(self) -> None:
+        self.has_begun = True
         self.events.append(f"begin {self.number}")
+
+    def follow(self, hold: Hold) -> None:
+        Noted.following = (self, hold)
 
     def run(self) -> Any:
         self.events.append(f"compute {self.number}")
+        self.has_begun = False
+        following, Noted.following = Noted.following, None
+        if following is not None and not following[1].value:
+            following[0].begin()
         return self
 
     def result(self) -> Any:
@@ -58,6 +68,30 @@ class TestOrder:
         assert events[2:] == ["begin 2", "result 1"]
         assert second.result() == second.result() == 2
         assert events[4:] == ["compute 2", "result 2", "result 2"]
+
+    @pytest.mark.parametrize("held", [False, True])
+    def test_it_begins_at_once_unless_it_is_held(self, held: bool) -> None:
+        events: list[str] = []
+        steps = DelayedSteps()
+        first, second = (steps.add(run, run.run, overlaps=True) for run in (Noted(events, 1), Noted(events, 2)))
+        first.wait(Hold(held))
+        assert events == ["begin 1", "compute 1", *(() if held else ("begin 2",))]
+        assert first.result() == 1
+        assert events == ["begin 1", "compute 1", *(("result 1", "begin 2")[::-1] if held else ("begin 2", "result 1"))]
+        assert not second.withdraw()
+        assert second.result() == 2
+        assert not second.withdraw()
+
+    def test_what_is_held_can_be_withdrawn(self) -> None:
+        events: list[str] = []
+        steps = DelayedSteps()
+        first, second, third = (steps.add(run, run.run, overlaps=True) for run in (Noted(events, number) for number in range(3)))
+        first.wait(Hold(0))
+        assert not second.withdraw()
+        second.wait(Hold(1))
+        assert third.withdraw()
+        assert second.result() == 1
+        assert events == ["begin 0", "compute 0", "begin 1", "compute 1", "result 1"]
 
     def test_a_late_one_needs_those_before(self) -> None:
         events: list[str] = []
@@ -109,9 +143,10 @@ def started(runner: ModelRunner, prompts: list[list[int]], **options: Any) -> tu
 PROMPTS = [list(range(20)), list(range(30, 35)), [7]]
 
 
+@pytest.mark.parametrize("held", [None, False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_tokens_are_those_of_one_after_the_other(tiny: pathlib.Path, dtype: str) -> None:
-    """Every third step is withdrawn before it begins, and launched again; pages are crossed."""
+def test_the_tokens_are_those_of_one_after_the_other(tiny: pathlib.Path, dtype: str, held: bool | None) -> None:
+    """Every third step is withdrawn before it begins, and launched again; pages are crossed. Others begin by themselves, unless `held`."""
     expected = Driver(make_runner(tiny, dtype=dtype, threads=1)).generate(PROMPTS, 40)
     runner = make_runner(tiny, dtype=dtype, threads=2)
     driver, sequences = started(runner, PROMPTS)
@@ -119,8 +154,11 @@ def test_the_tokens_are_those_of_one_after_the_other(tiny: pathlib.Path, dtype: 
     assert flight.overlaps
     for step in range(38):
         following = launch_decode(driver, sequences)
-        flight.wait()
-        if step % 3 == 0 and following.withdraw():
+        withdrawn = step % 3 == 0
+        flight.wait(None if held is None else Hold(held or withdrawn))
+        assert (runner._executor._workspace.under_way is not None) is (held is False and not withdrawn)
+        if withdrawn:
+            assert following.withdraw()
             for one in sequences:
                 one.computed -= 1
             following = None

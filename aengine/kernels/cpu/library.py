@@ -106,9 +106,14 @@ class CStep(Structure):
         ("hidden", c_void_p),
         ("chosen", c_void_p),
         ("draws", c_void_p),
+        ("latest", c_void_p),
+        ("fed", c_void_p),
+        ("kept", c_void_p),
         ("num_tokens", c_int64),
         ("num_rows", c_int64),
         ("num_wanted", c_int64),
+        ("num_fed", c_int64),
+        ("num_latest", c_int64),
     ]
 
 
@@ -136,6 +141,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_run_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
     "aengine_begin_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
     "aengine_finish_layers": (None, c_void_p),
+    "aengine_go_on": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int, POINTER(c_int32)),
     "aengine_copy_pages": (c_int, POINTER(CPool), c_void_p, c_void_p, c_int64, c_void_p, c_int),
 }
 
@@ -163,6 +169,8 @@ class Workspace:
 
     under_way: object | None = None
     """What holds the memory of a step that was begun and not finished."""
+    following: tuple[Any, c_int32] | None = None
+    """The `PreparedStep` that begins after it, unless it is held."""
 
     def __init__(self, kernels: CpuKernels, threads: int) -> None:
         if threads < 1:

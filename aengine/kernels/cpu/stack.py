@@ -19,6 +19,7 @@ from aengine.kernels.cpu.library import BLOCK, ELEMENTS, MAX_HEAD_DIM, PANEL, CL
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
 from aengine.kernels.cpu.step import IntArray, Layout, StepArguments, check
+from aengine.kernels.feed import Feed
 
 
 class StackSpec(Protocol):
@@ -79,14 +80,28 @@ class PreparedStep:
         if self._workspace.kernels.begin_layers(*self._arguments) == 0:
             self._workspace.under_way = self
 
+    @property
+    def has_begun(self) -> bool:
+        return self._workspace.under_way is self
+
+    def follow(self, hold: ctypes.c_int32) -> None:
+        """Begins when the step that is under way and run next is over, unless `hold` is not 0 by then; `has_begun` tells."""
+        self._workspace.following = (self, hold)
+
     def run(self) -> None:
         """Raises ValueError for ids, positions, slots or pages out of range; nothing is written then."""
         workspace = self._workspace
-        if workspace.under_way is self:
-            workspace.kernels.finish_layers(workspace.handle)
-            workspace.under_way = None
-        else:
+        following, workspace.following = workspace.following, None
+        if workspace.under_way is not self:
             check(workspace.kernels.run_layers(*self._arguments))
+            return
+        workspace.under_way = None
+        if following is None:
+            workspace.kernels.finish_layers(workspace.handle)
+            return
+        step, hold = following
+        if workspace.kernels.go_on(*step._arguments, hold) == 0:
+            workspace.under_way = step
 
 
 class DecoderStack:
@@ -167,10 +182,11 @@ class DecoderStack:
         *,
         greedy: bool = False,
         draws: NDArray[np.void] | None = None,
+        feed: Feed | None = None,
     ) -> PreparedStep:
         """One step, ready to run: it will write keys and values of the T `token_ids` at the layout's slots and bring the hidden states of
         the tokens `wanted` (indices into the step). Or it chooses what follows them: what is likeliest if it is `greedy`, else as each of
-        [m] `draws` (of `DRAW`) says.
+        [m] `draws` (of `DRAW`) says. With `feed` it reads the first ids when it begins, and keeps what it chose.
 
         Results of a token depend on its own sequence alone: not on other rows, the cut into chunks, or the number of threads.
         Raises ValueError for a pool of another shape, and for another number of ids or draws than there are tokens.
@@ -181,7 +197,7 @@ class DecoderStack:
         chooses = greedy or draws is not None
         hidden = None if chooses else torch.empty(len(wanted), self._hidden_stride, dtype=self.dtype)
         chosen = np.empty(len(wanted), np.int64) if chooses else None
-        step = StepArguments(layout, token_ids, wanted, hidden, chosen, draws)
+        step = StepArguments(layout, token_ids, wanted, hidden, chosen, draws, feed)
         arguments = (ctypes.byref(self._c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
         used = None if hidden is None else hidden[:, : self.spec.hidden_size]
         return PreparedStep(workspace, arguments, (self, pool, step), used, chosen)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aengine.kernels.cpu.library import CStep
 from aengine.kernels.draws import DRAW
+from aengine.kernels.feed import Feed
 
 IntArray = NDArray[np.int32]
 _MESSAGES = {
@@ -20,6 +21,7 @@ _MESSAGES = {
     5: "a page of the step is not in the pool",
     6: "a row of the step has no pages, a last page of no or too many tokens, or more queries than tokens",
     7: "a wanted token is not one of the step's",
+    9: "a row of the step has no latest token",
 }
 
 
@@ -51,8 +53,9 @@ class StepArguments:
         hidden: Tensor | None = None,
         chosen: NDArray[np.int64] | None = None,
         draws: NDArray[np.void] | None = None,
+        feed: Feed | None = None,
     ) -> None:
-        """`draws` are of `DRAW`. Raises ValueError where there are too many or too few ids or draws."""
+        """`draws` are of `DRAW`. Raises ValueError where there are too many or too few ids, draws or rows."""
         given = (  # in the order of the fields of `CStep`
             _NONE if token_ids is None else token_ids,
             layout.positions,
@@ -64,19 +67,23 @@ class StepArguments:
             _NONE if wanted is None else wanted,
         )
         arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in given]
-        self._keep = (arrays, hidden, chosen, draws)
-        num_tokens = len(layout.positions)
+        self._keep = (arrays, hidden, chosen, draws, feed)
+        num_tokens, num_wanted = len(layout.positions), 0 if wanted is None else len(wanted)
         self.c = CStep(
             *map(_address, arrays),
             None if hidden is None else hidden.data_ptr(),
             None if chosen is None else _address(chosen),
-            None if draws is None else address_of_draws(draws, 0 if wanted is None else len(wanted)),
+            None if draws is None else address_of_draws(draws, num_wanted),
+            *((None,) * 3 if feed is None else map(_address, (feed.latest, feed.fed, feed.kept))),
             num_tokens,
             len(layout.last_page_len),
-            0 if wanted is None else len(wanted),
+            num_wanted,
+            *((0, 0) if feed is None else (len(feed.fed), len(feed.latest))),
         )
         if token_ids is not None and len(token_ids) != num_tokens:
             raise ValueError(f"there are {len(token_ids)} token ids for {num_tokens} positions")
+        if feed is not None and (len(feed.kept) != num_wanted or len(feed.fed) > num_tokens):
+            raise ValueError(f"{len(feed.fed)} rows are fed and {len(feed.kept)} kept, of {num_tokens} tokens and {num_wanted} wanted ones")
 
 
 _NONE: IntArray = np.zeros(0, np.int32)

@@ -30,7 +30,9 @@ enum Status : i32 {
   BAD_PAGE = 5,
   BAD_ROW_LENGTH = 6,
   BAD_WANTED = 7,
-  BUSY = 8,  // the workspace is in a step that has begun and was not finished
+  BUSY = 8,     // the workspace is in a step that has begun and was not finished
+  BAD_ROW = 9,
+  HELD = 10,  // it was not to begin
 };
 
 enum Epilogue : i32 { STORE = 0, ADD = 1, SILU_MUL = 2, LOGITS = 3 };
@@ -95,7 +97,7 @@ struct Draw {
 
 // A step's rows, as `StepLayout` has them.
 struct Step {
-  const i32* token_ids;  // [num_tokens]
+  i32* token_ids;  // [num_tokens]
   const i32* positions;
   const i32* slots;
   const i32* qo_indptr;  // [num_rows + 1]
@@ -106,7 +108,10 @@ struct Step {
   void* hidden;        // [num_wanted, round_up(hidden, 64)]; null: not asked for
   i64* chosen;         // [num_wanted], the token that follows each; null: not asked for
   const Draw* draws;   // [num_wanted], how it is drawn; null: it is the likeliest
-  i64 num_tokens, num_rows, num_wanted;
+  i32* latest;         // [num_latest], the token that each row goes on from; null: num_latest is 0
+  const i32* fed;      // [num_fed], rows whose latest tokens are the first `token_ids`, from when the step begins
+  const i32* kept;     // [num_wanted], rows whose latest tokens are the `chosen` ones, when it ends; null: they are not kept
+  i64 num_tokens, num_rows, num_wanted, num_fed, num_latest;
 };
 
 constexpr i64 PANEL = 64;  // output columns

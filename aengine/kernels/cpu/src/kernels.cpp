@@ -29,6 +29,7 @@ void multiply_with(const Member& member, i32 kind, const E* x, i64 x_stride, i64
 Status check_step(const Model& model, const Pool& pool, const Step& step, const Workspace& space) {
   if (space.crew.busy()) return BUSY;
   if (const Status status = check_tokens(model, pool, step)) return status;
+  if (const Status status = feed(step)) return status;
   if (const Status status = check_ids(model, step)) return status;
   return check_rows(pool, step);
 }
@@ -146,6 +147,13 @@ i32 aengine_begin_layers(const Model* model, const Pool* pool, const Step* step,
   return with_element(model->element, [&](auto e) -> i32 { return begin_layers<decltype(e)>(*model, *pool, *step, *space, threads); });
 }
 void aengine_finish_layers(Workspace* space) { space->crew.finish(); }
+
+// Finishes the step that has begun, and begins the one that follows it, unless `hold` is not 0 by then.
+i32 aengine_go_on(const Model* model, const Pool* pool, const Step* next, Workspace* space, int threads, const i32* hold) {
+  space->crew.finish();
+  if (__atomic_load_n(hold, __ATOMIC_ACQUIRE)) return HELD;
+  return aengine_begin_layers(model, pool, next, space, threads);
+}
 
 // Copies page sources[i] to page destinations[i] in all layers, all sources before any destination.
 i32 aengine_copy_pages(const Pool* pool, const i32* sources, const i32* destinations, i64 count, Workspace* space, int threads) {
