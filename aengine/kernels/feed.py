@@ -15,3 +15,7 @@ class Feed:
     latest: NDArray[np.int32]  # the token that each row goes on from
     fed: NDArray[np.int32]  # rows whose latest tokens are the first ids of the step, from when it begins
     kept: NDArray[np.int32]  # [m], rows whose latest tokens are what the step chooses, when it ends
+
+
+NOTHING = Feed(*(np.zeros(0, np.int32) for _ in range(3)))
+"""No rows are known: ids are given, and what is chosen is not kept."""

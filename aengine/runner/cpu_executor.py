@@ -13,7 +13,7 @@ from torch import Tensor
 from aengine.attention import StepLayout
 from aengine.kernels.cpu import DecoderStack, KernelsUnavailableError, KvPool, PreparedStep, Workspace, load_kernels, ops, unsupported
 from aengine.kernels.cpu.pool import page_bytes
-from aengine.kernels.feed import Feed
+from aengine.kernels.feed import NOTHING, Feed
 from aengine.layers.rotary import cos_sin_cache
 from aengine.runner.base import Hold
 from aengine.runner.capture import Capture
@@ -133,7 +133,7 @@ class CpuExecutor:
         all_hidden: bool,
         greedy: bool = False,
         draws: NDArray[np.void] | None = None,
-        feed: Feed | None = None,
+        feed: Feed = NOTHING,
     ) -> CpuRun:
         assert self._pool is not None, "allocated"
         if all_hidden:

@@ -20,7 +20,7 @@ from torch import Tensor
 from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
-from aengine.kernels.feed import Feed
+from aengine.kernels.feed import NOTHING, Feed
 from aengine.models.kv_scales import stored_kv_scales
 from aengine.models.spec import ModelSpec
 from aengine.models.weights import drawn_weights, stored_weights
@@ -213,7 +213,7 @@ class HostExecutor(Executor, Protocol):
         all_hidden: bool,
         greedy: bool = False,
         draws: NDArray[np.void] | None = None,
-        feed: Feed | None = None,
+        feed: Feed = NOTHING,
     ) -> HostRun:
         """The layers over [T] `token_ids`, the first of which may come of `feed` when they begin. `wanted`: as the `logits_indices` of a
         `StepInput`. The step chooses what follows them where it is `greedy` or has `draws`, which say how (`aengine.kernels.draws`); not

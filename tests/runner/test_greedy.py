@@ -114,7 +114,7 @@ def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
         runner._passes._draws = lambda rows, positions: None  # else the kernels draw, and nobody sees logits
 
     class RecordedRun:
-        overlaps = chooses = False
+        overlaps = chooses = has_begun = False
 
         def __init__(self, step: HostStep) -> None:
             self.inner = inner(dataclasses.replace(step, only_argmax=False))

@@ -19,7 +19,7 @@ from aengine.kernels.cpu.library import BLOCK, ELEMENTS, MAX_HEAD_DIM, PANEL, CL
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
 from aengine.kernels.cpu.step import IntArray, Layout, StepArguments, check
-from aengine.kernels.feed import Feed
+from aengine.kernels.feed import NOTHING, Feed
 
 
 class StackSpec(Protocol):
@@ -182,7 +182,7 @@ class DecoderStack:
         *,
         greedy: bool = False,
         draws: NDArray[np.void] | None = None,
-        feed: Feed | None = None,
+        feed: Feed = NOTHING,
     ) -> PreparedStep:
         """One step, ready to run: it will write keys and values of the T `token_ids` at the layout's slots and bring the hidden states of
         the tokens `wanted` (indices into the step). Or it chooses what follows them: what is likeliest if it is `greedy`, else as each of

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aengine.kernels.cpu.library import CStep
 from aengine.kernels.draws import DRAW
-from aengine.kernels.feed import Feed
+from aengine.kernels.feed import NOTHING, Feed
 
 IntArray = NDArray[np.int32]
 _MESSAGES = {
@@ -42,6 +42,9 @@ class Layout(Protocol):
     def last_page_len(self) -> IntArray: ...
 
 
+_NONE: IntArray = np.zeros(0, np.int32)
+
+
 class StepArguments:
     """A `CStep` and the arrays that it points to. Valid as long as the object."""
 
@@ -53,7 +56,7 @@ class StepArguments:
         hidden: Tensor | None = None,
         chosen: NDArray[np.int64] | None = None,
         draws: NDArray[np.void] | None = None,
-        feed: Feed | None = None,
+        feed: Feed = NOTHING,
     ) -> None:
         """`draws` are of `DRAW`. Raises ValueError where there are too many or too few ids, draws or rows."""
         given = (  # in the order of the fields of `CStep`
@@ -65,28 +68,32 @@ class StepArguments:
             layout.kv_indices,
             layout.last_page_len,
             _NONE if wanted is None else wanted,
+            feed.latest,
+            feed.fed,
+            feed.kept,
         )
         arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in given]
-        self._keep = (arrays, hidden, chosen, draws, feed)
+        self._keep = (arrays, hidden, chosen, draws)
         num_tokens, num_wanted = len(layout.positions), 0 if wanted is None else len(wanted)
         self.c = CStep(
             *map(_address, arrays),
             None if hidden is None else hidden.data_ptr(),
             None if chosen is None else _address(chosen),
             None if draws is None else address_of_draws(draws, num_wanted),
-            *((None,) * 3 if feed is None else map(_address, (feed.latest, feed.fed, feed.kept))),
             num_tokens,
             len(layout.last_page_len),
             num_wanted,
-            *((0, 0) if feed is None else (len(feed.fed), len(feed.latest))),
+            len(feed.fed),
+            len(feed.latest),
         )
         if token_ids is not None and len(token_ids) != num_tokens:
             raise ValueError(f"there are {len(token_ids)} token ids for {num_tokens} positions")
-        if feed is not None and (len(feed.kept) != num_wanted or len(feed.fed) > num_tokens):
+        if arrays[-3] is not feed.latest:
+            raise ValueError(f"the latest tokens are not contiguous int32, but {feed.latest.dtype} with strides {feed.latest.strides}")
+        if len(feed.latest) and (len(feed.fed) > num_tokens or len(feed.kept) != num_wanted):
             raise ValueError(f"{len(feed.fed)} rows are fed and {len(feed.kept)} kept, of {num_tokens} tokens and {num_wanted} wanted ones")
 
 
-_NONE: IntArray = np.zeros(0, np.int32)
 _BYTES = ctypes.c_char * 0
 
 

@@ -105,12 +105,12 @@ struct Step {
   const i32* kv_indices;
   const i32* last_page_len;
   const i32* wanted;  // [num_wanted], tokens whose hidden states are asked for
+  i32* latest;        // [num_latest], the token that each row goes on from; num_latest 0: not known
+  const i32* fed;     // [num_fed], rows whose latest tokens are the first `token_ids`, from when the step begins
+  const i32* kept;    // [num_wanted, or 0 without `latest`], rows whose latest tokens are the `chosen` ones, when it ends
   void* hidden;        // [num_wanted, round_up(hidden, 64)]; null: not asked for
   i64* chosen;         // [num_wanted], the token that follows each; null: not asked for
   const Draw* draws;   // [num_wanted], how it is drawn; null: it is the likeliest
-  i32* latest;         // [num_latest], the token that each row goes on from; null: num_latest is 0
-  const i32* fed;      // [num_fed], rows whose latest tokens are the first `token_ids`, from when the step begins
-  const i32* kept;     // [num_wanted], rows whose latest tokens are the `chosen` ones, when it ends; null: they are not kept
   i64 num_tokens, num_rows, num_wanted, num_fed, num_latest;
 };
 
