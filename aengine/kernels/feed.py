@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Of a step with m wanted tokens. Arrays are contiguous."""
+    """Arrays are contiguous."""
 
     latest: NDArray[np.int32]  # the token that each row goes on from
     fed: NDArray[np.int32]  # rows whose latest tokens are the first ids of the step, from when it begins
-    kept: NDArray[np.int32]  # [m], rows whose latest tokens are what the step chooses, when it ends
+    kept: NDArray[np.int32]  # rows whose latest tokens are what the step chooses, when it ends; none where it does not
 
 
 NOTHING = Feed(*(np.zeros(0, np.int32) for _ in range(3)))

@@ -19,6 +19,8 @@ from aengine.runner.passes import HostStep
 
 Draws = Callable[[NDArray[np.int32], NDArray[np.int32]], "NDArray[np.void] | None"]
 
+_NO_ROWS = np.zeros(0, np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class HostPass:
@@ -92,9 +94,10 @@ class HostPasses:
         greedy, draws = step.only_argmax and not step.all_hidden, None
         if not greedy and not step.all_hidden:
             draws = self._draws(step.sampled_rows, step.next_positions)
-        feed = Feed(self.last, step.rows[: layout.num_decodes], step.sampled_rows)
+        chooses = greedy or draws is not None
+        feed = Feed(self.last, step.rows[: layout.num_decodes], step.sampled_rows if chooses else _NO_ROWS)
         run = self._executor.prepare(layout, token_ids, wanted, all_hidden=step.all_hidden, greedy=greedy, draws=draws, feed=feed)
-        return HostPassRun(run, step, wanted, chooses=greedy or draws is not None)
+        return HostPassRun(run, step, wanted, chooses=chooses)
 
     def keep(self, done: StepPass, tokens: Tensor) -> None:
         """As `Passes.keep`."""

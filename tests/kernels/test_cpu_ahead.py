@@ -186,7 +186,7 @@ def test_one_that_is_refused_does_not_follow(some_kernels: CpuKernels) -> None:
         assert not bad.has_begun
         with pytest.raises(ValueError, match="a row of the step has no latest token"):
             bad.run()
-    with pytest.raises(ValueError, match="2 rows are fed and 1 kept, of 2 tokens and 2 wanted ones"):
+    with pytest.raises(ValueError, match="2 rows are fed and 1 kept, of 2 tokens and 2 chosen ones"):
         fed.step(1, kept=ROWS[:1])
     fed.latest = fed.latest.astype(np.int64)
     with pytest.raises(ValueError, match="the latest tokens are not contiguous int32, but int64"):

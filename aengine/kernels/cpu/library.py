@@ -112,8 +112,9 @@ class CStep(Structure):
         ("num_tokens", c_int64),
         ("num_rows", c_int64),
         ("num_wanted", c_int64),
-        ("num_fed", c_int64),
         ("num_latest", c_int64),
+        ("num_fed", c_int64),
+        ("num_kept", c_int64),
     ]
 
 

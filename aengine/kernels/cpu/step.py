@@ -83,15 +83,17 @@ class StepArguments:
             num_tokens,
             len(layout.last_page_len),
             num_wanted,
-            len(feed.fed),
             len(feed.latest),
+            len(feed.fed),
+            len(feed.kept),
         )
         if token_ids is not None and len(token_ids) != num_tokens:
             raise ValueError(f"there are {len(token_ids)} token ids for {num_tokens} positions")
         if arrays[-3] is not feed.latest:
             raise ValueError(f"the latest tokens are not contiguous int32, but {feed.latest.dtype} with strides {feed.latest.strides}")
-        if len(feed.latest) and (len(feed.fed) > num_tokens or len(feed.kept) != num_wanted):
-            raise ValueError(f"{len(feed.fed)} rows are fed and {len(feed.kept)} kept, of {num_tokens} tokens and {num_wanted} wanted ones")
+        num_chosen = 0 if chosen is None else len(chosen)
+        if len(feed.fed) > num_tokens or len(feed.kept) not in (0, num_chosen):
+            raise ValueError(f"{len(feed.fed)} rows are fed and {len(feed.kept)} kept, of {num_tokens} tokens and {num_chosen} chosen ones")
 
 
 _BYTES = ctypes.c_char * 0

@@ -105,13 +105,13 @@ struct Step {
   const i32* kv_indices;
   const i32* last_page_len;
   const i32* wanted;  // [num_wanted], tokens whose hidden states are asked for
-  i32* latest;        // [num_latest], the token that each row goes on from; num_latest 0: not known
+  i32* latest;        // [num_latest], the token that each row goes on from
   const i32* fed;     // [num_fed], rows whose latest tokens are the first `token_ids`, from when the step begins
-  const i32* kept;    // [num_wanted, or 0 without `latest`], rows whose latest tokens are the `chosen` ones, when it ends
+  const i32* kept;    // [num_kept], rows whose latest tokens are the `chosen` ones, when it ends; as many as these, or none
   void* hidden;        // [num_wanted, round_up(hidden, 64)]; null: not asked for
   i64* chosen;         // [num_wanted], the token that follows each; null: not asked for
   const Draw* draws;   // [num_wanted], how it is drawn; null: it is the likeliest
-  i64 num_tokens, num_rows, num_wanted, num_fed, num_latest;
+  i64 num_tokens, num_rows, num_wanted, num_latest, num_fed, num_kept;
 };
 
 constexpr i64 PANEL = 64;  // output columns

@@ -29,7 +29,7 @@ inline Status check_tokens(const Model& model, const Pool& pool, const Step& ste
 inline Status feed(const Step& step) {
   const auto exists = [&](i32 row) { return row >= 0 && row < step.num_latest; };
   if (!std::all_of(step.fed, step.fed + step.num_fed, exists)) return BAD_ROW;
-  if (step.num_latest && !std::all_of(step.kept, step.kept + step.num_wanted, exists)) return BAD_ROW;
+  if (!std::all_of(step.kept, step.kept + step.num_kept, exists)) return BAD_ROW;
   for (i64 i = 0; i < step.num_fed; i++) step.token_ids[i] = step.latest[step.fed[i]];
   return OK;
 }
@@ -162,8 +162,7 @@ class StackJob final : public Job {
   AE_NOINLINE void work(const Member& member) const override { Stack<E>(m_, pool_, step_, plan_, space_).run(member); }
   void end() const override {
     if (step_.chosen && !is_drawn()) KeepLargest::finish(step_.chosen, step_.num_wanted);
-    if (!step_.chosen || !step_.num_latest) return;
-    for (i64 i = 0; i < step_.num_wanted; i++) step_.latest[step_.kept[i]] = (i32)step_.chosen[i];
+    for (i64 i = 0; i < step_.num_kept; i++) step_.latest[step_.kept[i]] = (i32)step_.chosen[i];
   }
 
  private:
