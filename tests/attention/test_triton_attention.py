@@ -165,8 +165,8 @@ def test_copied_pages(device: str, float8_scales: tuple[float, float] | None) ->
         assert torch.equal(new.nan_to_num(7), old[[0, 2, 1, 3, 3]].nan_to_num(7))
 
 
-def test_bytes_per_page() -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+@pytest.mark.parametrize("device", DEVICES)
+def test_bytes_per_page(device: str) -> None:
     assert make(make_spec(device, (4, 2), 16, 4, (None, 3))).bytes_per_page() == 2 * 2 * 2 * 4 * 16 * 4
     assert make(make_spec(device, (4, 2), 16, 4, (None, 3), float8_scales=(1.0, 1.0))).bytes_per_page() == 2 * 2 * 2 * 4 * 16
 
@@ -273,8 +273,9 @@ def test_a_captured_graph(float8_scales: tuple[float, float] | None) -> None:
             crowd.computed[rows] += 1
 
 
-def test_a_graph_step_refuses_what_does_not_fit() -> None:
-    spec = make_spec("cuda" if torch.cuda.is_available() else "cpu")
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_graph_step_refuses_what_does_not_fit(device: str) -> None:
+    spec = make_spec(device)
     backend = make(spec)
     crowd = make_crowd(spec, backend, seed=6, num_rows=2, max_len=12)
     crowd.run([], {0: 2, 1: 2})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,19 @@ if INTERPRETED:
 
 triton = pytest.importorskip("triton", reason="needs triton")
 
+# Its loops make a number of an array with one element: "only 0-dimensional arrays can be converted to Python scalars".
+_TOO_OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) and np.lib.NumpyVersion(np.__version__) >= "2.4.0"
+
 DEVICES = [
-    pytest.param("cpu", id="interpreter", marks=pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled where there is CUDA")),
+    pytest.param(
+        "cpu",
+        id="interpreter",
+        marks=[
+            pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled where there is CUDA"),
+            pytest.mark.skipif(
+                _TOO_OLD, reason=f"the interpreter of triton {triton.__version__} does not work with numpy {np.__version__}"
+            ),
+        ],
+    ),
     pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")]),
 ]
