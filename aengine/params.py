@@ -296,7 +296,7 @@ class _Checker:
 
 def _integer(value: Any) -> int:
     """`value` of an integer type, numpy's too; raises TypeError for others."""
-    if isinstance(value, bool):
+    if type(value).__name__ in ("bool", "bool_"):  # numpy's too, which its older releases take for an integer
         raise TypeError
     return operator.index(value)
 

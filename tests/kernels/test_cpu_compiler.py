@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -147,3 +148,12 @@ def test_torch_and_the_kernels_share_one_openmp(kernels) -> None:
     with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
         runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libomp" in line or "libiomp" in line}
     assert len(runtimes) == 1, runtimes
+
+
+CROSS_COMPILER = "aarch64-linux-gnu-g++"
+
+
+@pytest.mark.skipif(shutil.which(CROSS_COMPILER) is None, reason=f"needs {CROSS_COMPILER}")
+def test_neon_compiles(tmp_path: pathlib.Path) -> None:
+    made = prebuild(Level.NEON, {**os.environ, "CXX": CROSS_COMPILER}, directory=tmp_path)
+    assert made.read_bytes()[18:20] == (183).to_bytes(2, "little"), "e_machine of the ELF header is EM_AARCH64"
