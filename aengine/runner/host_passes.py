@@ -12,14 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.kernels.feed import Feed
+from aengine.kernels.feed import NOTHING, Feed
 from aengine.runner.executor import HostExecutor, HostHidden, HostRun, StepPass
 from aengine.runner.landing import as_int32
 from aengine.runner.passes import HostStep
 
 Draws = Callable[[NDArray[np.int32], NDArray[np.int32]], "NDArray[np.void] | None"]
-
-_NO_ROWS = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ class HostPasses:
         if not greedy and not step.all_hidden:
             draws = self._draws(step.sampled_rows, step.next_positions)
         chooses = greedy or draws is not None
-        feed = Feed(self.last, step.rows[: layout.num_decodes], step.sampled_rows if chooses else _NO_ROWS)
+        feed = Feed(self.last, step.rows[: layout.num_decodes], step.sampled_rows if chooses else NOTHING.kept)
         run = self._executor.prepare(layout, token_ids, wanted, all_hidden=step.all_hidden, greedy=greedy, draws=draws, feed=feed)
         return HostPassRun(run, step, wanted, chooses=chooses)
 

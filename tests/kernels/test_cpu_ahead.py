@@ -20,9 +20,9 @@ from aengine.kernels.feed import Feed
 class Setup:
     """A tiny model with everything that its steps need."""
 
-    def __init__(self, some_kernels: CpuKernels, threads: int, dtype: torch.dtype = torch.float32, page_size: int = 16) -> None:
+    def __init__(self, kernels: CpuKernels, threads: int, dtype: torch.dtype = torch.float32, page_size: int = 16) -> None:
         spec = tiny_spec("qwen3")
-        self.workspace = Workspace(some_kernels, threads)
+        self.workspace = Workspace(kernels, threads)
         self.stack: DecoderStack = stack_of(self.workspace, spec, random_weights(spec), dtype)
         self.pool: KvPool = pool_of(spec, dtype, page_size)
 
@@ -113,8 +113,8 @@ def decodes(step: int) -> StepLayout:
 class Fed:
     """Steps that take the tokens which the one before chose."""
 
-    def __init__(self, some_kernels: CpuKernels, threads: int) -> None:
-        self.made = Setup(some_kernels, threads)
+    def __init__(self, kernels: CpuKernels, threads: int) -> None:
+        self.made = Setup(kernels, threads)
         self.latest = LATEST.copy()
 
     def step(self, number: int, fed: NDArray[np.int32] = ROWS, kept: NDArray[np.int32] = ROWS) -> PreparedStep:
@@ -124,8 +124,8 @@ class Fed:
         return made.stack.prepare(made.workspace, made.pool, layout, ids, everything(layout), greedy=True, feed=feed)
 
 
-def chosen_by_hand(some_kernels: CpuKernels, count: int) -> list[list[int]]:
-    made, ids, found = Setup(some_kernels, 1), LATEST[ROWS], []
+def chosen_by_hand(kernels: CpuKernels, count: int) -> list[list[int]]:
+    made, ids, found = Setup(kernels, 1), LATEST[ROWS], []
     for number in range(count):
         step = made.stack.prepare(made.workspace, made.pool, decodes(number), ids, everything(decodes(number)), greedy=True)
         step.run()

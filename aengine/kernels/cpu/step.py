@@ -58,7 +58,8 @@ class StepArguments:
         draws: NDArray[np.void] | None = None,
         feed: Feed = NOTHING,
     ) -> None:
-        """`draws` are of `DRAW`. Raises ValueError where there are too many or too few ids, draws or rows."""
+        """`draws` are of `DRAW`. Raises ValueError where there are too many or too few ids, draws or rows, and for latest
+        tokens that could not be written back."""
         given = (  # in the order of the fields of `CStep`
             _NONE if token_ids is None else token_ids,
             layout.positions,
