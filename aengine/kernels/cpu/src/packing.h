@@ -47,21 +47,60 @@ AE_INLINE void read_words(const S* row, i64 depth, i64 first, float factor, u32*
     memcpy(words, row + begin, PACKED_RUN * sizeof(u32));
     return;
   }
+  if (FORMAT == INT8_QUADS && count == PACKED_RUN * PER_WORD) {
+    typedef signed char VecB __attribute__((vector_size(LANES)));
+    for (i64 i = 0; i < count; i += LANES) {
+      const VecB bytes = __builtin_convertvector(round_scaled(load(row + begin + i), factor), VecB);
+      memcpy((char*)words + i, &bytes, sizeof bytes);
+    }
+    return;
+  }
   memset(words, 0, PACKED_RUN * sizeof(u32));
   for (i64 i = 0; i < count; i++) {
     words[i / PER_WORD] |= packed_element<S, FORMAT>(row, begin + i, factor) << (32 / PER_WORD * (i % PER_WORD));
   }
 }
 
-// All steps of a panel.
+// Four words of each of four rows -> four rows of a panel.
+AE_INLINE void store_transposed(const u32 (*rows)[PACKED_RUN], i64 word, u32* panel) {
+  const Quad a = load_as<Quad>(rows[0] + word), b = load_as<Quad>(rows[1] + word);
+  const Quad c = load_as<Quad>(rows[2] + word), d = load_as<Quad>(rows[3] + word);
+  const Quad ab_low = AE_SHUFFLE(a, b, 0, 4, 1, 5), ab_high = AE_SHUFFLE(a, b, 2, 6, 3, 7);
+  const Quad cd_low = AE_SHUFFLE(c, d, 0, 4, 1, 5), cd_high = AE_SHUFFLE(c, d, 2, 6, 3, 7);
+  store(panel, AE_SHUFFLE(ab_low, cd_low, 0, 1, 4, 5));
+  store(panel + PANEL, AE_SHUFFLE(ab_low, cd_low, 2, 3, 6, 7));
+  store(panel + 2 * PANEL, AE_SHUFFLE(ab_high, cd_high, 0, 1, 4, 5));
+  store(panel + 3 * PANEL, AE_SHUFFLE(ab_high, cd_high, 2, 3, 6, 7));
+}
+
+// The largest magnitude in a row; a NaN is none.
+template <class S>
+float absmax_of(const S* row, i64 size) {
+  VecF most = {};
+  i64 i = 0;
+  for (; i + LANES <= size; i += LANES) {
+    const VecF v = load(row + i);
+    most = larger(v, larger(-v, most));
+  }
+  float found = largest(most);
+  for (; i < size; i++) {
+    const float x = std::fabs(widen(row[i]));
+    found = x > found ? x : found;
+  }
+  return found;
+}
+
+// All steps of a panel, which are a multiple of 4.
 template <class S, i32 FORMAT>
 void pack_steps(const S* const* rows, const float* factors, i64 depth, i64 steps, u32* panel) {
   for (i64 first = 0; first < steps; first += PACKED_RUN) {
     const i64 count = smaller(PACKED_RUN, steps - first);
-    for (i64 column = 0; column < PANEL; column++) {
-      u32 words[PACKED_RUN] = {};
-      if (rows[column]) read_words<S, FORMAT>(rows[column], depth, first, factors[column], words);
-      for (i64 i = 0; i < count; i++) panel[(first + i) * PANEL + column] = words[i];
+    for (i64 column = 0; column < PANEL; column += 4) {
+      u32 words[4][PACKED_RUN] = {};
+      for (i64 i = column; i < column + 4; i++) {
+        if (rows[i]) read_words<S, FORMAT>(rows[i], depth, first, factors[i], words[i - column]);
+      }
+      for (i64 word = 0; word < count; word += 4) store_transposed(words, word, panel + (first + word) * PANEL + column);
     }
   }
 }
@@ -74,11 +113,7 @@ void pack_panel(const Part* parts, i64 num_parts, const PackedLinear& w, i64 pan
     const i64 row = row_of_column(w, panel * PANEL + c);
     rows[c] = row < 0 ? nullptr : source_row<S>(parts, num_parts, row);
     if (w.format != INT8_QUADS) continue;
-    float absmax = 0;
-    for (i64 k = 0; rows[c] && k < w.in_features; k++) {
-      const float x = std::fabs(widen(rows[c][k]));
-      absmax = x > absmax ? x : absmax;
-    }
+    const float absmax = rows[c] ? absmax_of(rows[c], w.in_features) : 0;
     factors[c] = absmax > 0 ? INT8_MAX_VALUE / absmax : 0;
     w.scales[panel * PANEL + c] = absmax / INT8_MAX_VALUE;
   }
@@ -87,13 +122,13 @@ void pack_panel(const Part* parts, i64 num_parts, const PackedLinear& w, i64 pan
   if (w.format == BF16_PAIRS) return pack_steps<S, BF16_PAIRS>(rows, factors, w.in_features, steps, words);
   if (w.format == F32_WORDS) return pack_steps<S, F32_WORDS>(rows, factors, w.in_features, steps, words);
   pack_steps<S, INT8_QUADS>(rows, factors, w.in_features, steps, words);
-  for (i64 c = 0; c < PANEL; c++) {
-    i32 total = 0;
-    for (i64 step = 0; step < steps; step++) {
-      for (int i = 0; i < 4; i++) total += (signed char)(words[step * PANEL + c] >> (8 * i));
+  i32 totals[PANEL] = {};
+  for (i64 step = 0; step < steps; step++) {
+    for (i64 c = 0; c < PANEL; c++) {
+      for (int i = 0; i < 4; i++) totals[c] += (signed char)(words[step * PANEL + c] >> (8 * i));
     }
-    w.offsets[panel * PANEL + c] = 128 * total;
   }
+  for (i64 c = 0; c < PANEL; c++) w.offsets[panel * PANEL + c] = 128 * totals[c];
 }
 
 // Fills `w.words`, and for int8 `w.scales` and `w.offsets`, from the rows of the parts one after another.

@@ -41,6 +41,14 @@ typedef float VecF __attribute__((vector_size(4 * LANES)));
 typedef u32 VecU __attribute__((vector_size(4 * LANES)));
 typedef i32 VecI __attribute__((vector_size(4 * LANES)));
 typedef u16 VecH __attribute__((vector_size(2 * LANES)));
+typedef u32 Quad __attribute__((vector_size(16)));
+
+// Four words out of two quads, which are numbered 0..3 and 4..7.
+#if defined(__clang__)
+#define AE_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define AE_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Quad{__VA_ARGS__})
+#endif
 
 struct Bf16 {
   u16 bits;
@@ -81,6 +89,7 @@ AE_INLINE VecF load(const float* p) { return load_as<VecF>(p); }
 AE_INLINE VecF load(const Bf16* p) { return (VecF)(__builtin_convertvector(load_as<VecH>(p), VecU) << 16); }
 
 AE_INLINE void store(float* p, VecF v) { memcpy(p, &v, sizeof v); }
+AE_INLINE void store(u32* p, Quad v) { memcpy(p, &v, sizeof v); }
 
 // Rounds to the nearest bf16, ties to even; a NaN stays one.
 AE_INLINE void store(Bf16* p, VecF v) {
