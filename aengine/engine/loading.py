@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from aengine.config import EngineConfig
 from aengine.engine.tokenizer import Tokenizer
+from aengine.garbage import paused_collection
+from aengine.models.hub import resolve_model
 from aengine.outputs import ModelInfo
 from aengine.params import SamplingParams
 from aengine.runner.base import Runner
+from aengine.runner.warm_weights import warm_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +27,18 @@ class LoadedModel:
 
 def load_model(config: EngineConfig) -> LoadedModel:
     """Raises `ModelLoadError`, `InsufficientMemoryError` or `ConfigError`."""
-    # Imported here: the device side brings torch, and importing the engine should not.
-    from aengine.models.hub import resolve_model
-    from aengine.models.named_weights import num_parameters
-    from aengine.runner.model_runner import ModelRunner
-
     model_dir = resolve_model(config.model, config.revision, weights=config.load_format != "dummy")
-    with ThreadPoolExecutor(1, thread_name_prefix="aengine-load") as pool:  # beside the weights, large vocabularies take long
-        tokenizer_future = pool.submit(Tokenizer.load, model_dir)
-        runner = ModelRunner(config, model_dir)
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="aengine-load"))
+        tokenizer_future = pool.submit(Tokenizer.load, model_dir)  # beside the weights: large vocabularies take long
+        warm = warm_weights(config, model_dir)
+        if warm is not None:
+            stack.enter_context(warm)
+        with paused_collection():  # which would look through what torch makes again and again
+            # Imported here: the device side brings torch, and importing the engine should not.
+            from aengine.models.named_weights import num_parameters
+            from aengine.runner.model_runner import ModelRunner
+        runner = ModelRunner(config, model_dir, warm=warm)
         try:
             tokenizer = tokenizer_future.result()
         except BaseException:

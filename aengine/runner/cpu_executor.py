@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aengine.attention import StepLayout
 from aengine.kernels.cpu import DecoderStack, KernelsUnavailableError, KvPool, PreparedStep, Workspace, load_kernels, ops, unsupported
+from aengine.kernels.cpu.memory import lazy_zeros, warm_zeros
 from aengine.kernels.cpu.pool import page_bytes
 from aengine.kernels.feed import NOTHING, Feed
 from aengine.layers.rotary import cos_sin_cache
@@ -89,8 +90,9 @@ class CpuExecutor:
         self._workspace = Workspace(kernels, torch.get_num_threads())
         cos_sin = cos_sin_cache(setup.spec.rope, setup.num_positions, setup.device)
         int8 = setup.config.quantization == "int8"
+        allocate = lazy_zeros if setup.warm is None else warm_zeros(setup.warm)
         start = time.perf_counter()
-        self._stack = DecoderStack(self._workspace, setup.spec, setup.weights(), cos_sin, dtype=setup.dtype, int8=int8)
+        self._stack = DecoderStack(self._workspace, setup.spec, setup.weights(), cos_sin, dtype=setup.dtype, int8=int8, allocate=allocate)
         seconds = time.perf_counter() - start
         spec = setup.spec
         self._shape = (setup.config.page_size, spec.num_kv_heads, spec.head_dim, setup.dtype)

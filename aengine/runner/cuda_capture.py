@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from aengine.garbage import paused_collection
 from aengine.runner.capture import Replay
 
 
@@ -29,15 +30,12 @@ class CudaCapture:
     def session(self) -> Iterator[None]:
         """Without garbage collection, which might free other tensors or graphs in the middle of a capture."""
         gc.collect()
-        collects = gc.isenabled()
-        gc.disable()
-        torch.cuda.synchronize(self._device)
-        try:
-            yield
-        finally:
+        with paused_collection():
             torch.cuda.synchronize(self._device)
-            if collects:
-                gc.enable()
+            try:
+                yield
+            finally:
+                torch.cuda.synchronize(self._device)
 
     def begin(self) -> None:
         graph = torch.cuda.CUDAGraph()

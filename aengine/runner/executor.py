@@ -21,6 +21,7 @@ from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.kernels.feed import NOTHING, Feed
+from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.kv_scales import stored_kv_scales
 from aengine.models.spec import ModelSpec
 from aengine.models.weights import drawn_weights, stored_weights
@@ -233,6 +234,7 @@ class ExecutorSetup:
     dtype: torch.dtype  # of weights, activations and KV cache
     device: torch.device
     num_positions: int  # longest sequence
+    warm: WarmMemory | None = None  # of about the weights' size, for weights on a CPU
 
     def weights(self) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
         """Each named weight with its parts; read or drawn as it is asked for."""

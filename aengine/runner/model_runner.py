@@ -19,6 +19,7 @@ from torch import Tensor
 from aengine.attention import Layouts, StepLayout
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError, ModelLoadError
+from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.generation import load_generation
 from aengine.models.named_weights import num_parameters
 from aengine.models.spec import ModelSpec, load_spec
@@ -52,8 +53,15 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class ModelRunner:
     """Satisfies `Runner`. Create, launch and close it in one thread: CUDA streams and inference mode are thread-local."""
 
-    def __init__(self, config: EngineConfig, model_dir: pathlib.Path, capture: Callable[[torch.device], Capture] | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_dir: pathlib.Path,
+        capture: Callable[[torch.device], Capture] | None = None,
+        warm: WarmMemory | None = None,
+    ) -> None:
         """Loads the model and sizes the KV pool. `capture` makes what records graphs; None: CUDA's, on CUDA, unless the config says eager.
+        `warm` is host memory to put weights in.
 
         Raises ModelLoadError, InsufficientMemoryError, or ConfigError for what this model or machine cannot do.
         """
@@ -76,7 +84,7 @@ class ModelRunner:
         self._lane = Lane(self.device)
         with self._lane.enter():
             self.dtype = _dtype(config, self.spec, model_dir)
-            self._executor = build_executor(ExecutorSetup(config, self.spec, model_dir, self.dtype, self.device, wanted_len))
+            self._executor = build_executor(ExecutorSetup(config, self.spec, model_dir, self.dtype, self.device, wanted_len, warm))
             draws = CpuDraw(self._executor.draw) if isinstance(self._executor, HostExecutor) else None
             self._sampler = Sampler(config.max_num_seqs, self.spec.vocab_size, self.device, draws)
             self._scorer = PromptScorer(self.spec.vocab_size, self.device)

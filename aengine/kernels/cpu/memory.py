@@ -1,28 +1,28 @@
-"""Large arrays that cost nothing until they are touched."""
+"""Large tensors that cost nothing until they are touched, or that have been touched already."""
 
 from __future__ import annotations
 
-import contextlib
-import mmap
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-_HUGE_PAGE = 2 << 20  # bytes
+from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
+
+Allocate = Callable[[int], Tensor]
+"""size -> [size] uint8 zeros"""
 
 
 def lazy_zeros(size: int) -> Tensor:
-    """[size] uint8 zeros that lie on a 2 MiB boundary.
+    """[size] uint8 zeros that lie on a 2 MiB boundary; committed when they are touched."""
+    return torch.from_numpy(lazy_bytes(size)) if size else torch.zeros(0, dtype=torch.uint8)
 
-    Memory is committed when it is first touched, in huge pages where the system has them: fewer address translations, and hardware
-    prefetchers stop at the end of a page.
-    """
-    if size == 0:
-        return torch.zeros(0, dtype=torch.uint8)
-    mapped = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(mapped, dtype=torch.uint8)  # keeps the mapping alive
-    shift = -whole.data_ptr() % _HUGE_PAGE
-    return whole[shift : shift + size]
+
+def warm_zeros(warm: WarmMemory) -> Allocate:
+    """Allocates from `warm` while it lasts, on page boundaries."""
+
+    def allocate(size: int) -> Tensor:
+        taken = warm.take(size)
+        return lazy_zeros(size) if taken is None else torch.from_numpy(taken)
+
+    return allocate

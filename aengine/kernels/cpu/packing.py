@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.cpu.library import BF16_PAIRS, BLOCK, ELEMENTS, F32_WORDS, INT8_QUADS, PANEL, CPackedLinear, CPart, CpuKernels
-from aengine.kernels.cpu.memory import lazy_zeros
+from aengine.kernels.cpu.memory import Allocate, lazy_zeros
 
 _PER_WORD = {BF16_PAIRS: 2, F32_WORDS: 1, INT8_QUADS: 4}
 _MAX_INT8_FEATURES = 65536  # beyond it a sum of products could overflow 32 bits
@@ -33,6 +33,7 @@ class PackedLinear:
         threads: int,
         interleaved: bool = False,
         int8: bool = False,
+        allocate: Allocate = lazy_zeros,
     ) -> None:
         """Packs the rows of `parts` one after another: bf16 or float32 tensors of the same number of columns, columns contiguous.
 
@@ -52,7 +53,7 @@ class PackedLinear:
         panels = -(-self.out_features // 2 // (PANEL // 2)) if interleaved else -(-self.out_features // PANEL)
         self.padded_features = panels * PANEL
         steps = -(-self.in_features // BLOCK) * BLOCK // _PER_WORD[chosen]
-        self.words = lazy_zeros(panels * steps * PANEL * 4)
+        self.words = allocate(panels * steps * PANEL * 4)
         self.scales = torch.empty(self.padded_features if int8 else 0)
         self.offsets = torch.empty(self.padded_features if int8 else 0, dtype=torch.int32)
         self.bias: Tensor | None = None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import BLOCK, ELEMENTS, MAX_HEAD_DIM, PANEL, CLayer, CModel, CPackedLinear, Workspace
+from aengine.kernels.cpu.memory import Allocate, lazy_zeros
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
 from aengine.kernels.cpu.step import IntArray, Layout, StepArguments, check
@@ -116,11 +117,13 @@ class DecoderStack:
         *,
         dtype: torch.dtype,
         int8: bool = False,
+        allocate: Allocate = lazy_zeros,
     ) -> None:
         """Packs each of `weights` as it comes: the names of `models.named_weights` with their parts, tensors that are one after another
         the rows of a parameter. What is packed is not kept; the embedding is, where it is of `dtype`, so it may stay in a mapped file.
 
         `cos_sin` is [positions, head_dim] float32. With `int8` all linear layers and the head are quantised.
+        `allocate` makes the memory of packed matrices.
         Raises ValueError for a model that `unsupported` names, and for weights that are missing or unknown.
         """
         reason = unsupported(spec, dtype)
@@ -133,7 +136,7 @@ class DecoderStack:
         self._norms: dict[str, Tensor] = {}
         self._linears: dict[str, PackedLinear] = {}
         self._embedding = torch.empty(0)
-        self._take(workspace, weights, int8)
+        self._take(workspace, weights, int8, allocate)
         self._layers = (CLayer * spec.num_layers)(*(self._layer(index) for index in range(spec.num_layers)))
         self._c = CModel(
             layers=self._layers,
@@ -210,7 +213,7 @@ class DecoderStack:
         """[m, hidden_size] of `run` -> [m] int64: the argmax of `logits`, which are not written. A greedy step brings it for less."""
         return ops.argmax(workspace, hidden, self.head)
 
-    def _take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Tensor]]], int8: bool) -> None:
+    def _take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Tensor]]], int8: bool, allocate: Allocate) -> None:
         spec = self.spec
         shapes = _shapes(spec)
         for name, parts in weights:
@@ -226,12 +229,12 @@ class DecoderStack:
             elif len(expected) == 1:
                 self._norms[stem] = ops.norm_weight(torch.cat(tuple(parts)))
             else:
-                self._take_matrix(workspace, stem, parts, int8)
+                self._take_matrix(workspace, stem, parts, int8, allocate)
         missing = shapes.keys() - self._norms.keys() - self._linears.keys() - {"embedding"}
         if missing or not len(self._embedding):
             raise ValueError(f"{min(missing, default='embedding')}.weight is missing")
 
-    def _take_matrix(self, workspace: Workspace, stem: str, parts: Sequence[Tensor], int8: bool) -> None:
+    def _take_matrix(self, workspace: Workspace, stem: str, parts: Sequence[Tensor], int8: bool, allocate: Allocate) -> None:
         if stem == "embedding":
             self._embedding = (parts[0] if len(parts) == 1 else torch.cat(tuple(parts))).to(self.dtype).contiguous()
             if not self.spec.tied_head:
@@ -245,6 +248,7 @@ class DecoderStack:
             threads=workspace.threads,
             interleaved=stem.endswith("gate_up"),
             int8=int8,
+            allocate=allocate,
         )
 
     def _layer(self, index: int) -> CLayer:

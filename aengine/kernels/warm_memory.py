@@ -1,0 +1,81 @@
+"""Host memory that is committed before it is needed, and how it is mapped. Knows nothing of what is put there; imports no torch.
+
+The first touch of a page costs the system more than filling it does, on a virtual machine several times more. A process that is
+busy on one core, say with importing torch, can have that done on another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import threading
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+_HUGE_PAGE = 2 << 20  # bytes
+_STRIDE = 8 << 20  # bytes that are touched before the thread looks up
+
+
+def lazy_bytes(size: int) -> NDArray[np.uint8]:
+    """[size] zeros, at least one, that lie on a 2 MiB boundary.
+
+    Memory is committed when it is first touched, in huge pages where the system has them: fewer address translations, and hardware
+    prefetchers stop at the end of a page.
+    """
+    mapped, first = _map(size)
+    return np.frombuffer(mapped, np.uint8, size, first)  # keeps the mapping alive
+
+
+class WarmMemory:
+    """Memory that a thread touches from the first byte on, until some of it is taken. For one user."""
+
+    def __init__(self, size: int) -> None:
+        self._mapped, self._first = _map(size)
+        self._bytes = np.frombuffer(self._mapped, np.uint8, size, self._first)
+        self._taken = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._touch, name="aengine-warm", daemon=True)
+        self._thread.start()
+
+    def take(self, size: int) -> NDArray[np.uint8] | None:
+        """[size] zeros on a page boundary that are nobody else's; None when fewer are left. Nothing is touched from now on."""
+        self._finish()
+        first, end = self._taken, self._taken + size
+        if end > len(self._bytes):
+            return None
+        self._taken = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
+        return self._bytes[first:end]
+
+    def __enter__(self) -> WarmMemory:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        """Gives back what was not taken."""
+        self._finish()
+        left = len(self._bytes) - self._taken
+        if left > 0:
+            self._mapped.madvise(mmap.MADV_DONTNEED, self._first + self._taken, left)
+        self._bytes = self._bytes[:0]
+
+    def _touch(self) -> None:
+        address, size = self._bytes.ctypes.data, len(self._bytes)
+        for first in range(0, size, _STRIDE):
+            if self._stop.is_set():
+                return
+            ctypes.memset(address + first, 0, min(_STRIDE, size - first))  # without the GIL
+
+    def _finish(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def _map(size: int) -> tuple[mmap.mmap, int]:
+    """A mapping, and where in it the `size` bytes begin."""
+    mapped = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    return mapped, -np.frombuffer(mapped, np.uint8).ctypes.data % _HUGE_PAGE

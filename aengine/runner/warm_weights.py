@@ -1,0 +1,26 @@
+"""Memory for weights on a CPU that is committed while torch is imported. Imports no torch."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+from aengine.config import EngineConfig
+from aengine.kernels.warm_memory import WarmMemory
+from aengine.runner.memory import free_host_memory
+
+_CUDA_DEVICE = pathlib.Path("/dev/nvidiactl")
+_SMALLEST = 32 << 20  # bytes: less is touched in no time
+
+
+def warm_weights(config: EngineConfig, model_dir: pathlib.Path) -> WarmMemory | None:
+    """About as much as the weights of a checkpoint are likely to take on this host; None where there is nothing to gain."""
+    on_cpu = config.device == "cpu" or (config.device == "auto" and not _CUDA_DEVICE.exists())
+    if "torch" in sys.modules or not on_cpu or config.load_format == "dummy" or config.attention_backend == "torch_native":
+        return None
+    size = sum(file.stat().st_size for file in model_dir.glob("model*.safetensors"))
+    if config.quantization == "int8":  # most checkpoints are of 16 bits
+        size //= 2
+    elif config.dtype == "float32":
+        size *= 2
+    return WarmMemory(size) if _SMALLEST <= size <= free_host_memory() // 2 else None

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import gc
+import mmap
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+
+from aengine.kernels.cpu.memory import lazy_zeros, warm_zeros
+from aengine.kernels.warm_memory import WarmMemory
+
+MIB = 1 << 20
+STATM = pathlib.Path("/proc/self/statm")
+needs_statm = pytest.mark.skipif(not STATM.exists(), reason="no /proc")
+
+
+def resident() -> int:
+    """Bytes of this process that are committed."""
+    return int(STATM.read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_what_is_taken_is_zero_on_a_page_and_nobody_elses() -> None:
+    with WarmMemory(4 * MIB) as warm:
+        parts = [warm.take(size) for size in (1, 5000, MIB, 100)]
+        for number, part in enumerate(parts, 1):
+            assert part is not None
+            assert not part.any()
+            assert part.ctypes.data % mmap.PAGESIZE == 0
+            part[:] = number
+        for number, part in enumerate(parts, 1):
+            assert (part == number).all()
+
+
+def test_it_gives_no_more_than_it_has() -> None:
+    with WarmMemory(3 * mmap.PAGESIZE + 5) as warm:
+        assert warm.take(3 * mmap.PAGESIZE + 6) is None
+        assert len(warm.take(2 * mmap.PAGESIZE + 1)) == 2 * mmap.PAGESIZE + 1
+        assert warm.take(6) is None
+        assert len(warm.take(5)) == 5
+        assert warm.take(1) is None
+
+
+def test_memory_outlives_its_giver_and_nothing_is_given_afterwards() -> None:
+    with WarmMemory(2 * MIB) as warm:
+        part = warm.take(MIB)
+        part[:] = 7
+    assert warm.take(1) is None
+    del warm
+    gc.collect()
+    assert (part == 7).all()
+
+
+@needs_statm
+def test_the_memory_is_committed_beforehand_and_what_is_left_is_given_back() -> None:
+    size = 64 * MIB
+    before = resident()
+    with WarmMemory(size) as warm:
+        warm._thread.join()
+        assert resident() - before > 0.9 * size
+        part = warm.take(size // 4)
+    assert resident() - before < 0.4 * size
+    assert not part.any()
+
+
+def test_the_thread_does_not_write_to_what_is_taken() -> None:
+    for _ in range(20):
+        with WarmMemory(32 * MIB) as warm:
+            part = warm.take(32 * MIB)
+            part[:: mmap.PAGESIZE] = 1
+            warm._thread.join()
+            assert part[:: mmap.PAGESIZE].all()
+
+
+def test_tensors_come_from_warm_memory_while_it_lasts() -> None:
+    with WarmMemory(MIB) as warm:
+        allocate = warm_zeros(warm)
+        first, second, third = allocate(MIB // 2), allocate(MIB), allocate(MIB // 2)
+    base = first.data_ptr()
+    assert third.data_ptr() == base + MIB // 2
+    assert not base <= second.data_ptr() < base + MIB
+    assert [len(tensor) for tensor in (first, second, third)] == [MIB // 2, MIB, MIB // 2]
+    assert not any(tensor.any() for tensor in (first, second, third))
+
+
+@pytest.mark.parametrize("size", [0, 1, 3 * MIB])
+def test_lazy_zeros(size: int) -> None:
+    tensor = lazy_zeros(size)
+    assert tensor.dtype == torch.uint8
+    assert len(tensor) == size
+    assert not tensor.any()
+    if size:
+        assert tensor.data_ptr() % (2 * MIB) == 0
+        tensor.numpy()[-1] = np.uint8(1)
