@@ -86,11 +86,6 @@ class Mailbox:
         """Until something is posted, or `timeout` seconds, or MAX_WAIT_SECONDS if that is less."""
         self._bell.acquire(timeout=MAX_WAIT_SECONDS if timeout is None else min(timeout, MAX_WAIT_SECONDS))
 
-    @property
-    def pending(self) -> bool:
-        """Whether `take` would bring something."""
-        return bool(self._commands)
-
     def take(self) -> list[Command]:
         """What was posted since the last call, in order; what is posted meanwhile may be left for the next."""
         self.signal.value = 0  # before looking, as `post` sets it after adding

@@ -188,7 +188,7 @@ class StepLoop(Generic[LoadedT]):
         # just told of the step would take it before the next one runs.
         plan, flight, launched = flights.popleft()
         flight.wait(self._mailbox.signal)
-        if flights and self._mailbox.pending and flights[-1][1].withdraw():  # who has come or gone meanwhile need not wait for it
+        if flights and self._mailbox.signal.value and flights[-1][1].withdraw():  # who has come or gone meanwhile need not wait for it
             scheduler.rollback(flights.pop()[0], {})
         scheduler.commit(plan, flight.result())
         before, self._committed = self._committed, time.monotonic()

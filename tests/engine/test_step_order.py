@@ -96,7 +96,7 @@ async def test_a_step_that_has_not_begun_gives_way(leaves: bool) -> None:
             tasks.start_soon(second.aclose)
         else:
             third = engine.stream([1, 2], SamplingParams(seed=3, max_tokens=12, ignore_eos=True))
-        while not engine._steps._mailbox.pending:
+        while not engine._steps._mailbox.signal.value:
             await anyio.lowlevel.checkpoint()
         gate.open()
         assert [token.token_id async for token in first] == engine.solo(1)[0]

@@ -1,7 +1,7 @@
 // Matrix products of few to many rows with a packed matrix, and what is done with the results before they leave the registers.
 //
-// A task is a run of panels for a span of rows. It goes through each panel once per TILE_ROWS rows, and meanwhile fetches the next one, so
-// that memory is never idle. Sums are never split over the depth, so a row's result does not depend on its neighbours.
+// A task is a run of panels for a span of rows. It goes through each panel once per TILE_ROWS rows. Where that is more than once, it
+// meanwhile fetches the next panel, so that memory is never idle. Sums are never split over the depth, so a row's result does not depend on its neighbours.
 #pragma once
 #include "dot.h"
 #include "team.h"
@@ -17,7 +17,7 @@ struct Prepared {
   const float* scales;  // per row, of int8
 };
 
-constexpr i64 WORDS_AHEAD = 32 * PANEL;  // prefetched: 8 KB, measured
+constexpr i64 WORDS_AHEAD = 16 * PANEL;  // of a single row, whose products wait for memory: 4 KB, measured
 constexpr i64 SPAN_ROWS = 192;           // rows of a task, so that their activations stay in the L2 cache
 constexpr i64 MAX_RUN = 8;               // panels of a task
 constexpr i64 TASKS_PER_THREAD = 4;      // at least, where there are enough panels: a thread that loses its core holds nobody up
@@ -29,11 +29,12 @@ struct Fetch {
 };
 constexpr int LINE_WORDS = 16, PANEL_LINES = PANEL / LINE_WORDS;
 
-// The part of the panel at `next` that walk number `walk` of `walks` fetches.
+// The part of the panel at `next` that walk number `walk` of `walks` fetches. A single walk fetches nothing: the processor sees where it
+// goes, and has more room for what it fetches by itself.
 inline Fetch fetch_part(const u32* next, i64 steps, i64 walk, i64 walks) {
-  const int lines = walks == 1 ? PANEL_LINES : walks < PANEL_LINES ? PANEL_LINES / 2 : 1;
+  const int lines = walks < PANEL_LINES ? PANEL_LINES / 2 : 1;
   const i64 parts = PANEL_LINES / lines;
-  return next && walk < parts ? Fetch{next + walk * steps * lines * LINE_WORDS, lines} : Fetch{nullptr, 0};
+  return next && walks > 1 && walk < parts ? Fetch{next + walk * steps * lines * LINE_WORDS, lines} : Fetch{nullptr, 0};
 }
 
 // The sums of one panel for ROWS rows.
@@ -89,7 +90,7 @@ void gemm(const Member& member, const Prepared<Dot>& x, i64 rows, const PackedLi
       for (i64 tile = first_tile; tile < end_tile; tile++) {
         const i64 row = tile * rows / tiles, count = (tile + 1) * rows / tiles - row;
         typename Dot::Sum sums[TILE_ROWS][PANEL / LANES];
-        const Fetch fetch = walks == 1 ? Fetch{words + WORDS_AHEAD, PANEL_LINES} : fetch_part(next, steps, tile - first_tile, walks);
+        const Fetch fetch = count == 1 && walks == 1 ? Fetch{words + WORDS_AHEAD, PANEL_LINES} : fetch_part(next, steps, tile - first_tile, walks);
         with_rows(count, [&](auto n) {
           const auto multiply = fetch.lines == 0 ? multiply_panel<Dot, n, 0>
                                 : fetch.lines == 1 ? multiply_panel<Dot, n, 1>
