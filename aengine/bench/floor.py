@@ -37,21 +37,29 @@ class Work:
         return max((self.weight_bytes + self.kv_bytes) / machine.bytes_per_second, self.flops / machine.flops_per_second)
 
 
-def measure_machine(device: torch.device, dtype: torch.dtype) -> Machine:
-    """Takes about a second."""
-    size = 1 << 29 if device.type == "cuda" else 1 << 28
-    source = torch.ones(size // 4, dtype=torch.float32, device=device)
-    if device.type == "cuda":
-        target = torch.empty_like(source)
-        moved, move = 2 * size, lambda: target.copy_(source)
-        width = 8192
-    else:
-        # A decode step reads: the sum of a buffer that fits no cache.
-        moved, move = size, source.sum
-        width = 2048
-    left = torch.randn(width, width, device=device).to(dtype)
-    right = torch.randn(width, width, device=device).to(dtype)
-    return Machine(moved / _best(move, device), 2 * width**3 / _best(lambda: left @ right, device))
+class MachineProbe:
+    """Measures a device as often as it is asked, with the same buffers: shared machines drift within seconds."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        size = 1 << 29 if device.type == "cuda" else 1 << 28
+        source = torch.ones(size // 4, dtype=torch.float32, device=device)
+        if device.type == "cuda":
+            target = torch.empty_like(source)
+            self._moved, self._move = 2 * size, lambda: target.copy_(source)
+            self._width = 8192
+        else:
+            # A decode step reads: the sum of a buffer that fits no cache.
+            self._moved, self._move = size, source.sum
+            self._width = 2048
+        left = torch.randn(self._width, self._width, device=device).to(dtype)
+        right = torch.randn(self._width, self._width, device=device).to(dtype)
+        self._multiply = lambda: left @ right
+
+    def measure(self, repeats: int = 3) -> Machine:
+        """The best of some calls each, of about 50 ms."""
+        moving, multiplying = (_best(action, self._device, repeats) for action in (self._move, self._multiply))
+        return Machine(self._moved / moving, 2 * self._width**3 / multiplying)
 
 
 def step_work(
@@ -108,7 +116,7 @@ def _parameters(spec: ModelSpec) -> tuple[int, int]:
     return layers, spec.hidden_size * spec.vocab_size
 
 
-def _best(action: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
+def _best(action: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Seconds of the fastest of several calls. On a GPU several are queued at a time, so that starting them costs nothing."""
     best = float("inf")
     queued = 8 if device.type == "cuda" else 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aengine.bench.floor import Machine, generation_seconds, measure_machine
+from aengine.bench.floor import Machine, MachineProbe, generation_seconds
 from aengine.bench.workload import Item
 from aengine.config import EngineConfig
 from aengine.models.hub import resolve_model
@@ -36,7 +36,7 @@ def generation_floor(config: EngineConfig, info: ModelInfo, items: Sequence[Item
     device, dtype = torch.device(info.device), getattr(torch, info.dtype)
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    machine = measure_machine(device, dtype)
+    machine = MachineProbe(device, dtype).measure(repeats=10)
     spec = load_spec(resolve_model(config.model, config.revision, weights=False))
     prompts, outputs = [len(item.prompt) for item in items], [item.output_tokens for item in items]
     kv_item_bytes = 1 if config.kv_cache_dtype == "fp8" else None

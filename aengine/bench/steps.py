@@ -5,6 +5,7 @@ A decode step's context is made up: what the pages hold does not change how long
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections import deque
@@ -13,12 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aengine.bench.floor import Machine, measure_machine, step_work
+from aengine.bench.floor import Machine, MachineProbe, step_work
 from aengine.bench.step_cases import Case
 from aengine.runner.base import InFlightStep
 from aengine.runner.model_runner import ModelRunner
 from aengine.scheduler.plan import NewRow, RowParams, StepPlan
 
+ROUNDS = 5
+"""Of a case, with the machine measured in between."""
 GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
 
@@ -32,7 +35,7 @@ class StepFigures:
     kv_bytes: int
     flops: int
     floor_milliseconds: float
-    fraction: float  # floor over median
+    fraction: float  # the floor of the machine right before and after a round, over that round's median; the median of rounds
 
 
 def why_not(runner: ModelRunner, case: Case) -> str | None:
@@ -53,47 +56,62 @@ def why_not(runner: ModelRunner, case: Case) -> str | None:
 def measure_steps(
     runner: ModelRunner, cases: Sequence[Case], seconds: float = 2.0, kv_item_bytes: int | None = None
 ) -> Iterator[tuple[StepFigures, Machine]]:
-    """Runs each case for about so long. The machine is measured anew beside each case, since shared machines drift.
+    """Runs each case for about so long, in rounds with the machine measured anew between them, since shared machines drift.
 
     `kv_item_bytes`: of a number in the KV cache; None: as of the weights.
     """
-    step = 0
+    probe = MachineProbe(runner.device, runner.dtype)
+    numbers = itertools.count()
     for case in cases:
-        machine = measure_machine(runner.device, runner.dtype)
-        times: list[float] = []
-        flights: deque[tuple[float, InFlightStep]] = deque()
-        end = time.perf_counter() + seconds
-        last = time.perf_counter()
-        while len(times) < 5 or time.perf_counter() < end:
-            flights.append((time.perf_counter(), runner.launch(_plan(runner, case, step, first=not times and not flights))))
-            step += 1
-            if len(flights) > flights[-1][1].overlaps:  # one step ahead where possible, as the engine does it
-                launched, flight = flights.popleft()
-                flight.result()
-                now = time.perf_counter()
-                times.append(now - max(launched, last))
-                last = now
-        while flights:
-            flights.popleft()[1].result()
-        times = times[2:]  # the first ones warm up
-        median, best = statistics.median(times), min(times)
         lengths, contexts = [case.length] * case.rows, [case.context] * case.rows
         work = step_work(runner.spec, lengths, contexts, case.rows, runner.dtype.itemsize, kv_item_bytes)
-        floor = work.seconds(machine)
+        machines = [probe.measure()]
+        rounds: list[Sequence[float]] = []
+        for number in range(ROUNDS):
+            rounds.append(_time_steps(runner, case, seconds / ROUNDS, numbers, take_over=number == 0))
+            machines.append(probe.measure())
+        machine = Machine(
+            statistics.median(one.bytes_per_second for one in machines), statistics.median(one.flops_per_second for one in machines)
+        )
+        times = [taken for one in rounds for taken in one]
+        median = statistics.median(times)
         yield (
             StepFigures(
                 case=case,
                 milliseconds=1e3 * median,
-                best_milliseconds=1e3 * best,
+                best_milliseconds=1e3 * min(times),
                 tokens_per_second=case.rows * case.length / median,
                 weight_bytes=work.weight_bytes,
                 kv_bytes=work.kv_bytes,
                 flops=work.flops,
-                floor_milliseconds=1e3 * floor,
-                fraction=floor / median,
+                floor_milliseconds=1e3 * work.seconds(machine),
+                fraction=statistics.median(
+                    (work.seconds(before) + work.seconds(after)) / 2 / statistics.median(times)
+                    for before, after, times in zip(machines, machines[1:], rounds, strict=False)
+                ),
             ),
             machine,
         )
+
+
+def _time_steps(runner: ModelRunner, case: Case, seconds: float, numbers: Iterator[int], *, take_over: bool) -> Sequence[float]:
+    """Seconds of each of some steps, at least one, without the first, which finds caches cold."""
+    times: list[float] = []
+    flights: deque[tuple[float, InFlightStep]] = deque()
+    last = time.perf_counter()
+    end = last + seconds
+    while len(times) < 2 or time.perf_counter() < end:
+        flights.append((time.perf_counter(), runner.launch(_plan(runner, case, next(numbers), first=take_over))))
+        take_over = False
+        if len(flights) > flights[-1][1].overlaps:  # one step ahead where possible, as the engine does it
+            launched, flight = flights.popleft()
+            flight.result()
+            now = time.perf_counter()
+            times.append(now - max(launched, last))
+            last = now
+    while flights:
+        flights.popleft()[1].result()
+    return times[1:]
 
 
 def _pages_per_row(runner: ModelRunner, case: Case) -> int:

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from aengine.bench import steps
+from aengine.bench.floor import Machine, MachineProbe
+from aengine.bench.step_cases import Case
+from aengine.bench.steps import ROUNDS, measure_steps
+from aengine.config import EngineConfig
+from aengine.models.hub import resolve_model
+from aengine.runner.model_runner import ModelRunner
+
+CASES = [Case(rows=2, length=1, context=20), Case(rows=1, length=16, context=0)]
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModelRunner:
+    return ModelRunner(EngineConfig(model="demo", device="cpu", dtype="float32", kv_cache_memory=8 << 20), resolve_model("demo"))
+
+
+def test_the_machine_is_measured_around_every_round(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[Machine] = []
+
+    def measure(probe: MachineProbe) -> Machine:
+        measured.append(Machine(bytes_per_second=1e9 * (1 + len(measured)), flops_per_second=1e30))
+        return measured[-1]
+
+    rounds = iter([[0.001], [0.002], [0.004], [0.008], [0.016]])
+    monkeypatch.setattr(MachineProbe, "measure", measure)
+    monkeypatch.setattr(steps, "_time_steps", lambda *arguments, **options: next(rounds))
+    ((figures, machine),) = measure_steps(runner, CASES[:1])
+    assert len(measured) == ROUNDS + 1 == 6
+    assert machine.bytes_per_second == 3.5e9
+    assert figures.milliseconds == 4.0
+    assert figures.best_milliseconds == 1.0
+    size = figures.weight_bytes + figures.kv_bytes
+    assert figures.floor_milliseconds == pytest.approx(1e3 * size / 3.5e9)
+    floors = [size * (1 / before + 1 / after) / 2 * 1e-9 for before, after in zip(range(1, 6), range(2, 7), strict=True)]
+    fractions = sorted(floor / seconds for floor, seconds in zip(floors, [0.001, 0.002, 0.004, 0.008, 0.016], strict=True))
+    assert figures.fraction == pytest.approx(fractions[2])
+
+
+def test_real_steps(runner: ModelRunner) -> None:
+    found = [figures for figures, _ in measure_steps(runner, CASES, seconds=0.01)]
+    assert [figures.case for figures in found] == CASES
+    for figures in found:
+        assert 0 < figures.best_milliseconds <= figures.milliseconds
+        assert figures.fraction > 0
+        assert figures.tokens_per_second == pytest.approx(1e3 * figures.case.rows * figures.case.length / figures.milliseconds)
