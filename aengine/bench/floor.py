@@ -57,7 +57,7 @@ class MachineProbe:
         self._multiply = lambda: left @ right
 
     def measure(self, repeats: int = 3) -> Machine:
-        """The best of some calls each, of about 50 ms."""
+        """The best of `repeats` calls each."""
         moving, multiplying = (_best(action, self._device, repeats) for action in (self._move, self._multiply))
         return Machine(self._moved / moving, 2 * self._width**3 / multiplying)
 
