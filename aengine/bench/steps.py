@@ -86,8 +86,8 @@ def measure_steps(
                 flops=work.flops,
                 floor_milliseconds=1e3 * work.seconds(machine),
                 fraction=statistics.median(
-                    (work.seconds(before) + work.seconds(after)) / 2 / statistics.median(times)
-                    for before, after, times in zip(machines, machines[1:], rounds, strict=False)
+                    (work.seconds(before) + work.seconds(after)) / 2 / statistics.median(one)
+                    for before, after, one in zip(machines, machines[1:], rounds, strict=False)
                 ),
             ),
             machine,

@@ -1,7 +1,8 @@
 // Matrix products of few to many rows with a packed matrix, and what is done with the results before they leave the registers.
 //
 // A task is a run of panels for a span of rows. It goes through each panel once per TILE_ROWS rows. Where that is more than once, it
-// meanwhile fetches the next panel, so that memory is never idle. Sums are never split over the depth, so a row's result does not depend on its neighbours.
+// meanwhile fetches the next panel, so that memory is never idle. Sums are never split over the depth, so a row's result does not depend
+// on its neighbours.
 #pragma once
 #include "dot.h"
 #include "team.h"
@@ -90,7 +91,7 @@ void gemm(const Member& member, const Prepared<Dot>& x, i64 rows, const PackedLi
       for (i64 tile = first_tile; tile < end_tile; tile++) {
         const i64 row = tile * rows / tiles, count = (tile + 1) * rows / tiles - row;
         typename Dot::Sum sums[TILE_ROWS][PANEL / LANES];
-        const Fetch fetch = count == 1 && walks == 1 ? Fetch{words + WORDS_AHEAD, PANEL_LINES} : fetch_part(next, steps, tile - first_tile, walks);
+        const Fetch fetch = rows == 1 ? Fetch{words + WORDS_AHEAD, PANEL_LINES} : fetch_part(next, steps, tile - first_tile, walks);
         with_rows(count, [&](auto n) {
           const auto multiply = fetch.lines == 0 ? multiply_panel<Dot, n, 0>
                                 : fetch.lines == 1 ? multiply_panel<Dot, n, 1>
