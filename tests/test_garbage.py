@@ -1,22 +1,15 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
-import textwrap
 
 import pytest
+from fresh_process import run_fresh
 
 from aengine.garbage import paused_collection
 
 
-def run(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_nothing_is_collected_meanwhile_and_what_is_alive_is_old() -> None:
-    run("""
+    run_fresh("""
         import gc
         from aengine.garbage import paused_collection
         before = gc.get_stats()
@@ -43,7 +36,7 @@ def test_who_collects_by_hand_goes_on_doing_so() -> None:
 
 
 def test_what_is_frozen_stays_frozen() -> None:
-    run("""
+    run_fresh("""
         import gc
         from aengine.garbage import paused_collection
         gc.freeze()

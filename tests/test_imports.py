@@ -1,21 +1,14 @@
 from __future__ import annotations
 
 import pkgutil
-import subprocess
-import sys
-import textwrap
 
 import pytest
+from fresh_process import run_fresh
 
 import aengine
 import aengine.v1
 
 GENERATED = sorted(module.name for module in pkgutil.iter_modules(aengine.v1.__path__, "aengine.v1."))
-
-
-def run(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -30,7 +23,7 @@ def run(code: str) -> None:
     ],
 )
 def test_light_imports_leave_torch_and_transformers_out(statement: str) -> None:
-    run(f"""
+    run_fresh(f"""
         import sys
         {statement}
         heavy = {{"torch", "transformers", "tokenizers"}} & set(sys.modules)
@@ -43,7 +36,7 @@ def test_there_is_generated_code() -> None:
 
 
 def test_the_engine_resolves_at_first_use() -> None:
-    run("""
+    run_fresh("""
         import sys
         import aengine
         assert "aengine.engine.async_engine" not in sys.modules
@@ -55,7 +48,7 @@ def test_the_engine_resolves_at_first_use() -> None:
 
 
 def test_importing_the_engine_leaves_transformers_out() -> None:
-    run("""
+    run_fresh("""
         import sys
         import aengine
         aengine.AsyncEngine("demo")

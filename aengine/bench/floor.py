@@ -58,7 +58,7 @@ class MachineProbe:
 
     def measure(self, repeats: int = 3) -> Machine:
         """The best of `repeats` calls each."""
-        moving, multiplying = (_best(action, self._device, repeats) for action in (self._move, self._multiply))
+        moving, multiplying = (best_seconds(action, self._device, repeats) for action in (self._move, self._multiply))
         return Machine(self._moved / moving, 2 * self._width**3 / multiplying)
 
 
@@ -116,7 +116,7 @@ def _parameters(spec: ModelSpec) -> tuple[int, int]:
     return layers, spec.hidden_size * spec.vocab_size
 
 
-def _best(action: Callable[[], object], device: torch.device, repeats: int) -> float:
+def best_seconds(action: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Seconds of the fastest of several calls. On a GPU several are queued at a time, so that starting them costs nothing."""
     best = float("inf")
     queued = 8 if device.type == "cuda" else 1

@@ -12,13 +12,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
+from aengine.bench.floor import best_seconds
 from aengine.bench.report import table, write_json
 from aengine.kernels.cpu import PackedLinear, Workspace, load_kernels, ops
 from aengine.kernels.cpu.levels import LEVEL_VARIABLE, Level, supported_levels
@@ -100,14 +100,8 @@ def costs_at(level: Level, threads: int, runs: int) -> Sequence[LevelCost]:
 
 
 def _milliseconds(products: Sequence[Callable[[], object]], runs: int) -> float:
-    """Per product."""
-    best = float("inf")
-    for _ in range(runs + 1):  # the first finds caches cold and threads asleep
-        start = time.perf_counter()
-        for product in products:
-            product()
-        best = min(best, time.perf_counter() - start)
-    return 1e3 * best / len(products)
+    """Per product. One more run: the first finds caches cold and threads asleep."""
+    return 1e3 * best_seconds(lambda: [product() for product in products], torch.device("cpu"), runs + 1) / len(products)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,7 +14,7 @@ from aengine.errors import ModelLoadError
 DEMO = "demo"
 _DEMO_DIR = pathlib.Path(__file__).resolve().parent.parent / "demo_model"
 _CONFIG_PATTERNS = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
-_WEIGHT_PATTERNS = ["model*.safetensors"]
+WEIGHT_FILES = "model*.safetensors"
 _OTHER_PATTERNS = ["*/*"]  # subfolders hold other formats of the same weights
 
 
@@ -47,7 +47,7 @@ def is_local(model: str) -> bool:
 def _checked(path: pathlib.Path, what: str, weights: bool) -> pathlib.Path:
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{what} has no config.json")
-    if weights and not any(path.glob("model*.safetensors")):
+    if weights and not any(path.glob(WEIGHT_FILES)):
         raise ModelLoadError(f"{what} has no safetensors weights (model.safetensors or model-*.safetensors)")
     return path
 
@@ -56,7 +56,7 @@ def _download(model: str, revision: str | None, weights: bool) -> pathlib.Path:
     import huggingface_hub
     from huggingface_hub import errors
 
-    patterns = _CONFIG_PATTERNS + (_WEIGHT_PATTERNS if weights else [])
+    patterns = _CONFIG_PATTERNS + ([WEIGHT_FILES] if weights else [])
     at = f" at revision {revision!r}" if revision else ""
     try:
         return pathlib.Path(

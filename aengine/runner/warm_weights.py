@@ -7,6 +7,7 @@ import sys
 
 from aengine.config import EngineConfig
 from aengine.kernels.warm_memory import WarmMemory
+from aengine.models.hub import WEIGHT_FILES
 from aengine.runner.memory import free_host_memory
 
 _CUDA_DEVICE = pathlib.Path("/dev/nvidiactl")
@@ -18,7 +19,7 @@ def warm_weights(config: EngineConfig, model_dir: pathlib.Path) -> WarmMemory | 
     on_cpu = config.device == "cpu" or (config.device == "auto" and not _CUDA_DEVICE.exists())
     if "torch" in sys.modules or not on_cpu or config.load_format == "dummy" or config.attention_backend == "torch_native":
         return None
-    size = sum(file.stat().st_size for file in model_dir.glob("model*.safetensors"))
+    size = sum(file.stat().st_size for file in model_dir.glob(WEIGHT_FILES))
     if config.quantization == "int8":  # most checkpoints are of 16 bits
         size //= 2
     elif config.dtype == "float32":

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import textwrap
 import types
 from collections.abc import Callable
 
 import pytest
 import torch
+from fresh_process import run_fresh
 
 from aengine.attention import AttentionSpec, BackendUnavailableError, select_backend
 from aengine.errors import ConfigError
@@ -141,5 +140,4 @@ def test_without_triton() -> None:
         else:
             raise AssertionError("no error")
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_fresh(code)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
 import sys
-import textwrap
 
 import pytest
 from driver import Driver
+from fresh_process import run_fresh
 
 from aengine.config import EngineConfig
 from aengine.kernels.warm_memory import WarmMemory
@@ -75,7 +74,7 @@ def test_not_more_than_half_of_what_is_free(model_dir: pathlib.Path, monkeypatch
     assert warm_size(model_dir) == size
 
 
-def test_not_for_small_weights(tmp_path: pathlib.Path, model_dir: pathlib.Path) -> None:
+def test_not_for_small_weights(model_dir: pathlib.Path) -> None:
     (model_dir / "model-0.safetensors").write_bytes(b"1")
     (model_dir / "model-1.safetensors").write_bytes(b"1")
     assert warm_size(model_dir) is None
@@ -102,7 +101,6 @@ def test_an_engine_warms_memory_before_it_imports_torch() -> None:
         from aengine import AsyncEngine, SamplingParams
         from aengine.engine import loading
         from aengine.runner import warm_weights
-        from aengine.runner.memory import free_host_memory
 
         seen = []
 
@@ -125,5 +123,4 @@ def test_an_engine_warms_memory_before_it_imports_torch() -> None:
 
         anyio.run(main)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_fresh(code)

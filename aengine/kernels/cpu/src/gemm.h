@@ -95,8 +95,7 @@ void gemm(const Member& member, const Prepared<Dot>& x, i64 rows, const PackedLi
         with_rows(count, [&](auto n) {
           const auto multiply = fetch.lines == 0 ? multiply_panel<Dot, n, 0>
                                 : fetch.lines == 1 ? multiply_panel<Dot, n, 1>
-                                : fetch.lines == 2 ? multiply_panel<Dot, n, 2>
-                                                   : multiply_panel<Dot, n, PANEL_LINES>;
+                                                   : multiply_panel<Dot, n, n == 1 ? PANEL_LINES : PANEL_LINES / 2>;
           multiply(x.data + row * x.stride, x.stride, words, steps, fetch.words, sums);
         });
         for (i64 i = 0; i < count; i++) {
