@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+FieldErrorT = TypeVar("FieldErrorT", bound="FieldError")
 
 
 class AEngineError(Exception):
@@ -26,8 +28,8 @@ class FieldViolation:
         return f"{self.field}: {self.description}"
 
 
-class _FieldError(AEngineError, ValueError):
-    """An error about named fields; the message lists every violation."""
+class FieldError(AEngineError, ValueError):
+    """Base of errors about named fields; the message lists every violation."""
 
     def __init__(self, violations: Sequence[FieldViolation]) -> None:
         self.violations = tuple(violations)
@@ -39,21 +41,21 @@ class _FieldError(AEngineError, ValueError):
         return self.violations[0].field
 
     @classmethod
-    def of(cls, field: str, description: str) -> _FieldError:
+    def of(cls: type[FieldErrorT], field: str, description: str) -> FieldErrorT:
         return cls((FieldViolation(field, description),))
 
-    def __reduce__(self) -> tuple[type[_FieldError], tuple[Any, ...]]:
-        return type(self), (self.violations,)
-
-
-class InvalidRequestError(_FieldError):
-    """A request was refused before it ran: a field is out of range, of the wrong type, or cannot fit. Nothing else is disturbed."""
-
-    def moved(self, name_of: Callable[[str], str]) -> InvalidRequestError:
+    def moved(self: FieldErrorT, name_of: Callable[[str], str]) -> FieldErrorT:
         """The same error with every field's name passed through `name_of`."""
         kind, (violations, *rest) = self.__reduce__()
         renamed = tuple(FieldViolation(name_of(violation.field), violation.description) for violation in violations)
         return kind(renamed, *rest)  # type: ignore[return-value]
+
+    def __reduce__(self) -> tuple[type[FieldError], tuple[Any, ...]]:
+        return type(self), (self.violations,)
+
+
+class InvalidRequestError(FieldError):
+    """A request was refused before it ran: a field is out of range, of the wrong type, or cannot fit. Nothing else is disturbed."""
 
 
 class RequestIdInUseError(InvalidRequestError):
@@ -68,7 +70,7 @@ class _CapacityError(InvalidRequestError):
         self.got = got
         super().__init__(violations)
 
-    def __reduce__(self) -> tuple[type[_FieldError], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[FieldError], tuple[Any, ...]]:
         return type(self), (self.violations, self.limit, self.got)
 
 
@@ -80,11 +82,19 @@ class KVCapacityError(_CapacityError):
     """Prompt and output would fit the context, but never the KV cache of this engine: `got` tokens, where `limit` is the most."""
 
 
+class NothingToChooseError(FieldError):
+    """A sequence was given no next token, since its request rules all of them out; it ends its request alone.
+
+    `field` is the parameter that leaves none, in the order in which they apply: structured_output, allowed_token_ids,
+    banned_token_ids, bad_words, min_tokens, logits_processors. It is `model` where the model's own logits are no numbers.
+    """
+
+
 class QueueFullError(AEngineError):
     """So much waits already that the request was refused; the same request may be accepted later."""
 
 
-class ConfigError(_FieldError):
+class ConfigError(FieldError):
     """A field of a configuration is out of range, of the wrong type, unknown, or not possible on this machine."""
 
 

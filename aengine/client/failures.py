@@ -21,9 +21,11 @@ from aengine.errors import (
     ContextLengthError,
     EngineDeadError,
     EngineStateError,
+    FieldError,
     FieldViolation,
     InvalidRequestError,
     KVCapacityError,
+    NothingToChooseError,
     QueueFullError,
     RequestIdInUseError,
     ServerError,
@@ -44,9 +46,10 @@ _PLAIN: Mapping[str, type[AEngineError]] = {
     "ENGINE_DEAD": EngineDeadError,
 }
 # With the field that they are about, should the details not name it.
-_ABOUT_FIELDS: Mapping[str, tuple[type[InvalidRequestError], str]] = {
+_ABOUT_FIELDS: Mapping[str, tuple[type[FieldError], str]] = {
     "INVALID_FIELD": (InvalidRequestError, "request"),
     "REQUEST_ID_IN_USE": (RequestIdInUseError, "request_id"),
+    "NOTHING_TO_CHOOSE": (NothingToChooseError, "request"),
 }
 _CAPACITIES: Mapping[str, type[ContextLengthError] | type[KVCapacityError]] = {
     "CONTEXT_LENGTH_EXCEEDED": ContextLengthError,

@@ -237,7 +237,6 @@ class _Backend:
 
     def compile(self, wanted: StructuredOutput) -> CompiledGrammar:
         """Raises `InvalidRequestError`."""
-        import torch
         import xgrammar
 
         from aengine.sampling.grammar import CompiledGrammar, GrammarRows
@@ -251,7 +250,7 @@ class _Backend:
             raise refusal(wanted, _LOCATION.sub("", str(error)).strip()) from error
         rows = GrammarRows(self._vocab_size)
         rows.update((NewRow(0, RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, grammar=compiled)),))
-        if rows.mask(torch.zeros(1, self._vocab_size), np.zeros(1, np.int32)):
+        if (first := rows.allowed(0)) is not None and not first.any():
             raise refusal(wanted, "nothing that the model's vocabulary can write matches")
         return compiled
 

@@ -19,13 +19,6 @@ from aengine.scheduler.plan import StepResult, TokenLogprobs
 _T = TypeVar("_T", bound=np.generic)
 
 
-class NothingToChoose(RuntimeError):
-    """Every token of a row's vocabulary was ruled out, or its logits are no numbers any more."""
-
-    def __init__(self) -> None:
-        super().__init__("no token can be chosen: the masks and logits processors of the request leave none of the vocabulary")
-
-
 @dataclass(slots=True)
 class LaunchedStep:
     """Satisfies `InFlightStep`. Tensors are host memory, filled once the landing is done."""
@@ -61,7 +54,7 @@ class LaunchedStep:
                 sampled,
                 tokens=landing.copy(sampled.tokens),
                 logprobs=None if sampled.logprobs is None else DeviceLogprobs(*map(land, sampled.logprobs)),
-                impossible=None if sampled.impossible is None else land(sampled.impossible),
+                checked=None if sampled.checked is None else replace(sampled.checked, impossible=land(sampled.checked.impossible)),
             )
         if scores is not None:
             scores = PromptScores(scores.spans, DeviceLogprobs(*map(land, scores.logprobs)))
@@ -100,9 +93,8 @@ class LaunchedStep:
         if sampled is None:
             return StepResult(self.step, np.zeros(0, dtype=np.int32), prompt_logprobs=prompt_logprobs)
         failures: dict[int, BaseException] = {}
-        if sampled.impossible is not None and sampled.impossible_rows is not None:
-            rows = self.rows[sampled.impossible_rows[sampled.impossible.numpy()]]
-            failures.update((row, NothingToChoose()) for row in rows.tolist())
+        if sampled.checked is not None and self.sampler is not None:
+            failures.update(self.sampler.refusals(self.rows, sampled.checked))
         failures.update(sampled.failures)
         return StepResult(
             step=self.step,

@@ -66,12 +66,25 @@ class BadWords:
             longest = max(one.shape[1] for one in words)
             self._batch = np.concatenate([np.pad(one, ((0, 0), (longest - one.shape[1], 0)), constant_values=_ANY) for one in words])
             self._composition = composition
-        prefixes, lasts = self._batch[:, :-1], self._batch[:, -1]
-        tails = self._tails[rows[self._members], self._tails.shape[1] - prefixes.shape[1] :]
-        completed = ((prefixes == tails) | (prefixes == _ANY)).all(axis=1)
+        completed = self._completed(self._batch, rows[self._members])
         if completed.any():
-            flat = self._members[completed] * logits.shape[1] + lasts[completed]
+            flat = self._members[completed] * logits.shape[1] + self._batch[completed, -1]
             logits.view(-1).index_fill_(0, to_device(flat, self._device), -math.inf)
+
+    def _completed(self, words: _Words, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """[w]: of which words the row [w] has all tokens but the last."""
+        prefixes = words[:, :-1]
+        tails = self._tails[rows, self._tails.shape[1] - prefixes.shape[1] :]
+        completed: NDArray[np.bool_] = ((prefixes == tails) | (prefixes == _ANY)).all(axis=1)
+        return completed
+
+    def completing(self, row: int) -> NDArray[np.int32]:
+        """Ids that would complete a word of a row."""
+        words = self._words.get(row)
+        if words is None:
+            return np.zeros(0, dtype=np.int32)
+        lasts: NDArray[np.int32] = words[self._completed(words, np.full(len(words), row)), -1]
+        return lasts
 
     def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> None:
         """Appends the [m] tokens to `rows`."""

@@ -43,6 +43,9 @@ class CustomProcessors:
                 failures[row] = error
         return failures
 
+    def has(self, row: int) -> bool:
+        return bool(self._has[row])
+
     def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> None:
         """Appends the [m] tokens to `rows`."""
         for at in np.flatnonzero(self._has[rows]).tolist():

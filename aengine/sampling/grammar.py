@@ -68,33 +68,34 @@ class GrammarRows:
                     _accept(matcher, token)
                 self._matchers[new.row] = matcher
 
-    def mask(self, logits: Tensor, rows: NDArray[np.int32]) -> Mapping[int, GrammarError]:
+    def mask(self, logits: Tensor, rows: NDArray[np.int32]) -> None:
         """[m, vocab_size] float32 logits of m distinct rows, changed in place: what the grammars forbid becomes -inf.
 
-        Only end-of-sequence ids are left where a grammar is complete, and nothing is changed for a row whose grammar has ended with
-        one. Returns the rows for which no token is left, with the reason; their logits are not changed.
+        Only end-of-sequence ids are left where a grammar is complete, nothing is left where no token can go on with it, and nothing is
+        changed for a row whose grammar has ended with an end-of-sequence id.
         """
-        found = [
-            (index, row, matcher)
-            for index, row in enumerate(rows.tolist())
-            if (matcher := self._matchers.get(row)) is not None and not matcher.state.is_terminated()
-        ]
+        found = [(index, matcher) for index, row in enumerate(rows.tolist()) if (matcher := self._active(row)) is not None]
         if not found:
-            return {}
+            return
         bitmask = torch.empty(len(rows), -(-self._vocab_size // 32), dtype=torch.int32, pin_memory=logits.is_cuda)
-        self._fill(bitmask, [index for index, _, _ in found], [matcher for _, _, matcher in found])
-        stuck = {index: row for index, row, _ in found if not bitmask[index].any()}
-        masked = [index for index, _, _ in found if index not in stuck]
-        if masked:
-            import xgrammar
+        masked = [index for index, _ in found]
+        self._fill(bitmask, masked, [matcher for _, matcher in found])
+        import xgrammar
 
-            # Its CPU code takes a list alone; its CUDA code would copy one from memory that is not pinned, and wait.
-            indices: Any = to_device(np.array(masked, dtype=np.int32), logits.device) if logits.is_cuda else masked
-            xgrammar.apply_token_bitmask_inplace(
-                logits, bitmask.to(logits.device, non_blocking=True), vocab_size=self._vocab_size, indices=indices
-            )
-        reason = "no token of the model's vocabulary continues the output in the way that the grammar wants"
-        return {row: GrammarError(reason) for row in stuck.values()}
+        # Its CPU code takes a list alone; its CUDA code would copy one from memory that is not pinned, and wait.
+        indices: Any = to_device(np.array(masked, dtype=np.int32), logits.device) if logits.is_cuda else masked
+        xgrammar.apply_token_bitmask_inplace(
+            logits, bitmask.to(logits.device, non_blocking=True), vocab_size=self._vocab_size, indices=indices
+        )
+
+    def allowed(self, row: int) -> NDArray[np.bool_] | None:
+        """[vocab_size], what `mask` leaves to a row; None where its grammar leaves everything."""
+        matcher = self._active(row)
+        if matcher is None:
+            return None
+        bitmask = torch.empty(1, -(-self._vocab_size // 32), dtype=torch.int32)
+        self._fill(bitmask, [0], [matcher])
+        return np.unpackbits(bitmask.numpy().view(np.uint8), bitorder="little")[: self._vocab_size].astype(np.bool_)
 
     def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> Mapping[int, GrammarError]:
         """Advances the matchers of m distinct rows by the token [m] that each was given.
@@ -106,14 +107,19 @@ class GrammarRows:
         if not self._matchers:
             return errors
         for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
-            matcher = self._matchers.get(row)
-            if matcher is None or matcher.state.is_terminated():
+            matcher = self._active(row)
+            if matcher is None:
                 continue
             try:
                 _accept(matcher, token)
             except GrammarError as error:
                 errors[row] = error
         return errors
+
+    def _active(self, row: int) -> _Matcher | None:
+        """Of a row whose grammar limits its next token."""
+        matcher = self._matchers.get(row)
+        return None if matcher is None or matcher.state.is_terminated() else matcher
 
     def _start(self, compiled: CompiledGrammar) -> _Matcher:
         import xgrammar

@@ -7,7 +7,7 @@ Knows nothing of words of more than one token.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,8 @@ _NO_IDS: _Ids = np.zeros(0, dtype=np.int64)
 class _RowMask:
     allowed: _Ids | None
     banned: _Ids
-    stops: _Ids  # banned as well until the row has min_tokens
+    words: _Ids  # bad words of one token, banned as well
+    stops: _Ids  # and these until the row has min_tokens
     biased: _Ids
     biases: NDArray[np.float32]
 
@@ -35,14 +36,15 @@ class _RowMask:
         words = [word[0] for word in params.bad_words if len(word) == 1]
         return cls(
             allowed=None if params.allowed_token_ids is None else np.unique(np.array(params.allowed_token_ids, dtype=np.int64)),
-            banned=np.array((*params.banned_token_ids, *words), dtype=np.int64),
+            banned=np.array(params.banned_token_ids, dtype=np.int64),
+            words=np.array(words, dtype=np.int64),
             stops=np.array(params.stop_ids if params.min_tokens > 0 else (), dtype=np.int64),
             biased=np.array([token_id for token_id, _ in params.logit_bias], dtype=np.int64),
             biases=np.array([bias for _, bias in params.logit_bias], dtype=np.float32),
         )
 
     def __bool__(self) -> bool:
-        return self.allowed is not None or len(self.banned) + len(self.stops) + len(self.biased) > 0
+        return self.allowed is not None or len(self.banned) + len(self.words) + len(self.stops) + len(self.biased) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,18 @@ class LogitMasks:
         if len(indices.biased):
             flat.index_add_(0, indices.biased, indices.biases)
 
+    def limits(self, row: int, position: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+        """The parameters that limit the choice of a row's token at `position`, with the tokens [V] that each leaves."""
+        mask = self._masks.get(row)
+        if mask is None:
+            return
+        if mask.allowed is not None:
+            yield "allowed_token_ids", tokens_in(mask.allowed, self._vocab_size)
+        early = mask.stops if position < self._min_len[row] else _NO_IDS
+        for name, ids in (("banned_token_ids", mask.banned), ("bad_words", mask.words), ("min_tokens", early)):
+            if len(ids):
+                yield name, ~tokens_in(ids, self._vocab_size)
+
     def _build(self, rows: NDArray[np.int32], members: _Ids, early: NDArray[np.bool_]) -> _Indices:
         restricted, allowed, banned, biased = [], [_NO_IDS], [_NO_IDS], [_NO_IDS]
         biases = [np.zeros(0, dtype=np.float32)]
@@ -105,7 +119,7 @@ class LogitMasks:
             if mask.allowed is not None:
                 restricted.append(at)
                 allowed.append(mask.allowed + base)
-            banned.append(mask.banned + base)
+            banned += (mask.banned + base, mask.words + base)
             if early[at]:
                 banned.append(mask.stops + base)
             biased.append(mask.biased + base)
@@ -120,3 +134,10 @@ class LogitMasks:
 
     def _put(self, array: NDArray[np.generic]) -> Tensor:
         return to_device(array, self._device)
+
+
+def tokens_in(ids: NDArray[np.integer], vocab_size: int) -> NDArray[np.bool_]:
+    """[vocab_size]: which ids are among `ids`."""
+    found = np.zeros(vocab_size, dtype=np.bool_)
+    found[ids] = True
+    return found

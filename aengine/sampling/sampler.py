@@ -8,7 +8,7 @@ asks for a part does not enter it. A row's token depends on that row alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.errors import NothingToChooseError
 from aengine.kernels.upload import to_device
 from aengine.params import GREEDY_BELOW
 from aengine.sampling.bad_words import BadWords
@@ -24,12 +25,21 @@ from aengine.sampling.custom import CustomProcessors
 from aengine.sampling.device_draw import DeviceDraw
 from aengine.sampling.draw import Drawer
 from aengine.sampling.logprobs import DeviceLogprobs, token_logprobs
-from aengine.sampling.masks import LogitMasks
+from aengine.sampling.masks import LogitMasks, tokens_in
 from aengine.sampling.penalties import Penalties, is_penalised
 from aengine.scheduler.plan import NewRow, RowParams
 
 if TYPE_CHECKING:
     from aengine.sampling.grammar import GrammarRows
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRows:
+    """The p of m rows whose logits were changed before the draw, which may have left nothing."""
+
+    at: NDArray[np.int64]  # [p], which of the m
+    positions: NDArray[np.int32]  # [p], of their tokens
+    impossible: Tensor  # [p] bool: nothing could be chosen, and the token means nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +49,8 @@ class SampledTokens:
     tokens: Tensor | NDArray[np.int64]  # [m] int64; an array where they are known on the host
     logprobs: DeviceLogprobs | None = None  # of the w rows in `logprob_rows`
     logprob_rows: NDArray[np.int64] | None = None  # [w], which of the m, ascending
-    impossible: Tensor | None = None  # [p] bool: of the p rows in `impossible_rows`, those for which nothing could be chosen
-    impossible_rows: NDArray[np.int64] | None = None  # [p], which of the m
-    failures: Mapping[int, Exception] = field(default_factory=dict)  # what grammars and custom code raised, by row
+    checked: CheckedRows | None = None
+    failures: Mapping[int, Exception] = field(default_factory=dict)  # what custom code raised, by row
 
 
 class Sampler:
@@ -110,10 +119,11 @@ class Sampler:
             raw = logits if untouched else logits.index_select(0, self._put(wanted))
         failures = self._process(logits, rows, positions) if len(processed) else {}
         tokens = self._drawer.draw(logits, rows, device_rows, device_positions)
-        impossible: Tensor | None = None
+        checked: CheckedRows | None = None
         if len(processed):
             at = self._put(processed)
-            impossible = ~(logits[at, tokens[at]] > -math.inf)  # also where it is no number
+            # Also where it is no number.
+            checked = CheckedRows(processed, positions[processed], impossible=~(logits[at, tokens[at]] > -math.inf))
             self._penalties.record(rows, positions, tokens)
         logprobs: DeviceLogprobs | None = None
         if raw is not None:
@@ -123,10 +133,36 @@ class Sampler:
             tokens=tokens,
             logprobs=logprobs,
             logprob_rows=None if logprobs is None else wanted,
-            impossible=impossible,
-            impossible_rows=None if impossible is None else processed,
+            checked=checked,
             failures=failures,
         )
+
+    def refusals(self, rows: NDArray[np.int32], checked: CheckedRows) -> Mapping[int, NothingToChooseError]:
+        """Of the m `rows` those for which nothing could be chosen, with the reason. `checked` is on the host, which has not observed
+        the tokens of that step yet."""
+        impossible = checked.impossible.numpy()
+        pairs = zip(rows[checked.at[impossible]].tolist(), checked.positions[impossible].tolist(), strict=True)
+        return {row: self._refusal(row, position) for row, position in pairs}
+
+    def _refusal(self, row: int, position: int) -> NothingToChooseError:
+        left = np.ones(self.vocab_size, dtype=np.bool_)
+        others: list[str] = []
+        for parameter, allowed in self._limits(row, position):
+            left &= allowed
+            if not left.any():
+                among = f" of those that {' and '.join(others)} leave" if others else ""
+                return NothingToChooseError.of(parameter, f"no token can be chosen at position {position}: it leaves none{among}")
+            others += [parameter] * (parameter not in others)
+        culprit = "logits_processors" if self._custom.has(row) else "model"
+        return NothingToChooseError.of(culprit, f"no token can be chosen at position {position}: no logit that is left is a number")
+
+    def _limits(self, row: int, position: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+        """What limits the choice at `position`, in the pinned order: parameters, and the tokens [V] that each leaves."""
+        if self._grammars and (allowed := self._grammars.allowed(row)) is not None:
+            yield "structured_output", allowed
+        yield from self._masks.limits(row, position)
+        if len(completing := self._bad_words.completing(row)):
+            yield "bad_words", ~tokens_in(completing, self.vocab_size)
 
     def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> Mapping[int, Exception]:
         """The host has learnt the [m] tokens of `rows`. Must precede the next step of rows that need their last token.
@@ -142,15 +178,13 @@ class Sampler:
         return self._grammars.observe(rows, tokens) if self._grammars else {}
 
     def _process(self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> dict[int, Exception]:
-        failures: dict[int, Exception] = {}
         if self._grammars:
-            failures.update(self._grammars.mask(logits, rows))
+            self._grammars.mask(logits, rows)
         # Masks and bias are added up in any order: minus infinity plus a bias is minus infinity.
         self._masks.apply(logits, rows, positions)
         self._bad_words.apply(logits, rows)
         self._penalties.apply(logits, rows, positions)
-        failures.update(self._custom.apply(logits, rows))
-        return failures
+        return self._custom.apply(logits, rows)
 
     def _put(self, array: NDArray[np.generic]) -> Tensor:
         return to_device(array, self.device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.errors import FieldErrorT, FieldViolation, InvalidRequestError
 from aengine.outputs import ModelInfo, Usage
 from aengine.params import SamplingParams, StructuredOutput
 from aengine.requests import Prompt, check_options
@@ -68,7 +68,7 @@ def read_request(request: GenerationRequest) -> EngineRequest:
     )
 
 
-def located(error: InvalidRequestError, spec: generation_pb2.GenerationSpec) -> InvalidRequestError:
+def located(error: FieldErrorT, spec: generation_pb2.GenerationSpec) -> FieldErrorT:
     """The same error with the engine's field names turned into paths of the request message."""
     return error.moved(lambda field: path_of(field, spec))
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aengine.errors import InvalidRequestError
+from aengine.errors import FieldError, InvalidRequestError
 from aengine.outputs import FinishReason, ModelInfo, RequestInfo, Token
 from aengine.server.admission import Admission
 from aengine.server.convert import EngineRequest, GenerationRequest, effective_spec, located, read_request
@@ -101,7 +101,7 @@ class Generation:
 
     def located(self, error: Exception) -> Exception:
         """`error` in the words of the schema, where it is about the request."""
-        return located(error, self._spec) if isinstance(error, InvalidRequestError) else error
+        return located(error, self._spec) if isinstance(error, FieldError) else error
 
 
 @asynccontextmanager
@@ -143,7 +143,7 @@ async def open_generation(
                 yield Generation(request.spec, wanted, model, stream, writer, by_call, resume_token)
         except Exception as error:
             record.finish_reasons.append(FinishReason.ERROR)
-            if isinstance(error, InvalidRequestError):
+            if isinstance(error, FieldError):
                 raise located(error, request.spec) from error
             raise
         finally:

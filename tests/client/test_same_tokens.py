@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from both_sides import REMOTE, reached
 
-from aengine import AsyncEngine, InvalidRequestError, SamplingParams, StructuredOutput
+from aengine import AEngineError, AsyncEngine, InvalidRequestError, NothingToChooseError, SamplingParams, StructuredOutput
 from aengine.client import AsyncClient
 
 pytestmark = pytest.mark.anyio
@@ -115,6 +115,24 @@ async def test_a_constraint_that_does_not_compile_is_named(engine: AsyncEngine, 
             await side.generate(TEXT, params)
         fields.append([violation.field for violation in caught.value.violations])
     assert fields[0] == fields[1]
+
+
+@pytest.mark.parametrize(
+    ("field", "params"),
+    [
+        ("bad_words", replace(LIMITED, allowed_token_ids=(23,), bad_words=("8",))),
+        ("bad_words", replace(LIMITED, allowed_token_ids=(23,), bad_words=("888",))),
+        ("min_tokens", replace(LIMITED, allowed_token_ids=(23,), stop_token_ids=(23,), min_tokens=3)),
+        ("allowed_token_ids", replace(LIMITED, allowed_token_ids=(23,), structured_output=StructuredOutput(choice=("x",)))),
+        ("banned_token_ids", replace(LIMITED, banned_token_ids=(23,), structured_output=StructuredOutput(regex="8"))),
+    ],
+)
+async def test_a_field_that_leaves_no_token_is_named(engine: AsyncEngine, client: AsyncClient, field: str, params: SamplingParams) -> None:
+    for side in (engine, client):
+        with pytest.raises(NothingToChooseError, match="no token can be chosen at position") as caught:
+            await side.generate(TEXT, params)
+        assert caught.value.field == field
+        assert isinstance(caught.value, AEngineError)
 
 
 async def test_the_tokenizer(engine: AsyncEngine, client: AsyncClient) -> None:

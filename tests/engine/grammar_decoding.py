@@ -37,7 +37,7 @@ def decode(
     for _ in range(max_tokens):
         # Space between the elements of JSON would take most of the tokens otherwise.
         logits = torch.rand(len(open_rows), vocab_size, generator=generator) - 0.9 * blank
-        assert rows.mask(logits, open_rows) == {}
+        rows.mask(logits, open_rows)
         tokens = logits.argmax(-1).numpy().astype(np.int32)
         assert rows.observe(open_rows, tokens) == {}
         for row, token in zip(open_rows, tokens, strict=True):

@@ -15,8 +15,8 @@ from test_greedy import make_runner
 
 from aengine.attention import AttentionMetadata, AttentionSpec, build_layout
 from aengine.attention.torch_native import TorchNativeBackend
+from aengine.errors import NothingToChooseError
 from aengine.runner import prompt_logprobs
-from aengine.runner.in_flight import NothingToChoose
 from aengine.scheduler.plan import NewRow, PromptLogprobs, StepPlan, StepResult, TokenLogprobs
 
 Tiny = tuple[pathlib.Path, object]
@@ -160,9 +160,11 @@ def test_rows_that_fail_in_a_step(tiny: Tiny) -> None:
     results: list[StepResult] = [driver.run_step([good, hollow]), driver.run_step([good, hollow])]
     for result in results:
         assert result.failures.keys() == {hollow.row}
-        assert isinstance(result.failures[hollow.row], NothingToChoose)
-        assert "no token can be chosen" in str(result.failures[hollow.row])
-    assert isinstance(driver.run_step([good, custom]).failures[custom.row], NothingToChoose)
+        assert isinstance(result.failures[hollow.row], NothingToChooseError)
+        assert str(result.failures[hollow.row]).startswith("banned_token_ids: no token can be chosen")
+    failure = driver.run_step([good, custom]).failures[custom.row]
+    assert isinstance(failure, NothingToChooseError)
+    assert failure.field == "logits_processors"
     long = driver.add([1] * 7, custom.params)
     failures = driver.run_step([good, long]).failures
     assert repr(failures[long.row]) == "KeyError('seven')"

@@ -26,8 +26,8 @@ def applied(params: RowParams, tokens: list[int], prompt_len: int, logits: torch
     changed = logits[None].clone()
     sampled = step(sampler, changed, [row])
     assert row.tokens[-1] == changed[0].argmax()
-    assert sampled.impossible is not None
-    assert not sampled.impossible.any()
+    assert sampled.checked is not None
+    assert not sampled.checked.impossible.any()
     return changed[0]
 
 
@@ -206,12 +206,38 @@ def test_rows_that_cannot_choose_fail_alone(temperature: float, filters: dict[st
 
     rows, results = run([good, *bad, good], logits)
     for result in results:
-        assert result.impossible is not None
-        assert result.impossible.tolist() == [False, True, True, True, True, False]
+        assert result.checked is not None
+        assert result.checked.impossible.tolist() == [False, True, True, True, True, False]
         assert {row: str(error) for row, error in result.failures.items()} == {2: "no"}
     others, alone = run([good, good], logits[[0, 5]])
     assert [rows[0].tokens, rows[5].tokens] == [row.tokens for row in others]
     for crowd, own in zip(results, alone, strict=True):
-        assert not own.impossible.any()
+        assert not own.checked.impossible.any()
         for name in ("chosen", "ranks", "top_ids", "top_logprobs"):
             assert torch.equal(getattr(crowd.logprobs, name)[[0, 5]], getattr(own.logprobs, name))
+
+
+def test_what_left_nothing_is_named() -> None:
+    """The parameter after which no token is left, in the order in which they apply."""
+    words = tuple((token,) for token in range(VOCAB))
+    wanted: list[tuple[str | None, RowParams]] = [
+        (None, replace(GREEDY, allowed_token_ids=(3,), bad_words=((2, 3),))),
+        ("banned_token_ids", replace(GREEDY, banned_token_ids=tuple(range(VOCAB)))),
+        ("banned_token_ids", replace(GREEDY, allowed_token_ids=(3,), banned_token_ids=(3,), bad_words=words, processors=(blank,))),
+        ("bad_words", replace(GREEDY, bad_words=words)),
+        ("bad_words", replace(GREEDY, allowed_token_ids=(3,), bad_words=((9, 3), (2, 3), (1, 3)), processors=(blank,))),
+        ("min_tokens", replace(GREEDY, allowed_token_ids=(3, 4), min_tokens=2, stop_ids=(3, 4))),
+        (None, replace(GREEDY, allowed_token_ids=(3, 4), min_tokens=1, stop_ids=(3, 4))),
+        ("logits_processors", replace(GREEDY, bad_words=((8,),), processors=(blank,))),
+        ("model", replace(GREEDY, repetition_penalty=1.5)),
+    ]
+    sampler = Sampler(len(wanted), VOCAB, CPU)
+    rows = [Row(i, params, [5, 7, 1], 2) for i, (_, params) in enumerate(wanted)]
+    sampler.update([row.new() for row in rows])
+    logits = torch.randn(len(wanted), VOCAB, generator=torch.Generator().manual_seed(4))
+    logits[-1] = math.nan
+    result = step(sampler, logits, rows, observe=False)
+    assert result.checked is not None
+    refusals = sampler.refusals(np.arange(len(rows), dtype=np.int32), result.checked)
+    assert [refusals[i].field if i in refusals else None for i in range(len(rows))] == [name for name, _ in wanted]
+    assert str(refusals[4]) == "bad_words: no token can be chosen at position 3: it leaves none of those that allowed_token_ids leave"

@@ -25,6 +25,7 @@ from aengine.errors import (
     FieldViolation,
     InvalidRequestError,
     KVCapacityError,
+    NothingToChooseError,
     QueueFullError,
     RequestIdInUseError,
 )
@@ -185,6 +186,7 @@ def all_errors() -> list[Exception]:
         ContextLengthError((FieldViolation("prompt", "x"),), 10, 20),
         KVCapacityError((FieldViolation("prompt", "x"),), 10, 20),
         RequestIdInUseError.of("request_id", "x"),
+        NothingToChooseError.of("bad_words", "x"),
         errors.ModelNotFoundError("x", "y"),
         errors.RequestNotFoundError("x"),
         *(
