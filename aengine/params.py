@@ -42,7 +42,8 @@ class LogitsProcessor(Protocol):
     """
 
     def __call__(self, logits: torch.Tensor, token_ids: list[int]) -> None:
-        """`logits`: [vocab_size] float32, a view to be changed in place. `token_ids`: prompt and output so far."""
+        """`logits`: [vocab_size] float32, a view to be changed in place; minus infinity rules a token out, and more than 1e30 counts as
+        1e30. `token_ids`: prompt and output so far."""
         ...
 
 

@@ -36,6 +36,7 @@ CONSTRAINTS: Mapping[str, str] = {
 # Of a model's defaults there are all but how many sequences are wanted.
 DEFAULTS: Mapping[str, str] = {name: ours for name, ours in SAMPLING.items() if name != "n"}
 
+_LEAST = float(np.finfo(np.float32).smallest_subnormal)
 _PROMPT = "spec.prompt"
 # Where the engine's names are found in the schema. The prompt's path depends on its form.
 _PATHS: Mapping[str, str] = {
@@ -99,6 +100,8 @@ def write_params(params: SamplingParams, names: Mapping[str, str], message: Mess
             continue
         if isinstance(value, int | float):
             setattr(message, ours, value)
+            if value > 0 and getattr(message, ours) == 0:  # in float32, where zero may be refused or mean something else
+                setattr(message, ours, _LEAST)
             continue
         message.ClearField(ours)
         target = getattr(message, ours)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.kernels.draws import HIGHEST_LOGIT
 from aengine.params import LogitsProcessor
 from aengine.scheduler.plan import NewRow
 
@@ -31,7 +32,8 @@ class CustomProcessors:
                 self._tokens[new.row] = new.tokens.tolist()
 
     def apply(self, logits: Tensor, rows: NDArray[np.int32]) -> dict[int, Exception]:
-        """Lets the processors change the [m, V] logits of `rows` in place. Returns what they raised, by row."""
+        """Lets the processors change the [m, V] logits of `rows` in place; infinity becomes `HIGHEST_LOGIT`. Returns what they raised,
+        by row."""
         failures: dict[int, Exception] = {}
         for at in np.flatnonzero(self._has[rows]).tolist():
             row = int(rows[at])
@@ -39,6 +41,7 @@ class CustomProcessors:
                 for processor in self._processors[row]:
                     # A copy of the tokens: a processor may keep or change what it gets.
                     processor(logits[at], list(self._tokens[row]))
+                logits[at].clamp_(max=HIGHEST_LOGIT)
             except Exception as error:  # belongs to this row alone
                 failures[row] = error
         return failures

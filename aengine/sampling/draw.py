@@ -47,7 +47,13 @@ class Drawer:
         rows = np.array([new.row for new in new_rows], dtype=np.int64)
         values = np.array(
             [
-                (p.temperature, p.top_p, p.min_p, p.top_k if p.top_k < self.vocab_size else 0, p.seed)
+                (
+                    p.temperature if p.temperature >= GREEDY_BELOW else 0.0,
+                    p.top_p,
+                    p.min_p,
+                    p.top_k if p.top_k < self.vocab_size else 0,
+                    p.seed,
+                )
                 for p in (new.params for new in new_rows)
             ],
             dtype=PACKED,
@@ -72,7 +78,7 @@ class Drawer:
         `device_rows` is `rows` on the device; `positions` [m] are those of the tokens to be drawn, and key their noise.
         """
         params = self._host[rows]
-        greedy = params["temperature"] < GREEDY_BELOW
+        greedy = params["temperature"] == 0.0
         if greedy.all():
             return logits.argmax(-1)
         on_device = RowParams(self._packed.index_select(0, device_rows), positions)

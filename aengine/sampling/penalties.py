@@ -14,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.kernels.draws import HIGHEST_LOGIT
 from aengine.kernels.upload import to_device
 from aengine.scheduler.plan import NewRow, RowParams
 
 _FIRST_ENTRIES = 256
+_LEAST = float(np.finfo(np.float32).tiny)  # repetition_penalty divides, and less may be zero in float32
 
 
 class Penalties:
@@ -56,7 +58,8 @@ class Penalties:
             slots[i] = self._slots[new.row] = self._free.pop()
             self._offsets[new.row] = len(ids) - len(new.tokens)
         factors = np.array(
-            [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in (new.params for new in penalised)], dtype=np.float32
+            [(max(p.repetition_penalty, _LEAST), p.frequency_penalty, p.presence_penalty) for p in (new.params for new in penalised)],
+            dtype=np.float32,
         )
         at = self._put(slots)
         moved = self._put(packed)
@@ -82,7 +85,7 @@ class Penalties:
         repetition, frequency, presence = self._factors.index_select(0, slots)[:, :, None].unbind(1)
         flat = (ids + at[:, None] * logits.shape[1]).view(-1)
         scores = logits.view(-1).index_select(0, flat).view(ids.shape)
-        scores = torch.where(scores < 0, scores * repetition, scores / repetition)
+        scores = torch.where(scores < 0, scores * repetition, scores / repetition).clamp_(max=HIGHEST_LOGIT)
         scores = scores - frequency * counts - presence * (counts > 0)
         logits.view(-1).index_copy_(0, flat, scores.view(-1))
 

@@ -55,6 +55,7 @@ async def test_the_model_is_described(engine: AsyncEngine, client: AsyncClient) 
         (TEXT, replace(LIMITED, allowed_token_ids=(EOS,), ignore_eos=True)),
         (TEXT, replace(LIMITED, temperature=0.0)),
         (TEXT, replace(LIMITED, temperature=0.7, top_p=0.9, top_k=40, min_p=0.01)),
+        (TEXT, replace(LIMITED, top_p=5e-324, min_p=1e-300, repetition_penalty=1e-46)),
         (TEXT, replace(LIMITED, presence_penalty=0.3, frequency_penalty=-0.2, repetition_penalty=1.1)),
         (TEXT, replace(LIMITED, logit_bias={3: 4.5, 9: -100.0}, banned_token_ids=(11, 12), bad_words=("the", "and"))),
         (TEXT, replace(LIMITED, allowed_token_ids=(20, 21, 22), stop_token_ids=(21,))),

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from draw_limits import VOCAB, denormals, wrong
 from test_cpu_stack import everything, layouts, pool_of, random_weights, stack_of, tiny_spec, token_ids
 from torch import Tensor
 
@@ -144,6 +145,19 @@ def test_extremes(some_kernels: CpuKernels) -> None:
         nearly = [RowParams(**{**base, "top_p": top_p, "seed": seed}) for seed in range(40)]
         found = drawn_here(some_kernels, nearly, logits[:1].repeat(40, 1), [1] * 40)
         assert found == [expected_of_nucleus(logits[0], row, 1) for row in nearly]
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_limits_of_parameters(some_kernels: CpuKernels, flushed: bool) -> None:
+    workspace = Workspace(some_kernels, 1)
+    with denormals(flushed):
+        assert wrong(CpuDraw(lambda some, draws: ops.draw(workspace, some, draws)), CPU) == {}
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_limits_of_parameters_in_torch(flushed: bool) -> None:
+    with denormals(flushed):
+        assert wrong(TorchDraw(VOCAB, CPU), CPU) == {}
 
 
 def test_what_does_not_fit_is_refused(some_kernels: CpuKernels) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import draw_limits
 import numpy as np
 import pytest
 import torch
@@ -252,6 +253,11 @@ def test_drawer_in_mixed_company(device: str) -> None:
     assert together == drawn(TorchDraw, rows, logits, positions, "cpu")
     for at in range(len(MIXED)):
         assert drawn(TritonDraw, rows[at : at + 1], logits[at : at + 1], positions[at : at + 1], device) == [together[at]]
+
+
+def test_limits_of_parameters(device: str) -> None:
+    where = torch.device(device)
+    assert draw_limits.wrong(TritonDraw(draw_limits.VOCAB, where), where, seeds=(2, 6)) == {}
 
 
 def upper_tail(observed: Tensor, probabilities: Tensor) -> float:

@@ -241,3 +241,34 @@ def test_what_left_nothing_is_named() -> None:
     refusals = sampler.refusals(np.arange(len(rows), dtype=np.int32), result.checked)
     assert [refusals[i].field if i in refusals else None for i in range(len(rows))] == [name for name, _ in wanted]
     assert str(refusals[4]) == "bad_words: no token can be chosen at position 3: it leaves none of those that allowed_token_ids leave"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-5, 1.0, 100.0])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_logits_stay_in_range(temperature: float, filters: dict[str, float]) -> None:
+    """A tiny repetition_penalty, which divides, and infinities of processors: there is a likeliest token, and no row fails."""
+
+    def two(logits: torch.Tensor, token_ids: list[int]) -> None:
+        logits[[11, 17]] = math.inf
+
+    base = replace(GREEDY, temperature=temperature, **filters)
+    wanted = [({7}, replace(base, repetition_penalty=value, seed=seed)) for value in (5e-324, 1e-46, 1e-40, 1e-37) for seed in range(8)]
+    wanted += [({11, 17} if temperature else {11}, replace(base, processors=(two,), seed=seed)) for seed in range(8)]
+    wanted += [
+        (
+            {3, 4} if temperature == 100 else {3},
+            replace(base, logit_bias=((3, 100.0), (4, 1e-300), (5, -5e-324)), allowed_token_ids=(3, 4), seed=1),
+        )
+    ]
+    wanted += [
+        ({3}, replace(base, logit_bias=((3, 100.0), (4, -100.0)), banned_token_ids=(4,), allowed_token_ids=(3,), presence_penalty=5e-324))
+    ]
+    sampler = Sampler(len(wanted), VOCAB, CPU)
+    rows = [Row(i, params, [7, 9], 1) for i, (_, params) in enumerate(wanted)]
+    sampler.update([row.new() for row in rows])
+    logits = torch.randn(len(wanted), VOCAB, generator=torch.Generator().manual_seed(4))
+    logits[:, 7], logits[:, 9] = 2.0, 0.0
+    result = step(sampler, logits, rows)
+    assert result.checked is not None
+    assert not result.checked.impossible.any()
+    assert [row.tokens[-1] in tokens for row, (tokens, _) in zip(rows, wanted, strict=True)] == [True] * len(wanted)

@@ -34,7 +34,7 @@ class RowDraw {
   }
 
   // Whether there is more to it than the likeliest token. Not where logits are no numbers, or none is allowed.
-  bool is_drawn() const { return draw_.temperature >= GREEDY_BELOW && std::isfinite(best_); }
+  bool is_drawn() const { return draw_.temperature > 0.f && std::isfinite(best_); }
   bool needs_masses() const { return is_drawn() && !is_top_k(); }
 
   // exp(score - best) of the ids of a block, or 0 where min_p drops the token, added up.
@@ -143,7 +143,7 @@ class RowDraw {
     });
     std::sort(listed_, listed_ + count, std::greater<i64>());
     i64 last_key = key_of((best_ + limit) * draw_.temperature, vocab_);  // where rounding leaves nobody in that bin: all within the limit
-    for (i64 i = 0; i < count && before < needed; i++) {
+    for (i64 i = 0; i < count && (i == 0 || before < needed); i++) {
       last_key = listed_[i];
       before += mass(logits_[column_of(last_key)] / draw_.temperature - best_);
     }
@@ -214,7 +214,7 @@ class RowDraw {
   }
   static float larger_of(float a, float b) { return a > b ? a : b; }
 
-  static constexpr float GREEDY_BELOW = 1e-5f, MARGIN = 1.0001f;  // for the rounding of what is only an estimate
+  static constexpr float MARGIN = 1.0001f;  // for the rounding of what is only an estimate
   const float* logits_;
   i64 vocab_, blocks_;
   const Draw& draw_;
