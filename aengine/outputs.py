@@ -107,7 +107,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot taken by the step thread: after a step in which a request began or ended, and otherwise at most 10 ms before its latest
+    """A snapshot taken by the step thread: after a step in which a request began or ended, and otherwise at most 50 ms before its latest
     step."""
 
     running: int = 0  # sequences that hold a row and are scheduled

@@ -157,3 +157,7 @@ async def test_stats_know_of_requests_at_once(monkeypatch: pytest.MonkeyPatch) -
         engine.runner.before_launch = lambda plan: known.append(engine._steps.snapshot.stats)
         await engine.generate([1, 2], params)
     assert [stats.completion_tokens for stats in known] == list(range(100))
+
+
+def test_the_age_of_stats_is_what_is_documented() -> None:
+    assert f"at most {step_loop.PUBLISH_SECONDS * 1000:g} ms before" in (EngineStats.__doc__ or "")
