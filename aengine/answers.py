@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aengine.outputs import Completion, Token, TokenLogprob, Usage
+from aengine.outputs import Completion, FinishReason, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
+
+TWO_READERS = "another task waits for this stream's next token; a stream has one reader at a time"
 
 
 class Answers:
@@ -13,12 +15,20 @@ class Answers:
 
     def __init__(self, params: SamplingParams) -> None:
         self.num_tokens = 0  # of all sequences
+        self.open = set(range(params.n))  # sequences whose end was not read
+        self._cut: FinishReason | None = None
         self._tokens: list[list[Token]] = [[] for _ in range(params.n)]
         self._with_logprobs = params.logprobs is not None
 
     def add(self, token: Token) -> None:
         self._tokens[token.index].append(token)
         self.num_tokens += token.token_id >= 0  # what closes a sequence that was ended from outside is none
+        if token.finish_reason is not None:
+            self.open.discard(token.index)
+
+    def cut(self, reason: FinishReason) -> None:
+        """The reading is over: `reason` is why sequences without an end have none. The first call counts."""
+        self._cut = self._cut or reason
 
     def completion(self, usage: Usage, prompt_logprobs: Sequence[TokenLogprob | None] | None) -> Completion:
         """The first sequence, with the others beside it."""
@@ -36,7 +46,7 @@ class Answers:
         return Completion(
             text="".join([token.text for token in tokens]),
             token_ids=tuple([token.token_id for token in tokens if token.token_id >= 0]),
-            finish_reason=last.finish_reason if last is not None else None,
+            finish_reason=(last.finish_reason if last is not None else None) or self._cut,
             stop_reason=last.stop_reason if last is not None else None,
             usage=usage,
             logprobs=_logprobs(tokens) if self._with_logprobs else None,

@@ -107,7 +107,8 @@ class InsufficientMemoryError(AEngineError):
 
 
 class EngineStateError(AEngineError, RuntimeError):
-    """The engine was used before `start()`, after `aclose()`, or from another event loop than the one that started it."""
+    """The engine was used before `start()`, after `aclose()`, or from another event loop than the one that started it; or a stream by a
+    second reader while the first one waits."""
 
 
 class EngineDeadError(AEngineError, RuntimeError):

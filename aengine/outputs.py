@@ -19,7 +19,7 @@ class FinishReason(enum.Enum):
     MAX_TOKENS = "max_tokens"  # max_tokens were generated
     CONTEXT_LENGTH = "context_length"  # prompt and output fill max_model_len
     DEADLINE = "deadline"  # the request's timeout passed
-    CANCELLED = "cancelled"  # cancelled by engine.cancel(), aclose() or engine shutdown
+    CANCELLED = "cancelled"  # cancelled by engine.cancel(), the stream's aclose() or engine shutdown
     ERROR = "error"  # the request failed; the stream raises the cause
 
 

@@ -17,7 +17,7 @@ class StreamProtocol(Protocol):
     """The tokens of one request, as they are generated: an async iterator and an async context manager.
 
     Letting go of it in any way (leaving its `async with`, `break` and dropping it, cancelling the task that reads it, `aclose()`)
-    cancels the request. It has one reader at a time.
+    cancels the request. It has one reader at a time: a second one gets `EngineStateError`, and the first reads on.
     """
 
     @property
@@ -36,13 +36,17 @@ class StreamProtocol(Protocol):
         """How long its phases took, as far as that is known."""
 
     def completion(self) -> Completion:
-        """What was read so far, as one answer; the whole answer once the iteration has ended."""
+        """What was read so far, as one answer; the whole answer once the iteration has ended. After `aclose()` a sequence whose end was
+        not read was CANCELLED, and after the stream has raised its finish reason is ERROR."""
 
     async def started(self) -> None:
         """Wait until the prompt is tokenized and found valid. Raises what the stream would raise."""
 
     async def aclose(self) -> None:
-        """Cancel the request unless it has ended; returns when its pages are free. Repeated calls do nothing."""
+        """Cancel the request unless it has ended; returns when its pages are free. Repeated calls do nothing.
+
+        What was not read is dropped: whoever reads on gets the end of each sequence, with FinishReason.CANCELLED.
+        """
 
     async def __aenter__(self) -> StreamProtocol: ...
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from aengine.errors import ServerError
 from aengine.outputs import FinishReason, Timing, Token, TokenLogprob
@@ -86,6 +86,15 @@ class Arrivals:
         self._wake()
 
     # ---- read by the stream --------------------------------------------------------------------------------------------
+
+    def leave(self, indexes: Iterable[int]) -> None:
+        """The reader goes: what is unread gives way to the ends of these sequences, and nothing follows them."""
+        self.tokens.clear()
+        self._room.set()
+        self._open.clear()
+        self.close()
+        if self.error is None:
+            self.tokens.extend(Token(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED) for index in indexes)
 
     def pop(self) -> Token:
         token = self.tokens.popleft()

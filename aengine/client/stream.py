@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
-import anyio
-
-from aengine.answers import Answers
+from aengine.answers import TWO_READERS, Answers
 from aengine.client.flight import Flight
-from aengine.outputs import Completion, Timing, Token, Usage
+from aengine.errors import EngineStateError
+from aengine.outputs import Completion, FinishReason, Timing, Token, Usage
 from aengine.params import SamplingParams
 
 
@@ -30,7 +29,7 @@ class ClientStream:
         self._params = params
         self._seed = seed
         self._answers = Answers(params)
-        self._closed = False
+        self._failed = False  # the reader was told the error
 
     def __del__(self) -> None:
         flight = getattr(self, "_flight", None)
@@ -57,7 +56,8 @@ class ClientStream:
         return self._arrivals.timing
 
     def completion(self) -> Completion:
-        """What was read so far, as one answer; the whole answer once the iteration has ended."""
+        """What was read so far, as one answer; the whole answer once the iteration has ended. After `aclose()` a sequence whose end was
+        not read was CANCELLED, and after the stream has raised its finish reason is ERROR."""
         wants_prompt = self._params.prompt_logprobs is not None
         return self._answers.completion(self.usage, self._arrivals.prompt_logprobs if wants_prompt else None)
 
@@ -69,9 +69,13 @@ class ClientStream:
 
     async def aclose(self) -> None:
         """Cancel the request unless it has ended; returns when its pages are free, or the server does not answer for some seconds.
-        Repeated calls do nothing."""
-        self._closed = True
-        self._wake_reader()
+        Repeated calls do nothing.
+
+        What was not read is dropped: whoever reads on gets the end of each sequence, with FinishReason.CANCELLED.
+        """
+        self._answers.cut(FinishReason.CANCELLED)
+        self._flight.cancel()
+        self._arrivals.leave(sorted(self._answers.open))
         if not self._flight.landed:
             await self._flight.land()
 
@@ -86,11 +90,12 @@ class ClientStream:
 
     async def __anext__(self) -> Token:
         arrivals = self._arrivals
-        while not arrivals.tokens or self._closed:
-            if self._closed or (arrivals.over and arrivals.error is None):
+        while not arrivals.tokens:
+            if self._failed or (arrivals.over and arrivals.error is None):
                 raise StopAsyncIteration
             if arrivals.error is not None:
-                self._closed = True
+                self._failed = True
+                self._answers.cut(FinishReason.ERROR)
                 raise arrivals.error
             await self._wait()
         token = arrivals.pop()
@@ -101,7 +106,7 @@ class ClientStream:
         """For something new. Cancelling the reading task cancels the request."""
         arrivals = self._arrivals
         if arrivals.waiter is not None:
-            raise anyio.BusyResourceError("reading from a stream that another task is reading from")
+            raise EngineStateError(TWO_READERS)
         news = arrivals.waiter = asyncio.Event()
         try:
             await news.wait()
@@ -110,7 +115,3 @@ class ClientStream:
             raise
         finally:
             arrivals.waiter = None
-
-    def _wake_reader(self) -> None:
-        if self._arrivals.waiter is not None:
-            self._arrivals.waiter.set()

@@ -10,9 +10,10 @@ from types import TracebackType
 
 import anyio
 
-from aengine.answers import Answers
+from aengine.answers import TWO_READERS, Answers
 from aengine.engine.stream_state import Item, StreamState, Waiter
-from aengine.outputs import Completion, RequestInfo, Timing, Token, Usage
+from aengine.errors import EngineStateError
+from aengine.outputs import Completion, FinishReason, RequestInfo, Timing, Token, Usage
 from aengine.params import SamplingParams
 
 
@@ -27,8 +28,7 @@ class TokenStream:
     def __init__(self, state: StreamState) -> None:
         self._state = state
         self._answers = Answers(state.params)
-        self._num_open = state.params.n  # sequences whose end was not read yet
-        self._closed = False
+        self._failed = False  # the reader was told the error
 
     def __del__(self) -> None:
         state = getattr(self, "_state", None)
@@ -66,7 +66,8 @@ class TokenStream:
         return self._state.info()
 
     def completion(self) -> Completion:
-        """What was read so far, as one answer; the whole answer once the iteration has ended."""
+        """What was read so far, as one answer; the whole answer once the iteration has ended. After `aclose()` a sequence whose end was
+        not read was CANCELLED, and after the stream has raised its finish reason is ERROR."""
         wants_prompt = self._state.params.prompt_logprobs is not None
         return self._answers.completion(self.usage, self._state.prompt_logprobs if wants_prompt else None)
 
@@ -83,9 +84,13 @@ class TokenStream:
             self._state.hooks.cancel(self._state)
 
     async def aclose(self) -> None:
-        """Cancel the request unless it has ended; returns when its pages are free. Repeated calls do nothing."""
-        self._closed = True
+        """Cancel the request unless it has ended; returns when its pages are free. Repeated calls do nothing.
+
+        What was not read is dropped: whoever reads on gets the end of each sequence, with FinishReason.CANCELLED.
+        """
+        self._answers.cut(FinishReason.CANCELLED)
         self.cancel()
+        self._state.leave(sorted(self._answers.open))
         if not self._state.released.is_set():
             with anyio.CancelScope(shield=True):  # bounded by one step
                 await self._state.released.wait()
@@ -100,19 +105,18 @@ class TokenStream:
         return self
 
     async def __anext__(self) -> Token:
-        state = self._state
-        while not state.items or self._closed:
+        while (item := self._state.pop()) is None:
             if not self._goes_on():
                 raise StopAsyncIteration
             await self._wait()
-        return self._take(state.pop())
+        return self._take(item)
 
     # ---- several tokens at a time --------------------------------------------------------------------------------------
 
     @property
     def ended(self) -> bool:
-        """Whether everything was read, or the stream was closed."""
-        return self._closed or self._num_open == 0
+        """Whether everything was read, or the stream has raised."""
+        return self._failed or not self._answers.open
 
     @property
     def is_started(self) -> bool:
@@ -122,7 +126,7 @@ class TokenStream:
     @property
     def unread(self) -> int:
         """How many tokens can be read without waiting."""
-        return 0 if self._closed else len(self._state.items)
+        return len(self._state.items)
 
     @property
     def has_news(self) -> bool:
@@ -138,17 +142,18 @@ class TokenStream:
     def take(self, most: int = sys.maxsize) -> list[Token]:
         """What can be read without waiting, `most` tokens of it. Raises the error that the stream failed with, after the tokens
         before it."""
-        state = self._state
-        if not state.items or self._closed:
+        tokens: list[Token] = []
+        while len(tokens) < most and (item := self._state.pop()) is not None:
+            tokens.append(self._take(item))
+        if not tokens:
             self._goes_on()
-            return []
-        return [self._take(state.pop()) for _ in range(min(most, len(state.items)))]
+        return tokens
 
     async def linger(self, count: int, seconds: float) -> None:
         """Wait until `count` tokens can be read without waiting, or nothing more will come, or `seconds` have passed."""
         state = self._state
         with anyio.move_on_after(seconds):
-            while len(state.items) < count and not state.finished and not self._closed:
+            while len(state.items) < count and not state.finished:
                 await self._wait(cancels=False)
 
     def attach(self, waiter: Waiter | None) -> None:
@@ -163,19 +168,20 @@ class TokenStream:
         if self.ended:
             return False
         if self._state.error is not None:
-            self._closed = True
+            self._failed = True
+            self._answers.cut(FinishReason.ERROR)
             raise self._state.error
         return True
 
     def _check_unread(self) -> None:
         if isinstance(self._state.waiter, anyio.Event):
-            raise anyio.BusyResourceError("reading from a stream that another task is reading from")
+            raise EngineStateError(TWO_READERS)
 
     async def _wait(self, *, cancels: bool = True) -> None:
         """For something new. `cancels`: cancelling the reading task cancels the request."""
         state = self._state
         if state.waiter is not None:
-            raise anyio.BusyResourceError("reading from a stream that another task is reading from")
+            raise EngineStateError(TWO_READERS)
         news = state.waiter = anyio.Event()
         try:
             await news.wait()
@@ -187,8 +193,6 @@ class TokenStream:
             state.waiter = None
 
     def _take(self, item: Item) -> Token:
-        if item.end is not None:
-            self._num_open -= 1
         token = Token(
             index=item.index,
             token_id=item.token_id,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -167,12 +167,15 @@ class StreamState:
 
     def finish(self, finished: Finished) -> None:
         """A sequence ended, after its last token was pushed."""
+        index = finished.key - self.key
+        if self._ended[index]:
+            return
         if finished.error is not None:
             self.error = finished.error
             self.hooks.cancel(self)
             self.wake()
-        elif not self._ended[finished.key - self.key]:
-            self._append(Item(finished.key - self.key, NO_TOKEN, None, End(finished.reason), None))
+        else:
+            self._append(Item(index, NO_TOKEN, None, End(finished.reason), None))
 
     def release(self) -> bool:
         """The scheduler let go of one more sequence; True when it was the last."""
@@ -204,8 +207,10 @@ class StreamState:
 
     # ---- read by the stream --------------------------------------------------------------------------------------------
 
-    def pop(self) -> Item:
-        """The next item, decoded."""
+    def pop(self) -> Item | None:
+        """The next item, decoded; None if there is none."""
+        if not self.items:
+            return None
         item = self.items.popleft()
         if item.text is None:
             item.text = self.decode(item)
@@ -213,6 +218,14 @@ class StreamState:
             self._parked = False
             self.hooks.lag(self, False)
         return item
+
+    def leave(self, indexes: Iterable[int]) -> None:
+        """The reader goes: what is unread gives way to the ends of these sequences, and nothing follows them."""
+        self.items.clear()
+        self._ended = [True] * self.params.n
+        if self.error is None:
+            self.items.extend(Item(index, NO_TOKEN, None, End(FinishReason.CANCELLED), "") for index in indexes)
+        self.wake()
 
     def decode(self, item: Item) -> str:
         """The text that an item brings. Items of a sequence are decoded in order, each once."""

@@ -28,6 +28,7 @@ from aengine import (
     SamplingParams,
     Token,
 )
+from aengine.scheduler import RowsFailed, StepPlan
 
 pytestmark = pytest.mark.anyio
 
@@ -60,6 +61,10 @@ def slow_down(oracle: OracleEngine) -> None:
 async def tokens_of(stream: Any) -> list[Token]:
     with anyio.fail_after(LIMIT):
         return [token async for token in stream]
+
+
+def fail_every_row(plan: StepPlan) -> None:
+    raise RowsFailed({row: ValueError("this row cannot be built") for row in plan.rows.tolist()})
 
 
 async def refusal_of(engine: EngineProtocol, *args: Any, **options: Any) -> InvalidRequestError:
@@ -196,8 +201,37 @@ class TestLeaving:
         await stream.aclose()
         assert idle(both.oracle)
         await stream.aclose()
-        with pytest.raises(StopAsyncIteration):
-            await stream.__anext__()
+
+    async def test_a_stream_that_is_closed_was_cancelled(self, both: Both) -> None:
+        """Where its end was not read: in its completion, and for whoever reads on."""
+        stream = both.engine.stream([1], SamplingParams(seed=1, n=3, ignore_eos=True))
+        read = [await stream.__anext__() for _ in range(5)]
+        await stream.aclose()
+        completion = stream.completion()
+        for index, one in enumerate((completion, *completion.others)):
+            assert one.finish_reason is FinishReason.CANCELLED
+            assert one.token_ids == tuple(token.token_id for token in read if token.index == index)
+        ends = await tokens_of(stream)
+        assert ends == [Token(index, -1, "", finish_reason=FinishReason.CANCELLED) for index in range(3)]
+        assert stream.completion() == completion
+        await stream.aclose()
+        assert await tokens_of(stream) == []
+
+    async def test_a_stream_that_was_read_keeps_its_end(self, both: Both) -> None:
+        async with both.engine.stream([1], SamplingParams(seed=1, max_tokens=2, ignore_eos=True)) as stream:
+            await tokens_of(stream)
+        assert stream.completion().finish_reason is FinishReason.MAX_TOKENS
+
+    async def test_closed_with_many_unread_tokens(self, side: str) -> None:
+        """So many that the client has stopped to take more."""
+        async with OracleEngine(max_unread_tokens=4000, num_pages=4000) as oracle, reached(side, oracle) as engine:
+            stream = engine.stream([1], SamplingParams(seed=1, n=4, ignore_eos=True))
+            await stream.started()
+            await until(lambda: oracle.stats().completion_tokens == 4 * 399)
+            with anyio.fail_after(4):  # what the client gives a server that does not answer is more
+                await stream.aclose()
+            assert stream.completion().finish_reason is FinishReason.CANCELLED
+            assert stream.completion().token_ids == ()
 
     async def test_break_and_drop(self, both: Both) -> None:
         slow_down(both.oracle)
@@ -256,12 +290,23 @@ class TestLeaving:
         stream = both.engine.stream([1], ENDLESS)
         reading = asyncio.ensure_future(tokens_of(stream))
         await anyio.to_thread.run_sync(gate.held.wait)
-        with pytest.raises(anyio.BusyResourceError):
-            await tokens_of(stream)
         gate.open()
         await stream.aclose()
-        await reading
+        assert (await reading)[-1] == Token(0, -1, "", finish_reason=FinishReason.CANCELLED)
         assert idle(both.oracle)
+
+    async def test_a_second_reader_is_refused(self, both: Both) -> None:
+        gate = StepGate(both.oracle, at=2)
+        params = SamplingParams(seed=1, max_tokens=5, ignore_eos=True)
+        async with both.engine.stream([1], params) as stream:
+            reading = asyncio.ensure_future(tokens_of(stream))
+            await until(lambda: stream.usage.completion_tokens == 2)  # both that there are, so it waits
+            with pytest.raises(
+                EngineStateError, match="another task waits for this stream's next token; a stream has one reader at a time"
+            ):
+                await stream.__anext__()
+            gate.open()
+            assert [token.token_id for token in await reading] == both.oracle.solo(1)[0]
 
     async def test_a_slow_reader_parks_the_request(self, side: str) -> None:
         async with OracleEngine(max_unread_tokens=4, num_pages=4000) as oracle, reached(side, oracle) as engine:
@@ -359,6 +404,18 @@ class TestErrors:
             finally:
                 gate.open()
             await waiting.aclose()
+
+    async def test_a_stream_that_failed_says_so(self, both: Both) -> None:
+        stream = both.engine.stream([1], ENDLESS)
+        await stream.__anext__()
+        assert stream.completion().finish_reason is None
+        both.oracle.runner.before_launch = fail_every_row
+        with pytest.raises(Exception, match=r"cannot be built|incident"), anyio.fail_after(LIMIT):
+            await tokens_of(stream)
+        assert stream.completion().finish_reason is FinishReason.ERROR
+        await stream.aclose()
+        assert stream.completion().finish_reason is FinishReason.ERROR
+        assert await tokens_of(stream) == []
 
     async def test_an_error_is_told_again(self, both: Both) -> None:
         stream = both.engine.stream("word " * 500, ENDLESS)  # not in this vocabulary; long enough to be tokenized in the background

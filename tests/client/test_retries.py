@@ -126,7 +126,7 @@ class TestAfterTheFirstEvent:
             # The last token waits for its end, which never came.
             assert stream.completion().token_ids == tuple(IDS[: min(count - 1, 2)])
             assert len(script.calls) == 1
-            assert stream.completion().finish_reason is None
+            assert stream.completion().finish_reason is FinishReason.ERROR
 
     async def test_a_dead_engine(self) -> None:
         dead = fails(grpc.StatusCode.ABORTED, reason="ENGINE_DEAD")

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
 
-from aengine import EngineDeadError, FinishReason, InvalidRequestError, SamplingParams, Token
+from aengine import EngineDeadError, EngineStateError, FinishReason, InvalidRequestError, SamplingParams, Token
 from aengine.engine import prompts
 from aengine.engine.stream import TokenStream
 from aengine.engine.stream_group import Reading, StreamGroup
@@ -84,11 +84,12 @@ class TestReading:
                 assert stream.usage.completion_tokens == 3
                 assert (stream.ended, stream.take(), stream.has_news) == (True, [], False)
 
-    async def test_a_closed_stream_gives_nothing(self) -> None:
+    async def test_a_closed_stream_gives_its_end(self) -> None:
         async with OracleEngine() as engine:
             stream = engine.stream([1], endless(1))
             await until(lambda: stream.unread)
             await stream.aclose()
+            assert stream.take() == [Token(0, -1, "", finish_reason=FinishReason.CANCELLED)]
             assert (await stream.read(), stream.take(), stream.unread, stream.has_news) == ([], [], 0, False)
             assert idle(engine)
 
@@ -146,16 +147,16 @@ class TestReading:
                 tasks.start_soon(stream.read)
                 await anyio.wait_all_tasks_blocked()
                 for reading in (stream.read, stream.__anext__, lambda: stream.linger(2, 1)):
-                    with pytest.raises(anyio.BusyResourceError):
+                    with pytest.raises(EngineStateError, match="one reader at a time"):
                         await reading()
                 group: StreamGroup[int] = StreamGroup()
-                with pytest.raises(anyio.BusyResourceError):
+                with pytest.raises(EngineStateError, match="one reader at a time"):
                     group.add(1, stream)
                 assert 1 not in group
                 tasks.cancel_scope.cancel()
             async with engine.stream([2], endless(2)) as stream, StreamGroup[int]() as group:
                 group.add(1, stream)
-                with pytest.raises(anyio.BusyResourceError):
+                with pytest.raises(EngineStateError, match="one reader at a time"):
                     await stream.read()
 
 
