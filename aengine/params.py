@@ -121,7 +121,8 @@ class SamplingParams:
     min_tokens: int = 0
     """0..max_tokens: until then no end-of-sequence id, stop token or stop string ends the sequence."""
     stop: tuple[str, ...] = ()
-    """Up to 16 strings of 1..256 bytes that end the sequence where the earliest of them begins (a single string is taken too)."""
+    """Up to 16 strings of 1..256 bytes that end the sequence where the earliest of them begins (a single string is taken too). The text
+    of an end-of-sequence id or stop token that ends the sequence is not searched: such an end is EOS or STOP_TOKEN."""
     stop_token_ids: tuple[int, ...] = ()
     """Up to 128 ids that end the sequence; the id is kept in the token ids, not in the text."""
     ignore_eos: bool = False

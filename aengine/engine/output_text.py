@@ -74,8 +74,14 @@ class OutputText:
         return text + (self._held if self._match is None else self._stop(self._held, *self._match))
 
     def end_with(self, token_id: int, include: bool) -> str:
-        """The end of a sequence that an end-of-sequence id or a stop token ended: `push` of it if `include`, and `flush`."""
-        return (self.push(token_id) if include else "") + self.flush()
+        """The end of a sequence that an end-of-sequence id or a stop token ended: `flush`, and the text of the token if `include`.
+
+        No stop string is looked for in that text, so that why the sequence ended does not depend on `include`.
+        """
+        held, text = self._held, self.flush()
+        if not include or self.stopped is not None:
+            return text
+        return held + self._detokenizer.push(token_id) + self._detokenizer.flush()
 
     def _search(self, strings: StopStrings, piece: str) -> str:
         """Reads text that follows on `held`; returns what of both is certain."""

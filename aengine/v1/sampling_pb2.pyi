@@ -321,8 +321,9 @@ class StoppingCriteria(_message.Message):
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Strings that end the sequence where the earliest of them begins, however it falls into tokens.
         The text ends before it; all tokens generated so far are part of the output's ids. Text that may
-        be the beginning of one is held back until that is decided. At most 16 of 1 to 256 bytes.
-        Default: none.
+        be the beginning of one is held back until that is decided. The text of the id that ends a
+        sequence (end-of-sequence or one of stop_token_ids) is never searched, so that the reason does
+        not depend on include_stop_in_output. At most 16 of 1 to 256 bytes. Default: none.
         """
 
     @_builtins.property

@@ -116,6 +116,27 @@ class TestStopStrings:
             params = SamplingParams(temperature=0.0, max_tokens=40, skip_special_tokens=False, include_stop_str_in_output=True)
             assert (await engine.generate(chat, params)).text.endswith("<|im_end|>")
 
+    @pytest.mark.parametrize("stop_token", [False, True])
+    async def test_what_ends_a_sequence_does_not_depend_on_what_its_text_keeps(self, stop_token: bool) -> None:
+        """A stop string that is the text of the token that ends the sequence: the token does, and the string is not looked for in it."""
+        async with AsyncEngine("demo", kv_cache_memory=32 << 20) as engine:
+            chat = [{"role": "user", "content": "How do you do today?"}]
+            params = SamplingParams(temperature=0.0, max_tokens=40, skip_special_tokens=False)
+            tokens = [token async for token in engine.stream(chat, replace(params, include_stop_str_in_output=True))]
+            if stop_token:
+                assert tokens[2].text.strip()
+                params, tokens = replace(params, stop_token_ids=(tokens[2].token_id,)), tokens[:3]
+            ends = []
+            for include in (False, True):
+                for stop in ((), (tokens[-1].text,), (tokens[-1].text[-1:],)):
+                    if not any(stop[0] in token.text for token in tokens[:-1]) if stop else True:
+                        one = await engine.generate(chat, replace(params, stop=stop, include_stop_str_in_output=include))
+                        assert one.text == "".join(token.text for token in tokens[: len(tokens) - (not include)])
+                        ends.append((one.finish_reason, one.stop_reason, one.token_ids))
+            kind = (FinishReason.STOP_TOKEN, tokens[-1].token_id) if stop_token else (FinishReason.EOS, None)
+            assert set(ends) == {(*kind, tuple(token.token_id for token in tokens))}
+            assert len(ends) >= 4
+
 
 async def test_effective_params() -> None:
     async with AsyncEngine("demo", kv_cache_memory=32 << 20) as engine:

@@ -219,22 +219,33 @@ def test_a_stop_string_in_what_the_detokenizer_held_ends_the_sequence_at_the_end
 
 
 @pytest.mark.parametrize(
-    ("include", "stop", "expected", "stopped"),
+    ("stop", "expected", "stopped"),
     [
-        (False, (), "", None),
-        (True, (), "c", None),
-        (False, ("bcd",), "b", None),
-        (True, ("bcd",), "bc", None),
-        (False, ("bc",), "b", None),
-        (True, ("bc",), "", "bc"),
+        ((), "ab", None),
+        (("bcd",), "ab", None),
+        (("bc",), "ab", None),
+        (("c",), "ab", None),
+        (("abcd", "b"), "a", "b"),
+        (("abc", "b"), "a", "b"),
     ],
 )
-def test_the_text_of_a_stop_token(include: bool, stop: tuple[str, ...], expected: str, stopped: str | None) -> None:
-    """It counts only if it is included; what was held back comes out in any case."""
-    output = OutputText(load("demo").detokenizer(), stop=stop)
-    seen = output.push(_letters()["a"]) + output.push(_letters()["b"])
-    assert seen == ("a" if stop else "ab")
-    assert (output.end_with(_letters()["c"], include), output.stopped) == (expected, stopped)
+def test_the_text_of_a_stop_token(stop: tuple[str, ...], expected: str, stopped: str | None) -> None:
+    """It is there if it is included, and never searched; what was held back comes out in any case."""
+    for include in (False, True):
+        output = OutputText(load("demo").detokenizer(), stop=stop)
+        seen = output.push(_letters()["a"]) + output.push(_letters()["b"]) + output.end_with(_letters()["c"], include)
+        assert (seen, output.stopped) == (expected + "c" * (include and stopped is None), stopped)
+
+
+def test_the_text_of_a_stop_token_after_bytes_that_are_no_character() -> None:
+    tokenizer = load("byte_level")
+    first = tokenizer.encode("😀")[1]
+    end = tokenizer.encode("b")[-1]
+    for include in (False, True):
+        for stop, expected in (("x", "\ufffd" + "b" * include), ("\ufffd", "")):
+            output = OutputText(tokenizer.detokenizer(), stop=(stop,))
+            assert output.push(first) + output.end_with(end, include) == expected
+            assert output.stopped == (None if stop == "x" else stop)
 
 
 @pytest.mark.parametrize(("skip", "expected"), [(True, ""), (False, "<|im_end|>")])
