@@ -42,6 +42,9 @@ MAX_MESSAGE = 480
 MAX_DETAILS = 3000
 MAX_VIOLATIONS = 64
 
+UNTOLD = "(nothing more is known)"
+"""Stands for a text that is empty."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -194,9 +197,11 @@ def to_error(error: Exception, *, answered: bool = False) -> Error:
 
 
 def clip(text: str, limit: int = MAX_TEXT) -> str:
-    """`text`, cut to `limit` bytes of UTF-8."""
-    raw = text.encode("utf-8", "replace")
-    return raw.decode() if len(raw) <= limit else raw[: limit - 3].decode("utf-8", "ignore") + "..."
+    """`text` in one line, cut to `limit` bytes of UTF-8, with a space for what cannot be printed and none around it; never empty."""
+    raw = "".join(char if char.isprintable() else " " for char in text.strip()[: limit + 1]).strip().encode("utf-8", "replace")
+    if len(raw) > limit:
+        raw = raw[: limit - 3].decode("utf-8", "ignore").rstrip().encode() + b"..."
+    return raw.decode() or UNTOLD
 
 
 def _bug(error: Exception) -> Failure:

@@ -310,6 +310,42 @@ def test_trailers_stay_below_8_kib(texts: list[str], request_id: str, debug: boo
         assert sum(len(name) + len(value) + 32 for name, value in trailers.items()) < 8000
 
 
+AWKWARD = [
+    "",
+    " ",
+    "\n",
+    "trailing ",
+    "\tleading",
+    "two\nlines",
+    "a\0b",
+    "\x85\u2028",
+    "\u202e",
+    "\ud800",
+    "x" * 477 + "   " + "y" * 100,
+    " " * 1000 + "late",
+]
+
+
+@pytest.mark.parametrize("text", AWKWARD, ids=lambda text: ascii(text[:12]))
+def test_a_text_is_never_empty_and_always_one_clean_line(text: str) -> None:
+    """Trailing space is lost on the way of a header, and a line more in a log is one that was forged."""
+    for error in (InvalidRequestError([FieldViolation(text, text)]), QueueFullError(text), errors.RequestNotFoundError(text)):
+        status, told = errors.to_status(errors.describe(error)), errors.to_error(error)
+        texts = [status.message, told.message]
+        texts += [part for violation in told.field_violations for part in (violation.field, violation.description)]
+        for packed in status.details:
+            for detail in (error_details_pb2.BadRequest(), error_details_pb2.ResourceInfo()):
+                if packed.Unpack(detail):
+                    texts += [part for one in getattr(detail, "field_violations", ()) for part in (one.field, one.description)]
+                    texts += [detail.resource_name] if isinstance(detail, error_details_pb2.ResourceInfo) else []
+        for told_text in texts:
+            assert told_text
+            assert told_text == told_text.strip()
+            assert told_text.isprintable()
+    if "late" in text:
+        assert errors.describe(QueueFullError(text)).message == "late"
+
+
 def deep_bug(text: str, depth: int = 30) -> Exception:
     try:
         if depth:
