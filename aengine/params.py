@@ -101,7 +101,8 @@ class SamplingParams:
     seed: int | None = None
     """0..2^64-1. The same seeded request gives the same tokens whatever runs beside it. Default: a fresh random one."""
     n: int = 1
-    """1..128 sequences, with seeds derived from `seed` by their index; more than one is refused with greedy decoding."""
+    """1..128 sequences; more than one is refused with greedy decoding. Sequence 0 has `seed`; the seed of sequence i > 0 is the 8-byte
+    BLAKE2b of `seed` (8 bytes) and i (4 bytes), all little-endian: with it, a request with n=1 gets the same tokens."""
     presence_penalty: float | None = None
     """In [-2, 2]: subtracted from the logits of tokens that the output holds. Default: 0."""
     frequency_penalty: float | None = None

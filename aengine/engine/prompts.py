@@ -180,7 +180,7 @@ def make_requests(
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """The seed of sequence `index` > 0 of a request: 64 bits of BLAKE2b over both."""
+    """The seed of sequence `index` > 0 of a request: 64 bits of BLAKE2b over both. Users replay sequences by this formula, so it stays."""
     return int.from_bytes(blake2b(seed.to_bytes(8, "little") + index.to_bytes(4, "little"), digest_size=8).digest(), "little")
 
 

@@ -84,8 +84,10 @@ class SamplingParams(_message.Message):
     tells.
     """
     n: _builtins.int
-    """How many sequences to generate from the prompt, with seeds derived from `seed` by their index.
-    1 to 128; more than 1 is refused with greedy decoding. Default: 1.
+    """How many sequences to generate from the prompt. 1 to 128; more than 1 is refused with greedy
+    decoding. Sequence 0 has `seed`; the seed of sequence i > 0 is the 8-byte BLAKE2b digest of
+    `seed` (8 bytes) and i (4 bytes), all little-endian. A request with n = 1 and that seed gets the
+    same tokens. Default: 1.
     """
     presence_penalty: _builtins.float
     """Subtracted from the logits of tokens that the output holds. -2 to 2. Default: 0."""

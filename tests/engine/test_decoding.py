@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
 
 import anyio
 import pytest
@@ -14,6 +17,8 @@ from oracle_engine import DEMO_DIR, Ahead, OracleEngine, idle, seeds_of
 from aengine import AsyncEngine, FinishReason, InvalidRequestError, SamplingParams
 
 pytestmark = pytest.mark.anyio
+
+README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 class TestSeveralSequences:
@@ -37,6 +42,29 @@ class TestSeveralSequences:
             assert idle(engine)
             expected = 6 + 4 + sum(len(ids) - 1 for ids in got)  # the prompt once, its last token for each fork, and the output
             assert expected <= engine.runner.num_computed <= expected + 5 * (ahead is not Ahead.NEVER)  # one step ahead runs past an end
+
+    async def test_each_can_be_replayed_alone(self) -> None:
+        """With the formula of the README, which is kept for users."""
+        (formula,) = re.findall(r"`(int\.from_bytes\(blake2b.*)`", README.read_text(encoding="utf-8"))
+
+        def seed_of(seed: int, index: int) -> int:
+            return int(eval(formula, {"blake2b": blake2b, "seed": seed, "index": index})) if index else seed
+
+        assert [seed_of(seed, index) for seed, index in ((7, 1), (7, 2), (2**64 - 1, 127))] == [
+            0x6182815F44B0FBF2,
+            0x97C5176B42908772,
+            0xFD98994DC2FCFAC0,
+        ]
+        async with AsyncEngine("demo", kv_cache_memory=32 << 20) as engine:
+            params = SamplingParams(n=4, max_tokens=20, logprobs=2, ignore_eos=True)
+            stream = engine.stream("The morning was so fine", params)
+            async for _ in stream:
+                pass
+            whole = stream.completion()
+            for index, one in enumerate((whole, *whole.others)):
+                alone = replace(params, n=1, seed=seed_of(stream.seed, index))
+                again = await engine.generate("The morning was so fine", alone)
+                assert (again.token_ids, again.text, again.logprobs) == (one.token_ids, one.text, one.logprobs)
 
     async def test_leaving_ends_all_of_them(self) -> None:
         async with OracleEngine() as engine:
