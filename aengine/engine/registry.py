@@ -79,7 +79,7 @@ class Registry:
         return state
 
     def update(self, updates: Updates) -> None:
-        """Hand on what one step changed."""
+        """Hand on what one step changed. A stream that cannot take its part fails, and the others get theirs."""
         streams = self._streams
         for key, cached_tokens, when in updates.started:
             state = streams[key]
@@ -88,14 +88,20 @@ class Registry:
                 self._bound.leave(key)
         for key, piece in updates.prompt_logprobs:
             state = streams[key]
-            add_prompt_logprobs(state.prompt_logprobs, state.prompt, piece, state.params.prompt_logprobs or 0)
+            try:
+                add_prompt_logprobs(state.prompt_logprobs, state.prompt, piece, state.params.prompt_logprobs or 0)
+            except BaseException as error:
+                state.fail(error)
         ends = {finished.key: finished for finished in updates.finished}
         for i, (key, token_id) in enumerate(zip(updates.keys, updates.token_ids, strict=True)):
             state = streams[key]
-            logprob = None
-            if state.params.logprobs is not None and updates.logprobs is not None:
-                logprob = token_logprob(token_id, updates.logprobs, i, state.params.logprobs)
-            state.push(key, token_id, logprob, ends.get(key))
+            try:
+                logprob = None
+                if state.params.logprobs is not None and updates.logprobs is not None:
+                    logprob = token_logprob(token_id, updates.logprobs, i, state.params.logprobs)
+                state.push(key, token_id, logprob, ends.get(key))
+            except BaseException as error:  # with stop strings its text is decoded here
+                state.fail(error)
         for finished in updates.finished:
             streams[finished.key].finish(finished)
         for key in updates.released:

@@ -171,11 +171,20 @@ class StreamState:
         if self._ended[index]:
             return
         if finished.error is not None:
-            self.error = finished.error
-            self.hooks.cancel(self)
-            self.wake()
+            self.fail(finished.error)
         else:
             self._append(Item(index, NO_TOKEN, None, End(finished.reason), None))
+
+    def fail(self, error: BaseException) -> None:
+        """The request cannot go on; its reader gets `error` after what there is to read. Whatever it is, it fails this request alone; but
+        what is meant for the whole program is raised again."""
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise error
+        self._ended = [True] * self.params.n  # nothing more is taken of it
+        if self.error is None:
+            self.error = error if isinstance(error, Exception) else _as_exception(error)
+        self.hooks.cancel(self)
+        self.wake()
 
     def release(self) -> bool:
         """The scheduler let go of one more sequence; True when it was the last."""
@@ -208,12 +217,17 @@ class StreamState:
     # ---- read by the stream --------------------------------------------------------------------------------------------
 
     def pop(self) -> Item | None:
-        """The next item, decoded; None if there is none."""
+        """The next item, decoded; None if there is none, also because decoding it failed the request."""
         if not self.items:
             return None
         item = self.items.popleft()
         if item.text is None:
-            item.text = self.decode(item)
+            try:
+                item.text = self.decode(item)
+            except BaseException as error:  # a decoder is a program of others
+                self.items.clear()
+                self.fail(error)
+                return None
         if self._parked and len(self.items) <= self._lag_limit // 2:
             self._parked = False
             self.hooks.lag(self, False)
@@ -236,6 +250,13 @@ class StreamState:
             return text.end_with(item.token_id, include=self.params.include_stop_str_in_output)
         piece = text.push(item.token_id) if item.token_id != NO_TOKEN else ""
         return piece if item.end is None else piece + text.flush()
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """What readers can catch, of something else: libraries in Rust raise such when they panic."""
+    wrapped = RuntimeError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 _STOPPED = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})

@@ -242,6 +242,8 @@ class _TransformersCodec:
     def __init__(self, auto: Any) -> None:
         self._auto = auto
         self._special = frozenset(auto.all_special_ids)
+        # Of other ids its own methods raise what they will. Two ids may be spelled alike, and ids may be left out between the others.
+        self._known = frozenset(range(auto.vocab_size)).union(auto.get_vocab().values())
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._auto.encode(text, add_special_tokens=add_special_tokens))
@@ -253,14 +255,15 @@ class _TransformersCodec:
         return None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        known = [token_id for token_id in ids if token_id in self._known]
         # Cleaning up would take back spaces that were handed out already.
-        return str(self._auto.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False))
+        return str(self._auto.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False))
 
     def omits(self, token_id: int, skip_special_tokens: bool) -> bool:
-        return skip_special_tokens and token_id in self._special
+        return token_id not in self._known or (skip_special_tokens and token_id in self._special)
 
     def piece(self, token_id: int) -> str | None:
-        return str(self._auto.convert_ids_to_tokens(token_id)) if token_id < len(self._auto) else None
+        return str(self._auto.convert_ids_to_tokens(token_id)) if token_id in self._known else None
 
     def byte_ids(self) -> frozenset[int]:
         vocab = self._auto.get_vocab()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 import anyio
 import pytest
-from oracle_engine import Ahead, OracleEngine, idle, seeds_of
+from oracle_engine import Ahead, OracleEngine, idle, seeds_of, until
 
 from aengine import EngineDeadError, FinishReason, QueueFullError, SamplingParams, StepHangError
 from aengine.scheduler import RowsFailed, StepPlan
@@ -73,6 +75,53 @@ async def test_a_step_that_hangs_is_reported_and_ends_every_stream(caplog: pytes
     gate.set()
     await anyio.to_thread.run_sync(engine._steps.join)
     assert engine.runner.closed.is_set()
+
+
+class Panic(BaseException):
+    """What Rust libraries raise is no Exception."""
+
+
+class BrokenCodec:
+    """A codec that cannot decode one id."""
+
+    def __init__(self, codec: Any, bad_id: int, error: BaseException) -> None:
+        self._codec = codec
+        self._bad_id = bad_id
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._codec, name)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        if self._bad_id in ids:
+            raise self._error
+        return str(self._codec.decode(ids, skip_special_tokens))
+
+
+@pytest.mark.parametrize("error", [ValueError("piece id is out of range"), Panic("piece id is out of range")])
+@pytest.mark.parametrize("stop", [(), ("no such text",)], ids=["decoded when read", "decoded when generated"])
+@pytest.mark.parametrize("many", [False, True])
+async def test_text_that_cannot_be_decoded_fails_its_request_alone(stop: tuple[str, ...], error: BaseException, many: bool) -> None:
+    async with OracleEngine() as engine:
+        plain = {seed: SamplingParams(seed=seed, max_tokens=100, ignore_eos=True, detokenize=False) for seed in range(1, 6)}
+        output = (await engine.generate([1, 2], plain.pop(1))).token_ids
+        tokenizer: Any = engine.tokenizer
+        tokenizer._codec = BrokenCodec(tokenizer._codec, bad_id := output[10], error)
+        broken = engine.stream([1, 2], SamplingParams(seed=1, max_tokens=100, ignore_eos=True, stop=stop, n=2))
+        others = {seed: engine.stream([1], params) for seed, params in plain.items()}
+        got: list[int] = []
+        with anyio.fail_after(20):
+            with pytest.raises(type(error) if isinstance(error, Exception) else RuntimeError, match="piece id is out of range"):
+                while tokens := (await broken.read() if many else [await broken.__anext__()]):
+                    got += [token.token_id for token in tokens if token.index == 0]
+            assert bad_id not in got
+            assert got == list(output[: len(got)])
+            assert broken.completion().finish_reason is FinishReason.ERROR
+            for seed, other in others.items():
+                assert [token.token_id async for token in other] == engine.solo(seed)[0]
+            await until(lambda: idle(engine))
+            await broken.aclose()
+            assert (await engine.generate([3], SamplingParams(seed=9, max_tokens=2, detokenize=False))).token_ids
 
 
 async def test_an_idle_engine_does_not_hang() -> None:

@@ -266,6 +266,24 @@ def test_python_tokenizer_of_transformers(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.render_chat([{"role": "user", "content": text}])) == text
 
 
+@pytest.mark.parametrize("python", [False, True])
+def test_ids_beyond_the_vocabulary_have_no_text(python: bool, tmp_path: Path) -> None:
+    """Models have embeddings for more ids than the tokenizer has tokens, and may choose them."""
+    if python:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer"}))
+    else:
+        save("byte_level", tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    (letter,) = tokenizer.encode("a", add_special_tokens=False)[:1]
+    for beyond in (tokenizer.vocab_size, tokenizer.vocab_size + 1000, 2**31 - 1):
+        for skip in (True, False):
+            ids = [letter, beyond, letter]
+            assert tokenizer.decode(ids, skip) == "aa"
+            detokenizer = tokenizer.detokenizer(skip)
+            assert "".join(detokenizer.push(token_id) for token_id in ids) + detokenizer.flush() == "aa"
+        assert tokenizer.piece(beyond) is None
+
+
 def test_threads_share_a_tokenizer(demo: Tokenizer) -> None:
     """Encoding and chats in workers while the event loop decodes."""
     text = "It is a truth 😀 universally acknowledged. " * 500
