@@ -110,10 +110,14 @@ async def test_text_that_cannot_be_decoded_fails_its_request_alone(stop: tuple[s
         broken = engine.stream([1, 2], SamplingParams(seed=1, max_tokens=100, ignore_eos=True, stop=stop, n=2))
         others = {seed: engine.stream([1], params) for seed, params in plain.items()}
         got: list[int] = []
+
+        async def read() -> None:
+            while tokens := (await broken.read() if many else [await broken.__anext__()]):
+                got.extend(token.token_id for token in tokens if token.index == 0)
+
         with anyio.fail_after(20):
             with pytest.raises(type(error) if isinstance(error, Exception) else RuntimeError, match="piece id is out of range"):
-                while tokens := (await broken.read() if many else [await broken.__anext__()]):
-                    got += [token.token_id for token in tokens if token.index == 0]
+                await read()
             assert bad_id not in got
             assert got == list(output[: len(got)])
             assert broken.completion().finish_reason is FinishReason.ERROR
