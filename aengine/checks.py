@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from typing import Any
 
 from aengine.errors import FieldViolation
@@ -16,7 +17,7 @@ class FieldChecks:
         self._owner = owner
 
     def refuse(self, name: str, accepted: str) -> None:
-        self.violations.append(FieldViolation(name, f"{getattr(self._owner, name)!r} is not {accepted}"))
+        self.violations.append(FieldViolation(name, f"{shown(getattr(self._owner, name))} is not {accepted}"))
 
     def integer(self, name: str, low: int, high: int | None = None, *, optional: bool = False) -> None:
         """From `low` to `high`; without `high` there is no upper end."""
@@ -59,4 +60,31 @@ def is_positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
+def shown(value: object) -> str:
+    """`value` as it is written in Python, in about a hundred characters at most: what is left out of a larger one is not looked at."""
+    return _SHORT.repr(value)
+
+
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 2
+        self.maxtuple = self.maxlist = self.maxarray = self.maxdict = self.maxset = self.maxfrozenset = self.maxdeque = 4
+        self.maxstring = self.maxother = self.maxlong = 80
+
+    def repr_int(self, x: int, level: int) -> str:
+        if x.bit_length() > 2048:  # Python refuses to write the longest
+            return f"an integer of {x.bit_length()} bits"
+        return super().repr_int(x, level)
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        if len(x) > self.maxdict:  # which the base class would sort
+            return f"a dict of {len(x)}"
+        return super().repr_dict(x, level)
+
+    def repr_set(self, x: set[Any], level: int) -> str:
+        return f"a set of {len(x)}" if len(x) > self.maxset else super().repr_set(x, level)
+
+
+_SHORT = _Short()
 _ABSENT = object()

@@ -82,6 +82,23 @@ class KVCapacityError(_CapacityError):
     """Prompt and output would fit the context, but never the KV cache of this engine: `got` tokens, where `limit` is the most."""
 
 
+@dataclass(frozen=True, slots=True)
+class CapacityViolation(FieldViolation):
+    """One field that asks for more tokens than there can ever be: `got` of `limit`."""
+
+    kind: type[_CapacityError]
+    limit: int
+    got: int
+
+
+def refusal(violations: Sequence[FieldViolation]) -> InvalidRequestError:
+    """The error that names all of them; about capacity only if nothing else is wrong."""
+    first = violations[0]
+    if isinstance(first, CapacityViolation) and all(isinstance(violation, CapacityViolation) for violation in violations):
+        return first.kind(violations, first.limit, first.got)
+    return InvalidRequestError(violations)
+
+
 class NothingToChooseError(FieldError):
     """A sequence was given no next token, since its request rules all of them out; it ends its request alone.
 

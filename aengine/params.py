@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import numbers
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sized
+from copy import copy
+from dataclasses import dataclass, field, fields
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
+from aengine.checks import shown
 from aengine.errors import FieldViolation, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -21,12 +24,16 @@ GREEDY_BELOW = 1e-5  # temperatures below this are greedy decoding
 MAX_TEMPERATURE = 100.0
 MAX_N = 128
 MAX_PENALTY = 2.0
-MAX_STOP_TOKEN_IDS = 128
-MAX_STOP_STRINGS = 16
-MAX_BIASED_TOKENS = 1024
 MAX_BIAS = 100.0
-MAX_BANNED_TOKENS = 1024
-MAX_BAD_WORDS = 64
+MOST_ENTRIES: Mapping[str, int] = {
+    "stop": 16,
+    "stop_token_ids": 128,
+    "bad_words": 64,
+    "banned_token_ids": 1024,
+    "allowed_token_ids": 1 << 18,
+    "logit_bias": 1024,
+}
+"""Of the fields that hold several, repeated ones counted: looked at before the entries are."""
 MAX_STRING_BYTES = 256
 MAX_CHOICES = 4096
 MAX_GRAMMAR_BYTES = 1 << 20
@@ -58,16 +65,16 @@ class StructuredOutput:
     regex: str | None = None
     """The whole output matches this regular expression."""
     choice: tuple[str, ...] = ()
-    """The output is one of these strings: 1..4096."""
+    """The output is one of these strings: 1..4096, together at most 1 MiB of UTF-8."""
     grammar: str | None = None
     """An EBNF grammar in the notation of xgrammar (GBNF); its start rule is `root`."""
 
     def __post_init__(self) -> None:
         name = "structured_output"
-        if isinstance(self.choice, list):
+        if isinstance(self.choice, list) and len(self.choice) <= MAX_CHOICES:
             object.__setattr__(self, "choice", tuple(self.choice))
         if not isinstance(self.json_object, bool):
-            raise _refused(f"{name}.json_object", f"{self.json_object!r} is not true or false")
+            raise _refused(f"{name}.json_object", f"{shown(self.json_object)} is not true or false")
         given = [one.name for one in fields(self) if getattr(self, one.name) not in (None, False, ())]
         if len(given) != 1:
             raise _refused(name, f"exactly one of json_schema, json_object, regex, choice, grammar must be set, not {given or 'none'}")
@@ -78,24 +85,35 @@ class StructuredOutput:
                 raise _refused(f"{name}.json_schema", f"is not JSON: {error}") from error
         for kind in ("json_schema", "regex", "grammar"):
             value = getattr(self, kind)
-            if value is not None and not _is_grammar_text(value):
+            if value is not None and not 1 <= _text_bytes(value) <= MAX_GRAMMAR_BYTES:
                 raise _refused(f"{name}.{kind}", f"must be a string of 1 to {MAX_GRAMMAR_BYTES} bytes of UTF-8")
-        if not isinstance(self.choice, tuple) or not all(_is_grammar_text(one) for one in self.choice):
-            raise _refused(f"{name}.choice", f"must be strings of 1 to {MAX_GRAMMAR_BYTES} bytes of UTF-8")
-        if len(self.choice) > MAX_CHOICES:
-            raise _refused(f"{name}.choice", f"{len(self.choice)} choices are more than {MAX_CHOICES}")
+        if self.choice:
+            self._check_choices(f"{name}.choice")
+
+    def _check_choices(self, name: str) -> None:
+        if isinstance(self.choice, tuple | list) and len(self.choice) > MAX_CHOICES:
+            raise _refused(name, f"{len(self.choice)} choices are more than {MAX_CHOICES}")
+        sizes = [_text_bytes(one) for one in self.choice] if isinstance(self.choice, tuple) else [0]
+        if not all(sizes):
+            raise _refused(name, "must be strings of at least 1 byte of UTF-8")
+        if sum(sizes) > MAX_GRAMMAR_BYTES:
+            raise _refused(name, f"{sum(sizes)} bytes of UTF-8 together are more than {MAX_GRAMMAR_BYTES}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How a request is decoded. Raises `InvalidRequestError` naming every field that is out of range."""
+    """How a request is decoded. Raises `InvalidRequestError` naming every field that is out of range.
+
+    None leaves any field but `n`, `min_tokens` and the flags as it is by default. Lists are counted, repeated entries too, before they
+    are read.
+    """
 
     temperature: float | None = None
     """Finite, 0..100; below 1e-5 decoding is greedy. Default: the model's, then 1.0."""
     top_p: float | None = None
     """In (0, 1]: keep the smallest set of tokens whose probability reaches top_p. Default: the model's, then 1 (off)."""
     top_k: int | None = None
-    """>= 0; keep the k most likely tokens, 0 turns it off. Default: the model's, then 0."""
+    """>= 0; keep the k most likely tokens, 0 (or -1) turns it off. Default: the model's, then 0."""
     min_p: float | None = None
     """In [0, 1]: drop tokens less likely than min_p times the likeliest one. Default: the model's, then 0 (off)."""
     seed: int | None = None
@@ -112,7 +130,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Up to 1024 token ids and what is added to their logits, in [-100, 100]."""
     allowed_token_ids: tuple[int, ...] | None = None
-    """Only these can be chosen; at least one."""
+    """Only these can be chosen: 1 to 262144."""
     banned_token_ids: tuple[int, ...] = ()
     """Up to 1024 ids that are never chosen."""
     bad_words: tuple[str, ...] = ()
@@ -147,6 +165,8 @@ class SamplingParams:
         check = _Checker(self)
         check.number("temperature", float, 0.0, MAX_TEMPERATURE)
         check.number("top_p", float, 0.0, 1.0, open_low=True)
+        if self.top_k == -1:  # off, in the words of others
+            object.__setattr__(self, "top_k", 0)
         check.number("top_k", int, 0, MAX_INT32)
         check.number("min_p", float, 0.0, 1.0)
         check.number("seed", int, 0, MAX_UINT64)
@@ -160,19 +180,16 @@ class SamplingParams:
         check.number("prompt_logprobs", int, 0, MAX_INT32)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
             check.flag(name)
-        check.token_ids("stop_token_ids", MAX_STOP_TOKEN_IDS)
-        check.token_ids("banned_token_ids", MAX_BANNED_TOKENS)
+        check.token_ids("stop_token_ids")
+        check.token_ids("banned_token_ids")
         if self.allowed_token_ids is not None:
-            check.token_ids("allowed_token_ids", MAX_INT32)
-        check.strings("stop", MAX_STOP_STRINGS)
-        check.strings("bad_words", MAX_BAD_WORDS)
+            check.token_ids("allowed_token_ids")
+        check.strings("stop")
+        check.strings("bad_words")
         check.biases("logit_bias")
         if self.structured_output is not None and not isinstance(self.structured_output, StructuredOutput):
             check.refuse("structured_output", f"a {type(self.structured_output).__name__} is not StructuredOutput")
-        if not isinstance(self.logits_processors, tuple | list) or not all(callable(one) for one in self.logits_processors):
-            check.refuse("logits_processors", f"{self.logits_processors!r:.100} is not a list of callables")
-        else:
-            object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
+        check.callables("logits_processors")
         if not check.violations:
             self._check_together(check)
         if check.violations:
@@ -190,7 +207,7 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
                 check.refuse("allowed_token_ids", "must not be empty")
-            elif both := set(self.allowed_token_ids) & set(self.banned_token_ids):
+            elif both := set(self.banned_token_ids).intersection(self.allowed_token_ids):
                 check.refuse("banned_token_ids", f"{min(both)} is also in allowed_token_ids")
 
     @property
@@ -199,13 +216,32 @@ class SamplingParams:
         return self.temperature is not None and self.temperature < GREEDY_BELOW
 
     def with_defaults_of(self, model: SamplingParams) -> SamplingParams:
-        """A copy in which what has a default of the model's is set: from here, else from `model`, else the engine's default."""
+        """A copy in which what has a default of the model's is set: from here, else from `model`, else the engine's default.
+
+        Raises `InvalidRequestError` for what does not go together with those.
+        """
         unset: dict[str, Any] = {}
         for name, default in _ENGINE_DEFAULTS.items():
             if getattr(self, name) is None:
                 value = getattr(model, name)
                 unset[name] = default if value is None else value
-        return replace(self, **unset)
+        return self._with(**unset)
+
+    def with_seed(self, seed: int) -> SamplingParams:
+        """A copy with `seed`, which is in its range."""
+        return self._with(seed=seed)
+
+    def _with(self, **valid: Any) -> SamplingParams:
+        """A copy with fields that are `valid` each: lists are not checked once more. Raises `InvalidRequestError` if they do not go
+        together with the others."""
+        new = copy(self)
+        for name, value in valid.items():
+            object.__setattr__(new, name, value)
+        check = _Checker(new)
+        new._check_together(check)
+        if check.violations:
+            raise InvalidRequestError(check.violations)
+        return new
 
 
 _ENGINE_DEFAULTS: dict[str, Any] = {
@@ -240,61 +276,87 @@ class _Checker:
         try:
             number = _real(value) if kind is float else _integer(value)
         except (TypeError, ValueError, OverflowError):
-            self.refuse(name, f"{value!r} is not {'a number' if kind is float else 'an integer'} in {accepted}")
+            self.refuse(name, f"{shown(value)} is not {'a number' if kind is float else 'an integer'} in {accepted}")
             return
         if not low <= number <= high or (open_low and number == low):  # NaN is in no range
-            self.refuse(name, f"{number!r} is not in {accepted}")
+            self.refuse(name, f"{shown(number)} is not in {accepted}")
             return
         self._set(name, number)
 
     def flag(self, name: str) -> None:
         if not isinstance(getattr(self._params, name), bool):
-            self.refuse(name, f"{getattr(self._params, name)!r} is not true or false")
+            self.refuse(name, f"{shown(getattr(self._params, name))} is not true or false")
 
-    def token_ids(self, name: str, most: int) -> None:
+    def token_ids(self, name: str) -> None:
         value = getattr(self._params, name)
         try:
             if isinstance(value, str | bytes | bytearray | Mapping):
                 raise TypeError
-            ids = tuple(dict.fromkeys(_integer(token_id) for token_id in value))
+            entries = self._entries(name, () if value is None else value)
+            # Most often all are of this one type and none comes twice; and there may be many.
+            ids = entries if set(map(type, entries)) <= {int} else [_integer(token_id) for token_id in entries]
         except TypeError:
-            self.refuse(name, f"{value!r} is not a list of token ids")
+            self.refuse(name, f"{shown(value)} is not a list of token ids")
             return
-        bad = [token_id for token_id in ids if not 0 <= token_id <= MAX_INT32]
-        if len(ids) > most:
-            self.refuse(name, f"{len(ids)} ids are more than {most}")
-        elif bad:
-            self.refuse(name, f"{bad[0]} is not a token id")
+        if ids and not 0 <= min(ids) <= max(ids) <= MAX_INT32:
+            bad = next(token_id for token_id in ids if not 0 <= token_id <= MAX_INT32)
+            self.refuse(name, f"{shown(bad)} is not a token id")
         else:
-            self._set(name, ids)
+            self._set(name, tuple(ids) if len(set(ids)) == len(ids) else tuple(dict.fromkeys(ids)))
 
-    def strings(self, name: str, most: int) -> None:
+    def strings(self, name: str) -> None:
         value = getattr(self._params, name)
-        if isinstance(value, str):
-            value = (value,)
-        if not isinstance(value, tuple | list) or not all(isinstance(one, str) for one in value):
-            self.refuse(name, f"{value!r:.100} is not a list of strings")
-        elif len(value) > most:
-            self.refuse(name, f"{len(value)} strings are more than {most}")
-        elif any(not 1 <= len(one.encode(errors="replace")) <= MAX_STRING_BYTES for one in value):
+        if value is None or isinstance(value, str):
+            value = () if value is None else (value,)
+        if not isinstance(value, tuple | list):
+            self.refuse(name, f"{shown(value)} is not a list of strings")
+            return
+        entries = self._entries(name, value)
+        if not all(isinstance(one, str) for one in entries):
+            self.refuse(name, f"{shown(value)} is not a list of strings")
+        elif any(not 1 <= len(one) <= MAX_STRING_BYTES or len(one.encode(errors="replace")) > MAX_STRING_BYTES for one in entries):
             self.refuse(name, f"each string must have 1 to {MAX_STRING_BYTES} bytes")
         else:
-            self._set(name, tuple(dict.fromkeys(value)))
+            self._set(name, tuple(dict.fromkeys(entries)))
 
     def biases(self, name: str) -> None:
         value = getattr(self._params, name)
         try:
-            biases = {_integer(token_id): _real(bias) for token_id, bias in value.items()}
+            biases = {_integer(token_id): _real(bias) for token_id, bias in self._entries(name, {} if value is None else value.items())}
         except (AttributeError, TypeError, ValueError, OverflowError):
-            self.refuse(name, f"{value!r:.100} is not a mapping from token ids to numbers")
+            self.refuse(name, f"{shown(value)} is not a mapping from token ids to numbers")
             return
         bad = [(key, bias) for key, bias in biases.items() if not 0 <= key <= MAX_INT32 or not -MAX_BIAS <= bias <= MAX_BIAS]
-        if len(biases) > MAX_BIASED_TOKENS:
-            self.refuse(name, f"{len(biases)} tokens are more than {MAX_BIASED_TOKENS}")
-        elif bad:
-            self.refuse(name, f"{bad[0][0]}: {bad[0][1]!r} is not a token id and a number in [{-MAX_BIAS:g}, {MAX_BIAS:g}]")
+        if bad:
+            self.refuse(name, f"{shown(bad[0][0])}: {bad[0][1]!r} is not a token id and a number in [{-MAX_BIAS:g}, {MAX_BIAS:g}]")
         else:
             self._set(name, biases)
+
+    def callables(self, name: str) -> None:
+        value = getattr(self._params, name)
+        if value is None:
+            value = ()
+        if not isinstance(value, tuple | list) or not all(callable(one) for one in value):
+            self.refuse(name, f"{shown(value)} is not a list of callables")
+        else:
+            self._set(name, tuple(value))
+
+    def _entries(self, name: str, value: Iterable[Any]) -> list[Any]:
+        """What `value` holds; nothing, and a violation, if that is too much. Raises TypeError if it holds nothing by its nature."""
+        most = MOST_ENTRIES[name]
+        count = len(value) if isinstance(value, Sized) else None
+        if count is None or count <= most:
+            # numpy reads its arrays faster than anyone else
+            entries = value.tolist() if hasattr(value, "tolist") else list(islice(value, most + 1))
+            if len(entries) <= most:
+                return entries
+        self.violations.append(too_many(name, most + 1 if count is None else count))
+        return []
+
+
+def too_many(name: str, count: int) -> FieldViolation:
+    """Of a field with `count` entries, where MOST_ENTRIES allows fewer."""
+    return FieldViolation(name, f"{count} entries are more than {MOST_ENTRIES[name]}")
 
 
 def _integer(value: Any) -> int:
@@ -311,11 +373,14 @@ def _real(value: Any) -> float:
     return float(value)
 
 
-def _is_grammar_text(value: object) -> bool:
+def _text_bytes(value: object) -> int:
+    """The length of a string in UTF-8, or where that is more than a grammar may have, a lower bound of it; 0 for what is no text."""
+    if not isinstance(value, str) or len(value) > MAX_GRAMMAR_BYTES:
+        return len(value) if isinstance(value, str) else 0
     try:
-        return isinstance(value, str) and 1 <= len(value.encode()) <= MAX_GRAMMAR_BYTES
+        return len(value.encode())
     except UnicodeEncodeError:
-        return False
+        return 0
 
 
 def _show(bound: float) -> str:

@@ -5,12 +5,12 @@ Shared by the engine and by whoever stands for it elsewhere. Knows nothing of ho
 
 from __future__ import annotations
 
-import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aengine.checks import is_positive, shown
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.params import SamplingParams
 
@@ -31,22 +31,21 @@ def check_params(params: SamplingParams | None) -> SamplingParams:
     return params
 
 
-def check_options(*, request_id: str | None, priority: int, tenant: str, timeout: float | None, cache_salt: str | None) -> None:
-    """Raises `InvalidRequestError` naming every argument that is out of range."""
+def option_violations(
+    *, request_id: str | None, priority: int, tenant: str, timeout: float | None, cache_salt: str | None
+) -> list[FieldViolation]:
+    """Every argument that is out of range."""
     violations: list[FieldViolation] = []
     if request_id is not None and not (isinstance(request_id, str) and _REQUEST_ID.fullmatch(request_id)):
-        violations.append(FieldViolation("request_id", f"{request_id!r} does not match {_REQUEST_ID.pattern}"))
+        violations.append(FieldViolation("request_id", f"{shown(request_id)} does not match {_REQUEST_ID.pattern}"))
     if not isinstance(priority, int) or isinstance(priority, bool) or priority not in PRIORITIES:
-        violations.append(FieldViolation("priority", f"{priority!r} is not an integer in [{PRIORITIES[0]}, {PRIORITIES[-1]}]"))
+        violations.append(FieldViolation("priority", f"{shown(priority)} is not an integer in [{PRIORITIES[0]}, {PRIORITIES[-1]}]"))
     for name, value in (("tenant", tenant), ("cache_salt", "" if cache_salt is None else cache_salt)):
         if not isinstance(value, str) or len(value) > MAX_LABEL_LENGTH:
-            violations.append(FieldViolation(name, f"{value!r:.60} is not a string of at most {MAX_LABEL_LENGTH} characters"))
-    if timeout is not None and (
-        isinstance(timeout, bool) or not isinstance(timeout, int | float) or not math.isfinite(timeout) or timeout <= 0
-    ):
-        violations.append(FieldViolation("timeout", f"{timeout!r} is not a number of seconds > 0"))
-    if violations:
-        raise InvalidRequestError(violations)
+            violations.append(FieldViolation(name, f"{shown(value)} is not a string of at most {MAX_LABEL_LENGTH} characters"))
+    if timeout is not None and not is_positive(timeout):
+        violations.append(FieldViolation("timeout", f"{shown(timeout)} is not a number of seconds > 0"))
+    return violations
 
 
 def is_chat(prompt: object) -> bool:

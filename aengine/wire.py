@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from aengine.errors import FieldViolation
 from aengine.outputs import FinishReason
-from aengine.params import SamplingParams
+from aengine.params import MOST_ENTRIES, SamplingParams, too_many
 from aengine.v1 import generation_pb2
 
 # Parameters of the engine by the message that carries them, with their names there.
@@ -86,10 +88,20 @@ def field_of(path: str) -> str:
     return _FIELDS.get(path, path)
 
 
-def read_params(message: Message, names: Mapping[str, str]) -> dict[str, Any]:
-    """Those of the engine's parameters `names` that are set in `message`, which calls them by the values."""
-    values: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
-    return {name: _plain(values[ours]) for name, ours in names.items() if ours in values}
+def read_params(message: Message, names: Mapping[str, str], violations: list[FieldViolation]) -> dict[str, Any]:
+    """Those of the engine's parameters `names` that are set in `message`, which calls them by the values. Lists that hold too much are
+    not read; they are added to `violations`."""
+    values = {field.name: (field, value) for field, value in message.ListFields()}
+    given: dict[str, Any] = {}
+    for name, ours in names.items():
+        if ours not in values:
+            continue
+        field, value = values[ours]
+        if name in MOST_ENTRIES and len(value) > MOST_ENTRIES[name]:
+            violations.append(too_many(name, len(value)))
+        else:
+            given[name] = _plain(field, value)
+    return given
 
 
 def write_params(params: SamplingParams, names: Mapping[str, str], message: Message) -> None:
@@ -112,7 +124,7 @@ def seconds_of(duration: Duration) -> float:
     return duration.seconds + duration.nanos / 1e9
 
 
-def _plain(value: Any) -> Any:
+def _plain(field: FieldDescriptor, value: Any) -> Any:
     match value:
         case float():
             return _shortest(value)
@@ -120,7 +132,7 @@ def _plain(value: Any) -> Any:
             return {key: _shortest(number) for key, number in value.items()}
         case bool() | int():
             return value
-    return tuple(value)
+    return np.asarray(value) if field.cpp_type == FieldDescriptor.CPPTYPE_UINT32 else tuple(value)
 
 
 def _shortest(value: float) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aengine.checks import shown
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 
@@ -104,7 +105,7 @@ def test_integers(name: str) -> None:
     range_said = f"is not an integer >= {low}" if high is None else f"is not an integer in [{low}, {high}]"
     outside: list[Any] = [low - 1, -(2**40), 16.0, 1.5, "16", True, [16], math.nan] + ([] if high is None else [high + 1, HUGE])
     for value in outside:
-        assert refused(**{name: value}) == {name: f"{value!r} {range_said}"}
+        assert refused(**{name: value}) == {name: f"{shown(value)} {range_said}"}
     if optional:
         accepted(name, None)
     else:
@@ -116,7 +117,7 @@ def test_durations(name: str) -> None:
     for value in (math.ulp(0.0), 1, 0.5, 1e300, np.float64(2.5)):
         accepted(name, value)
     for value in (0, 0.0, -1.0, math.inf, math.nan, None, "1", True, [1.0], -HUGE):
-        assert refused(**{name: value}) == {name: f"{value!r} is not a finite number > 0"}
+        assert refused(**{name: value}) == {name: f"{shown(value)} is not a finite number > 0"}
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -155,7 +156,7 @@ def test_gpu_memory_utilization() -> None:
     for value in (math.ulp(0.0), 0.5, 1.0, 1):
         accepted("gpu_memory_utilization", value)
     for value in (0, 0.0, -0.5, math.nextafter(1.0, 2.0), 2, HUGE, math.nan, math.inf, True, None, "0.9"):
-        assert refused(gpu_memory_utilization=value) == {"gpu_memory_utilization": f"{value!r} is not a number in (0, 1]"}
+        assert refused(gpu_memory_utilization=value) == {"gpu_memory_utilization": f"{shown(value)} is not a number in (0, 1]"}
 
 
 @pytest.mark.parametrize("name", SWITCHES)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import pickle
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aengine.checks import shown
 from aengine.errors import InvalidRequestError
 from aengine.params import SamplingParams, StructuredOutput
 
@@ -36,7 +39,7 @@ NUMBERS: dict[str, tuple[type, float, float, bool]] = {  # kind, lowest, highest
     "prompt_logprobs": (int, 0, INT32, False),
 }
 FLAGS = {"ignore_eos": False, "include_stop_str_in_output": False, "skip_special_tokens": True, "detokenize": True}
-ID_LISTS = {"stop_token_ids": 128, "banned_token_ids": 1024, "allowed_token_ids": None}
+ID_LISTS = {"stop_token_ids": 128, "banned_token_ids": 1024, "allowed_token_ids": 2**18}
 STRING_LISTS = {"stop": 16, "bad_words": 64}
 OTHERS = {"logit_bias", "structured_output", "logits_processors"}
 
@@ -96,6 +99,7 @@ def test_a_number_of_another_type_becomes_a_plain_one(name: str) -> None:
 def test_a_number_just_outside(name: str) -> None:
     kind, low, high, open_low = NUMBERS[name]
     below: float = low if open_low else low - 1 if kind is int else math.nextafter(low, -math.inf)
+    below = -2 if name == "top_k" else below  # -1 is off
     above: float = high + 1 if kind is int else math.nextafter(high, math.inf)
     bracket = "(" if open_low else "["
     for value in (below, above):
@@ -132,12 +136,11 @@ def test_token_ids(name: str) -> None:
         ids = accepted(name, value)
         assert ids == (5, 4)
         assert all(type(token_id) is int for token_id in ids)
-    if most is not None:
-        assert accepted(name, range(most)) == tuple(range(most))
-        assert refused(SamplingParams, **{name: range(most + 1)}) == {name: f"{most + 1} ids are more than {most}"}
-        assert len(accepted(name, [*range(most), 0])) == most, "counted without repetitions"
+    assert accepted(name, range(most)) == tuple(range(most))
+    for value in (range(most + 1), [1] * (most + 1), iter([1] * (most + 1))):
+        assert refused(SamplingParams, **{name: value}) == {name: f"{most + 1} entries are more than {most}"}, "counted with repetitions"
     for token_id in (-1, INT32 + 1, HUGE):
-        assert refused(SamplingParams, **{name: [1, token_id]})[name] == f"{token_id} is not a token id"
+        assert refused(SamplingParams, **{name: [1, token_id]})[name] == f"{shown(token_id)} is not a token id"
     wrong: list[Any] = ["12", b"12", bytearray(b"12"), 7, ["1"], [1.0], [True], [None], [[1]], {1: 2.0}, np.array([[1]]), np.array([1.0])]
     for value in wrong:
         assert list(refused(SamplingParams, **{name: value})) == [name], value
@@ -151,7 +154,7 @@ def test_no_token_ids(name: str, empty: object) -> None:
         assert refused(SamplingParams, allowed_token_ids=()) == {name: "must not be empty"}
     else:
         assert accepted(name, []) == ()
-        assert list(refused(SamplingParams, **{name: None})) == [name]
+        assert accepted(name, None) == ()
 
 
 @pytest.mark.parametrize("name", STRING_LISTS)
@@ -165,10 +168,11 @@ def test_strings(name: str) -> None:
     assert accepted(name, longest) == tuple(longest)
     many = [str(number) for number in range(most)]
     assert accepted(name, many) == tuple(many)
-    assert refused(SamplingParams, **{name: [*many, "x"]}) == {name: f"{most + 1} strings are more than {most}"}
+    assert refused(SamplingParams, **{name: [*many, "x"]}) == {name: f"{most + 1} entries are more than {most}"}
+    assert accepted(name, None) == ()
     for value in ("", [""], ["a", ""], "x" * 257, ["漢" * 85 + "xy"]):
         assert refused(SamplingParams, **{name: value}) == {name: "each string must have 1 to 256 bytes"}
-    for value in (None, 5, b"ab", [b"ab"], ["a", None], {"a"}, {"a": 1}):
+    for value in (5, b"ab", [b"ab"], ["a", None], {"a"}, {"a": 1}):
         assert "is not a list of strings" in refused(SamplingParams, **{name: value})[name], value
 
 
@@ -183,11 +187,12 @@ def test_logit_bias() -> None:
     given[2] = 2.0
     assert params.logit_bias == {1: 1.0}, "a copy"
     assert len(accepted("logit_bias", dict.fromkeys(range(1024), 0.0))) == 1024
-    assert refused(SamplingParams, logit_bias=dict.fromkeys(range(1025), 0.0)) == {"logit_bias": "1025 tokens are more than 1024"}
+    assert refused(SamplingParams, logit_bias=dict.fromkeys(range(1025), 0.0)) == {"logit_bias": "1025 entries are more than 1024"}
     outside = [{-1: 0.0}, {INT32 + 1: 0.0}, {1: math.nextafter(100, 101)}, {1: math.nextafter(-100, -101)}, {1: math.nan}, {1: -math.inf}]
     for value in outside:
         assert "is not a token id and a number in [-100, 100]" in refused(SamplingParams, logit_bias=value)["logit_bias"]
-    for value in (None, [(1, 1.0)], {"1": 1.0}, {1.0: 1.0}, {True: 1.0}, {1: "1"}, {1: b"1"}, {1: None}, {1: True}, {1: HUGE}, 5):
+    assert accepted("logit_bias", None) == {}
+    for value in ([(1, 1.0)], {"1": 1.0}, {1.0: 1.0}, {True: 1.0}, {1: "1"}, {1: b"1"}, {1: None}, {1: True}, {1: HUGE}, 5):
         assert "is not a mapping from token ids to numbers" in refused(SamplingParams, logit_bias=value)["logit_bias"], value
 
 
@@ -196,7 +201,8 @@ def test_logits_processors() -> None:
 
     assert SamplingParams().logits_processors == ()
     assert accepted("logits_processors", [process, process]) == (process, process)
-    for value in (None, process, 5, [process, None], "ab", {process}):
+    assert accepted("logits_processors", None) == ()
+    for value in (process, 5, [process, None], "ab", {process}):
         assert "is not a list of callables" in refused(SamplingParams, logits_processors=value)["logits_processors"]
 
 
@@ -414,4 +420,66 @@ def test_choice() -> None:
     assert StructuredOutput(choice=most).choice == most
     assert refused(StructuredOutput, choice=(*most, "x")) == {"structured_output.choice": "4097 choices are more than 4096"}
     for value in ("ab", ("a", ""), ("a", 5), (b"a",), {"a"}, 5, ("\ud800",)):
-        assert "must be strings of 1 to" in refused(StructuredOutput, choice=value)["structured_output.choice"], value
+        assert "must be strings of at least 1 byte" in refused(StructuredOutput, choice=value)["structured_output.choice"], value
+    large = ("x" * 2**19, "é" * 2**18)
+    assert StructuredOutput(choice=large).choice == large
+    said = refused(StructuredOutput, choice=(*large, "y"))
+    assert said == {"structured_output.choice": "1048577 bytes of UTF-8 together are more than 1048576"}
+    assert "are more than" in refused(StructuredOutput, choice=["x"] * 10**6)["structured_output.choice"]
+
+
+def test_none_and_what_is_off_elsewhere() -> None:
+    names = (
+        "stop",
+        "stop_token_ids",
+        "bad_words",
+        "banned_token_ids",
+        "logit_bias",
+        "logits_processors",
+        "structured_output",
+        "max_tokens",
+    )
+    assert SamplingParams(**dict.fromkeys(names)) == SamplingParams()  # type: ignore[arg-type]
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+
+
+def _unreadable(self: object) -> Any:
+    raise AssertionError("counting must do")
+
+
+class UnreadableList(list):  # type: ignore[type-arg]
+    __len__ = lambda self: 10**9  # noqa: E731
+    __iter__ = _unreadable
+
+
+class UnreadableMapping(Mapping):  # type: ignore[type-arg]
+    __len__ = UnreadableList.__len__
+    __iter__ = __getitem__ = _unreadable  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("name", [*ID_LISTS, *STRING_LISTS, "logit_bias"])
+def test_a_list_that_holds_too_much_is_not_read(name: str) -> None:
+    value = UnreadableMapping() if name == "logit_bias" else UnreadableList()
+    assert refused(SamplingParams, **{name: value})[name].startswith("1000000000 entries are more than ")
+
+
+@pytest.mark.parametrize("name", ID_LISTS)
+def test_no_more_is_read_of_an_endless_list_than_it_may_hold(name: str) -> None:
+    read = itertools.count()
+    assert "entries are more than" in refused(SamplingParams, **{name: read})[name]
+    assert next(read) == ID_LISTS[name] + 1
+
+
+@pytest.mark.parametrize("name", ["temperature", "n", "stop", "stop_token_ids", "logit_bias", "structured_output", "ignore_eos"])
+def test_what_is_said_of_a_large_value_is_short(name: str) -> None:
+    for value in (
+        "x" * 10**6,
+        b"x" * 10**6,
+        ["x"] * 10**6,
+        [[0] * 10**6] * 10**6,
+        dict.fromkeys(range(10**6)),
+        10**6000,
+        {"x": [1] * 10**6},
+    ):
+        if not (name == "stop_token_ids" and isinstance(value, list)):
+            assert all(len(text) < 400 for text in refused(SamplingParams, **{name: value}).values()), type(value)

@@ -10,7 +10,6 @@ import asyncio
 import enum
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -24,10 +23,10 @@ from aengine.client.model import read_load, read_model
 from aengine.client.prompt import settle_prompt
 from aengine.client.request import write_chat, write_request
 from aengine.client.stream import ClientStream
-from aengine.errors import ConnectionLostError, EngineStateError
+from aengine.errors import ConnectionLostError, EngineStateError, InvalidRequestError
 from aengine.outputs import Completion, EngineStats, ModelInfo
 from aengine.params import SamplingParams
-from aengine.requests import Prompt, check_options, check_params, draw_seed
+from aengine.requests import Prompt, check_params, draw_seed, option_violations
 from aengine.v1.engine_service_pb2 import GetLoadRequest
 from aengine.v1.generation_pb2 import StreamOptions
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest
@@ -226,9 +225,11 @@ class AsyncClient:
     ) -> ClientStream:
         self._check_running()
         params = check_params(params)
-        check_options(request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt)
+        violations = option_violations(request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt)
+        if violations:
+            raise InvalidRequestError(violations)
         seed = draw_seed() if params.seed is None else params.seed  # here, so that a second attempt says the same
-        params = replace(params, seed=seed)
+        params = params.with_seed(seed)
         name = uuid.uuid4().hex if request_id is None else request_id
         request = write_request(prompt, params, request_id=name, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt)
         request.spec.stream.CopyFrom(options)

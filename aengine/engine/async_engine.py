@@ -23,15 +23,15 @@ from aengine.engine.doorbell import Doorbell
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Stop
-from aengine.engine.prompts import read_options
+from aengine.engine.prompts import Options
 from aengine.engine.registry import Registry
 from aengine.engine.step_loop import Done, Ready, Report, StepLoop, Stopped
 from aengine.engine.stream import TokenStream
 from aengine.engine.tokenizer import Tokenizer
-from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, RequestIdInUseError
+from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, RequestIdInUseError, refusal
 from aengine.outputs import Completion, EngineStats, ModelInfo, RequestInfo
 from aengine.params import SamplingParams
-from aengine.requests import Prompt, check_params, draw_seed
+from aengine.requests import Prompt, check_params, draw_seed, option_violations
 from aengine.scheduler import SchedulerConfig, Updates
 
 SWITCH_INTERVAL = 2e-4
@@ -166,14 +166,25 @@ class AsyncEngine:
         self._check_serving()
         now = time.monotonic()
         params = check_params(params)
-        options = read_options(request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt, now=now)
+        violations = option_violations(request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt)
+        readable = self._registry.read(prompt, params, violations)
+        if violations:
+            raise refusal(violations)
         if request_id is None:
             request_id = uuid.uuid4().hex
         elif self._registry.find(request_id) is not None:
             raise RequestIdInUseError((FieldViolation("request_id", f"{request_id!r} is in use by a request in flight"),))
         if params.seed is None:
-            params = replace(params, seed=draw_seed())
-        return TokenStream(self._registry.open(request_id, prompt, params, options))
+            params = params.with_seed(draw_seed())
+        options = Options(priority, tenant, None if timeout is None else now + timeout, cache_salt or "")
+        return TokenStream(self._registry.open(request_id, readable, params, options))
+
+    def violations(self, prompt: Prompt, params: SamplingParams) -> list[FieldViolation]:
+        """What `stream` would say against a request, as far as it shows without work on its texts."""
+        self._check_serving()
+        found: list[FieldViolation] = []
+        self._registry.read(prompt, params, found)
+        return found
 
     async def generate(
         self,

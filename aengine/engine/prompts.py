@@ -13,14 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.engine.tokenizer import Tokenizer
-from aengine.errors import ContextLengthError, FieldViolation, InvalidRequestError, KVCapacityError
+from aengine.errors import CapacityViolation, ContextLengthError, FieldViolation, InvalidRequestError, KVCapacityError, refusal
 from aengine.outputs import ModelInfo
 from aengine.params import SamplingParams
-from aengine.requests import Prompt, check_options, is_chat
+from aengine.requests import Prompt, is_chat
 from aengine.scheduler import Request, RowParams
 
 INLINE_CHARACTERS = 1000
 """Longer texts are tokenized in a worker thread: up to here it takes well under a millisecond."""
+INLINE_ENTRIES = 8192
+"""Longer lists are read there too."""
+
+IntArray = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +46,68 @@ class Options:
     cache_salt: str
 
 
-def read_options(
-    *, request_id: str | None, priority: int, tenant: str, timeout: float | None, cache_salt: str | None, now: float
-) -> Options:
-    """Raises `InvalidRequestError` naming every argument that is out of range."""
-    check_options(request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt)
-    return Options(priority, tenant, None if timeout is None else now + timeout, cache_salt or "")
-
-
-def needs_worker(prompt: Prompt) -> bool:
-    """Whether encoding the prompt takes long enough to keep it off the event loop."""
+def read_prompt(prompt: Prompt, limits: Limits, violations: list[FieldViolation]) -> tuple[Prompt | IntArray, int]:
+    """The prompt, as an array if it is ids that are quickly read, and how many tokens it has at least. What shows without work to be
+    wrong with it is added to `violations`."""
     if isinstance(prompt, str):
-        return len(prompt) > INLINE_CHARACTERS
-    return is_chat(prompt)
+        return prompt, 1
+    if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Sequence | np.ndarray):
+        description = f"a {type(prompt).__name__} is not a string, a list of token ids or a list of chat messages"
+        violations.append(FieldViolation("prompt", description))
+        return prompt, 1
+    if is_chat(prompt):
+        return prompt, 1
+    misfits = _prompt_misfits(len(prompt), limits)
+    violations.extend(misfits)
+    if misfits:
+        return prompt, 1
+    if _is_long(prompt):
+        return tuple(prompt), len(prompt)  # type: ignore[return-value] # it is read later, and may have changed by then
+    try:
+        return _read_ids(prompt, limits.model), len(prompt)  # type: ignore[arg-type]
+    except InvalidRequestError as error:
+        violations.extend(error.violations)
+        return prompt, 1
 
 
-def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, model: ModelInfo) -> NDArray[np.int32]:
+def params_violations(params: SamplingParams, prompt_len: int, limits: Limits) -> list[FieldViolation]:
+    """What this model or this engine cannot do, beside a prompt of `prompt_len` tokens or more."""
+    model, violations = limits.model, _output_misfits(params, prompt_len, limits)
+    for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
+        ids = getattr(params, name) or ()
+        if ids and max(ids) >= model.vocab_size:
+            violations.append(FieldViolation(name, f"{max(ids)} is not in [0, {model.vocab_size - 1}]"))
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        if wanted is not None and wanted > limits.max_logprobs:
+            violations.append(FieldViolation(name, f"{wanted} is not in [0, {limits.max_logprobs}] (max_logprobs)"))
+    try:
+        params.with_defaults_of(model.generation_defaults)
+    except InvalidRequestError as error:
+        violations.extend(error.violations)
+    return violations
+
+
+def needs_worker(prompt: Prompt | IntArray, params: SamplingParams) -> bool:
+    """Whether preparing the request takes long enough to keep it off the event loop."""
+    is_long = len(prompt) > INLINE_CHARACTERS if isinstance(prompt, str) else _is_long(prompt) or is_chat(prompt)
+    return is_long or bool(params.bad_words) or _is_long(params.allowed_token_ids or ())
+
+
+def _is_long(entries: Sequence[object] | IntArray) -> bool:
+    return len(entries) > INLINE_ENTRIES and not isinstance(entries, np.ndarray)
+
+
+def encode_prompt(prompt: Prompt | IntArray, tokenizer: Tokenizer, model: ModelInfo) -> IntArray:
     """The prompt's token ids, at least one, each below the model's vocabulary size. Raises `InvalidRequestError`."""
-    ids: Sequence[int]
     if isinstance(prompt, str):
-        ids = tokenizer.encode(prompt)
-    elif isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Sequence | np.ndarray):
-        raise _refused("prompt", f"a {type(prompt).__name__} is not a string, a list of token ids or a list of chat messages")
-    elif is_chat(prompt):
-        ids = tokenizer.render_chat(prompt)  # type: ignore[arg-type]
-    else:
-        ids = prompt  # type: ignore[assignment]
+        return _read_ids(tokenizer.encode(prompt), model)
+    if is_chat(prompt):
+        return _read_ids(tokenizer.render_chat(prompt), model)  # type: ignore[arg-type]
+    return _read_ids(prompt, model)  # type: ignore[arg-type]
+
+
+def _read_ids(ids: Sequence[int] | IntArray, model: ModelInfo) -> IntArray:
     if not len(ids):
         raise _refused("prompt", "it is empty; at least one token is needed")
     try:
@@ -83,50 +123,60 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, model: ModelInfo) -> NDA
 
 
 def effective_params(params: SamplingParams, prompt_len: int, limits: Limits) -> SamplingParams:
-    """`params` with every default applied. Raises `InvalidRequestError` for what this model or this engine cannot do."""
-    model = limits.model
-    _check_fits("prompt", prompt_len + 1, limits, f"{prompt_len} tokens leave no room for a new one in")
-    for name, wanted in (("max_tokens", params.max_tokens or 0), ("min_tokens", params.min_tokens)):
-        _check_fits(name, prompt_len + wanted, limits, f"{wanted} beside a prompt of {prompt_len} tokens is more than what fits into")
-    for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
-        outside = [token_id for token_id in getattr(params, name) or () if token_id >= model.vocab_size]
-        if outside:
-            raise _refused(name, f"{outside[0]} is not in [0, {model.vocab_size - 1}]")
-    for name in ("logprobs", "prompt_logprobs"):
-        wanted = getattr(params, name)
-        if wanted is not None and wanted > limits.max_logprobs:
-            raise _refused(name, f"{wanted} is not in [0, {limits.max_logprobs}] (max_logprobs)")
-    return params.with_defaults_of(model.generation_defaults)
+    """`params` with every default applied. Raises `ContextLengthError` or `KVCapacityError` for what does not fit beside the prompt."""
+    misfits = _prompt_misfits(prompt_len, limits) or _output_misfits(params, prompt_len, limits)
+    if misfits:
+        raise refusal(misfits)
+    return params.with_defaults_of(limits.model.generation_defaults)
 
 
-def _check_fits(field: str, num_tokens: int, limits: Limits, what: str) -> None:
-    """Raises `ContextLengthError` or `KVCapacityError` if so many tokens can never be computed."""
+def _prompt_misfits(prompt_len: int, limits: Limits) -> list[FieldViolation]:
+    return _misfits("prompt", prompt_len + 1, limits, f"{prompt_len} tokens leave no room for a new one in")
+
+
+def _output_misfits(params: SamplingParams, prompt_len: int, limits: Limits) -> list[FieldViolation]:
+    return [
+        misfit
+        for name, wanted in (("max_tokens", params.max_tokens or 0), ("min_tokens", params.min_tokens))
+        for misfit in _misfits(
+            name, prompt_len + wanted, limits, f"{wanted} beside a prompt of {prompt_len} tokens is more than what fits into"
+        )
+    ]
+
+
+def _misfits(field: str, num_tokens: int, limits: Limits, what: str) -> list[FieldViolation]:
+    """A violation if so many tokens can never be computed."""
     for kind, unit, limit in (
         (ContextLengthError, "the context", limits.model.max_model_len),
         (KVCapacityError, "the KV cache", limits.kv_tokens),
     ):
         if num_tokens > limit:
-            raise kind((FieldViolation(field, f"{what} {unit} of {limit} tokens"),), limit, num_tokens)
+            return [CapacityViolation(field, f"{what} {unit} of {limit} tokens", kind, limit, num_tokens)]
+    return []
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """What a worker thread made of a request."""
 
-    prompt: NDArray[np.int32]
+    prompt: IntArray
+    allowed_token_ids: NDArray[np.int64] | None
     bad_words: tuple[tuple[int, ...], ...]
     grammar: object | None
 
 
-def prepare(prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer, model: ModelInfo, grammar: object | None = None) -> Prepared:
-    """Tokenize whatever a request brings as text. Raises `InvalidRequestError`."""
+def prepare(
+    prompt: Prompt | IntArray, params: SamplingParams, tokenizer: Tokenizer, model: ModelInfo, grammar: object | None = None
+) -> Prepared:
+    """Tokenize whatever a request brings as text, and read its long lists. Raises `InvalidRequestError`."""
     bad_words: dict[tuple[int, ...], None] = {}
     for word in params.bad_words:
         sequences = tokenizer.bad_word_ids(word)
         if not sequences:
             raise _refused("bad_words", f"{word!r} has no tokens in this model's vocabulary")
         bad_words.update(dict.fromkeys(sequences))
-    return Prepared(encode_prompt(prompt, tokenizer, model), tuple(bad_words), grammar)
+    allowed = None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int64)
+    return Prepared(encode_prompt(prompt, tokenizer, model), allowed, tuple(bad_words), grammar)
 
 
 def make_requests(
@@ -148,7 +198,7 @@ def make_requests(
         frequency_penalty=_set(params.frequency_penalty),
         repetition_penalty=_set(params.repetition_penalty),
         logit_bias=tuple(params.logit_bias.items()),
-        allowed_token_ids=params.allowed_token_ids,
+        allowed_token_ids=prepared.allowed_token_ids,
         banned_token_ids=params.banned_token_ids,
         bad_words=prepared.bad_words,
         min_tokens=params.min_tokens,

@@ -20,9 +20,21 @@ from aengine.engine.logprobs import add_prompt_logprobs, token_logprob
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Cancel, Command, Park, Submit, Unpark
 from aengine.engine.output_text import OutputText, StopStrings
-from aengine.engine.prompts import Limits, Options, Prepared, effective_params, make_requests, needs_worker, prepare
+from aengine.engine.prompts import (
+    IntArray,
+    Limits,
+    Options,
+    Prepared,
+    effective_params,
+    make_requests,
+    needs_worker,
+    params_violations,
+    prepare,
+    read_prompt,
+)
 from aengine.engine.queue_bound import QueueBound
 from aengine.engine.stream_state import StreamHooks, StreamState
+from aengine.errors import FieldViolation
 from aengine.params import SamplingParams
 from aengine.requests import Prompt
 from aengine.scheduler import Updates
@@ -60,13 +72,20 @@ class Registry:
         """Requests whose prompt is still being tokenized."""
         return sum(not state.submitted for state in self._by_id.values())
 
-    def open(self, request_id: str, prompt: Prompt, params: SamplingParams, options: Options) -> StreamState:
+    def read(self, prompt: Prompt, params: SamplingParams, violations: list[FieldViolation]) -> Prompt | IntArray:
+        """The prompt as `open` takes it. Whatever shows without work to be wrong with the request is added to `violations`."""
+        read, at_least = read_prompt(prompt, self._limits, violations)
+        violations.extend(params_violations(params, at_least, self._limits))
+        return read
+
+    def open(self, request_id: str, prompt: Prompt | IntArray, params: SamplingParams, options: Options) -> StreamState:
         """Take a request: submit it at once where preparing it is quick, else prepare it in a worker thread first.
 
-        `params` have a seed. Raises `InvalidRequestError` or `QueueFullError`, and then nothing of it is left.
+        Prompt and parameters were `read`, and these have a seed. Raises `InvalidRequestError` or `QueueFullError`, and then nothing of
+        it is left.
         """
         state = self._make_state(request_id, params)
-        if not needs_worker(prompt) and params.structured_output is None:
+        if not needs_worker(prompt, params) and params.structured_output is None:
             self._submit(state, prepare(prompt, params, self._loaded.tokenizer, self._loaded.info), options)
             return state
         self._bound.enter(state.key, 0)
@@ -164,7 +183,7 @@ class Registry:
         for request in requests:
             self._post(Submit(request))
 
-    def _on_compiled(self, state: StreamState, prompt: Prompt, options: Options, compiling: Future[CompiledGrammar]) -> None:
+    def _on_compiled(self, state: StreamState, prompt: Prompt | IntArray, options: Options, compiling: Future[CompiledGrammar]) -> None:
         """A request's grammar is known, or is none."""
         if state.released.is_set():
             return
@@ -173,7 +192,7 @@ class Registry:
         except Exception as error:
             self._drop(state, error)
 
-    def _prepare(self, state: StreamState, prompt: Prompt, options: Options, grammar: CompiledGrammar | None) -> None:
+    def _prepare(self, state: StreamState, prompt: Prompt | IntArray, options: Options, grammar: CompiledGrammar | None) -> None:
         work = self._workers.submit(prepare, prompt, state.params, self._loaded.tokenizer, self._loaded.info, grammar)
         work.add_done_callback(functools.partial(self._edge.call_soon, self._on_prepared, state, options))
 

@@ -35,7 +35,7 @@ class _RowMask:
     def of(cls, params: RowParams) -> _RowMask:
         words = [word[0] for word in params.bad_words if len(word) == 1]
         return cls(
-            allowed=None if params.allowed_token_ids is None else np.unique(np.array(params.allowed_token_ids, dtype=np.int64)),
+            allowed=None if params.allowed_token_ids is None else np.asarray(params.allowed_token_ids, dtype=np.int64),
             banned=np.array(params.banned_token_ids, dtype=np.int64),
             words=np.array(words, dtype=np.int64),
             stops=np.array(params.stop_ids if params.min_tokens > 0 else (), dtype=np.int64),

@@ -35,7 +35,7 @@ class RowParams:
     frequency_penalty: float = 0.0  # 0.0 is off
     repetition_penalty: float = 1.0  # 1.0 is off
     logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
+    allowed_token_ids: NDArray[np.int64] | tuple[int, ...] | None = None  # each once; as an array where there may be many
     banned_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
     min_tokens: int = 0  # output tokens before which no id in stop_ids can be chosen

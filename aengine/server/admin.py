@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.server.durations import read_seconds
 from aengine.v1 import admin_service_pb2 as messages
 from aengine.v1.admin_service_pb2_grpc import AdminServiceServicer
-from aengine.wire import seconds_of
 
 if TYPE_CHECKING:
     import grpc
@@ -55,9 +55,12 @@ class AdminServicer(AdminServiceServicer):
         return messages.ContinueGenerationResponse()
 
     async def Drain(self, request: messages.DrainRequest, context: grpc.ServicerContext) -> messages.DrainResponse:
-        grace = seconds_of(request.grace) if request.HasField("grace") else None
+        violations: list[FieldViolation] = []
+        grace = read_seconds(request.grace, "grace", violations) if request.HasField("grace") else None
         if grace is not None and grace < 0:
-            raise InvalidRequestError([FieldViolation("grace", f"{grace:g} s is not 0 s or more")])
+            violations.append(FieldViolation("grace", f"{grace:g} s is not 0 s or more"))
+        if violations:
+            raise InvalidRequestError(violations)
         response = messages.DrainResponse(requests_in_flight=self._admission.in_flight)
         self._drain(grace)
         return response

@@ -5,17 +5,21 @@ All violations of a request are collected before it is refused, each under its p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from aengine.errors import FieldErrorT, FieldViolation, InvalidRequestError
 from aengine.outputs import ModelInfo, Usage
-from aengine.params import SamplingParams, StructuredOutput
-from aengine.requests import Prompt, check_options
+from aengine.params import MAX_CHOICES, SamplingParams, StructuredOutput
+from aengine.requests import Prompt, option_violations
 from aengine.server.chat import read_chat
+from aengine.server.durations import read_seconds
 from aengine.server.stream_options import StreamPolicy, read_stream_options
 from aengine.v1 import generation_pb2, generation_service_pb2, model_service_pb2
-from aengine.wire import DEFAULTS, SAMPLING, STOPPING, path_of, read_params, seconds_of, write_params
+from aengine.wire import DEFAULTS, SAMPLING, STOPPING, path_of, read_params, write_params
 
 GenerationRequest = generation_service_pb2.GenerateRequest | generation_service_pb2.StreamGenerateRequest
 
@@ -37,8 +41,9 @@ class EngineRequest:
     stream: StreamPolicy
 
 
-def read_request(request: GenerationRequest) -> EngineRequest:
-    """The engine's view of a request. Raises `InvalidRequestError` with every violation that shows without the model."""
+def read_request(request: GenerationRequest, violations_of: Callable[[Prompt, SamplingParams], list[FieldViolation]]) -> EngineRequest:
+    """The engine's view of a request. Raises `InvalidRequestError` with every violation that shows in the message, and then with those
+    that the engine finds without work: `violations_of`."""
     spec = request.spec
     violations: list[FieldViolation] = []
     prompt = _read_prompt(spec.prompt, violations)
@@ -48,15 +53,16 @@ def read_request(request: GenerationRequest) -> EngineRequest:
         "request_id": request.request_id if request.HasField("request_id") else None,
         "priority": spec.priority,
         "tenant": spec.tenant,
-        "timeout": seconds_of(spec.stopping.time_limit) if spec.stopping.HasField("time_limit") else None,
+        "timeout": None,
         "cache_salt": spec.cache.salt or None,
     }
-    try:
-        check_options(**options)
-    except InvalidRequestError as error:
-        violations.extend(located(error, spec).violations)
+    if spec.stopping.HasField("time_limit"):
+        options["timeout"] = read_seconds(spec.stopping.time_limit, path_of("timeout", spec), violations)
+    violations.extend(_located(option_violations(**options), spec))
     if violations:
-        raise InvalidRequestError(violations)
+        named = {violation.field for violation in violations}
+        others = _located(violations_of(prompt, params), spec)
+        raise InvalidRequestError([*violations, *(violation for violation in others if violation.field not in named)])
     return EngineRequest(
         prompt=prompt,
         params=params,
@@ -73,23 +79,30 @@ def located(error: FieldErrorT, spec: generation_pb2.GenerationSpec) -> FieldErr
     return error.moved(lambda field: path_of(field, spec))
 
 
+def _located(violations: Iterable[FieldViolation], spec: generation_pb2.GenerationSpec) -> list[FieldViolation]:
+    return [replace(violation, field=path_of(violation.field, spec)) for violation in violations]
+
+
 def _read_prompt(prompt: generation_pb2.Prompt, violations: list[FieldViolation]) -> Prompt:
     form = prompt.WhichOneof("content")
     if form is None:
         violations.append(FieldViolation("spec.prompt", "exactly one of text, token_ids, chat must be set"))
         return ""
+    content: Prompt
     if form == "chat":
-        content: Prompt = read_chat(prompt.chat, "spec.prompt.chat", violations)
+        content = read_chat(prompt.chat, "spec.prompt.chat", violations)
     else:
-        content = prompt.text if form == "text" else list(prompt.token_ids.ids)
-    if not content:
+        content = prompt.text if form == "text" else np.asarray(prompt.token_ids.ids)  # type: ignore[assignment] # as quick as can be
+    if not len(content):
         violations.append(FieldViolation(f"spec.prompt.{form}", "must not be empty"))
     return content
 
 
 def _read_params(spec: generation_pb2.GenerationSpec, violations: list[FieldViolation]) -> SamplingParams:
+    """The parameters, without those in which something is wrong."""
     output = spec.output
-    given = {**read_params(spec.sampling, SAMPLING), **read_params(spec.stopping, STOPPING)}
+    found: list[FieldViolation] = []
+    given = {**read_params(spec.sampling, SAMPLING, found), **read_params(spec.stopping, STOPPING, found)}
     given["detokenize"] = _wants_text(output) or bool(spec.stopping.stop_strings)
     if output.HasField("skip_special_tokens"):
         given["skip_special_tokens"] = output.skip_special_tokens
@@ -99,11 +112,16 @@ def _read_params(spec: generation_pb2.GenerationSpec, violations: list[FieldViol
         given["prompt_logprobs"] = output.prompt_logprobs.top_k
     if spec.HasField("structured_output"):
         given["structured_output"] = _read_structured_output(spec, violations)
-    try:
-        return SamplingParams(**given)
-    except InvalidRequestError as error:
-        violations.extend(located(error, spec).violations)
-        return SamplingParams()
+    while True:
+        try:
+            params = SamplingParams(**given)
+        except InvalidRequestError as error:
+            found.extend(error.violations)
+            for violation in error.violations:
+                del given[violation.field]
+        else:
+            violations.extend(_located(found, spec))
+            return params
 
 
 def _read_structured_output(spec: generation_pb2.GenerationSpec, violations: list[FieldViolation]) -> StructuredOutput | None:
@@ -114,9 +132,10 @@ def _read_structured_output(spec: generation_pb2.GenerationSpec, violations: lis
             case "json_object":
                 return StructuredOutput(json_object=True)
             case "choices":
-                if message.choices.values:
-                    return StructuredOutput(choice=tuple(message.choices.values))
-                violations.append(FieldViolation("spec.structured_output.choices", "must not be empty"))
+                values = message.choices.values
+                if 1 <= len(values) <= MAX_CHOICES:
+                    return StructuredOutput(choice=tuple(values))
+                violations.append(FieldViolation("spec.structured_output.choices", f"{len(values)} choices are not 1 to {MAX_CHOICES}"))
             case "grammar":
                 return StructuredOutput(grammar=message.grammar.source)
             case "json_schema":
@@ -127,7 +146,7 @@ def _read_structured_output(spec: generation_pb2.GenerationSpec, violations: lis
                 description = "exactly one of json_schema, json_object, regex, choices, grammar must be set"
                 violations.append(FieldViolation("spec.structured_output", description))
     except InvalidRequestError as error:
-        violations.extend(located(error, spec).violations)
+        violations.extend(_located(error.violations, spec))
     return None
 
 

@@ -12,9 +12,9 @@ from prometheus_client.process_collector import ProcessCollector
 import aengine
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.server.admission import Admission
+from aengine.server.durations import read_seconds
 from aengine.v1 import engine_service_pb2 as messages
 from aengine.v1.engine_service_pb2_grpc import EngineServiceServicer
-from aengine.wire import seconds_of
 
 if TYPE_CHECKING:
     import grpc
@@ -91,10 +91,13 @@ def _read_interval(request: messages.WatchLoadRequest) -> float:
     """Seconds. Raises `InvalidRequestError`."""
     if not request.HasField("min_interval"):
         return DEFAULT_INTERVAL_SECONDS
-    interval = seconds_of(request.min_interval)
-    if not MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS:
+    violations: list[FieldViolation] = []
+    interval = read_seconds(request.min_interval, "min_interval", violations)
+    if interval is not None and not MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS:
         description = f"{interval:g} s is not in [{MIN_INTERVAL_SECONDS:g}, {MAX_INTERVAL_SECONDS:g}] s"
-        raise InvalidRequestError([FieldViolation("min_interval", description)])
+        violations.append(FieldViolation("min_interval", description))
+    if interval is None or violations:
+        raise InvalidRequestError(violations)
     return interval
 
 

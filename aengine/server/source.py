@@ -115,8 +115,8 @@ async def open_generation(
 ) -> AsyncIterator[Generation]:
     """Submit `request`, whose call has `remaining` seconds until its deadline. Raises what `AsyncEngine.stream` raises, located."""
     with backend.admission.enter():
-        wanted = read_request(request)
         model = require_model(backend.engine, request.spec.model)
+        wanted = read_request(request, backend.engine.violations)
         # The engine hears of the call's deadline, so that it can end the work in time even if the cancellation is late.
         by_call = remaining is not None and (wanted.timeout is None or remaining < wanted.timeout)
         if by_call and remaining is not None and remaining <= 0:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aengine.errors import FieldViolation
+from aengine.server.durations import read_seconds
 from aengine.v1.generation_pb2 import StreamOptions
-from aengine.wire import seconds_of
 
 MAX_DELTA_TOKENS = 1024
 MAX_DELAY_SECONDS = 1.0
@@ -29,10 +29,12 @@ def read_stream_options(options: StreamOptions, violations: list[FieldViolation]
     delta_tokens = options.max_tokens_per_delta if options.HasField("max_tokens_per_delta") else 1
     if not 1 <= delta_tokens <= MAX_DELTA_TOKENS:
         violations.append(FieldViolation("spec.stream.max_tokens_per_delta", f"{delta_tokens} is not in [1, {MAX_DELTA_TOKENS}]"))
-    delay = seconds_of(options.max_delay)
-    if not 0 <= delay <= MAX_DELAY_SECONDS:
+    delay = read_seconds(options.max_delay, "spec.stream.max_delay", violations)
+    if delay is not None and not 0 <= delay <= MAX_DELAY_SECONDS:
         violations.append(FieldViolation("spec.stream.max_delay", f"{delay:g} s is not in [0, {MAX_DELAY_SECONDS:g}] s"))
-    retain = seconds_of(options.retain) if options.HasField("retain") else DEFAULT_RETAIN_SECONDS
-    if not 0 < retain <= MAX_RETAIN_SECONDS:
+    retain: float | None = DEFAULT_RETAIN_SECONDS
+    if options.HasField("retain"):
+        retain = read_seconds(options.retain, "spec.stream.retain", violations)
+    if retain is not None and not 0 < retain <= MAX_RETAIN_SECONDS:
         violations.append(FieldViolation("spec.stream.retain", f"{retain:g} s is not in (0, {MAX_RETAIN_SECONDS:g}] s"))
-    return StreamPolicy(delta_tokens, delay, options.resumable, retain)
+    return StreamPolicy(delta_tokens, delay or 0.0, options.resumable, retain or DEFAULT_RETAIN_SECONDS)

@@ -6,7 +6,8 @@ How tokens are chosen, what the output must look like and when a sequence stops.
 Two rules hold in every message of this package. An unset field means: the model's own generation
 config, then the engine's default; zero means zero. A field that is out of range is refused with
 INVALID_ARGUMENT and a google.rpc.BadRequest that lists every violation by its path, such as
-`spec.sampling.temperature`.
+`spec.sampling.temperature`. What shows only in tokenizing a text or compiling a grammar is told when
+nothing else is wrong. Lists are counted, repeated entries too, before they are read.
 """
 
 from collections import abc as _abc
@@ -107,7 +108,9 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The only ids that can be chosen. Each below vocab_size. Default: none given, which allows all."""
+        """The only ids that can be chosen. At most 262144, each below vocab_size. Default: none given, which
+        allows all.
+        """
 
     @_builtins.property
     def banned_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -255,7 +258,7 @@ class Choices(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """1 to 4096, each of 1 byte to 1 MiB."""
+        """1 to 4096, each of at least 1 byte, together at most 1 MiB."""
 
     def __init__(
         self,

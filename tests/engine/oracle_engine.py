@@ -15,6 +15,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import numpy as np
 from kv_oracle import OracleFlight, OracleRunner, make_request, solo_run
 
 import aengine
@@ -153,6 +154,8 @@ class OracleEngine(AsyncEngine):
 
     def stream(self, prompt: Any, params: SamplingParams | None = None, **options: Any) -> Any:
         """The oracle must know a request before its first step: its prompt, and its seed, by which it tells requests apart."""
+        if isinstance(prompt, np.ndarray):  # as the server hands ids on
+            prompt = prompt.tolist()
         known = isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
         if known and isinstance(params, SamplingParams) and params.seed is not None:
             for seed in seeds_of(params):

@@ -10,11 +10,14 @@ from hashlib import blake2b
 from pathlib import Path
 
 import anyio
+import numpy as np
 import pytest
 import torch
 from oracle_engine import DEMO_DIR, Ahead, OracleEngine, idle, seeds_of
 
-from aengine import AsyncEngine, FinishReason, InvalidRequestError, SamplingParams
+from aengine import AsyncEngine, ContextLengthError, FinishReason, InvalidRequestError, SamplingParams
+from aengine.engine import prompts
+from aengine.outputs import RequestState
 
 pytestmark = pytest.mark.anyio
 
@@ -248,3 +251,52 @@ async def test_ids_and_lengths_beyond_the_model(params: dict[str, object], field
         with pytest.raises(InvalidRequestError) as caught:
             engine.stream("a", SamplingParams(**params))  # type: ignore[arg-type]
         assert caught.value.field == field
+
+
+async def test_all_violations_that_show_without_work_are_named_at_once() -> None:
+    params = SamplingParams(
+        logprobs=21, prompt_logprobs=22, stop_token_ids=[5000], logit_bias={4096: 1.0}, max_tokens=2048, n=2, bad_words=["x"]
+    )
+    found = {"logprobs", "prompt_logprobs", "stop_token_ids", "logit_bias", "max_tokens"}
+    async with AsyncEngine("demo", kv_cache_memory=32 << 20) as engine:
+        for prompt in ("a", "a" * 2000, [1, 2], [{"role": "user", "content": "a"}]):
+            with pytest.raises(InvalidRequestError) as caught:
+                engine.stream(prompt, params, priority=1000, timeout=-1, tenant="x" * 129)
+            assert type(caught.value) is InvalidRequestError, "not about capacity alone"
+            assert [violation.field for violation in caught.value.violations] == [
+                "priority", "tenant", "timeout", "max_tokens", "stop_token_ids", "logit_bias", "logprobs", "prompt_logprobs"
+            ]  # fmt: skip
+            assert {violation.field for violation in engine.violations(prompt, params)} == found
+        for prompt in ([-1], [4096], [0.5], [], [1] * 2048, [1] * 10**6, np.ones(10**6, np.int64), 5):  # type: ignore[assignment]
+            with pytest.raises(InvalidRequestError) as caught:
+                engine.stream(prompt, params)
+            assert {violation.field for violation in caught.value.violations} == {*found, "prompt"}
+        assert not engine.stats().waiting
+
+
+async def test_what_is_only_too_long_is_told_with_its_limit() -> None:
+    async with AsyncEngine("demo", kv_cache_memory=32 << 20) as engine:
+        for prompt, params, got in (
+            ([1] * 3000, SamplingParams(), 3001),
+            ("a", SamplingParams(max_tokens=3000), 3001),
+            ([1] * 3000, SamplingParams(max_tokens=3000, min_tokens=2900), 3001),
+        ):
+            with pytest.raises(ContextLengthError) as caught:
+                engine.stream(prompt, params)
+            assert (caught.value.limit, caught.value.got) == (2048, got)
+
+
+async def test_a_list_that_takes_long_to_read_is_read_in_the_background_as_it_was() -> None:
+    async with AsyncEngine("demo", kv_cache_memory=32 << 20) as engine:
+        ids, allowed = [50, 60] * 8, list(range(4096))
+        params = SamplingParams(max_tokens=4, temperature=0, allowed_token_ids=allowed)
+        expected = await engine.generate(ids, SamplingParams(max_tokens=4, temperature=0))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prompts, "INLINE_ENTRIES", 3)
+            stream = engine.stream(ids, params)
+            assert engine.request_info(stream.request_id).state is RequestState.PREPARING  # type: ignore[union-attr]
+            ids.clear()
+            assert [token.token_id async for token in stream] == list(expected.token_ids)
+            broken = engine.stream([1, 2, 3, 4096], params)
+            with pytest.raises(InvalidRequestError, match=r"prompt: token id 4096 is not in \[0, 4095\]"):
+                await broken.started()

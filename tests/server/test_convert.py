@@ -14,13 +14,19 @@ from google.protobuf.message import Message
 from aengine.errors import FieldViolation, InvalidRequestError, RequestIdInUseError
 from aengine.outputs import FinishReason
 from aengine.params import SamplingParams, StructuredOutput
-from aengine.server.convert import effective_spec, located, read_request, write_model
+from aengine.server import convert
+from aengine.server.convert import EngineRequest, effective_spec, located, write_model
 from aengine.v1 import generation_pb2
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, GenerationSpec, LogprobOptions, Prompt, TokenIds
 from aengine.v1.generation_service_pb2 import GenerateRequest
 from aengine.v1.model_service_pb2 import Model
 from aengine.v1.sampling_pb2 import Choices, Grammar, JsonObject
 from aengine.wire import FINISH_REASONS
+
+
+def read_request(request: GenerateRequest, *others: FieldViolation) -> EngineRequest:
+    """`others`: what the engine finds."""
+    return convert.read_request(request, lambda prompt, params: list(others))
 
 
 def a_request(**fields: object) -> GenerateRequest:
@@ -166,12 +172,21 @@ def test_the_three_forms_of_a_prompt() -> None:
         return read_request(GenerateRequest(spec=GenerationSpec(prompt=Prompt(**content)))).prompt  # type: ignore[arg-type]
 
     assert prompt(text="x") == "x"
-    assert prompt(token_ids=TokenIds(ids=[3, 1])) == [3, 1]
+    assert list(prompt(token_ids=TokenIds(ids=[3, 1]))) == [3, 1]  # type: ignore[call-overload]
     messages = [ChatMessage(role="system", content=""), ChatMessage(role="user", content="Hi")]
     assert prompt(chat=ChatPrompt(messages=messages)) == [{"role": "system", "content": ""}, {"role": "user", "content": "Hi"}]
 
 
 NAN, INF = math.nan, math.inf
+NO_DURATIONS = [
+    Duration(seconds=1, nanos=-5),
+    Duration(seconds=-1, nanos=5),
+    Duration(nanos=2_000_000_000),
+    Duration(nanos=-2_000_000_000),
+    Duration(nanos=1_000_000_000),
+    Duration(seconds=315_576_000_001),
+    Duration(seconds=-(2**63)),
+]
 LONG = "x" * 129
 
 
@@ -188,20 +203,25 @@ LONG = "x" * 129
         ("spec__sampling__frequency_penalty", [-2.01, 2.01, INF]),
         ("spec__sampling__repetition_penalty", [0.0, -1, 2.01, NAN]),
         ("spec__sampling__logit_bias", [{1: 100.1}, {1: -100.1}, {1: NAN}, {2**31: 0.0}, dict.fromkeys(range(1025), 1.0)]),
-        ("spec__sampling__allowed_token_ids", [[2**31]]),
+        ("spec__sampling__allowed_token_ids", [[2**31], [7] * (2**18 + 1)]),
         ("spec__sampling__banned_token_ids", [list(range(1025)), [2**31]]),
         ("spec__sampling__banned_strings", [[""], ["x" * 257], ["é" * 129], ["x"] * 65]),
         ("spec__stopping__max_tokens", [0, 2**31]),
         ("spec__stopping__min_tokens", [2**31]),
-        ("spec__stopping__stop_token_ids", [list(range(129)), [2**32 - 1]]),
+        ("spec__stopping__stop_token_ids", [list(range(129)), [7] * 129, [2**32 - 1]]),
         ("spec__stopping__stop_strings", [[""], ["x" * 257], ["é" * 129], ["x"] * 17]),
         ("spec__output__logprobs__top_k", [2**31]),
         ("spec__output__prompt_logprobs__top_k", [2**31]),
         ("spec__structured_output__json_schema", ["", "x" * (2**20 + 1)]),
         ("spec__structured_output__regex", ["", "x" * (2**20 + 1)]),
-        ("spec__structured_output__choices", [Choices(), Choices(values=[""]), Choices(values=map(str, range(4097)))]),
+        (
+            "spec__structured_output__choices",
+            [Choices(), Choices(values=[""]), Choices(values=map(str, range(4097))), Choices(values=["x" * 2**19, "y" * 2**19, "z"])],
+        ),
         ("spec__structured_output__grammar", [Grammar(), Grammar(source="x" * (2**20 + 1))]),
-        ("spec__stopping__time_limit", [Duration(), Duration(seconds=-1), Duration(nanos=-1)]),
+        ("spec__stopping__time_limit", [Duration(), Duration(seconds=-1), Duration(nanos=-1), *NO_DURATIONS]),
+        ("spec__stream__max_delay", [Duration(seconds=-1), Duration(seconds=1, nanos=1), *NO_DURATIONS]),
+        ("spec__stream__retain", [Duration(), Duration(seconds=-1), Duration(seconds=600, nanos=1), *NO_DURATIONS]),
         ("spec__cache__salt", [LONG]),
         ("spec__priority", [-101, 101]),
         ("spec__tenant", [LONG]),
@@ -286,6 +306,25 @@ def test_all_violations_come_together() -> None:
         "request_id", "spec.prompt.text", "spec.sampling.top_p", "spec.sampling.min_p", "spec.stopping.max_tokens", "spec.priority",
         "spec.sampling.banned_strings", "spec.stopping.stop_strings", "spec.structured_output.regex", "spec.output.logprobs.top_k",
     }  # fmt: skip
+
+
+def test_what_the_engine_finds_is_named_beside_what_the_message_shows() -> None:
+    """Fields in which something is wrong are left out of what the engine looks at, and so is what shows only without them."""
+    request = a_request(spec__sampling__temperature=-1, spec__sampling__n=2, spec__output__logprobs__top_k=30, spec__stopping__min_tokens=3)
+    request.spec.stopping.max_tokens = 2
+    seen: list[SamplingParams] = []
+
+    def violations_of(prompt: object, params: SamplingParams) -> list[FieldViolation]:
+        seen.append(params)
+        return [FieldViolation("logprobs", "too many"), FieldViolation("min_tokens", "said already"), FieldViolation("prompt", "too long")]
+
+    with pytest.raises(InvalidRequestError) as caught:
+        convert.read_request(request, violations_of)
+    fields = [violation.field for violation in caught.value.violations]
+    assert fields == ["spec.sampling.temperature", "spec.stopping.min_tokens", "spec.output.logprobs.top_k", "spec.prompt.text"]
+    assert seen == [SamplingParams(n=2, logprobs=30, max_tokens=2)]
+    assert convert.read_request(a_request(), violations_of).params == SamplingParams(), "the engine is asked only to refuse"
+    assert len(seen) == 1
 
 
 def test_what_the_engine_refuses_is_located_in_the_schema() -> None:

@@ -307,3 +307,23 @@ async def test_a_killed_client_frees_its_request(demo: Demo) -> None:
     await process.wait()
     await demo.empty()
     assert await demo.engine.cancel("doomed") is False
+
+
+async def test_all_violations_that_show_without_work_are_named_at_once(demo: Demo) -> None:
+    request = stream_request(request_id="?")
+    spec = request.spec
+    spec.sampling.temperature = -1
+    spec.sampling.allowed_token_ids.extend([1, 2**32 - 1])
+    spec.sampling.logit_bias[4096] = 1
+    spec.stopping.stop_token_ids.append(4096)
+    spec.stopping.max_tokens = 5000
+    spec.stopping.time_limit.nanos = 2 * 10**9
+    spec.output.logprobs.top_k = 1000
+    with pytest.raises(aio.AioRpcError) as caught:
+        await events_of(demo.serve.generation.StreamGenerate(request))
+    failure = failure_of(caught.value)
+    assert failure.reason == "INVALID_FIELD"
+    assert set(failure.fields) == {
+        "request_id", "spec.sampling.temperature", "spec.sampling.allowed_token_ids", "spec.sampling.logit_bias",
+        "spec.stopping.stop_token_ids", "spec.stopping.max_tokens", "spec.stopping.time_limit", "spec.output.logprobs.top_k",
+    }  # fmt: skip
