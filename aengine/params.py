@@ -117,7 +117,8 @@ class SamplingParams:
     min_p: float | None = None
     """In [0, 1]: drop tokens less likely than min_p times the likeliest one. Default: the model's, then 0 (off)."""
     seed: int | None = None
-    """0..2^64-1. The same seeded request gives the same tokens whatever runs beside it. Default: a fresh random one."""
+    """0..2^64-1. The same seeded request gives the same tokens whatever runs beside it, on CUDA and in plain torch up to the rounding of
+    logits. Default: a fresh random one."""
     n: int = 1
     """1..128 sequences; more than one is refused with greedy decoding. Sequence 0 has `seed`; the seed of sequence i > 0 is the 8-byte
     BLAKE2b of `seed` (8 bytes) and i (4 bytes), all little-endian: with it, a request with n=1 gets the same tokens."""

@@ -147,3 +147,11 @@ def test_links_lead_somewhere() -> None:
     missing = [target for target in targets if "://" not in target and not (ROOT / target).exists()]
     assert targets
     assert not missing
+
+
+@pytest.mark.parametrize("path", ["README.md", "aengine/params.py", "protos/aengine/v1/sampling.proto"])
+def test_where_equal_tokens_are_promised_the_exceptions_are_named(path: str) -> None:
+    """Only our CPU kernels give equal bits in any company (tests/runner/test_greedy.py)."""
+    words = " ".join(re.sub(r"^\s*//", "", (ROOT / path).read_text(encoding="utf-8"), flags=re.MULTILINE).split())
+    (promise,) = re.findall("same tokens whatever runs beside it(.{60})", words)
+    assert "on CUDA and in plain torch" in promise.replace("On", "on")

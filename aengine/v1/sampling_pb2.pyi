@@ -81,8 +81,8 @@ class SamplingParams(_message.Message):
     """
     seed: _builtins.int
     """Keys the noise together with a token's position: the same request with the same seed gives the
-    same tokens whatever runs beside it. Any value. Default: a fresh random seed, which the reply
-    tells.
+    same tokens whatever runs beside it, on CUDA and in plain torch up to the rounding of logits.
+    Any value. Default: a fresh random seed, which the reply tells.
     """
     n: _builtins.int
     """How many sequences to generate from the prompt. 1 to 128; more than 1 is refused with greedy

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from driver import Driver
+from driver import GREEDY, Driver
 from reference import FAMILIES, greedy, save_tiny
 from tokenizers import Tokenizer
 
@@ -128,6 +128,33 @@ def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
 
     runner._passes.prepare = RecordedRun
     return seen
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_logits_alone_and_in_a_crowd(demo, backend: str, dtype: str) -> None:
+    """Our kernels' depend on the sequence alone. Torch's do up to rounding: they are as near each other as to those of float32."""
+    path, prompts, _ = demo
+    exact = backend == "auto" and os.environ.get("AENGINE_CPU_LEVEL") != "torch"
+
+    def last_logits(some: list[list[int]], dtype: str, chunk: int | None) -> torch.Tensor:
+        """[len(some), vocab_size], of the third token of each, which are the same in every run."""
+        runner = make_runner(path, dtype=dtype, attention_backend=backend)
+        seen = record_logits(runner)
+        driver = Driver(runner, chunk=chunk)
+        sequences = [driver.add(prompt, dataclasses.replace(GREEDY, logit_bias=((9, 100.0),))) for prompt in some]
+        while late := [s for s in sequences if len(s.output) < 2]:
+            driver.run_step(late)
+        driver.run_step(sequences)
+        return seen[-1].clone()
+
+    some = prompts[::4]
+    alone = torch.cat([last_logits([prompt], dtype, None) for prompt in some])
+    crowd = last_logits(some, dtype, 7)
+    if exact:
+        assert torch.equal(alone, crowd)
+    rounding = alone - last_logits(some, "float32", None) if dtype == "bfloat16" else alone * 1e-5
+    assert (crowd - alone).norm() <= rounding.norm()
 
 
 def test_old_form_of_rope_config(tmp_path: pathlib.Path) -> None:
