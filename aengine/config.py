@@ -16,6 +16,7 @@ KV_CACHE_DTYPES = ("auto", "fp8")
 QUANTIZATIONS = ("none", "int8")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MOST_SEQS = 65536
+DEFAULT_SEQS = 256
 MOST_GRAPH_TOKENS = 8192
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
@@ -37,8 +38,8 @@ class EngineConfig:
     """CPU threads of a step, on a CPU. Default: torch's (one per core), and 1 for models below 20 million parameters."""
     max_model_len: int | None = None
     """Longest prompt plus output in tokens. Default: the model's context."""
-    max_num_seqs: int = 256
-    """Most sequences that hold KV at once."""
+    max_num_seqs: int | None = None
+    """Most sequences that hold KV at once. Default: 256; fewer where max_num_batched_tokens is less, more where a graph size is."""
     max_num_batched_tokens: int | None = None
     """Most tokens computed in one step. Default: 512 on a CPU, so that a prompt does not hold up the others for long, else 2048; at least
     max_num_seqs."""
@@ -93,7 +94,7 @@ class EngineConfig:
             check.refuse("device", "one of auto, cpu, cuda, cuda:N")
         check.integer("threads", 1, 1024, optional=True)
         check.integer("max_model_len", 2, optional=True)
-        check.integer("max_num_seqs", 1, MOST_SEQS)
+        check.integer("max_num_seqs", 1, MOST_SEQS, optional=True)
         check.integer("max_num_batched_tokens", 1, optional=True)
         if not isinstance(self.page_size, int) or isinstance(self.page_size, bool) or self.page_size not in PAGE_SIZES:
             check.refuse("page_size", "a power of two in [1, 256]")
@@ -121,12 +122,20 @@ class EngineConfig:
         if not isinstance(weights, Mapping) or not all(isinstance(name, str) and is_positive(weight) for name, weight in weights.items()):
             check.refuse("tenant_weights", "a mapping from tenant to a finite number > 0")
         check.integer("seed", 0, 2**64 - 1)
-        if not check.violations and self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
-            check.refuse("max_num_batched_tokens", f">= max_num_seqs ({self.max_num_seqs}): a step must hold one token of each sequence")
-        if not check.violations and sizes is not None and max(sizes) > self.max_num_seqs:
-            check.refuse("graph_sizes", f"at most max_num_seqs ({self.max_num_seqs}): no step has more sequences")
+        if not check.violations and self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.num_seqs:
+            check.refuse("max_num_batched_tokens", f">= max_num_seqs ({self.num_seqs}): a step must hold one token of each sequence")
+        if not check.violations and sizes is not None and max(sizes) > self.num_seqs:
+            check.refuse("graph_sizes", f"at most max_num_seqs ({self.num_seqs}): no step has more sequences")
         if check.violations:
             raise ConfigError(check.violations)
+
+    @property
+    def num_seqs(self) -> int:
+        """`max_num_seqs`, or its default beside the other fields."""
+        if self.max_num_seqs is not None:
+            return self.max_num_seqs
+        wanted = max((DEFAULT_SEQS, *(self.graph_sizes or ())))
+        return min(wanted, self.max_num_batched_tokens or wanted)
 
     @classmethod
     def of(cls, model_or_config: str | EngineConfig, **overrides: Any) -> EngineConfig:

@@ -19,7 +19,7 @@ HUGE = 10**400  # an integer that no float holds
 INTEGERS: dict[str, tuple[int, int | None, bool]] = {  # lowest, highest, whether None is accepted
     "threads": (1, 1024, True),
     "max_model_len": (2, None, True),
-    "max_num_seqs": (1, 65536, False),
+    "max_num_seqs": (1, 65536, True),
     "max_num_batched_tokens": (1, None, True),
     "kv_cache_memory": (1, None, True),
     "max_queued_requests": (1, None, True),
@@ -73,7 +73,7 @@ def test_defaults() -> None:
         "device": "auto",
         "threads": None,
         "max_model_len": None,
-        "max_num_seqs": 256,
+        "max_num_seqs": None,
         "max_num_batched_tokens": None,
         "page_size": 16,
         "kv_cache_memory": None,
@@ -188,8 +188,30 @@ def test_a_step_must_hold_a_token_of_each_sequence() -> None:
     assert config(max_num_seqs=64, max_num_batched_tokens=64).max_num_batched_tokens == 64
     said = refused(max_num_seqs=65, max_num_batched_tokens=64)
     assert said == {"max_num_batched_tokens": "64 is not >= max_num_seqs (65): a step must hold one token of each sequence"}
-    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
-        EngineConfig(model="demo", max_num_batched_tokens=255)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, 256),
+        ({"max_num_batched_tokens": 16}, 16),
+        ({"max_num_batched_tokens": 8192}, 256),
+        ({"graph_sizes": (8, 512)}, 512),
+        ({"graph_sizes": (8, 16)}, 256),
+        ({"graph_sizes": (8, 16), "max_num_batched_tokens": 16}, 16),
+        ({"graph_sizes": (1024,), "max_num_batched_tokens": 512}, "graph_sizes"),
+        ({"max_num_seqs": 300, "max_num_batched_tokens": 299}, "max_num_batched_tokens"),
+        ({"max_num_seqs": 256, "graph_sizes": (512,)}, "graph_sizes"),
+    ],
+    ids=str,
+)
+def test_the_default_number_of_sequences_gives_way_to_what_was_asked_for(given: dict[str, Any], expected: int | str) -> None:
+    if isinstance(expected, int):
+        assert EngineConfig(model="demo", **given).num_seqs == expected
+    else:
+        with pytest.raises(ConfigError) as caught:
+            EngineConfig(model="demo", **given)
+        assert caught.value.field == expected
 
 
 def test_all_violations_are_named_at_once() -> None:

@@ -91,7 +91,7 @@ class PacedEngine(AsyncEngine):
 
     def _load(self) -> LoadedModel:
         tokenizer = Tokenizer.load(resolve_model(DEMO))
-        self.runner = PacedRunner(tokenizer.encode(TEXT), self.config.max_num_seqs, self._edge.call_soon)
+        self.runner = PacedRunner(tokenizer.encode(TEXT), self.config.num_seqs, self._edge.call_soon)
         info = ModelInfo(
             name="paced",
             architecture="none",

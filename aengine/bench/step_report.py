@@ -62,7 +62,7 @@ def measure_model(name: str, config: EngineConfig, wanted: StepsWanted) -> Model
     """
     cases = wanted.cases(ON_CUDA if find_device(config.device).type == "cuda" else ON_CPU)
     if config.max_num_batched_tokens is None:
-        config = EngineConfig.of(config, max_num_batched_tokens=max(config.max_num_seqs, *(case.length for case in cases)))
+        config = EngineConfig.of(config, max_num_batched_tokens=max(config.num_seqs, *(case.length for case in cases)))
     kv_item_bytes = 1 if config.kv_cache_dtype == "fp8" else None
     with start_up_log() as said:
         runner = ModelRunner(config, resolve_model(config.model, config.revision, weights=config.load_format != "dummy"))

@@ -63,7 +63,7 @@ class AsyncEngine:
 
     def __init__(self, model_or_config: str | EngineConfig, **overrides: Any) -> None:
         """Raises `ConfigError` naming every field that is unknown or out of range. Loads nothing yet."""
-        self.config = EngineConfig.of(model_or_config, **overrides)  # once started, with the step's tokens that the device suggests
+        self.config = EngineConfig.of(model_or_config, **overrides)  # once started, with the limits of a step that were left open
         self._phase = _Phase.NEW
         self._error: BaseException | None = None
 
@@ -288,7 +288,8 @@ class AsyncEngine:
                 self._registry.update(report)
             case Ready(loaded):
                 self._loaded = loaded
-                self.config = replace(self.config, max_num_batched_tokens=loaded.runner.max_num_batched_tokens)
+                runner = loaded.runner
+                self.config = replace(self.config, max_num_seqs=runner.max_num_seqs, max_num_batched_tokens=runner.max_num_batched_tokens)
                 self._registry = Registry(self.config, loaded, self._edge, self._steps.post, self._workers)
                 if self._phase is _Phase.STARTING:
                     self._phase = _Phase.RUNNING

@@ -70,9 +70,9 @@ class ModelRunner:
         self.spec = load_spec(model_dir)
         self.generation = load_generation(model_dir, self.spec)
         self.page_size = config.page_size
-        self.max_num_seqs = config.max_num_seqs
+        self.max_num_seqs = config.num_seqs
         default = CPU_TOKENS if on_cpu else ACCELERATOR_TOKENS
-        self.max_num_batched_tokens = config.max_num_batched_tokens or max(config.max_num_seqs, default)
+        self.max_num_batched_tokens = config.max_num_batched_tokens or max(config.num_seqs, default)
         context = self.spec.max_position_embeddings
         if config.max_model_len is not None and config.max_model_len > context:
             raise ConfigError.of("max_model_len", f"{config.max_model_len} is more than the model's context of {context} tokens")
@@ -86,15 +86,15 @@ class ModelRunner:
             self.dtype = _dtype(config, self.spec, model_dir)
             self._executor = build_executor(ExecutorSetup(config, self.spec, model_dir, self.dtype, self.device, wanted_len, warm))
             draws = CpuDraw(self._executor.draw) if isinstance(self._executor, HostExecutor) else None
-            self._sampler = Sampler(config.max_num_seqs, self.spec.vocab_size, self.device, draws)
+            self._sampler = Sampler(self.max_num_seqs, self.spec.vocab_size, self.device, draws)
             self._scorer = PromptScorer(self.spec.vocab_size, self.device)
             self._landings: Landings | None = None
             self._passes: Passes | HostPasses
             if isinstance(self._executor, HostExecutor) and capture is None:
-                self._passes = HostPasses(self._executor, config.max_num_seqs, self._sampler.draws)
+                self._passes = HostPasses(self._executor, self.max_num_seqs, self._sampler.draws)
             else:
-                self._passes = Passes(self._executor, config.max_num_seqs, self.device)
-                self._landings = Landings(config.max_num_seqs, self.device)
+                self._passes = Passes(self._executor, self.max_num_seqs, self.device)
+                self._landings = Landings(self.max_num_seqs, self.device)
             sizes = GraphSizes.of(config.graph_sizes, config.graph_tokens, self.max_num_seqs, self.max_num_batched_tokens)
             budget = config.kv_cache_memory
             if budget is None and on_cpu:

@@ -41,7 +41,7 @@ class EngineServicer(EngineServiceServicer):
         response.started.FromNanoseconds(self._started_ns)
         limits = response.limits
         limits.max_model_len = model.max_model_len
-        limits.max_num_seqs = config.max_num_seqs
+        limits.max_num_seqs = config.num_seqs
         limits.max_num_batched_tokens = config.max_num_batched_tokens or 0
         limits.max_queued_requests = config.max_queued_requests or 0
         limits.max_queued_tokens = config.max_queued_tokens or 0

@@ -143,7 +143,7 @@ class OracleEngine(AsyncEngine):
         self.runner = HookedRunner(
             num_pages=num_pages,
             page_size=config.page_size,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             ahead=ahead,
         )

@@ -71,11 +71,10 @@ async def test_greedy_equals_transformers(
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_started_engine_tells_how_long_its_steps_are() -> None:
-    engine = AsyncEngine("demo", max_num_seqs=600)
-    assert engine.config.max_num_batched_tokens is None
-    async with engine:
-        assert engine.config.max_num_batched_tokens == 600
-        assert engine.config.max_num_seqs == 600
+    for given, expected in (({"max_num_seqs": 600}, (600, 600)), ({"max_num_batched_tokens": 16}, (16, 16)), ({}, (256, 512))):
+        engine = AsyncEngine("demo", kv_cache_memory=32 << 20, **given)  # type: ignore[arg-type]
+        async with engine:
+            assert (engine.config.max_num_seqs, engine.config.max_num_batched_tokens) == expected
 
 
 async def test_200_streams_exact_counts_and_50_cancelled() -> None:

@@ -89,6 +89,11 @@ def test_tokens_of_a_step_on_a_cpu(demo: pathlib.Path, options: dict[str, int], 
     assert make_runner(demo, **options).max_num_batched_tokens == expected
 
 
+def test_the_default_number_of_sequences_gives_way_to_the_tokens_of_a_step(demo: pathlib.Path) -> None:
+    runner = make_runner(demo, max_num_seqs=None, max_num_batched_tokens=16)
+    assert (runner.max_num_seqs, runner.max_num_batched_tokens) == (16, 16)
+
+
 def test_auto_dtype_is_the_checkpoints(demo: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert make_runner(demo, dtype="auto").dtype is torch.bfloat16
     save_tiny("qwen2", tmp_path, dtype=torch.float16)
