@@ -22,7 +22,6 @@ from aengine.engine.controls import Controls
 from aengine.engine.doorbell import Doorbell
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
-from aengine.engine.mailbox import Stop
 from aengine.engine.prompts import Options
 from aengine.engine.registry import Registry
 from aengine.engine.step_loop import Done, Ready, Report, StepLoop, Stopped
@@ -65,18 +64,21 @@ class AsyncEngine:
         """Raises `ConfigError` naming every field that is unknown or out of range. Loads nothing yet."""
         self.config = EngineConfig.of(model_or_config, **overrides)  # once started, with the limits of a step that were left open
         self._phase = _Phase.NEW
+        self._stopped: anyio.Event | None = None  # of an engine that was started: the step thread has ended
         self._error: BaseException | None = None
 
     # ---- life cycle ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Load the model and start serving. Raises `ModelLoadError`, `InsufficientMemoryError` or `ConfigError`."""
+        """Load the model and start serving. Raises `ModelLoadError`, `InsufficientMemoryError` or `ConfigError`, and `EngineStateError`
+        if the engine is closed meanwhile. Cancelling it, or `aclose()`, leaves the loading between two weights; `aclose()` waits for
+        that, also after a `start()` that was cancelled."""
         if self._phase is not _Phase.NEW:
             raise EngineStateError("the engine was started before; make a new one")
         self._phase = _Phase.STARTING
         self._edge = LoopEdge()
         self._settled = anyio.Event()  # serving, or failed to
-        self._stopped = anyio.Event()  # the step thread is at its end
+        self._stopped = anyio.Event()
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="aengine-tokenizer")
         self._bell: Doorbell[Report[LoadedModel]] = Doorbell(self._edge, self._receive)
@@ -85,25 +87,20 @@ class AsyncEngine:
         self._steps.start()
         try:
             await self._settled.wait()
-        except BaseException:  # cancelled: the thread ends as soon as loading returns
-            self._steps.post(Stop())
-            self._phase = _Phase.CLOSED
+        except BaseException:  # cancelled
+            self._stop()
             raise
         if self._error is not None:
-            self._workers.shutdown(wait=False)
             raise self._error
+        if self._phase is _Phase.CLOSED:
+            raise EngineStateError("the engine was closed while it was starting")
 
     async def aclose(self) -> None:
-        """Cancel whatever runs and stop. Returns when the step thread has ended and the model is unloaded."""
-        if self._phase in (_Phase.NEW, _Phase.CLOSED):
-            self._phase = _Phase.CLOSED
-            return
-        if self._phase is not _Phase.DEAD:
-            self._phase = _Phase.CLOSED
-            self._steps.post(Stop())
-        with anyio.CancelScope(shield=True):
-            await self._stopped.wait()
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        """Cancel whatever runs and stop. Returns when the step thread has ended and the model is unloaded, whoever else closes it."""
+        self._stop()
+        if self._stopped is not None:
+            with anyio.CancelScope(shield=True):
+                await self._stopped.wait()
 
     async def __aenter__(self) -> AsyncEngine:
         await self.start()
@@ -114,7 +111,7 @@ class AsyncEngine:
 
     async def wait_stopped(self) -> None:
         """Wait until the engine no longer runs. Raises `EngineDeadError` if it died rather than being closed."""
-        if self._phase is _Phase.NEW:
+        if self._stopped is None:
             raise EngineStateError("the engine is not started")
         await self._stopped.wait()
         if self._phase is _Phase.DEAD:
@@ -254,7 +251,7 @@ class AsyncEngine:
     # ---- inside --------------------------------------------------------------------------------------------------------
 
     def _load(self) -> LoadedModel:
-        return load_model(self.config)
+        return load_model(self.config, self._steps.check_wanted)
 
     def _configure(self, loaded: LoadedModel) -> SchedulerConfig:
         runner = loaded.runner
@@ -280,7 +277,15 @@ class AsyncEngine:
             case _Phase.DEAD:
                 raise self._death()
 
+    def _stop(self) -> None:
+        """Have the step thread end, if there is one that runs."""
+        if self._phase in (_Phase.STARTING, _Phase.RUNNING):
+            self._steps.stop()
+        if self._phase is not _Phase.DEAD:
+            self._phase = _Phase.CLOSED
+
     def _receive(self, report: Report[LoadedModel]) -> None:
+        assert self._stopped is not None, "started"
         if self._stopped.is_set():
             return  # from a thread that was given up and came back
         match report:
@@ -301,7 +306,10 @@ class AsyncEngine:
 
     def _on_stopped(self, error: BaseException | None) -> None:
         """The step thread ended: nothing answers any more, so whoever waits must be told now."""
+        assert self._stopped is not None, "started"
+        self._steps.join()
         self._bell.close()
+        self._workers.shutdown(wait=False, cancel_futures=True)
         self._error = error
         if self._phase is _Phase.RUNNING:
             self._phase = _Phase.DEAD

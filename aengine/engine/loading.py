@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,9 +26,11 @@ class LoadedModel:
     info: ModelInfo
 
 
-def load_model(config: EngineConfig) -> LoadedModel:
-    """Raises `ModelLoadError`, `InsufficientMemoryError` or `ConfigError`."""
+def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel:
+    """`check` is called between the parts of the work, and raises where it is to be left. Raises that, `ModelLoadError`,
+    `InsufficientMemoryError` or `ConfigError`."""
     model_dir = resolve_model(config.model, config.revision, weights=config.load_format != "dummy")
+    check()
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="aengine-load"))
         tokenizer_future = pool.submit(Tokenizer.load, model_dir)  # beside the weights: large vocabularies take long
@@ -38,7 +41,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
             # Imported here: the device side brings torch, and importing the engine should not.
             from aengine.models.named_weights import num_parameters
             from aengine.runner.model_runner import ModelRunner
-        runner = ModelRunner(config, model_dir, warm=warm)
+        check()
+        runner = ModelRunner(config, model_dir, warm=warm, check=check)
         try:
             tokenizer = tokenizer_future.result()
         except BaseException:

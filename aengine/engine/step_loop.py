@@ -71,6 +71,10 @@ class Snapshot:
 Report = Ready[LoadedT] | Updates | Done | Stopped
 
 
+class LoadingLeft(Exception):
+    """The thread is to end before the model is loaded."""
+
+
 class StepLoop(Generic[LoadedT]):
     """`load` makes the model in the thread; `configure` derives the scheduler's limits from it; `report` must not block or raise."""
 
@@ -96,6 +100,7 @@ class StepLoop(Generic[LoadedT]):
         self._untold: Updates | None = None  # what the last step changed, until it is handed on
         self.snapshot = Snapshot(EngineStats(), 0)  # replaced as a whole, so any thread may read it
         self._busy_since: float | None = None  # on time.monotonic
+        self._stopping = False
         self._given_up = False
         self._watchdog = Watchdog(step_timeout, lambda: self._busy_since, self._give_up)
         self._thread = threading.Thread(target=self._main, name="aengine-step", daemon=True)
@@ -103,9 +108,20 @@ class StepLoop(Generic[LoadedT]):
     def start(self) -> None:
         self._thread.start()
 
+    def stop(self) -> None:
+        """Have all requests and the thread end, or loading at its next `check_wanted`. To be called from any thread."""
+        self._stopping = True
+        self._mailbox.post(Stop())
+
+    def check_wanted(self) -> None:
+        """To be called while loading, now and then: raises `LoadingLeft` once nobody wants the model any more."""
+        if self._stopping:
+            raise LoadingLeft
+
     def join(self) -> None:
-        """Wait for the thread to end. It does so right after it reported `Stopped`."""
-        self._thread.join()
+        """Wait for the thread to end, which it does right after it reported `Stopped`; but for one that was given up."""
+        if not self._given_up:
+            self._thread.join()
 
     def _main(self) -> None:
         error: BaseException | None = None
@@ -120,6 +136,8 @@ class StepLoop(Generic[LoadedT]):
             finally:
                 self._watchdog.stop()
                 loaded.runner.close()
+        except LoadingLeft:
+            _log.info("loading was left: the engine is closed")
         except BaseException as failure:  # whatever it is, those who wait must hear of it
             error = failure
         self._report(Stopped(error))
@@ -136,7 +154,7 @@ class StepLoop(Generic[LoadedT]):
         error = StepHangError(f"a step hangs for {seconds:.1f} s")
         self._given_up = True  # before anyone can act on the report: the thread may come back at any moment
         self._hand_on(Stopped(error))
-        self._mailbox.post(Stop())  # it may have come back already, and wait
+        self.stop()  # it may have come back already, and wait
 
     def _serve(self, scheduler: Scheduler, runner: Runner) -> None:
         flights: deque[tuple[StepPlan, InFlightStep, float]] = deque()  # with the time of their launch

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -235,12 +235,17 @@ class ExecutorSetup:
     device: torch.device
     num_positions: int  # longest sequence
     warm: WarmMemory | None = None  # of about the weights' size, for weights on a CPU
+    check: Callable[[], object] = lambda: None  # called before each weight; raises where loading is to be left
 
     def weights(self) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-        """Each named weight with its parts; read or drawn as it is asked for."""
+        """Each named weight with its parts; read or drawn as it is asked for. Raises what `check` raises."""
         if self.config.load_format == "dummy":
-            return drawn_weights(self.spec, self.dtype, self.device, self.config.seed)
-        return stored_weights(self.spec, self.model_dir)
+            weights = drawn_weights(self.spec, self.dtype, self.device, self.config.seed)
+        else:
+            weights = stored_weights(self.spec, self.model_dir)
+        for weight in weights:
+            self.check()
+            yield weight
 
     def attention(self) -> AttentionSpec:
         """Reads the scales of an fp8 KV cache. Raises ModelLoadError."""

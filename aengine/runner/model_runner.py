@@ -59,9 +59,10 @@ class ModelRunner:
         model_dir: pathlib.Path,
         capture: Callable[[torch.device], Capture] | None = None,
         warm: WarmMemory | None = None,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         """Loads the model and sizes the KV pool. `capture` makes what records graphs; None: CUDA's, on CUDA, unless the config says eager.
-        `warm` is host memory to put weights in.
+        `warm` is host memory to put weights in. `check` is called before each weight, and raises where loading is to be left.
 
         Raises ModelLoadError, InsufficientMemoryError, or ConfigError for what this model or machine cannot do.
         """
@@ -84,7 +85,7 @@ class ModelRunner:
         self._lane = Lane(self.device)
         with self._lane.enter():
             self.dtype = _dtype(config, self.spec, model_dir)
-            self._executor = build_executor(ExecutorSetup(config, self.spec, model_dir, self.dtype, self.device, wanted_len, warm))
+            self._executor = build_executor(ExecutorSetup(config, self.spec, model_dir, self.dtype, self.device, wanted_len, warm, check))
             draws = CpuDraw(self._executor.draw) if isinstance(self._executor, HostExecutor) else None
             self._sampler = Sampler(self.max_num_seqs, self.spec.vocab_size, self.device, draws)
             self._scorer = PromptScorer(self.spec.vocab_size, self.device)

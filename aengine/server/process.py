@@ -1,7 +1,9 @@
 """The server as a process: the order of starting and stopping, and what signals do.
 
 Owns signals, the event loop and the exit code; knows nothing of flags. The first SIGTERM or SIGINT drains, the second stops at once;
-a drain that a client asked for is joined by the first signal.
+a drain that a client asked for is joined by the first signal. While the model loads, the first one leaves the loading between two
+weights and exits with 0; what cannot be left there, a download or a compilation, is waited for. Once nothing but the engine is waited
+for, a further signal ends the process as if it were not handled.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("aengine.server")
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 class Process:
     """One run of the server."""
@@ -40,7 +44,7 @@ class Process:
 
         engine = AsyncEngine(self._engine_config)
         server = Server(engine, self._server_config)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number, server)
         await server.start()
         dead: EngineDeadError | None = None
@@ -65,6 +69,9 @@ class Process:
             return 0 if engine.healthy else 1
         finally:
             await server.stop(dead)
+            for number in _SIGNALS:
+                asyncio.get_running_loop().remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL)
             await engine.aclose()
 
     def _on_signal(self, number: int, server: Server) -> None:

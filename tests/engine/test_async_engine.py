@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import random
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import anyio
 import pytest
-from oracle_engine import Ahead, OracleEngine, idle, until
+from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
 
 from aengine import (
     AsyncEngine,
@@ -22,7 +24,9 @@ from aengine import (
     RequestIdInUseError,
     SamplingParams,
 )
+from aengine.engine.loading import LoadedModel
 from aengine.engine.stream_state import NO_TOKEN
+from aengine.models.weights import drawn_weights
 
 pytestmark = pytest.mark.anyio
 
@@ -351,16 +355,86 @@ class TestLifeCycle:
             await engine.start()
         await engine.aclose()
 
-    async def test_cancelled_start(self) -> None:
+    @pytest.mark.parametrize("cancelled", [True, False])
+    async def test_closed_while_it_starts(self, cancelled: bool) -> None:
+        """Every `aclose()` waits for the thread that loads, whether `start()` was cancelled or not."""
         engine = OracleEngine()
-        gate = threading.Event()
+        loading, gate = threading.Event(), threading.Event()
         load = engine._load
-        engine._load = lambda: gate.wait() and load()  # type: ignore[method-assign, assignment, return-value]
-        with anyio.move_on_after(0.01):
-            await engine.start()
+
+        def held() -> LoadedModel:
+            loading.set()
+            assert gate.wait(20)
+            return load()
+
+        engine._load = held  # type: ignore[method-assign]
+        closed: list[bool] = []
+
+        async def start(scope: anyio.CancelScope) -> None:
+            with scope, pytest.raises(EngineStateError, match="closed while it was starting"):
+                await engine.start()
+
+        async def close() -> None:
+            await engine.aclose()
+            closed.append(engine.runner.closed.is_set() and not engine._steps._thread.is_alive())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(start, scope := anyio.CancelScope())
+            await anyio.to_thread.run_sync(loading.wait)
+            if cancelled:
+                scope.cancel()
+            for _ in range(3):
+                group.start_soon(close)
+            await anyio.wait_all_tasks_blocked()
+            assert not closed
+            gate.set()
+        assert scope.cancelled_caught is cancelled
+        assert closed == [True] * 3
+        assert not engine.healthy
+
+    async def test_closed_twice_at_a_time(self) -> None:
+        engine = OracleEngine()
+        await engine.start()
+        gate = StepGate(engine)
+        stream = engine.stream([1], SamplingParams(seed=1, ignore_eos=True))
+        await anyio.to_thread.run_sync(gate.held.wait)
+        closed: list[bool] = []
+
+        async def close() -> None:
+            await engine.aclose()
+            closed.append(not engine._steps._thread.is_alive())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(close)
+            group.start_soon(close)
+            await anyio.wait_all_tasks_blocked()
+            assert not closed
+            gate.open()
+        assert closed == [True] * 2
+        assert [token.finish_reason async for token in stream][-1] is FinishReason.CANCELLED
+
+    async def test_loading_is_left_between_two_weights(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        drawn: list[str] = []
+        first, gate = threading.Event(), threading.Event()
+
+        def draw(*args: Any) -> Iterator[Any]:
+            for name, weight in drawn_weights(*args):
+                drawn.append(name)
+                first.set()
+                assert gate.wait(20)
+                yield name, weight
+
+        monkeypatch.setattr("aengine.runner.executor.drawn_weights", draw)
+        engine = AsyncEngine("demo", load_format="dummy")
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.start)
+            await anyio.to_thread.run_sync(first.wait)
+            group.cancel_scope.cancel()
         gate.set()
-        await anyio.to_thread.run_sync(engine._steps.join)
-        assert engine.runner.closed.is_set()
+        await engine.aclose()
+        assert len(drawn) == 1
+        with pytest.raises(EngineStateError, match="not started"):
+            engine.model_info  # noqa: B018
 
     async def test_other_thread(self) -> None:
         async with OracleEngine() as engine:

@@ -73,7 +73,7 @@ async def test_a_step_that_hangs_is_reported_and_ends_every_stream(caplog: pytes
         await engine.aclose()
     assert "before_step" in caplog.text, "the log shows where the thread is"
     gate.set()
-    await anyio.to_thread.run_sync(engine._steps.join)
+    await anyio.to_thread.run_sync(engine._steps._thread.join)
     assert engine.runner.closed.is_set()
 
 

@@ -230,9 +230,9 @@ import signal, sys
 from aengine.engine import async_engine
 from aengine.server.cli import main
 
-def load_model(config, original=async_engine.load_model):
+def load_model(config, check, original=async_engine.load_model):
     signal.raise_signal(signal.SIGTERM)
-    return original(config)
+    return original(config, check)
 
 async_engine.load_model = load_model
 sys.exit(main(["--port", "0"]))
@@ -244,3 +244,27 @@ def test_a_signal_while_the_model_loads_ends_the_process() -> None:
     assert result.returncode == 0, result.stderr
     assert "SIGTERM" in result.stderr
     assert "listening" not in result.stderr
+    assert "loading was left: the engine is closed" in result.stderr, "the process waits for the thread that loads"
+
+
+STUCK = """
+import signal, sys, threading, time
+from aengine.engine import async_engine
+from aengine.server.cli import main
+
+def load_model(config, check):
+    signal.raise_signal(signal.SIGTERM)
+    while signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        time.sleep(0.01)
+    signal.raise_signal(signal.SIGTERM)
+    threading.Event().wait()
+
+async_engine.load_model = load_model
+sys.exit(main(["--port", "0"]))
+"""
+
+
+def test_a_second_signal_ends_a_process_whose_loading_cannot_be_left() -> None:
+    result = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=TIMEOUT)
+    assert result.returncode == -signal.SIGTERM
+    assert "Traceback" not in result.stderr
