@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 from collections.abc import Callable
@@ -24,6 +25,25 @@ class LoopEdge:
         """Run `function(*args)` in the loop, after whatever was handed over before. Does nothing once the loop is closed."""
         with contextlib.suppress(RuntimeError):  # raised by both loops when they are closed
             self._schedule(function, *args)
+
+    def call_later(self, seconds: float, function: Callable[..., object], *args: object) -> Callable[[], object]:
+        """Run `function(*args)`, which must not raise, in the loop after `seconds`, unless what is returned was called. To be called in
+        the loop."""
+        context = contextvars.Context()  # not that of whoever calls
+        if hasattr(self._native, "call_later"):
+            timer: asyncio.TimerHandle = self._native.call_later(max(0.0, seconds), function, *args, context=context)
+            return timer.cancel
+        import trio
+
+        scope = trio.CancelScope()
+
+        async def wait() -> None:
+            with scope:
+                await trio.sleep(max(0.0, seconds))
+                function(*args)
+
+        trio.lowlevel.spawn_system_task(wait, context=context)
+        return scope.cancel
 
     def watch(self, file: int, callback: Callable[[], object]) -> bool:
         """Run `callback` in the loop whenever `file` can be read from. False: this loop has no way to. To be called in the loop."""

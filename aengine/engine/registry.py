@@ -9,7 +9,8 @@ import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -35,12 +36,26 @@ from aengine.engine.prompts import (
 from aengine.engine.queue_bound import QueueBound
 from aengine.engine.stream_state import StreamHooks, StreamState
 from aengine.errors import FieldViolation
+from aengine.outputs import FinishReason
 from aengine.params import SamplingParams
 from aengine.requests import Prompt
 from aengine.scheduler import Updates
 
 if TYPE_CHECKING:
     from aengine.sampling.grammar import CompiledGrammar
+
+
+@dataclass(eq=False, slots=True)
+class _Preparation:
+    """What goes on for a request before it is handed to the step thread."""
+
+    stop_timer: Callable[[], object]
+    work: Future[Any] | None = None
+
+    def end(self) -> None:
+        self.stop_timer()
+        if self.work is not None:
+            self.work.cancel()
 
 
 class Registry:
@@ -60,6 +75,7 @@ class Registry:
         self._hooks = StreamHooks(cancel=self._cancel, stop=lambda key: post(Cancel(key)), lag=self._on_lag)
         self._streams: dict[int, StreamState] = {}  # every request of which something is left, by the key of each of its sequences
         self._by_id: dict[str, StreamState] = {}
+        self._preparations: dict[int, _Preparation] = {}  # by the key of a request's first sequence
         self._next_key = 0
         self._bound = QueueBound(config.max_queued_requests, config.max_queued_tokens)
         self.num_submitted = 0  # sequences handed to the step thread so far
@@ -69,8 +85,8 @@ class Registry:
 
     @property
     def num_preparing(self) -> int:
-        """Requests whose prompt is still being tokenized."""
-        return sum(not state.submitted for state in self._by_id.values())
+        """Requests whose prompt is still being tokenized, or their grammar compiled."""
+        return len(self._preparations)
 
     def read(self, prompt: Prompt, params: SamplingParams, violations: list[FieldViolation]) -> Prompt | IntArray:
         """The prompt as `open` takes it. Whatever shows without work to be wrong with the request is added to `violations`."""
@@ -90,11 +106,11 @@ class Registry:
             return state
         self._bound.enter(state.key, 0)
         self._register(state)
+        self._preparations[state.key] = _Preparation(self._start_timer(state, options))
         if params.structured_output is None:
             self._prepare(state, prompt, options, None)
         else:
-            compiling = self._grammars.compile(params.structured_output)
-            compiling.add_done_callback(functools.partial(self._edge.call_soon, self._on_compiled, state, prompt, options))
+            self._wait_for(state, self._grammars.compile(params.structured_output), self._on_compiled, prompt, options)
         return state
 
     def update(self, updates: Updates) -> None:
@@ -168,6 +184,7 @@ class Registry:
             self._streams[key] = state
 
     def _forget(self, state: StreamState) -> None:
+        self._end_preparation(state)
         self._bound.leave(state.key)
         self._by_id.pop(state.request_id, None)
         for key in state.keys:
@@ -177,11 +194,28 @@ class Registry:
         params = effective_params(state.params, len(prepared.prompt), self._limits)
         requests = make_requests(state.keys, prepared, params, options, self._limits, time.monotonic())
         self._bound.enter(state.key, len(prepared.prompt))
+        self._end_preparation(state)
         self._register(state)
         state.submit(params, prepared.prompt.tolist() if params.prompt_logprobs is not None else [], len(prepared.prompt))
         self.num_submitted += len(requests)
         for request in requests:
             self._post(Submit(request))
+
+    def _start_timer(self, state: StreamState, options: Options) -> Callable[[], object]:
+        """For the deadline, of which the step thread does not know yet; returns what stops it."""
+        if options.deadline is None:
+            return lambda: None
+        return self._edge.call_later(options.deadline - time.monotonic(), self._drop, state, None, FinishReason.DEADLINE)
+
+    def _wait_for(self, state: StreamState, work: Future[Any], then: Callable[..., None], *args: object) -> None:
+        """Have `then(state, *args, work)` called in the loop when `work` is done; it is cancelled if the request ends before."""
+        self._preparations[state.key].work = work
+        work.add_done_callback(functools.partial(self._edge.call_soon, then, state, *args))
+
+    def _end_preparation(self, state: StreamState) -> None:
+        preparation = self._preparations.pop(state.key, None)
+        if preparation is not None:
+            preparation.end()
 
     def _on_compiled(self, state: StreamState, prompt: Prompt | IntArray, options: Options, compiling: Future[CompiledGrammar]) -> None:
         """A request's grammar is known, or is none."""
@@ -194,7 +228,7 @@ class Registry:
 
     def _prepare(self, state: StreamState, prompt: Prompt | IntArray, options: Options, grammar: CompiledGrammar | None) -> None:
         work = self._workers.submit(prepare, prompt, state.params, self._loaded.tokenizer, self._loaded.info, grammar)
-        work.add_done_callback(functools.partial(self._edge.call_soon, self._on_prepared, state, options))
+        self._wait_for(state, work, self._on_prepared, options)
 
     def _on_prepared(self, state: StreamState, options: Options, work: Future[Prepared]) -> None:
         """A request comes back from a worker thread."""
@@ -213,13 +247,15 @@ class Registry:
         else:
             self._edge.call_soon(self._drop, state, None)
 
-    def _drop(self, state: StreamState, error: BaseException | None) -> None:
-        """End a request that has not reached the step thread."""
+    def _drop(self, state: StreamState, error: BaseException | None, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """End a request that has not reached the step thread: it failed with `error`, or ended for `reason`."""
+        if state.released.is_set():
+            return
         if state.submitted:
             self._cancel(state)
             return
         self._forget(state)
-        state.end(error)
+        state.end(error, reason)
 
     def _on_lag(self, state: StreamState, lagging: bool) -> None:
         for key in state.keys:

@@ -194,11 +194,11 @@ class StreamState:
         self.released.set()
         return True
 
-    def end(self, error: BaseException | None) -> None:
-        """Nothing of the request is left in the engine, and no report of it follows: it failed, or was cancelled."""
+    def end(self, error: BaseException | None, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """Nothing of the request is left in the engine, and no report of it follows: it failed, or ended for `reason`."""
         if error is None:
             for key in self.keys:
-                self.finish(Finished(key, FinishReason.CANCELLED))
+                self.finish(Finished(key, reason))
         elif not self.finished:
             self.error = error
         self.ready.set()
