@@ -10,8 +10,11 @@ import asyncio
 import enum
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any
+
+import anyio
 
 from aengine.client.arrivals import Arrivals
 from aengine.client.call import GenerationCall
@@ -67,13 +70,16 @@ class AsyncClient:
         """Raises `ConfigError` naming every field that is unknown or out of range. Connects to nothing yet."""
         self.config = ClientConfig.of(address_or_config, **overrides)
         self._phase = _Phase.NEW
+        self._connection = AsyncExitStack()  # what there is of it
+        self._disconnected: asyncio.Event | None = None  # of a client that was started
         self._flights: dict[Flight, None] = {}  # in the order of their submission
 
     # ---- life cycle ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Connect and wait until the server serves. Raises `ConnectionLostError` or `EngineStateError` if it does not within
-        `connect_timeout`, `ConfigError` if a file cannot be read, or `ServerError`."""
+        `connect_timeout`, `ConfigError` if a file cannot be read, or `ServerError`; and `EngineStateError` if the client is closed
+        meanwhile."""
         if self._phase is not _Phase.NEW:
             raise EngineStateError("the client was started before; make a new one")
         try:
@@ -81,29 +87,30 @@ class AsyncClient:
         except RuntimeError:
             raise EngineStateError("the client needs the event loop of asyncio") from None
         self._phase = _Phase.STARTING
+        self._connecting = anyio.CancelScope()
+        self._disconnected = asyncio.Event()
         try:
-            self._link = await open_link(self.config)
-        except BaseException:
-            self._phase = _Phase.CLOSED
-            raise
-        self._health = HealthWatch(self._link)
-        try:
-            await self._health.wait_serving(self.config.connect_timeout)
-            self._model = read_model((await self._link.ask(self._link.model.GetModel, GetModelRequest())).model)
+            with self._connecting:
+                await self._connect()
+            if self._connecting.cancel_called:
+                raise EngineStateError("the client was closed while it was starting")
         except BaseException:
             await self._disconnect()
             raise
         self._phase = _Phase.RUNNING
 
     async def aclose(self) -> None:
-        """Cancel what this client has under way, and disconnect. The server goes on."""
-        if self._phase is not _Phase.RUNNING:
-            self._phase = _Phase.CLOSED
-            return
-        self._phase = _Phase.CLOSED
-        flights = list(self._flights)
-        await asyncio.gather(*(flight.land() for flight in flights))
-        await self._disconnect()
+        """Cancel what this client has under way, and disconnect. Returns when that is done, whoever else closes it. The server goes on."""
+        phase, self._phase = self._phase, _Phase.CLOSED
+        if phase is _Phase.STARTING:
+            self._connecting.cancel()  # and `start()` disconnects
+        elif phase is _Phase.RUNNING:
+            try:
+                await asyncio.gather(*(flight.land() for flight in list(self._flights)))
+            finally:
+                await self._disconnect()
+        if self._disconnected is not None:
+            await self._disconnected.wait()
 
     async def __aenter__(self) -> AsyncClient:
         await self.start()
@@ -257,7 +264,20 @@ class AsyncClient:
                 if asyncio.get_running_loop() is not self._loop:
                     raise EngineStateError("the client belongs to another event loop")
 
+    async def _connect(self) -> None:
+        self._link = await open_link(self.config)
+        self._connection.push_async_callback(self._link.close)
+        self._health = HealthWatch(self._link)
+        self._connection.push_async_callback(self._health.stop)
+        await self._health.wait_serving(self.config.connect_timeout)
+        self._model = read_model((await self._link.ask(self._link.model.GetModel, GetModelRequest())).model)
+
     async def _disconnect(self) -> None:
+        """End what there is of a connection."""
         self._phase = _Phase.CLOSED
-        await self._health.stop()
-        await self._link.close()
+        assert self._disconnected is not None, "started"
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._connection.aclose()
+        finally:
+            self._disconnected.set()

@@ -35,6 +35,7 @@ from aengine.errors import (
     RequestIdInUseError,
 )
 from aengine.server.errors import describe, to_status
+from aengine.v1.model_service_pb2 import GetModelRequest
 from aengine.wire import PUSHBACK_KEY
 
 NOBODY = "127.0.0.1:1"
@@ -197,6 +198,41 @@ class TestStarting:
             await client.start()
         await client.aclose()
         assert not client.healthy
+
+    @pytest.mark.parametrize("serving", [False, True])
+    async def test_closed_while_it_starts(self, serving: bool) -> None:
+        """Before the server serves, and just when it says so: every `aclose()` returns when nothing is left of the connection."""
+        async with scripted(serving=serving) as script:
+            client = AsyncClient(script.address)
+            starting = asyncio.ensure_future(client.start())
+            with anyio.fail_after(30):
+                await until(lambda: hasattr(client, "_health") and client._health.serving if serving else has_tried(client))
+                await asyncio.gather(client.aclose(), client.aclose())
+                assert client._health._task.done()
+                with pytest.raises(aio.UsageError, match="closed"):
+                    await client._link.ask(client._link.model.GetModel, GetModelRequest())
+                with pytest.raises(EngineStateError, match="the client was closed while it was starting"):
+                    await starting
+            assert not client.healthy
+            with pytest.raises(EngineStateError, match="the client is closed"):
+                client.stream("x")
+
+    async def test_closed_by_two_tasks(self) -> None:
+        async def linger(context: Any) -> None:
+            await asyncio.Event().wait()
+
+        async with scripted(says(whole_answer([10])[:2], then=linger)) as script:
+            client = AsyncClient(script.address)
+            await client.start()
+            stream = client.stream("x")
+            await stream.started()
+            closing = asyncio.ensure_future(client.aclose())
+            await asyncio.sleep(0)
+            with anyio.fail_after(30):
+                await client.aclose()
+                assert client._health._task.done()
+                assert stream._flight.landed
+                await closing
 
     async def test_the_token_goes_with_every_call(self) -> None:
         async with scripted(says(whole_answer([10]))) as script, AsyncClient(script.address, token="secret") as client:
