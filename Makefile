@@ -8,7 +8,9 @@ BUF := tools/node_modules/.bin/buf
 # Stamps say what an environment holds, so that a second call installs nothing.
 RUNTIME := $(VENV)/.aengine-runtime
 DEV := $(VENV)/.aengine-dev
+CUDA := $(VENV)/.aengine-cuda
 NODE := tools/node_modules/.package-lock.json
+COMMA := ,
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-grpc test test-levels test-served test-rest lint benchmarks gpu protos node clean
@@ -56,7 +58,7 @@ benchmarks: $(RUNTIME) ## print what scheduling and sampling cost per step, and 
 	@$(BIN)/python -m aengine.bench.sampling
 	@$(BIN)/python -m aengine.bench.serving
 
-gpu: $(DEV) ## on a CUDA device: its tests, then step and offline benchmarks into RESULTS=docs/results
+gpu: $(CUDA) ## on a CUDA device, with the extra cuda: its tests, then step and offline benchmarks into RESULTS=docs/results
 	@PYTHON=$(BIN)/python tools/gpu.sh $(RESULTS)
 
 protos: $(DEV) $(NODE) ## format protos/ and write aengine/v1/ from it
@@ -76,6 +78,10 @@ $(RUNTIME): pyproject.toml constraints.txt
 $(DEV): pyproject.toml constraints.txt
 	$(call install,'.[dev]')
 	@touch $@ $(RUNTIME)
+
+$(CUDA): pyproject.toml constraints.txt
+	$(call install,'.[dev$(COMMA)cuda]')
+	@touch $@ $(DEV) $(RUNTIME)
 
 $(NODE): tools/package.json tools/package-lock.json
 	npm ci --prefix tools --no-fund --no-audit

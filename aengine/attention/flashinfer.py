@@ -26,6 +26,7 @@ from aengine.attention.flashinfer_library import (
     require_int32,
     require_kernels,
 )
+from aengine.attention.flashinfer_workspace import Processors
 from aengine.attention.flashinfer_wrappers import DecodeWrapper, PrefillWrapper, Rows, WrapperSetup
 from aengine.attention.kv_write import kv_write_for
 from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
@@ -37,12 +38,19 @@ class FlashInferBackend:
     """See the module. Satisfies `AttentionBackend`.
 
     Construction builds and loads what the model needs and runs every call once, so that nothing is compiled or allocated for the first time
-    while a graph is captured. `library` and `event` stand in for the installed package and its device's events in tests.
+    while a graph is captured. `library`, `event` and `processors` stand in for the installed package, its device's events and its device in
+    tests.
     """
 
     name = "flashinfer"
 
-    def __init__(self, spec: AttentionSpec, library: FlashInfer | None = None, event: Callable[[], Event] | None = None) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        library: FlashInfer | None = None,
+        event: Callable[[], Event] | None = None,
+        processors: Processors | None = None,
+    ) -> None:
         """Raises BackendUnavailableError for a model it has no kernels for, and where FlashInfer is missing or cannot be built."""
         require_kernels(spec.dtype, spec.head_dim)
         if spec.cache_dtype not in (spec.dtype, torch.float8_e4m3fn):
@@ -52,7 +60,7 @@ class FlashInferBackend:
         self._caches: list[tuple[Tensor, Tensor]] = []
         self._kv_write = kv_write_for(spec.device)
         with building(library, "attention", spec.device):
-            self._setup = WrapperSetup.of(library, spec, event or partial(new_event, spec.device))
+            self._setup = WrapperSetup(library, spec, event or partial(new_event, spec.device), processors or Processors.of(spec.device))
             windows = dict.fromkeys(spec.windows)
             self._decodes = {window: DecodeWrapper(self._setup, window) for window in windows}
             self._prefills = {window: PrefillWrapper(self._setup, window) for window in windows}

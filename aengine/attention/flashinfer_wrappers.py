@@ -15,10 +15,8 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionSpec
 from aengine.attention.flashinfer_library import Event, FlashInfer, host_tensors, require_int32
+from aengine.attention.flashinfer_workspace import PlanBounds, Processors
 from aengine.attention.metadata import AttentionMetadata, StepLayout
-
-_FLOAT_WORKSPACE = 512 << 20  # bytes; partial results of split rows, and 128 MiB as FlashInfer's text says is too small in practice
-_GRAPH_INT_WORKSPACE = 1 << 20  # bytes per graph wrapper instead of 8 MiB; a plan of 1024 decode rows takes about a tenth
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +47,25 @@ class Rows:
         return cls(qo_indptr, kv_indptr, kv_indices[first_page:last_page], last_page_len, seq_lens, longest)
 
 
-@dataclass(frozen=True, slots=True)
 class WrapperSetup:
     """What wrappers are built from. All wrappers of a setup work on one stream, one after the other: they share the float workspace."""
 
-    library: FlashInfer
-    spec: AttentionSpec
-    float_workspace: Tensor
-    new_event: Callable[[], Event]
+    def __init__(self, library: FlashInfer, spec: AttentionSpec, new_event: Callable[[], Event], processors: Processors) -> None:
+        self.library = library
+        self.spec = spec
+        self.new_event = new_event
+        self.bounds = PlanBounds(spec, processors)
+        self.float_workspace = self._zeros(self.bounds.float_bytes())
+        self._for_graphs = self.float_workspace
 
-    @classmethod
-    def of(cls, library: FlashInfer, spec: AttentionSpec, new_event: Callable[[], Event]) -> WrapperSetup:
-        size = _FLOAT_WORKSPACE if spec.device.type == "cuda" else 16
-        return cls(library, spec, torch.zeros(size, dtype=torch.uint8, device=spec.device), new_event)
+    def graph_workspace(self, size: int) -> Tensor:
+        """A float workspace of `size` bytes at least. Where it takes a new one, graphs keep the one that they were recorded with."""
+        if len(self._for_graphs) < size:
+            self._for_graphs = self._zeros(size)
+        return self._for_graphs
+
+    def _zeros(self, size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.uint8, device=self.spec.device)
 
 
 class _PagedWrapper:
@@ -122,8 +126,10 @@ class DecodeWrapper(_PagedWrapper):
             }
         wrapper = setup.library.BatchDecodeWithPagedKVCacheWrapper(float_workspace_buffer=setup.float_workspace, **arguments)
         if buffers is not None:
-            own = torch.empty(_GRAPH_INT_WORKSPACE, dtype=torch.uint8, device=setup.spec.device)
-            wrapper.reset_workspace_buffer(float_workspace_buffer=setup.float_workspace, int_workspace_buffer=own)
+            rows = len(buffers.last_page_len)
+            own = torch.empty(setup.bounds.graph_int_bytes(rows), dtype=torch.uint8, device=setup.spec.device)  # instead of 8 MiB
+            shared = setup.graph_workspace(setup.bounds.graph_float_bytes(rows))
+            wrapper.reset_workspace_buffer(float_workspace_buffer=shared, int_workspace_buffer=own)
         super().__init__(setup, window, wrapper)
         self._head_dim = setup.spec.head_dim
 

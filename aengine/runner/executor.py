@@ -168,7 +168,8 @@ class Executor(Protocol):
         """Runs the layers over a step's tokens and stores their KV."""
 
     def record(self, plan: GraphPlan, capture: Capture) -> GraphBytes | None:
-        """Records graphs of steps over the pages that there are; `allocate` drops them. None: this executor has none."""
+        """Records graphs of steps over the pages that there are; `allocate` drops them. None: this executor has none, or one could not be
+        recorded, and then it does not try again."""
 
     def decode(self, layout: StepLayout, rows: NDArray[np.int32]) -> StepPass | None:
         """Runs a step of decodes alone, every row of which is sampled, from the last tokens of `rows`. None: there is no graph for it."""

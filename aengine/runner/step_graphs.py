@@ -39,7 +39,10 @@ class StepGraphs:
         self._buffers = self._take_memory()
 
     def record(self) -> GraphBytes | None:
-        """Records all sizes, largest first. None: the attention backend is not for graphs, and these are not to be used."""
+        """Records all sizes, largest first. None: the attention backend is not for graphs, and these are not to be used.
+
+        What it raises says which graph could not be recorded; none is to be used then.
+        """
         from tqdm import tqdm  # type: ignore[import-untyped]
 
         sizes, begin = self._plan.sizes, time.perf_counter()
@@ -92,7 +95,7 @@ def _telling(record: Callable[[int], _T], size: int, what: str) -> _T:
     try:
         return record(size)
     except Exception as error:
-        raise RuntimeError(f"recording a graph for {size} {what} failed ({error}): without graphs (eager) the engine may start") from error
+        raise RuntimeError(f"recording a graph for {size} {what} failed: {error}") from error
 
 
 def _range(sizes: tuple[int, ...]) -> str:

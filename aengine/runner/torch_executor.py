@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,8 @@ from aengine.runner.buckets import GraphBytes
 from aengine.runner.capture import Capture
 from aengine.runner.executor import ExecutorSetup, GraphPlan, StepInput, StepPass
 from aengine.runner.step_graphs import StepGraphs
+
+_log = logging.getLogger("aengine")
 
 
 class TorchHidden:
@@ -46,6 +49,7 @@ class TorchExecutor:
         else:
             weights = fused(setup.weights(), setup.dtype, setup.device)
         self._graphs: StepGraphs | None = None
+        self._may_record = True
         ops = select_ops(self._backend.name, setup.dtype, setup.spec.head_dim, setup.device)
         self._model = Decoder.build(setup.spec, weights, setup.num_positions, ops)
 
@@ -70,8 +74,16 @@ class TorchExecutor:
         return TorchHidden(self._model, self._model(batch) if hidden is None else hidden, batch)
 
     def record(self, plan: GraphPlan, capture: Capture) -> GraphBytes | None:
-        graphs = StepGraphs(self._model, self._backend, plan, capture)
-        taken = graphs.record()
+        self._graphs = None
+        if not self._may_record:
+            return None
+        try:
+            graphs = StepGraphs(self._model, self._backend, plan, capture)
+            taken = graphs.record()
+        except Exception as error:  # the same steps run without graphs
+            _log.warning("no graphs, so that steps take longer: %s", error, exc_info=_log.isEnabledFor(logging.DEBUG))
+            taken = None
+        self._may_record = taken is not None
         self._graphs = graphs if taken else None
         return taken
 

@@ -15,6 +15,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from aengine.attention.flashinfer_workspace import Processors
+
+DEVICE = Processors(4)
+
 
 class ContractError(AssertionError):
     """FlashInfer's contract is broken."""
@@ -30,6 +34,7 @@ class StandIn:
     """The library object. `calls` is every call in order."""
 
     __version__: str = "0.6.18.post1"
+    processors: Processors = DEVICE
     calls: list[str] = field(default_factory=list)
     in_flight: set[object] = field(default_factory=set)  # wrappers whose plan was not seen to arrive
     _device_memory: dict[int, Tensor] | None = None  # by address; kept, so that no address is used again
@@ -129,7 +134,36 @@ class Plan:
     num_queries: int
 
 
+def reserved(plan: Plan, qo_indptr: Tensor, kv_indptr: Tensor, processors: Processors, *, graph: bool) -> tuple[int, int]:
+    """Bytes that the planner of 0.6.x takes of the float and of the int workspace: PrefillSplitQOKVIndptr and PrefillPlan."""
+    group, rows = plan.num_qo_heads // plan.num_kv_heads, plan.num_rows
+    queries = [int(one) * group for one in qo_indptr.diff()]
+    pages = [int(one) for one in kv_indptr.diff()]
+    average = (plan.num_queries - rows + 1) * group if graph else sum(queries) // rows
+    tile = 128 if average > 64 and plan.head_dim < 256 else 64 if average > 16 or processors.major < 8 else 16
+    tiles = [-(-one // tile) for one in queries]
+    if plan.window_left >= 0:
+        pages = [min(-(-(plan.window_left + tile) // plan.page_size), one) for one in pages]
+    fitting = 2 * processors.count // plan.num_kv_heads
+
+    def parts(chunk: int) -> int:
+        return sum(one * -(-max(length, 1) // chunk) for one, length in zip(tiles, pages, strict=True))
+
+    low, high = max(128 // plan.page_size, 1), max(pages)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if parts(middle) > fitting else (low, middle)
+    split = graph or low < max(pages)
+    padded = max(fitting, -(-plan.num_queries * group // tile) + rows - 1) if graph else parts(low)
+    check(parts(low) <= padded, "new batch size should not exceed padded batch size")
+    floats = sum(-(-plan.num_qo_heads * padded * tile * size * 4 // 16) * 16 for size in (plan.head_dim, 1)) if split else 0
+    sizes = [4 * padded] * 3 + [4 * (rows + 1), 4] + [4] * graph + ([4 * (plan.num_queries + 1), padded] if split else [])
+    return floats, sum(-(-size // 16) * 16 for size in sizes)
+
+
 class _Wrapper:
+    graph = False
+
     def __init__(self, library: StandIn, float_workspace_buffer: Tensor, kv_layout: str, backend: str) -> None:
         check(kv_layout == "NHD" and backend == "fa2", "NHD and fa2 are what was tested, whatever the defaults are")
         check(float_workspace_buffer.dtype == torch.uint8 and not float_workspace_buffer.any(), "the workspace must be bytes, and zero")
@@ -177,6 +211,9 @@ class _Wrapper:
         chosen = {name: others[name] for name in names}
         cap = others["logits_soft_cap"] or 0.0
         self.planned = Plan(**chosen, logits_soft_cap=cap, num_rows=rows, num_queries=int(qo_indptr[-1]))
+        floats, ints = reserved(self.planned, qo_indptr, kv_indptr, library.processors, graph=self.graph)
+        check(floats <= len(self.float_workspace), f"Buffer overflow: batch_prefill_tmp_v needs {floats} of {len(self.float_workspace)}")
+        check(ints <= len(self.int_workspace), f"Buffer overflow: the indices need {ints} of {len(self.int_workspace)}")
         library.in_flight.add(self)
 
     def check_run(

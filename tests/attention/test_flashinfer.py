@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import itertools
 import json
 import logging
 import pathlib
@@ -14,18 +15,19 @@ import numpy as np
 import pytest
 import torch
 from flashinfer_cases import CASES, CPU, NUM_ROWS, Buffers, Case, Pair, Rows, on, padded
-from flashinfer_standin import STANDINS, ContractError, DecodeWrapper, StandIn
+from flashinfer_standin import DEVICE, STANDINS, ContractError, DecodeWrapper, Plan, StandIn, reserved
 
 from aengine.attention import AttentionMetadata, BackendUnavailableError
 from aengine.attention.flashinfer import FlashInferBackend
 from aengine.attention.flashinfer_library import check_version, host_tensors, load_flashinfer
+from aengine.attention.flashinfer_workspace import PlanBounds, Processors
 
 SIGNATURES = json.loads((pathlib.Path(__file__).parent / "flashinfer_signatures.json").read_text())
 
 
 def make(case: Case) -> tuple[Pair, StandIn]:
     library = StandIn()
-    backend = FlashInferBackend(case.spec(CPU), library, library.event)
+    backend = FlashInferBackend(case.spec(CPU), library, library.event, library.processors)
     library.calls.clear()
 
     def placed(metadata: AttentionMetadata) -> None:
@@ -88,7 +90,7 @@ def test_graph_steps(scales: tuple[tuple[float, float], ...] | None) -> None:
         layout = padded(dataclasses.replace(rows.decodes(np.array([], dtype=np.int32))), size)
         steps[size] = pair.backend.graph_step(buffer.metadata(layout))
     assert len({id(wrapper.int_workspace) for wrapper in library.wrappers}) == len(library.wrappers)
-    assert sorted(len(wrapper.int_workspace) for wrapper in library.wrappers) == [1 << 20] * 4 + [8 << 20] * 4
+    assert sorted(len(wrapper.int_workspace) >> 20 for wrapper in library.wrappers) == [0] * 4 + [8] * 4
     for count in (1, 4, 8, 3, 7, 2):
         layout = rows.decodes(rows.rng.permutation(NUM_ROWS)[:count])
         size = 4 if count <= 4 else 8
@@ -97,6 +99,66 @@ def test_graph_steps(scales: tuple[tuple[float, float], ...] | None) -> None:
         steps[size].prepare(whole)
         pair.compare_steps(layout, steps[size], size)
         pair.compare(rows.random_step())
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "processors", "rows"),
+    [
+        (64, 8, 128, Processors(132), 1024),
+        (32, 1, 128, Processors(132), 100),
+        (8, 1, 256, Processors(64), 40),
+        (40, 1, 128, Processors(40, major=7), 300),
+        (5, 5, 64, Processors(10), 2000),
+    ],
+)
+def test_workspaces_hold_every_plan(heads: int, kv_heads: int, head_dim: int, processors: Processors, rows: int) -> None:
+    """Random steps of 1 to `rows` rows, with and without prompts and long contexts; the bounds are reached, so they are not too large."""
+    bounds = PlanBounds(Case("bounds", num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim).spec(CPU), processors)
+    rng = np.random.default_rng(1)
+    most = in_graph = 0
+    for count in (1, 1, 1, 2, *rng.integers(1, rows, 9).tolist(), rows):
+        for window, chunk in itertools.product((-1, 100), (1, 9, 150, 3000)):
+            queries = rng.integers(1, 1 + chunk, count)
+            pages = -(-queries // 16) + rng.integers(0, int(1 + 4000 ** rng.random()), count)
+            indptr = [torch.tensor([0, *np.cumsum(one).tolist()]) for one in (queries, pages)]
+            plan = Plan(heads, kv_heads, head_dim, 16, window, 0.0, torch.bfloat16, torch.bfloat16, 1.0, count, int(queries.sum()))
+            floats, _ = reserved(plan, *indptr, processors, graph=False)
+            assert floats <= bounds.float_bytes()
+            most = max(most, floats)
+            if chunk == 1:
+                in_graph, ints = reserved(plan, *indptr, processors, graph=True)
+                assert in_graph <= bounds.graph_float_bytes(count)
+                assert ints <= bounds.graph_int_bytes(count)
+    assert in_graph > 0.99 * bounds.graph_float_bytes(rows)
+    assert most > 0.4 * bounds.float_bytes()
+
+
+def test_half_a_gibibyte_is_not_always_enough() -> None:
+    """On an H100, with heads of 128."""
+
+    def bounds(heads: int, kv_heads: int) -> PlanBounds:
+        return PlanBounds(Case("bounds", num_heads=heads, num_kv_heads=kv_heads).spec(CPU), Processors(132))
+
+    assert bounds(64, 8).graph_float_bytes(670) < 512 << 20 < bounds(64, 8).graph_float_bytes(690)
+    assert bounds(32, 8).float_bytes() < 512 << 20 < bounds(32, 1).float_bytes()
+
+
+def test_a_graph_of_many_rows_has_a_workspace_of_its_own() -> None:
+    """The stand-in refuses a plan that overflows its workspace."""
+    case = Case("many", num_heads=16, num_kv_heads=2, head_dim=64)
+    pair, library = make(case)
+    rows = Rows(case, 5)
+    pair.allocate(rows.num_pages)
+    steps = {}
+    for size in (300, 100, 2):  # largest first
+        buffers = Buffers(size, rows.num_pages + size, CPU)
+        library.on_device(*buffers.tensors.values())
+        layout = padded(rows.decodes(np.arange(1)), size)
+        steps[size] = pair.backend.graph_step(buffers.metadata(layout))
+        steps[size].prepare(layout)
+    eager, *graphs = [wrapper.float_workspace for wrapper in library.wrappers[:1] + library.wrappers[2:]]
+    assert len(graphs[0]) > len(eager)
+    assert {id(one) for one in graphs} == {id(graphs[0])}
 
 
 def test_a_graph_is_for_its_number_of_decode_rows() -> None:
@@ -151,7 +213,7 @@ def test_a_plan_waits_for_the_copy_of_the_one_before() -> None:
             super().plan(**arguments)
 
     case = Case("events", windows=(None, 9))
-    backend = FlashInferBackend(case.spec(CPU), Library(), Event)
+    backend = FlashInferBackend(case.spec(CPU), Library(), Event, DEVICE)
     rows = Rows(case, 1)
     backend.allocate(rows.num_pages)
     order.clear()
@@ -282,7 +344,7 @@ def test_modules_that_cannot_be_built_are_a_reason_of_one_line() -> None:
             raise RuntimeError("Ninja build failed. Ninja output:\n[1/2] nvcc\nnorm.cu:1: fatal error: cublasLt.h: No such file\nmore\n")
 
     with pytest.raises(BackendUnavailableError) as caught:
-        FlashInferBackend(Case("unbuilt").spec(CPU), Library())
+        FlashInferBackend(Case("unbuilt").spec(CPU), Library(), processors=DEVICE)
     assert str(caught.value) == (
         "FlashInfer 0.6.18.post1 cannot run here: RuntimeError: Ninja build failed. Ninja output: "
         "norm.cu:1: fatal error: cublasLt.h: No such file"
@@ -292,7 +354,7 @@ def test_modules_that_cannot_be_built_are_a_reason_of_one_line() -> None:
 def test_building_is_logged_and_everything_runs_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="aengine")
     library = StandIn()
-    backend = FlashInferBackend(Case("start", windows=(5, None, 5)).spec(CPU), library, library.event)
+    backend = FlashInferBackend(Case("start", windows=(5, None, 5)).spec(CPU), library, library.event, library.processors)
     first, second = (record.message for record in caplog.records)
     assert first.startswith("building FlashInfer modules for attention: takes minutes at the first start")
     assert second.startswith("FlashInfer modules for attention ready after ")

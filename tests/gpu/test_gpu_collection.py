@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gpu_cases import ON_CUDA, params
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -25,6 +27,35 @@ def test_every_gpu_test_is_collected_where_packages_are_missing() -> None:
     assert files - {needs_grammars, str(Path(__file__).relative_to(ROOT))} <= collected
     assert {f"tests/gpu/test_gpu_{name}.py" for name in ("engine", "families", "kv_content")} <= collected
     assert "needs hypothesis, which is not installed" in done.stdout
+
+
+FAILING_BACKENDS = """
+import torch
+torch.cuda.is_available = lambda: True
+from aengine.errors import ConfigError
+from aengine.runner import model_runner
+
+def refuse(self, *given):
+    raise ConfigError.of("attention_backend", "'flashinfer' is not possible here: nvcc failed")
+
+model_runner.ModelRunner.__init__ = refuse
+"""
+
+
+def test_a_backend_that_is_missing_or_fails_on_a_device_is_a_failure(tmp_path: Path) -> None:
+    """With a device that is pretended and no FlashInfer: nothing is skipped as if all were well."""
+    (tmp_path / "failing_backends.py").write_text(FAILING_BACKENDS)
+    files = ("tests/runner/test_graphs_gpu.py", "tests/attention/test_flashinfer_gpu.py")
+    command = [sys.executable, "-m", "pytest", "-p", "failing_backends", "-m", "gpu", "-q", "--tb=no", "-p", "no:cacheprovider"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "tests"), env.get("PYTHONPATH", "")])
+    done = subprocess.run([*command, *files], cwd=ROOT, env={**env, "PYTHONPATH": path}, capture_output=True, text=True, timeout=200)
+    last = done.stdout.splitlines()[-1]
+    assert done.returncode == 1, done.stdout[-2000:]
+    assert "passed" not in last
+    assert "skipped" not in last, done.stdout[-2000:]
+    for case in params(ON_CUDA):
+        assert {mark.kwargs["reason"] for mark in case.marks if mark.name == "skipif"} == {"needs a CUDA device"}
 
 
 def test_other_runs_do_not_skip_what_they_cannot_import() -> None:

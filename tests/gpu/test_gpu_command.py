@@ -5,9 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
+from aengine.attention.flashinfer_library import check_version
 from aengine.bench.cli import build_parser
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = """#!/bin/sh
@@ -73,5 +82,23 @@ def test_without_a_device(tmp_path: Path) -> None:
 
 def test_make_gpu(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTEST_ARGS"))}
-    done = subprocess.run(["make", "--dry-run", "gpu", "RESULTS=there"], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "PYTHON=.venv/bin/python tools/gpu.sh there"
+    command = ["make", "--dry-run", "--always-make", "gpu", "RESULTS=there"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    *installing, last = done.stdout.splitlines()
+    assert last == "PYTHON=.venv/bin/python tools/gpu.sh there"
+    assert [line for line in installing if "-c constraints.txt" in line and "-e '.[dev,cuda]'" in line]
+
+
+def test_every_dependency_has_a_version_that_was_tested() -> None:
+    """Of each extra, too: an install with the constraints takes the same packages everywhere."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = {Requirement(one).name for group in (project["dependencies"], *extras.values()) for one in group} - {"aengine"}
+    lines = [line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    pinned = {one.name: one.specifier for one in map(Requirement, lines)}
+    assert wanted - pinned.keys() == set()
+    (flashinfer,) = (Requirement(one) for one in extras["cuda"])
+    (version,) = pinned["flashinfer-python"]
+    assert flashinfer.specifier.contains(version.version)
+    check_version(version.version)
+    assert {Requirement(one).name for one in extras["dev"]} & {"flashinfer-python"} == set(), "a CPU does without it"

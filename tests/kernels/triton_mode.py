@@ -1,11 +1,13 @@
 """Where Triton kernels run in tests: compiled on CUDA where there is a device, else in Triton's interpreter on CPU tensors.
 
-Import it before anything that imports triton: the interpreter is chosen when triton is loaded. The import skips the module where
-triton is not installed. The interpreter knows bfloat16 as bit patterns alone: kernels convert to float32 right after a load.
+Import it before anything that imports triton: the interpreter is chosen when triton is loaded. Where triton is not installed the import
+skips the module, and fails where there is a CUDA device. The interpreter knows bfloat16 as bit patterns alone: kernels convert to float32
+right after a load.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 
 import numpy as np
@@ -17,7 +19,7 @@ INTERPRETED = not torch.cuda.is_available()
 if INTERPRETED:
     os.environ["TRITON_INTERPRET"] = "1"
 
-triton = pytest.importorskip("triton", reason="needs triton")
+triton = pytest.importorskip("triton", reason="needs triton") if INTERPRETED else importlib.import_module("triton")
 
 # Its loops make a number of an array with one element: "only 0-dimensional arrays can be converted to Python scalars".
 _TOO_OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) and np.lib.NumpyVersion(np.__version__) >= "2.4.0"

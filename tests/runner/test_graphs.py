@@ -41,10 +41,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
-def graph_runner(model_dir: pathlib.Path, **options: Any) -> ModelRunner:
+def graph_runner(model_dir: pathlib.Path, capture: type[EagerCapture] = EagerCapture, **options: Any) -> ModelRunner:
     settings = {"dtype": "float32", "device": "cpu", "max_num_seqs": 24, "kv_cache_memory": 64 << 20, "graph_sizes": SIZES, **options}
     config = EngineConfig(model=str(model_dir), attention_backend="torch_native", graph_tokens=120, **settings)
-    return ModelRunner(config, model_dir, EagerCapture)
+    return ModelRunner(config, model_dir, capture)
 
 
 def eager_runner(model_dir: pathlib.Path, **options: Any) -> ModelRunner:
@@ -347,10 +347,37 @@ def test_memory_of_all_graphs_is_foreseen_from_two_of_each_kind(tiny: pathlib.Pa
     assert runner._executor._graphs is None, "what was measured is dropped"
 
 
-def test_a_step_that_cannot_be_recorded_says_which(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TorchNativeBackend, "graph_step", lambda self, buffers: 1 / 0)
-    with pytest.raises(RuntimeError, match=r"recording a graph for 20 sequences failed \(division by zero\): without graphs \(eager\)"):
-        graph_runner(tiny)
+class FailingCapture(EagerCapture):
+    """The `fail_at`-th recording cannot begin."""
+
+    fail_at = 0
+    begun = 0
+
+    def begin(self) -> None:
+        FailingCapture.begun += 1
+        if FailingCapture.begun == FailingCapture.fail_at:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        super().begin()
+
+
+@pytest.mark.parametrize(("fail_at", "which"), [(1, "20 sequences"), (2, "20 sequences"), (5, "8 sequences"), (21, "120 tokens")], ids=str)
+def test_without_graphs_where_one_cannot_be_recorded(
+    tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fail_at: int, which: str
+) -> None:
+    """In one line that says which, and the tokens are those of steps without graphs."""
+    monkeypatch.setattr(FailingCapture, "begun", 0)
+    monkeypatch.setattr(FailingCapture, "fail_at", fail_at)
+    runner = graph_runner(tiny, FailingCapture)
+    assert runner._executor._graphs is None
+    (record,) = [record for record in caplog.records if "graph" in record.message]
+    expected = (
+        f"no graphs, so that steps take longer: recording a graph for {which} failed: operation not permitted when stream is capturing"
+    )
+    assert (record.levelname, record.message) == ("WARNING", expected)
+    assert random_steps(runner, 2, 20) == random_steps(eager_runner(tiny), 2, 20)
+    sizes = GraphSizes.of(None, 120, 24, 512)
+    assert runner._measure_graphs(FailingCapture, sizes, runner.max_model_len) == 0, "tried once"
+    assert len(caplog.records) == 1
 
 
 class TestPieces:
