@@ -20,8 +20,8 @@ class ClientConfig:
     """Where the server is and how to talk to it. Raises `ConfigError` naming every field that is out of range."""
 
     address: str = DEFAULT_ADDRESS
-    """host:port, or a name that gRPC resolves, such as unix:/run/aengine.sock. Requests go round all servers that it stands for, but
-    cancel() and auto_resume find a request only if there is one."""
+    """host:port, or a name that gRPC resolves, such as unix:/run/aengine.sock. Of several servers that it stands for, the client uses the
+    first that takes its connection, for everything, and after a lost connection again the first."""
     token: str | None = field(default=None, repr=False)
     """Sent with every call as `authorization: Bearer <token>`; whoever can read the connection can read it, unless there is TLS."""
     tls: bool | str = False

@@ -37,7 +37,6 @@ LONGEST_BACKOFF = 2.0
 LONGEST_PUSHBACK = 30.0  # a server that wants to be left alone for longer is not waited for
 
 _STATUS_KEY = "grpc-status-details-bin"
-_UNHEALTHY = "backend unhealthy"  # core's words for a server whose health is not SERVING
 
 _PLAIN: Mapping[str, type[AEngineError]] = {
     "QUEUE_FULL": QueueFullError,
@@ -110,8 +109,6 @@ def _exception(code: grpc.StatusCode, text: str, details: _Details, address: str
     if reason in _CAPACITIES and limit.isdecimal() and got.isdecimal():
         return _CAPACITIES[reason](details.violations or (FieldViolation("prompt", text),), int(limit), int(got))
     if code is grpc.StatusCode.UNAVAILABLE and not reason:
-        if _UNHEALTHY in text:
-            return EngineStateError(f"the server at {address} is not serving")
         return ConnectionLostError(f"no connection to {address}: {text}")
     return ServerError(f"{code.name}: {text}", code.name, reason, info.get("incident_id"))
 

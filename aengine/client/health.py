@@ -32,7 +32,7 @@ class HealthWatch:
         with anyio.move_on_after(seconds):
             await self._settled.wait()
         if not self.serving:
-            raise self._error or EngineStateError(f"the server at {self._link.config.address} is not serving")
+            raise self._error or self._not_serving()
 
     async def stop(self) -> None:
         self._task.cancel()
@@ -45,7 +45,8 @@ class HealthWatch:
             call = self._link.health.Watch(health_pb2.HealthCheckRequest(), metadata=self._link.metadata)
             try:
                 while (response := await call.read()) is not aio.EOF:
-                    self._set(response.status == SERVING, None)
+                    serving = response.status == SERVING
+                    self._set(serving, None if serving else self._not_serving())
                     backoff.count = 0
                 failure = None
             except aio.AioRpcError as error:
@@ -56,6 +57,9 @@ class HealthWatch:
                 call.cancel()
             self._set(False, failure.error if failure is not None else None)
             await backoff.wait(failure)
+
+    def _not_serving(self) -> AEngineError:
+        return EngineStateError(f"the server at {self._link.config.address} is not serving")
 
     def _set(self, serving: bool, error: AEngineError | None) -> None:
         self.serving = serving

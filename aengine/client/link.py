@@ -38,8 +38,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     # A lost server is looked for at once and often; the default waits a second, then up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Calls go to servers that say SERVING, all of them in turn. Retries are ours: they must not repeat what was begun.
-    ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}})),
+    # All calls go to one server, which alone knows the requests that were sent to it; after a lost connection to the first that answers,
+    # which is the same one if that is still there. Retries are ours: they must not repeat what was begun.
+    ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"pick_first": {}}]})),
 )
 
 Answer = TypeVar("Answer", bound=Message)

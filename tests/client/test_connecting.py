@@ -283,7 +283,7 @@ def mutual(certificates: Path) -> grpc.ServerCredentials:
 
 
 def has_tried(client: AsyncClient) -> bool:
-    """Whether a first attempt to find a server that serves has failed."""
+    """Whether it knows why nobody serves it yet."""
     return hasattr(client, "_health") and client._health._error is not None
 
 
