@@ -36,7 +36,8 @@ MOST_ENTRIES: Mapping[str, int] = {
 """Of the fields that hold several, repeated ones counted: looked at before the entries are."""
 MAX_STRING_BYTES = 256
 MAX_CHOICES = 4096
-MAX_GRAMMAR_BYTES = 1 << 20
+MOST_GRAMMAR_BYTES: Mapping[str, int] = {"json_schema": 1 << 20, "regex": 1 << 13, "choice": 1 << 18, "grammar": 1 << 15}
+"""Of UTF-8, all choices together: what takes some tenths of a second to compile at most."""
 MAX_UINT64 = 2**64 - 1
 MAX_INT32 = 2**31 - 1
 
@@ -59,15 +60,16 @@ class StructuredOutput:
     """What the output must look like. Exactly one field is set; a schema that does not compile is refused with the reason."""
 
     json_schema: str | Mapping[str, Any] | None = None
-    """A JSON Schema, as JSON text or as a mapping."""
+    """A JSON Schema, as JSON text of up to 1 MiB or as a mapping. A keyword that cannot be enforced is refused by its name."""
     json_object: bool = False
     """Any JSON object."""
     regex: str | None = None
-    """The whole output matches this regular expression."""
+    """The whole output matches this regular expression of up to 8 KiB, without looking around or referring back."""
     choice: tuple[str, ...] = ()
-    """The output is one of these strings: 1..4096, together at most 1 MiB of UTF-8."""
+    """The output is one of these strings: 1..4096, together at most 256 KiB of UTF-8."""
     grammar: str | None = None
-    """An EBNF grammar in the notation of xgrammar (GBNF); its start rule is `root`."""
+    """An EBNF grammar in the notation of llama.cpp (GBNF) of up to 32 KiB; its start rule is `root`. The output matches it, and may be
+    narrower: in rules that recur, literals and classes match as much as they can."""
 
     def __post_init__(self) -> None:
         name = "structured_output"
@@ -85,8 +87,8 @@ class StructuredOutput:
                 raise _refused(f"{name}.json_schema", f"is not JSON: {error}") from error
         for kind in ("json_schema", "regex", "grammar"):
             value = getattr(self, kind)
-            if value is not None and not 1 <= _text_bytes(value) <= MAX_GRAMMAR_BYTES:
-                raise _refused(f"{name}.{kind}", f"must be a string of 1 to {MAX_GRAMMAR_BYTES} bytes of UTF-8")
+            if value is not None and not 1 <= _text_bytes(value) <= MOST_GRAMMAR_BYTES[kind]:
+                raise _refused(f"{name}.{kind}", f"must be a string of 1 to {MOST_GRAMMAR_BYTES[kind]} bytes of UTF-8")
         if self.choice:
             self._check_choices(f"{name}.choice")
 
@@ -96,8 +98,8 @@ class StructuredOutput:
         sizes = [_text_bytes(one) for one in self.choice] if isinstance(self.choice, tuple) else [0]
         if not all(sizes):
             raise _refused(name, "must be strings of at least 1 byte of UTF-8")
-        if sum(sizes) > MAX_GRAMMAR_BYTES:
-            raise _refused(name, f"{sum(sizes)} bytes of UTF-8 together are more than {MAX_GRAMMAR_BYTES}")
+        if sum(sizes) > MOST_GRAMMAR_BYTES["choice"]:
+            raise _refused(name, f"{sum(sizes)} bytes of UTF-8 together are more than {MOST_GRAMMAR_BYTES['choice']}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,7 +378,7 @@ def _real(value: Any) -> float:
 
 def _text_bytes(value: object) -> int:
     """The length of a string in UTF-8, or where that is more than a grammar may have, a lower bound of it; 0 for what is no text."""
-    if not isinstance(value, str) or len(value) > MAX_GRAMMAR_BYTES:
+    if not isinstance(value, str) or len(value) > max(MOST_GRAMMAR_BYTES.values()):
         return len(value) if isinstance(value, str) else 0
     try:
         return len(value.encode())

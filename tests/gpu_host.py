@@ -12,7 +12,7 @@ import pytest
 
 MAY_BE_ABSENT = frozenset(
     (
-        *("grpc_health", "grpc_reflection", "grpc_status", "grpc_tools", "prometheus_client", "uvloop", "xgrammar"),
+        *("grpc_health", "grpc_reflection", "grpc_status", "grpc_tools", "prometheus_client", "uvloop", "llguidance"),
         *("h2", "hpack", "hyperframe", "hypothesis", "jsonschema", "matplotlib", "trio", "trustme"),
     )
 )

@@ -128,13 +128,23 @@ def sampling_cost(case: str, params: RowParams, batch: int, vocab_size: int, flo
 
 def any_text(vocab_size: int) -> CompiledGrammar:
     """Text of any length without quotes or backslashes, over random ASCII strings."""
-    import xgrammar
+    import llguidance
 
     letters = np.random.default_rng(0).integers(32, 127, (vocab_size, 6))
-    vocabulary = [b"<end>", *(line[: 1 + i % 6].tobytes() for i, line in enumerate(letters[1:].astype(np.uint8)))]
-    info = xgrammar.TokenizerInfo(vocabulary, vocab_size=vocab_size, stop_token_ids=[END])
-    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-    return CompiledGrammar(compiler.compile_regex(r'[^"\\]*'), None)
+
+    class Tokens:
+        def __init__(self) -> None:
+            self.tokens = [b"", *(line[: 1 + i % 6].tobytes() for i, line in enumerate(letters[1:].astype(np.uint8)))]
+            self.special_token_ids = (END,)
+            self.eos_token_id = END
+            self.bos_token_id = None
+
+        def __call__(self, text: str) -> list[int]:
+            raise NotImplementedError
+
+    tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Tokens()), n_vocab=vocab_size)
+    grammar = llguidance.LLMatcher.grammar_from_regex(r'[^"\\]*')
+    return CompiledGrammar(llguidance.LLMatcher(tokens, grammar, log_level=0), frozenset({END}), None)
 
 
 def _median(run: Callable[[], object], repeats: int) -> float:
@@ -170,9 +180,9 @@ def main() -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     cases = list(options.cases)
-    if "grammar" in cases and importlib.util.find_spec("xgrammar") is None:
+    if "grammar" in cases and importlib.util.find_spec("llguidance") is None:
         cases.remove("grammar")
-        print("without grammar: xgrammar is not installed (extra `structured`)", file=sys.stderr)
+        print("without grammar: llguidance is not installed (extra `structured`)", file=sys.stderr)
     floor, costs = run(options.batch, options.vocab, cases, options.repeats)
     if options.json:
         print(json.dumps({"floor": asdict(floor), "threads": torch.get_num_threads(), "costs": [asdict(cost) for cost in costs]}))

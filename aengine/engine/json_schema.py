@@ -1,64 +1,75 @@
 """JSON Schemas made fit for the grammar compiler. Owns the rule that a keyword is enforced or refused, never ignored.
 
-The compiler passes over keywords that it cannot express, and over some combinations of those it can, so its grammar may allow
-what the schema does not. Here a schema is copied with such places rewritten to an equal or stricter form, or refused. The output
-always validates; it may be narrower than the schema: properties come in the order of the schema, and what an object or array
-leaves open by naming properties or items is closed.
+The compiler refuses most of what it cannot enforce by itself. Here a schema is copied with the places in which it would allow too
+much, or take too long, rewritten to an equal or stricter form, or refused. The output always validates; it may be narrower than the
+schema: properties come in the order of the schema, numbers in plain decimals, and characters that JSON can only write as `\\uXXXX`
+(control characters without a short escape) not at all.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from decimal import Decimal
+from typing import Any, NoReturn
 
-from aengine.engine.regex_dialect import RegexError, inside_json_string
+from aengine.engine.regex_dialect import RegexError, anywhere
 
 MAX_NESTING = 64
+MAX_SUBSCHEMAS = 2048
+"""The time to compile grows faster than their number: to this one about a tenth of a second."""
+MAX_PATTERNS = 32
+"""Of the names of an object's properties; each is compared with each."""
+MAX_VALUES = 16384
+"""Of all enums together."""
+MAX_BRANCHES = 256
+"""Of a `oneOf`; each is compared with each."""
+MAX_UNIQUE = 5
+"""Different values up to which all arrays without repetition are listed."""
+MAX_DIGITS = 15
+"""Of an integer; more do not survive the compiler's arithmetic."""
+MAX_MULTIPLES = 10_000
+"""Units of the last digit that the values of `multipleOf` are, added up, and that their least common multiple is: the compiler counts them
+one by one, and those of schemas that hold together as the latter."""
 
-_TYPES: Mapping[str, tuple[str, ...]] = {
-    "string": ("minLength", "maxLength", "pattern", "format"),
-    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    "object": (
-        "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties", "maxProperties",
-        "unevaluatedProperties",
-    ),
-    "array": ("items", "prefixItems", "minItems", "maxItems", "unevaluatedItems"),
-}  # fmt: skip
-_TYPE_OF = {keyword: kind for kind, keywords in _TYPES.items() for keyword in keywords}
-_COMBINING = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
-_CONSTRAINTS = {"type", *_TYPE_OF, *_COMBINING}
-_REFUSED = (
-    "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies", "contains", "minContains", "maxContains",
-    "additionalItems", "$dynamicRef", "$recursiveRef",
-)  # fmt: skip
-_IPV4_PART = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_SCHEMA = ("additionalItems", "additionalProperties", "items")  # keywords whose value is a schema,
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")  # a list of schemas, or
+_MAPPINGS = ("$defs", "definitions", "properties", "patternProperties")  # schemas by name
+_APPLICATORS = ("$ref", "allOf", "anyOf", "oneOf")
+_ANNOTATIONS = ("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly", "x-guidance")
+_UNKNOWN_TO_COMPILER = ("disallow", "divisibleBy", "extends")  # of drafts before the fourth
+
+_DATE = (
+    r"([1-9][0-9]{3}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+    r"|([1-9][0-9](0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)-02-29)"
+)
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+"""Those of which the compiler allows too much: years that do not leap, leap seconds at any time."""
+
+
+_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\ud800-\udfff]")
 
 
 class SchemaError(Exception):
     """The schema is no schema, or asks for what cannot be enforced. The message says where."""
 
 
-def fit_schema(text: str) -> str:
+def fit_schema(text: str) -> dict[str, Any]:
     """The schema that the compiler is given for the JSON text of a schema. Raises `SchemaError`."""
     try:
-        schema = json.loads(text)
+        schema = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"is not JSON: {error}") from error
-    _check_nesting(schema)
     fitter = _Fitter(schema)
     fitted = fitter.schema(schema, "#")
     fitter.check_references()
-    return json.dumps(fitted)
-
-
-def _check_nesting(schema: object) -> None:
-    level: list[object] = [schema]
-    for _ in range(2 * MAX_NESTING):  # a schema in a schema is two containers deeper
-        level = [child for one in level if isinstance(one, dict | list) for child in (one.values() if isinstance(one, dict) else one)]
-        if not level:
-            return
-    raise SchemaError(f"is nested deeper than {MAX_NESTING} schemas")
+    if fitted is False:
+        raise SchemaError("# is false: nothing satisfies it")
+    return {} if fitted is True else fitted
 
 
 class _Fitter:
@@ -66,6 +77,10 @@ class _Fitter:
 
     def __init__(self, root: object) -> None:
         self._root = root
+        self._nesting = 0
+        self._num_values = 0
+        self._num_multiples = 0
+        self._multiple, self._unit = 1, 0  # of all values of `multipleOf`: the least common one, in units of 10^unit
         self._seen: set[str] = set()
         self._references: list[tuple[str, str]] = []  # pointer of the schema, what it refers to
 
@@ -75,20 +90,18 @@ class _Fitter:
             return schema
         if not isinstance(schema, dict):
             raise SchemaError(f"{at} is {_name(schema)}, not a schema")
-        for keyword in _REFUSED:
-            if keyword in schema:
+        if len(self._seen) > MAX_SUBSCHEMAS:
+            raise SchemaError(f"it has more than {MAX_SUBSCHEMAS} schemas within schemas")
+        if self._nesting == MAX_NESTING:
+            raise SchemaError(f"is nested deeper than {MAX_NESTING} schemas")
+        self._nesting += 1
+        fitted = {keyword: value for keyword, value in schema.items() if keyword not in _ANNOTATIONS}
+        for keyword in _UNKNOWN_TO_COMPILER:
+            if keyword in fitted:
                 raise SchemaError(f"{at}: {keyword!r} cannot be enforced")
-        if schema.get("uniqueItems"):
-            raise SchemaError(f"{at}: 'uniqueItems' cannot be enforced")
-        fitted: dict[str, Any] = {key: value for key, value in schema.items() if key in _CONSTRAINTS}
-        for keyword in ("$defs", "definitions"):
-            if keyword in schema:
-                fitted[keyword] = self._mapping(schema[keyword], f"{at}/{keyword}")
-        given = [keyword for keyword in _COMBINING if keyword in fitted]
-        if given:
-            self._combining(fitted, given[0], at)
-        else:
-            self._typed(fitted, at)
+        self._rewrite(fitted, at)
+        self._descend(fitted, at)
+        self._nesting -= 1
         return fitted
 
     def check_references(self) -> None:
@@ -96,139 +109,149 @@ class _Fitter:
             if target not in self._seen:
                 raise SchemaError(f"{at}: {target!r} is not a schema in here")
 
-    def _mapping(self, schemas: object, at: str) -> dict[str, Any]:
-        if not isinstance(schemas, dict):
-            raise SchemaError(f"{at} is {_name(schemas)}, not an object of schemas")
-        return {key: self.schema(value, f"{at}/{key}") for key, value in schemas.items()}
-
-    def _list(self, schemas: object, at: str) -> list[Any]:
-        if not isinstance(schemas, list) or not schemas:
-            raise SchemaError(f"{at} is not a list of schemas")
-        return [self.schema(one, f"{at}/{index}") for index, one in enumerate(schemas)]
-
-    def _combining(self, fitted: dict[str, Any], keyword: str, at: str) -> None:
-        beside = [other for other in fitted if other in _CONSTRAINTS and other != keyword]
-        if keyword in ("enum", "const"):
-            values = fitted[keyword] if keyword == "enum" else [fitted[keyword]]
-            if not isinstance(values, list):
-                raise SchemaError(f"{at}: 'enum' is {_name(values)}, not a list")
-            if beside == ["type"]:
-                wanted = _types(fitted.pop("type"), at)
-                values = [value for value in values if _is_of(value, wanted)]
-                beside = []
-                fitted.pop(keyword)
-                fitted["enum"] = values
-            if not values:
-                raise SchemaError(f"{at}: no value of {keyword!r} is possible")
-        if beside:
-            raise SchemaError(f"{at}: {beside[0]!r} beside {keyword!r} cannot be enforced")
-        if keyword == "$ref":
-            reference = fitted["$ref"]
-            if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")) or set(reference) & set("~%"):
-                raise SchemaError(f"{at}: {reference!r} is not a reference into this schema, like '#/$defs/name'")
-            self._references.append((at, reference))
-        elif keyword in ("anyOf", "oneOf", "allOf"):
-            branches = fitted.pop(keyword)
-            allowed = "anyOf" if keyword == "oneOf" else keyword  # the compiler sees for itself less often that they are the same
-            fitted[allowed] = self._list(branches, f"{at}/{allowed}")
-            if keyword == "allOf" and len(branches) > 1:
-                raise SchemaError(f"{at}: 'allOf' of more than one schema cannot be enforced")
-            if keyword == "oneOf" and not self._disjoint(branches):
-                raise SchemaError(f"{at}: 'oneOf' whose schemas may overlap cannot be enforced; 'anyOf' can")
-
-    def _typed(self, fitted: dict[str, Any], at: str) -> None:
-        kinds = {_TYPE_OF[keyword] for keyword in fitted if keyword in _TYPE_OF}
-        if "type" not in fitted:
-            if not kinds:
-                return
-            if len(kinds) > 1:
-                raise SchemaError(f"{at} has keywords for {', '.join(sorted(kinds))}; say which 'type' it is")
-            fitted["type"] = kinds.pop()
-        types = _types(fitted["type"], at)
-        if "multipleOf" in fitted and "number" in types:
-            raise SchemaError(f"{at}: 'multipleOf' can be enforced for integers only")
-        if "string" in types:
-            self._string(fitted, at)
-        if "object" in types:
-            self._object(fitted, at)
-        if "array" in types:
-            if "items" in fitted:
-                fitted["items"] = self.schema(fitted["items"], f"{at}/items")
-            if "prefixItems" in fitted:
-                fitted["prefixItems"] = self._list(fitted["prefixItems"], f"{at}/prefixItems")
-            if fitted.pop("unevaluatedItems", True) is not False and "unevaluatedItems" in fitted:
-                raise SchemaError(f"{at}: 'unevaluatedItems' can only be false")
-
-    def _string(self, fitted: dict[str, Any], at: str) -> None:
-        shape = [keyword for keyword in ("pattern", "format") if keyword in fitted]
-        lengths = [keyword for keyword in ("minLength", "maxLength") if keyword in fitted]
-        if shape and lengths:
-            raise SchemaError(f"{at}: {lengths[0]!r} beside {shape[0]!r} cannot be enforced; put the length into the pattern")
-        if len(shape) > 1:
-            raise SchemaError(f"{at}: 'format' beside 'pattern' cannot be enforced")
+    def _rewrite(self, fitted: dict[str, Any], at: str) -> None:
+        """What the compiler takes otherwise than it is meant, put in words that it takes well."""
+        if "$ref" in fitted:
+            self._references.append((at, _reference(fitted["$ref"], at)))
+        for keyword in ("enum", "const"):
+            if keyword in fitted:
+                self._check_values(fitted[keyword], keyword, at)
+        for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+            if keyword in fitted:
+                _check_number(fitted[keyword], keyword, at)
+        if "multipleOf" in fitted:
+            self._check_multiple(fitted["multipleOf"], at)
+        if not any(keyword in fitted for keyword in _APPLICATORS):  # else they are about what those say, too
+            for keyword, equal in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
+                if keyword in fitted:
+                    value = fitted.pop(keyword)
+                    fitted.setdefault(equal, value)
+        if fitted.get("uniqueItems"):
+            self._list_arrays(fitted, at)
+        if isinstance(branches := fitted.get("oneOf"), list):  # the compiler sees for itself less often that they are apart
+            if len(branches) > MAX_BRANCHES or not self._disjoint(branches):
+                raise SchemaError(f"{at}: 'oneOf' whose schemas may overlap, or more than {MAX_BRANCHES}, cannot be enforced; 'anyOf' can")
+            del fitted["oneOf"]
+            fitted["allOf"] = [*fitted.get("allOf", []), {"anyOf": branches}]
+        for name in [*_keys(fitted.get("properties")), *_keys(fitted.get("required"))]:
+            _check_text(name, "properties", at)
+        _name_properties(fitted)
+        patterns = fitted.get("patternProperties")
+        if isinstance(patterns, dict):
+            if len(patterns) > MAX_PATTERNS:
+                raise SchemaError(f"{at}: {len(patterns)} patterns in 'patternProperties' are more than {MAX_PATTERNS}")
+            fitted["patternProperties"] = {_pattern(pattern, at): schema for pattern, schema in patterns.items()}
+        _limit_properties(fitted, at)
         if "pattern" in fitted:
             fitted["pattern"] = _pattern(fitted["pattern"], at)
-        elif fitted.get("format") == "ipv4":
+        pattern = _FORMATS.get(fitted["format"]) if isinstance(fitted.get("format"), str) else None
+        if pattern is not None:
             del fitted["format"]
-            fitted["pattern"] = rf"^{_IPV4_PART}(\.{_IPV4_PART}){{3}}$"
-        elif lengths:
-            # The compiler's own form of this lets control characters through, which a JSON string must not hold as they are.
-            low, high = fitted.pop("minLength", 0), fitted.pop("maxLength", None)
-            for bound in (low, 0 if high is None else high):
-                if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
-                    raise SchemaError(f"{at}: a length is {bound!r}, not an integer >= 0")
-            if high is not None and low > high:
-                raise SchemaError(f"{at}: minLength {low} is more than maxLength {high}")
-            fitted["pattern"] = inside_json_string(rf"[\s\S]{{{low},{'' if high is None else high}}}")
+            both = fitted.get("allOf", [])
+            fitted["allOf"] = [*both, {"pattern": pattern}] if isinstance(both, list) else both
 
-    def _object(self, fitted: dict[str, Any], at: str) -> None:
-        patterned = [keyword for keyword in ("patternProperties", "propertyNames") if keyword in fitted]
-        others = [keyword for keyword in ("properties", "required", *patterned[1:]) if fitted.get(keyword)]
-        if patterned and others:
-            raise SchemaError(f"{at}: {patterned[0]!r} beside {others[0]!r} cannot be enforced")
-        if "properties" in fitted:
-            fitted["properties"] = self._mapping(fitted["properties"], f"{at}/properties")
-        if "patternProperties" in fitted:
-            if fitted.get("additionalProperties", False) is not False:
-                raise SchemaError(f"{at}: 'additionalProperties' beside 'patternProperties' can only be false")
-            schemas = self._mapping(fitted["patternProperties"], f"{at}/patternProperties")
-            if len(schemas) != 1:
-                raise SchemaError(f"{at}: 'patternProperties' with more or less than one pattern cannot be enforced")
-            fitted["patternProperties"] = {_pattern(pattern, at): schema for pattern, schema in schemas.items()}
-        if "propertyNames" in fitted:
-            fitted["propertyNames"] = self.schema(
-                {"type": "string", **fitted["propertyNames"]} if isinstance(fitted["propertyNames"], dict) else fitted["propertyNames"],
-                f"{at}/propertyNames",
+    def _descend(self, fitted: dict[str, Any], at: str) -> None:
+        for keyword in {**dict.fromkeys(_SCHEMA), **dict.fromkeys(_LISTS), **dict.fromkeys(_MAPPINGS)}:
+            if keyword not in fitted:
+                continue
+            value, here = fitted[keyword], f"{at}/{keyword}"
+            if keyword in _MAPPINGS:
+                if not isinstance(value, dict):
+                    raise SchemaError(f"{here} is {_name(value)}, not an object of schemas")
+                fitted[keyword] = {name: self.schema(one, f"{here}/{_escaped(name)}") for name, one in value.items()}
+            elif keyword in _SCHEMA and not (keyword in _LISTS and isinstance(value, list)):
+                fitted[keyword] = self.schema(value, here)
+            else:
+                if not isinstance(value, list):
+                    raise SchemaError(f"{here} is {_name(value)}, not a list of schemas")
+                fitted[keyword] = [self.schema(one, f"{here}/{index}") for index, one in enumerate(value)]
+
+    def _check_values(self, value: object, keyword: str, at: str) -> None:
+        values = value if keyword == "enum" else [value]
+        if not isinstance(values, list):
+            raise SchemaError(f"{at}: 'enum' is {_name(values)}, not a list")
+        self._num_values += len(values)
+        if self._num_values > MAX_VALUES:
+            raise SchemaError(f"{at}: more than {MAX_VALUES} values in 'enum'")
+        level: list[object] = values
+        while level:
+            for one in level:
+                if isinstance(one, int | float):
+                    _check_number(one, keyword, at)
+                for text in [one] if isinstance(one, str) else one if isinstance(one, dict) else ():
+                    _check_text(text, keyword, at)
+            level = [child for one in level if isinstance(one, dict | list) for child in (one.values() if isinstance(one, dict) else one)]
+
+    def _check_multiple(self, value: object, at: str) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise SchemaError(f"{at}: 'multipleOf' is {value!r:.40}, not a number > 0")
+        _, digits, exponent = Decimal(repr(value)).as_tuple()
+        assert isinstance(exponent, int), "it is finite"
+        units = int("".join(map(str, digits)))
+        self._num_multiples += units * 10 ** max(0, exponent)
+        if exponent < self._unit:
+            self._multiple *= 10 ** (self._unit - exponent)
+            self._unit = exponent
+        self._multiple = math.lcm(self._multiple, units * 10 ** (exponent - self._unit))
+        if max(self._num_multiples, self._multiple) > MAX_MULTIPLES:
+            raise SchemaError(f"{at}: 'multipleOf' {value!r}, with those before it, comes to more than {MAX_MULTIPLES} units")
+
+    def _list_arrays(self, fitted: dict[str, Any], at: str) -> None:
+        """`uniqueItems`, as the arrays of different items: where there are few."""
+        del fitted["uniqueItems"]
+        low, high = fitted.get("minItems", 0), fitted.get("maxItems", math.inf)
+        if not isinstance(low, int) or not isinstance(high, int | float):
+            return  # which the compiler refuses
+        if high <= 1:
+            return
+        values = self._values(fitted.get("items"))
+        if values is None or "prefixItems" in fitted:
+            raise SchemaError(
+                f"{at}: 'uniqueItems' can be enforced only where 'maxItems' is at most 1, or all items are of at most {MAX_UNIQUE} values"
             )
-        for keyword in ("additionalProperties", "unevaluatedProperties"):
-            if keyword in fitted:
-                fitted[keyword] = self.schema(fitted[keyword], f"{at}/{keyword}")
-        required = fitted.get("required", [])
-        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            raise SchemaError(f"{at}: 'required' is not a list of strings")
-        for name in required:
-            properties = fitted.setdefault("properties", {})
-            if name not in properties:
-                rest = fitted.get("additionalProperties", fitted.get("unevaluatedProperties", True))
-                if rest is False:
-                    raise SchemaError(f"{at}: {name!r} is required, and not allowed")
-                properties[name] = rest
+        arrays = [
+            list(chosen) for length in range(low, int(min(high, len(values))) + 1) for chosen in itertools.permutations(values, length)
+        ]
+        if not arrays:
+            raise SchemaError(f"{at}: there are not {low} different items")
+        for keyword in ("items", "minItems", "maxItems"):
+            fitted.pop(keyword, None)
+        others = [kind for kind in _ALL_TYPES if kind != "array" and kind in _types(fitted)]
+        fitted["allOf"] = [*fitted.get("allOf", []), {"anyOf": [{"enum": arrays}, *([{"type": others}] if others else [])]}]
 
     def _disjoint(self, branches: Sequence[object]) -> bool:
-        resolved = [self._resolve(branch) for branch in branches]
+        resolved = [self._referred(branch) for branch in branches]
         return all(_apart(one, other) for index, one in enumerate(resolved) for other in resolved[:index])
 
-    def _resolve(self, schema: object) -> object:
+    def _referred(self, schema: object) -> object:
+        """What a schema that is a reference and no more refers to in the end; other schemas as they are."""
         for _ in range(MAX_NESTING):
-            if not isinstance(schema, dict) or "$ref" not in schema:
+            if not isinstance(schema, dict) or {keyword for keyword in schema if keyword not in _ANNOTATIONS} != {"$ref"}:
                 return schema
             target: Any = self._root
             for step in str(schema["$ref"]).split("/")[1:]:
-                if not isinstance(target, dict) or step not in target:
-                    return True
-                target = target[step]
+                step = step.replace("~1", "/").replace("~0", "~")
+                target = target.get(step) if isinstance(target, dict) else None
             schema = target
-        return True
+        return None
+
+    def _values(self, schema: object) -> list[object] | None:
+        """All values that satisfy a schema, where they are listed and few."""
+        schema = self._referred(schema)
+        if not isinstance(schema, dict):
+            return None
+        values: list[object]
+        constraints = {keyword for keyword in schema if keyword not in _ANNOTATIONS}
+        if constraints <= {"enum", "type"} and isinstance(schema.get("enum"), list):
+            values = [value for value in schema["enum"] if _is_of(value, _types(schema))]
+        elif constraints <= {"const", "type"} and "const" in schema:
+            values = [schema["const"]] if _is_of(schema["const"], _types(schema)) else []
+        elif schema.get("type") == "boolean" and constraints == {"type"}:
+            values = [True, False]
+        else:
+            return None
+        different = {json.dumps(value, sort_keys=True): value for value in values}
+        return list(different.values()) if len(different) <= MAX_UNIQUE else None
 
 
 def _apart(one: object, other: object) -> bool:
@@ -238,48 +261,144 @@ def _apart(one: object, other: object) -> bool:
     ours, theirs = _listed(one), _listed(other)
     if ours is not None and theirs is not None:
         return not ours & theirs
-    kinds = [_possible_types(schema) for schema in (one, other)]
-    if None not in kinds and not set(kinds[0] or ()) & set(kinds[1] or ()):
+    kinds, other_kinds = (["number" if kind == "integer" else kind for kind in _types(schema)] for schema in (one, other))
+    if not set(kinds) & set(other_kinds):
         return True
-    if kinds != [("object",), ("object",)]:
+    if kinds != ["object"] or other_kinds != ["object"]:
         return False
-    names = set(one.get("required", ())) & set(other.get("required", ()))
-    return any(_apart(one.get("properties", {}).get(name), other.get("properties", {}).get(name)) for name in names)
+    names, other_names = (schema.get("required", ()) for schema in (one, other))
+    properties, others = (schema.get("properties", {}) for schema in (one, other))
+    if not all(isinstance(given, list) for given in (names, other_names)) or not all(
+        isinstance(given, dict) for given in (properties, others)
+    ):
+        return False
+    both = [name for name in names if isinstance(name, str) and name in other_names]
+    return any(_apart(properties.get(name), others.get(name)) for name in both)
 
 
 def _listed(schema: Mapping[str, Any]) -> set[str] | None:
+    """The values of `const` or `enum`, equal ones the same."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return {json.dumps(value, sort_keys=True) for value in values} if isinstance(values, list) else None
 
 
-def _possible_types(schema: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """None if anything is; an integer is a number here."""
-    if "type" not in schema:
-        return None
-    return tuple("number" if kind == "integer" else kind for kind in _types(schema["type"], "oneOf"))
+def _name_properties(fitted: dict[str, Any]) -> None:
+    """`propertyNames`, as a pattern of the only properties: where that says the same."""
+    names = fitted.get("propertyNames")
+    if names is True:
+        del fitted["propertyNames"]
+    if not isinstance(names, dict) or "properties" in fitted or "patternProperties" in fitted:
+        return
+    constraints = {keyword for keyword in names if keyword not in (*_ANNOTATIONS, "type")}
+    if names.get("type", "string") != "string":
+        return
+    pattern: object = None
+    if constraints == {"pattern"}:
+        pattern = names["pattern"]
+    elif constraints == {"enum"} and isinstance(names["enum"], list) and all(isinstance(one, str) for one in names["enum"]):
+        pattern = f"^({'|'.join(map(_spelled, names['enum']))})$"
+    elif constraints == {"const"} and isinstance(names["const"], str):
+        pattern = f"^{_spelled(names['const'])}$"
+    elif constraints and constraints <= {"minLength", "maxLength"} and all(isinstance(names[one], int) for one in constraints):
+        pattern = rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
+    elif not constraints:
+        pattern = ""
+    if isinstance(pattern, str):
+        del fitted["propertyNames"]
+        fitted["patternProperties"] = {pattern: fitted.get("additionalProperties", True)}
+        fitted["additionalProperties"] = False
+
+
+def _limit_properties(fitted: dict[str, Any], at: str) -> None:
+    """`minProperties` and `maxProperties`, by the names of properties: others may come twice, and count once."""
+    least, most = fitted.get("minProperties", 0), fitted.get("maxProperties", math.inf)
+    names, required = fitted.get("properties", {}), fitted.get("required", [])
+    if not all(isinstance(one, int | float) for one in (least, most)) or not isinstance(names, dict) or not isinstance(required, list):
+        return  # which the compiler refuses
+    if most >= len(names) and fitted.get("additionalProperties") is False and not fitted.get("patternProperties"):
+        fitted.pop("maxProperties", None)
+    if least <= 1 and not names:
+        return
+    fitted.pop("minProperties", None)
+    optional = [name for name in names if name not in required]
+    missing = least - len(set(map(str, required)))
+    if missing <= 0:
+        return
+    if missing > len(optional) or math.comb(len(optional), missing) > MAX_BRANCHES:
+        raise SchemaError(
+            f"{at}: 'minProperties' {least} can be enforced only among few listed 'properties', or where as many are required"
+        )
+    choices = [{"required": list(chosen)} for chosen in itertools.combinations(optional, missing)]
+    fitted["allOf"] = [*fitted.get("allOf", []), {"anyOf": choices}]
+
+
+def _spelled(text: str) -> str:
+    """An expression for just `text`."""
+    return "".join(f"\\u{{{ord(character):x}}}" for character in text)
+
+
+def _reference(value: object, at: str) -> str:
+    if not isinstance(value, str) or not (value == "#" or value.startswith("#/")) or "%" in value:
+        raise SchemaError(f"{at}: {value!r:.100} is not a reference into this schema, like '#/$defs/name'")
+    return value
 
 
 def _pattern(pattern: object, at: str) -> str:
     if not isinstance(pattern, str):
         raise SchemaError(f"{at}: a pattern is {_name(pattern)}, not a string")
     try:
-        return inside_json_string(pattern)
+        return anywhere(pattern)
     except RegexError as error:
         raise SchemaError(f"{at}: pattern {pattern!r:.100}: {error}") from error
 
 
-def _types(value: object, at: str) -> tuple[str, ...]:
-    types = [value] if isinstance(value, str) else value
-    if not isinstance(types, list) or not types or not all(isinstance(one, str) for one in types):
-        raise SchemaError(f"{at}: 'type' is {value!r:.60}, not a type or a list of types")
-    return tuple(types)
+def _check_number(value: object, keyword: str, at: str) -> None:
+    if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
+        raise SchemaError(f"{at}: {keyword!r} has an integer of more than {MAX_DIGITS} digits")
+
+
+def _check_text(text: object, keyword: str, at: str) -> None:
+    if isinstance(text, str) and _UNWRITABLE.search(text):
+        raise SchemaError(f"{at}: {keyword!r} has {text!r:.60}, of which a character can be written as \\uXXXX only, which is left out")
+
+
+def _keys(value: object) -> list[object]:
+    return list(value) if isinstance(value, list | dict) else []
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 400:  # more than any float has
+        _no_number(digits)
+    return int(digits)
+
+
+def _float(digits: str) -> float | int:
+    value = float(digits)
+    if not math.isfinite(value):
+        _no_number(digits)
+    return int(value) if value.is_integer() and abs(value) < 10**MAX_DIGITS else value
+
+
+def _no_number(digits: str) -> NoReturn:
+    raise SchemaError(f"{digits:.20}{'...' * (len(digits) > 20)} is not a number that can be enforced")
+
+
+def _escaped(name: str) -> str:
+    """A name as a step of a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+_ALL_TYPES = ("null", "boolean", "number", "string", "array", "object")
+
+
+def _types(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    given = schema.get("type", list(_ALL_TYPES))
+    return (given,) if isinstance(given, str) else tuple(one for one in given if isinstance(one, str)) if isinstance(given, list) else ()
 
 
 def _is_of(value: object, types: Sequence[str]) -> bool:
-    kinds = [_name(value)]
-    if kinds == ["number"] and isinstance(value, int | float) and float(value).is_integer():
-        kinds.append("integer")
-    return any(kind in types for kind in kinds)
+    kind = _name(value)
+    return kind in types or (kind == "number" and "integer" in types and float(value).is_integer())  # type: ignore[arg-type]
 
 
 def _name(value: object) -> str:

@@ -156,6 +156,7 @@ class Registry:
 
     def end_all(self, error: BaseException) -> None:
         """The step thread is gone: whoever waits must be told now."""
+        self._grammars.close()
         for state in list(self._by_id.values()):
             self._forget(state)
             state.end(error)

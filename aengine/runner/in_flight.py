@@ -81,8 +81,8 @@ class LaunchedStep:
     def _observed(self, sampler: Sampler, result: StepResult) -> StepResult:
         """`result` with the rows, too, that cannot go on with their token."""
         rows, tokens = self.rows, result.tokens
-        if result.failures:
-            kept = ~np.isin(rows, list(result.failures))
+        if result.failures or result.postponed:
+            kept = ~np.isin(rows, [*result.failures, *result.postponed])
             rows, tokens = rows[kept], tokens[kept]
         refused = sampler.observe(rows, tokens)
         return replace(result, failures={**result.failures, **refused}) if refused else result
@@ -102,6 +102,7 @@ class LaunchedStep:
             logprobs=_spread(sampled),
             prompt_logprobs=prompt_logprobs,
             failures=failures,
+            postponed=sampled.postponed,
         )
 
 

@@ -4,7 +4,7 @@ token. What one of them raises fails its row and no other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +31,14 @@ class CustomProcessors:
                 self._processors[new.row] = new.params.processors
                 self._tokens[new.row] = new.tokens.tolist()
 
-    def apply(self, logits: Tensor, rows: NDArray[np.int32]) -> dict[int, Exception]:
-        """Lets the processors change the [m, V] logits of `rows` in place; infinity becomes `HIGHEST_LOGIT`. Returns what they raised,
-        by row."""
+    def apply(self, logits: Tensor, rows: NDArray[np.int32], *, but: Set[int] = frozenset()) -> dict[int, Exception]:
+        """Lets the processors change the [m, V] logits of `rows`, those in `but` excepted, in place; infinity becomes `HIGHEST_LOGIT`.
+        Returns what they raised, by row."""
         failures: dict[int, Exception] = {}
         for at in np.flatnonzero(self._has[rows]).tolist():
             row = int(rows[at])
+            if row in but:
+                continue
             try:
                 for processor in self._processors[row]:
                     # A copy of the tokens: a processor may keep or change what it gets.

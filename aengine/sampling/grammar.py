@@ -1,17 +1,17 @@
-"""Grammars in the sampler: which tokens a row may have next. Owns the rows' matchers and the bitmasks.
+"""Grammars in the sampler: which tokens a row may have next. Owns the rows' matchers, the bitmasks, and the time these may take.
 
-A compiled grammar arrives with a row's parameters; where it comes from is not known here. xgrammar does the matching; it is
-imported with the first row that has a grammar, so engines without the extra `structured` never need it.
+A compiled grammar arrives with a row's parameters; where it comes from is not known here. llguidance does the matching, within limits
+that came with the grammar; the rows' parameters bring its objects, so engines without the extra `structured` never need it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,7 +20,12 @@ from aengine.kernels.upload import to_device
 from aengine.scheduler.plan import NewRow
 
 if TYPE_CHECKING:
-    import xgrammar
+    import llguidance
+
+MASK_SECONDS = 0.02
+"""Of one step. Most masks take some 20 microseconds; a grammar can be such that all of its masks take some milliseconds."""
+_HIGHEST = np.array([-np.inf, np.inf], dtype=np.float32)  # that a logit can be, by the bit of its token
+_NOTHING_FOLLOWS = ("NoExtension", "NoExtensionBias")
 
 
 class GrammarError(AEngineError):
@@ -29,18 +34,61 @@ class GrammarError(AEngineError):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CompiledGrammar:
-    """A grammar made ready for one model's vocabulary. May be shared by rows, threads and requests."""
+    """A grammar made ready for one model's vocabulary, for the sequences of one request."""
 
-    grammar: xgrammar.CompiledGrammar
-    first: Tensor | None
-    """[ceil(vocab_size / 32)] int32 on the CPU, little-endian bits: a limit on the first token that the vocabulary needs beyond
-    the grammar. None: there is none."""
+    matcher: llguidance.LLMatcher  # at the start of an output; it is copied, and does not change
+    eos_token_ids: frozenset[int]
+    first: NDArray[np.int32] | None
+    """[ceil(vocab_size / 32)], little-endian bits: a limit on the first token that the vocabulary needs beyond the grammar. None: there
+    is none."""
+
+    def try_out(self, vocab_size: int, num_tokens: int) -> bool:
+        """Choose up to `num_tokens` tokens at random, as a row would; returns whether any can begin an output. Raises `GrammarError` if
+        that takes more than the grammar's limits."""
+        draw = np.random.default_rng(0)
+        matcher = _Matcher(self)
+        for number in range(num_tokens):
+            allowed = np.flatnonzero(matcher.allowed(vocab_size))
+            if not len(allowed):
+                return number > 0
+            if matcher.accept(int(draw.choice(allowed))):
+                break
+        return True
 
 
-@dataclass(slots=True)
 class _Matcher:
-    state: xgrammar.GrammarMatcher
-    first: Tensor | None  # until the first token
+    """Where one row is in its grammar."""
+
+    def __init__(self, compiled: CompiledGrammar) -> None:
+        self._state = compiled.matcher.deep_copy()
+        self._eos_token_ids = compiled.eos_token_ids
+        self._first = compiled.first  # until the first token
+
+    def fill(self, bits: NDArray[np.int32]) -> None:
+        """Sets the bits [ceil(vocab_size / 32)] of the tokens that may come next, and no others. Raises `GrammarError` if it takes more
+        than the grammar's limits to find out."""
+        self._state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # lets go of the GIL
+        if self._state.is_error():
+            error = first_line(self._state.get_error())
+            if error not in _NOTHING_FOLLOWS:
+                raise GrammarError(f"the grammar takes too much: {error}")
+            bits.fill(0)
+        if self._first is not None:
+            bits &= self._first
+
+    def allowed(self, vocab_size: int) -> NDArray[np.bool_]:
+        """[vocab_size], the tokens that may come next. Raises what `fill` raises."""
+        bits = _bitmask(1, vocab_size)[0]
+        self.fill(bits)
+        return np.unpackbits(bits.view(np.uint8), bitorder="little", count=vocab_size).astype(np.bool_)
+
+    def accept(self, token: int) -> bool:
+        """Goes on by a token; returns whether the output ends with it. Raises `GrammarError`, and then stays where it was."""
+        ends = token in self._eos_token_ids
+        if not (self._state.is_accepting() if ends else self._state.try_consume_tokens([token])):
+            raise GrammarError(f"token {token} does not match the grammar of the request")
+        self._first = None
+        return ends
 
 
 class GrammarRows:
@@ -48,8 +96,9 @@ class GrammarRows:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._matchers: dict[int, _Matcher] = {}
-        self._batch: Any = None  # fills many bitmasks in parallel
+        self._matchers: dict[int, _Matcher] = {}  # of rows whose output has not ended
+        self._waiting: list[int] = []  # rows whose mask was not made last time, the one that waits longest first
+        self._highest: Tensor | None = None  # [256, 8] on a device other than a CPU: `_HIGHEST` of the bits of each byte
 
     def __bool__(self) -> bool:
         """Whether any row has a grammar; `mask` and `observe` do nothing without."""
@@ -63,39 +112,47 @@ class GrammarRows:
         for new in new_rows:
             self._matchers.pop(new.row, None)
             if isinstance(new.params.grammar, CompiledGrammar):
-                matcher = self._start(new.params.grammar)
-                for token in new.tokens[new.prompt_len :].tolist():
-                    _accept(matcher, token)
-                self._matchers[new.row] = matcher
+                matcher = _Matcher(new.params.grammar)
+                if not any(matcher.accept(token) for token in new.tokens[new.prompt_len :].tolist()):
+                    self._matchers[new.row] = matcher
 
-    def mask(self, logits: Tensor, rows: NDArray[np.int32]) -> None:
+    def mask(self, logits: Tensor, rows: NDArray[np.int32]) -> tuple[Mapping[int, GrammarError], frozenset[int]]:
         """[m, vocab_size] float32 logits of m distinct rows, changed in place: what the grammars forbid becomes -inf.
 
         Only end-of-sequence ids are left where a grammar is complete, nothing is left where no token can go on with it, and nothing is
-        changed for a row whose grammar has ended with an end-of-sequence id.
+        changed for a row whose grammar has ended with an end-of-sequence id. Returns the rows that took more than their grammar's limits,
+        with the reason, and those for which MASK_SECONDS left no time: they come first next time, and one at least is always done. The
+        logits of these are not changed.
         """
-        found = [(index, matcher) for index, row in enumerate(rows.tolist()) if (matcher := self._active(row)) is not None]
+        found = [(index, row) for index, row in enumerate(rows.tolist()) if row in self._matchers]
         if not found:
-            return
-        bitmask = torch.empty(len(rows), -(-self._vocab_size // 32), dtype=torch.int32, pin_memory=logits.is_cuda)
-        masked = [index for index, _ in found]
-        self._fill(bitmask, masked, [matcher for _, matcher in found])
-        import xgrammar
-
-        # Its CPU code takes a list alone; its CUDA code would copy one from memory that is not pinned, and wait.
-        indices: Any = to_device(np.array(masked, dtype=np.int32), logits.device) if logits.is_cuda else masked
-        xgrammar.apply_token_bitmask_inplace(
-            logits, bitmask.to(logits.device, non_blocking=True), vocab_size=self._vocab_size, indices=indices
-        )
+            return {}, frozenset()
+        turns = {row: turn for turn, row in enumerate(self._waiting)}
+        found.sort(key=lambda one: turns.get(one[1], len(turns)))
+        bitmask = _bitmask(len(found), self._vocab_size)
+        errors: dict[int, GrammarError] = {}
+        masked: list[int] = []  # indices
+        end = time.perf_counter() + MASK_SECONDS
+        num_done = 0
+        for index, row in found:
+            if num_done and time.perf_counter() > end:
+                break
+            num_done += 1
+            try:
+                self._matchers[row].fill(bitmask[len(masked)])
+            except GrammarError as error:
+                errors[row] = error
+            else:
+                masked.append(index)
+        if masked:
+            self._forbid(logits, masked, bitmask[: len(masked)])
+        self._waiting = [row for _, row in found[num_done:]]
+        return errors, frozenset(self._waiting)
 
     def allowed(self, row: int) -> NDArray[np.bool_] | None:
-        """[vocab_size], what `mask` leaves to a row; None where its grammar leaves everything."""
-        matcher = self._active(row)
-        if matcher is None:
-            return None
-        bitmask = torch.empty(1, -(-self._vocab_size // 32), dtype=torch.int32)
-        self._fill(bitmask, [0], [matcher])
-        return np.unpackbits(bitmask.numpy().view(np.uint8), bitorder="little")[: self._vocab_size].astype(np.bool_)
+        """[vocab_size], what `mask` leaves to a row that it has masked; None where its grammar leaves everything."""
+        matcher = self._matchers.get(row)
+        return None if matcher is None else matcher.allowed(self._vocab_size)
 
     def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> Mapping[int, GrammarError]:
         """Advances the matchers of m distinct rows by the token [m] that each was given.
@@ -104,44 +161,37 @@ class GrammarRows:
         reason; their matchers stay where they were.
         """
         errors: dict[int, GrammarError] = {}
-        if not self._matchers:
-            return errors
         for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
-            matcher = self._active(row)
+            matcher = self._matchers.get(row)
             if matcher is None:
                 continue
             try:
-                _accept(matcher, token)
+                if matcher.accept(token):
+                    del self._matchers[row]
             except GrammarError as error:
                 errors[row] = error
         return errors
 
-    def _active(self, row: int) -> _Matcher | None:
-        """Of a row whose grammar limits its next token."""
-        matcher = self._matchers.get(row)
-        return None if matcher is None or matcher.state.is_terminated() else matcher
-
-    def _start(self, compiled: CompiledGrammar) -> _Matcher:
-        import xgrammar
-
-        return _Matcher(xgrammar.GrammarMatcher(compiled.grammar), compiled.first)
-
-    def _fill(self, bitmask: Tensor, indices: list[int], matchers: Sequence[_Matcher]) -> None:
-        """Row indices[i] of `bitmask` [m, ceil(vocab_size / 32)] int32 is made that of matchers[i]."""
-        if len(matchers) == 1:
-            matchers[0].state.fill_next_token_bitmask(bitmask, indices[0])
-        else:
-            if self._batch is None:
-                import xgrammar
-
-                self._batch = xgrammar.BatchGrammarMatcher()
-            self._batch.batch_fill_next_token_bitmask([matcher.state for matcher in matchers], bitmask, indices)
-        for index, matcher in zip(indices, matchers, strict=True):
-            if matcher.first is not None:
-                bitmask[index] &= matcher.first
+    def _forbid(self, logits: Tensor, masked: list[int], bitmask: NDArray[np.int32]) -> None:
+        """Row masked[i] of `logits` is left with the tokens of bitmask[i]."""
+        packed = bitmask.view(np.uint8)
+        if logits.device.type == "cpu":  # without torch, whose threads would go on to spin on the cores of the model's
+            for index, bits in zip(masked, packed, strict=True):
+                line = logits[index].numpy()
+                np.minimum(line, _HIGHEST[np.unpackbits(bits, bitorder="little", count=self._vocab_size)], out=line)
+            return
+        if self._highest is None:
+            bits_of_bytes = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+            self._highest = to_device(_HIGHEST[bits_of_bytes], logits.device)
+        highest = self._highest[to_device(packed, logits.device).long()].view(len(masked), -1)[:, : self._vocab_size]
+        at = to_device(np.array(masked), logits.device)
+        logits[at] = logits[at].minimum(highest)
 
 
-def _accept(matcher: _Matcher, token: int) -> None:
-    if not matcher.state.accept_token(token):
-        raise GrammarError(f"token {token} does not match the grammar of the request")
-    matcher.first = None
+def _bitmask(num_rows: int, vocab_size: int) -> NDArray[np.int32]:
+    return np.zeros((num_rows, -(-vocab_size // 32)), dtype=np.int32)
+
+
+def first_line(error: str) -> str:
+    """What the matching library says, without the state of its parser."""
+    return error.strip().split("\n")[0][:200]

@@ -50,7 +50,8 @@ class SampledTokens:
     logprobs: DeviceLogprobs | None = None  # of the w rows in `logprob_rows`
     logprob_rows: NDArray[np.int64] | None = None  # [w], which of the m, ascending
     checked: CheckedRows | None = None
-    failures: Mapping[int, Exception] = field(default_factory=dict)  # what custom code raised, by row
+    failures: Mapping[int, Exception] = field(default_factory=dict)  # what grammars and custom code raised, by row
+    postponed: frozenset[int] = frozenset()  # rows that there was no time to choose for
 
 
 class Sampler:
@@ -117,14 +118,18 @@ class Sampler:
         if len(wanted):
             untouched = len(processed) == 0 and len(wanted) == len(rows)
             raw = logits if untouched else logits.index_select(0, self._put(wanted))
-        failures = self._process(logits, rows, positions) if len(processed) else {}
+        failures, postponed = self._process(logits, rows, positions) if len(processed) else ({}, frozenset())
         tokens = self._drawer.draw(logits, rows, device_rows, device_positions)
         checked: CheckedRows | None = None
         if len(processed):
             at = self._put(processed)
             # Also where it is no number.
             checked = CheckedRows(processed, positions[processed], impossible=~(logits[at, tokens[at]] > -math.inf))
-            self._penalties.record(rows, positions, tokens)
+            if postponed:
+                kept = np.flatnonzero(~np.isin(rows, list(postponed)))
+                self._penalties.record(rows[kept], positions[kept], tokens[self._put(kept)])
+            else:
+                self._penalties.record(rows, positions, tokens)
         logprobs: DeviceLogprobs | None = None
         if raw is not None:
             chosen = tokens if len(wanted) == len(rows) else tokens.index_select(0, self._put(wanted))
@@ -135,6 +140,7 @@ class Sampler:
             logprob_rows=None if logprobs is None else wanted,
             checked=checked,
             failures=failures,
+            postponed=postponed,
         )
 
     def refusals(self, rows: NDArray[np.int32], checked: CheckedRows) -> Mapping[int, NothingToChooseError]:
@@ -177,14 +183,21 @@ class Sampler:
         self._custom.observe(rows, tokens)
         return self._grammars.observe(rows, tokens) if self._grammars else {}
 
-    def _process(self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> dict[int, Exception]:
+    def _process(
+        self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32]
+    ) -> tuple[dict[int, Exception], frozenset[int]]:
+        """Returns what was raised, by row, and the rows that there was no time for."""
+        failures: dict[int, Exception] = {}
+        postponed: frozenset[int] = frozenset()
         if self._grammars:
-            self._grammars.mask(logits, rows)
+            errors, postponed = self._grammars.mask(logits, rows)
+            failures.update(errors)
         # Masks and bias are added up in any order: minus infinity plus a bias is minus infinity.
         self._masks.apply(logits, rows, positions)
         self._bad_words.apply(logits, rows)
         self._penalties.apply(logits, rows, positions)
-        return self._custom.apply(logits, rows)
+        failures.update(self._custom.apply(logits, rows, but=postponed))
+        return failures, postponed
 
     def _put(self, array: NDArray[np.generic]) -> Tensor:
         return to_device(array, self.device)

@@ -132,7 +132,8 @@ class StepResult:
 
     `logprobs` is there if one of these rows wants them: [samples.sum()] rows in the same order, k the most that any row wants;
     what a row did not ask for is undefined. `prompt_logprobs` has one entry per chunk of a prompt that wants them.
-    A row with `failures` was not sampled for the given reason; its token is undefined.
+    A row with `failures` was not sampled for the given reason; its token is undefined. So is that of a row in `postponed`, which there
+    was no time to choose for: it has to compute its last token once more.
     """
 
     step: int
@@ -140,6 +141,7 @@ class StepResult:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     failures: Mapping[int, BaseException] = field(default_factory=dict)  # by row
+    postponed: frozenset[int] = frozenset()  # rows
 
 
 class RowsFailed(Exception):

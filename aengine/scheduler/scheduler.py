@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -276,6 +276,8 @@ class Scheduler:
         self._num_in_flight -= 1
         rows.flights[plan.rows] -= 1
         committed = plan.starts + plan.lengths
+        if result.postponed:
+            committed -= self._postpone(plan, result.postponed)
         rows.num_committed[plan.rows] = committed
         tokens, logprobs = result.tokens, result.logprobs
         only_decodes = plan.num_decodes == len(plan.rows)
@@ -285,8 +287,8 @@ class Scheduler:
                 self._updates.prompt_logprobs.append((int(rows.keys[prompt_logprobs.row]), prompt_logprobs))
         if result.failures:
             self._fail_rows(result.failures)
-        if self._num_leaving or result.failures:  # whoever left while the step was in flight gets no token from it
-            live = rows.active[sampled]
+        if self._num_leaving or result.failures or result.postponed:  # whoever left while the step was in flight gets no token from it
+            live = rows.active[sampled] & ~np.isin(sampled, list(result.postponed))
             sampled, known, tokens = sampled[live], known[live], tokens[live]
             logprobs = logprobs.select(live) if logprobs is not None else None
         rows.tokens[sampled, known] = tokens
@@ -297,7 +299,7 @@ class Scheduler:
         self._updates.logprobs = logprobs
         self._requeue(self._residency.publish(plan.rows, committed))
         if not only_decodes:
-            self._settle_forks(plan)
+            self._settle_forks(plan, result.postponed)
         stops, at_limit = rows.stop_ids[sampled] == tokens[:, None], num_tokens >= rows.limit[sampled]
         if np.count_nonzero(stops) or np.count_nonzero(at_limit):
             stopped = stops.any(axis=1)
@@ -309,11 +311,25 @@ class Scheduler:
                 if sequence is not None and sequence.state is SequenceState.LEAVING:
                     self._release(sequence)
 
-    def _settle_forks(self, plan: StepPlan) -> None:
+    def _postpone(self, plan: StepPlan, postponed: Set[int]) -> NDArray[np.bool_]:
+        """Take back the last token of rows that were computed and got none: it is a chunk of its own in the next step. Returns which of the
+        plan's rows [n] these are."""
+        rows = self._rows
+        late = np.isin(plan.rows, list(postponed))
+        rows.num_computed[plan.rows] -= late
+        rows.num_tokens[plan.rows] -= late
+        for row in plan.rows[late].tolist():
+            sequence = rows.sequences[row]
+            if sequence is not None and sequence.state is SequenceState.RUNNING:
+                rows.decode(row, False)
+                self._prefilling.insert(0, sequence)
+        return late
+
+    def _settle_forks(self, plan: StepPlan, postponed: Set[int]) -> None:
         """Forks of a prompt that this step completed can start."""
         for row in plan.rows[plan.num_decodes :][plan.samples[plan.num_decodes :]].tolist():
             sequence = self._rows.sequences[row]
-            if sequence is not None and sequence.request.num_forks:
+            if sequence is not None and sequence.request.num_forks and row not in postponed:
                 self._requeue(self._residency.prefixes.settle(sequence, fork_digest(sequence.request.key)))
 
     def _end_of_tokens(self, row: int, token: int, *, stopped: bool) -> None:

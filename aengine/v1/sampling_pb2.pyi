@@ -186,8 +186,9 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class StructuredOutput(_message.Message):
-    """What the output must look like. One that cannot be compiled, or a server without a compiler for
-    it, is refused with INVALID_ARGUMENT and the reason. Cannot be combined with ignore_eos.
+    """What the output must look like. One that cannot be compiled, that takes too much to compile or to
+    follow, or a server without a compiler for it, is refused with INVALID_ARGUMENT and the reason.
+    Cannot be combined with ignore_eos.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -198,9 +199,14 @@ class StructuredOutput(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """A JSON Schema, as JSON text of 1 byte to 1 MiB: the output is a JSON value that satisfies it."""
+    """A JSON Schema, as JSON text of 1 byte to 1 MiB: the output is a JSON value that satisfies it. A
+    keyword that cannot be enforced is refused by its name. Objects have the listed properties in
+    their order; others may follow unless additionalProperties is false.
+    """
     regex: _builtins.str
-    """A regular expression of 1 byte to 1 MiB that the whole output matches."""
+    """A regular expression of 1 byte to 8 KiB that the whole output matches. Lookaround, word
+    boundaries and backreferences are refused.
+    """
     @_builtins.property
     def json_object(self) -> Global___JsonObject:
         """The output is any JSON object."""
@@ -258,7 +264,7 @@ class Choices(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """1 to 4096, each of at least 1 byte, together at most 1 MiB."""
+        """1 to 4096, each of at least 1 byte, together at most 256 KiB."""
 
     def __init__(
         self,
@@ -281,7 +287,10 @@ class Grammar(_message.Message):
 
     SOURCE_FIELD_NUMBER: _builtins.int
     source: _builtins.str
-    """Its rules in EBNF, in the notation of xgrammar (GBNF); the start rule is `root`. 1 byte to 1 MiB."""
+    """Its rules in EBNF, in the notation of llama.cpp (GBNF); the start rule is `root`. 1 byte to
+    32 KiB. The output matches it, and may be narrower: in rules that recur, literals and classes
+    match as much as they can.
+    """
     def __init__(
         self,
         *,

@@ -11,7 +11,7 @@ import torch
 from aengine.engine.grammars import GrammarCompiler
 from aengine.engine.tokenizer import Tokenizer
 from aengine.params import StructuredOutput
-from aengine.sampling.grammar import GrammarRows
+from aengine.sampling.grammar import CompiledGrammar, GrammarRows
 from aengine.scheduler.plan import NewRow, RowParams
 
 
@@ -37,15 +37,24 @@ def decode(
     for _ in range(max_tokens):
         # Space between the elements of JSON would take most of the tokens otherwise.
         logits = torch.rand(len(open_rows), vocab_size, generator=generator) - 0.9 * blank
-        rows.mask(logits, open_rows)
+        failures, postponed = rows.mask(logits, open_rows)
+        assert failures == {}
         tokens = logits.argmax(-1).numpy().astype(np.int32)
-        assert rows.observe(open_rows, tokens) == {}
-        for row, token in zip(open_rows, tokens, strict=True):
+        chosen = ~np.isin(open_rows, list(postponed))
+        assert rows.observe(open_rows[chosen], tokens[chosen]) == {}
+        for row, token in zip(open_rows[chosen], tokens[chosen], strict=True):
             outputs[row].append(int(token))
-        open_rows = open_rows[tokens != eos]
+        open_rows = open_rows[~chosen | (tokens != eos)]
         if not len(open_rows):
             break
     return [None if row in open_rows else tokenizer.decode(ids[:-1]) for row, ids in enumerate(outputs)]
+
+
+def accepts(compiled: CompiledGrammar, tokenizer: Tokenizer, text: str) -> bool:
+    """Whether `text` is an output of the grammar, in the tokens that the tokenizer cuts it into."""
+    matcher = compiled.matcher.deep_copy()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 
 def random_schema(seed: int) -> dict[str, Any]:
@@ -66,7 +75,7 @@ def _object(draw: random.Random, depth: int, defs: bool) -> dict[str, Any]:
         "properties": {name: _any(draw, depth - 1, defs) for name in names},
         "required": [name for name in names if draw.random() < 0.6],
     }
-    if draw.random() < 0.5:
+    if draw.random() < 0.98:  # in others a random text goes on for long
         schema["additionalProperties"] = False
     if draw.random() < 0.2:
         schema["minProperties"] = draw.randint(0, len(names))

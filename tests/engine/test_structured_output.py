@@ -13,7 +13,7 @@ from oracle_engine import idle
 
 from aengine import AsyncEngine, Completion, FinishReason, InvalidRequestError, SamplingParams, StructuredOutput
 
-pytest.importorskip("xgrammar")
+pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
 
 pytestmark = pytest.mark.anyio

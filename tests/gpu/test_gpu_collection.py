@@ -23,7 +23,7 @@ def test_every_gpu_test_is_collected_where_packages_are_missing() -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     collected = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
     files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()}
-    needs_grammars = "tests/sampling/test_grammar.py"  # nothing to run there without xgrammar
+    needs_grammars = "tests/sampling/test_grammar.py"  # nothing to run there without llguidance
     assert files - {needs_grammars, str(Path(__file__).relative_to(ROOT))} <= collected
     assert {f"tests/gpu/test_gpu_{name}.py" for name in ("engine", "families", "kv_content")} <= collected
     assert "needs hypothesis, which is not installed" in done.stdout

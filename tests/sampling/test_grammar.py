@@ -8,19 +8,33 @@ import numpy as np
 import pytest
 import torch
 
+from aengine.sampling import grammar
 from aengine.sampling.grammar import CompiledGrammar, GrammarError, GrammarRows
 from aengine.scheduler.plan import NewRow, RowParams
 
-xgrammar = pytest.importorskip("xgrammar")
+llguidance = pytest.importorskip("llguidance")
 
 VOCAB_SIZE = 70  # three words of bitmask, the last one not full
 A, B, AB, C, EOS, SPACE_A = 0, 1, 2, 3, 4, 5
 TEXTS = [b"a", b"b", b"ab", b"c", b"", b" a"]
 
 
-def compiled(ebnf: str, texts: list[bytes] = TEXTS, first: torch.Tensor | None = None) -> CompiledGrammar:
-    info = xgrammar.TokenizerInfo(texts, xgrammar.VocabType.RAW, vocab_size=VOCAB_SIZE, stop_token_ids=[EOS])
-    return CompiledGrammar(xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False).compile_grammar(ebnf), first)
+class Tokens:
+    def __init__(self) -> None:
+        self.tokens = [*TEXTS, *[b""] * (VOCAB_SIZE - len(TEXTS))]
+        self.special_token_ids = [EOS, *range(len(TEXTS), VOCAB_SIZE)]
+        self.eos_token_id = EOS
+        self.bos_token_id = None
+
+    def __call__(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+
+def compiled(rules: str, first: np.ndarray | None = None, **limits: int) -> CompiledGrammar:
+    tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Tokens()), n_vocab=VOCAB_SIZE)
+    source = f'%llguidance {{"no_forcing": true}}\n{rules}'
+    matcher = llguidance.LLMatcher(tokens, source, log_level=0, limits=llguidance.LLParserLimits(**limits))
+    return CompiledGrammar(matcher, frozenset({EOS}), first)
 
 
 def new_row(row: int, grammar: CompiledGrammar | None, prompt: tuple[int, ...] = (), output: tuple[int, ...] = ()) -> NewRow:
@@ -35,7 +49,7 @@ def ints(*values: int) -> np.ndarray:
 def allowed(rows: GrammarRows, *indices: int) -> list[set[int]]:
     """What the mask leaves to each row."""
     logits = torch.zeros(len(indices), VOCAB_SIZE)
-    rows.mask(logits, ints(*indices))
+    assert rows.mask(logits, ints(*indices)) == ({}, frozenset())
     left = [set((line > -math.inf).nonzero()[:, 0].tolist()) for line in logits]
     told = [rows.allowed(row) for row in indices]
     assert left == [EVERYTHING if one is None else set(np.flatnonzero(one).tolist()) for one in told]
@@ -48,7 +62,7 @@ EVERYTHING = set(range(VOCAB_SIZE))
 def test_rows_with_and_without_a_grammar() -> None:
     rows = GrammarRows(VOCAB_SIZE)
     assert not rows
-    rows.update([new_row(7, compiled('root ::= "a" "b"* "c"')), new_row(3, None), new_row(0, compiled('root ::= "c"'))])
+    rows.update([new_row(7, compiled('start: "a" "b"* "c"')), new_row(3, None), new_row(0, compiled('start: "c"'))])
     assert rows
     logits = torch.randn(3, VOCAB_SIZE)
     before = logits.clone()
@@ -60,7 +74,7 @@ def test_rows_with_and_without_a_grammar() -> None:
 
 def test_mask_follows_the_tokens_to_the_end() -> None:
     rows = GrammarRows(VOCAB_SIZE)
-    rows.update([new_row(1, compiled('root ::= "a" "b"? "c"?')), new_row(2, None)])
+    rows.update([new_row(1, compiled('start: "a" "b"? "c"?')), new_row(2, None)])
     assert allowed(rows, 1) == [{A, AB}]
     assert rows.observe(ints(2, 1), ints(C, A)) == {}
     assert allowed(rows, 1) == [{B, C, EOS}]  # it could stop here, or go on
@@ -72,23 +86,23 @@ def test_mask_follows_the_tokens_to_the_end() -> None:
 
 
 def test_rows_share_a_grammar_but_not_their_place_in_it() -> None:
-    rows, grammar = GrammarRows(VOCAB_SIZE), compiled('root ::= "a" | "b" "c"')
-    rows.update([new_row(row, grammar) for row in range(3)])
+    rows, shared = GrammarRows(VOCAB_SIZE), compiled('start: "a" | "b" "c"')
+    rows.update([new_row(row, shared) for row in range(3)])
     rows.observe(ints(0, 2), ints(A, B))
     assert allowed(rows, 0, 1, 2) == [{EOS}, {A, B}, {C}]
 
 
 def test_state_comes_back_from_the_tokens() -> None:
     """After a preemption the tokens of the prompt do not count, those of the output do, on whatever row."""
-    rows, grammar = GrammarRows(VOCAB_SIZE), compiled('root ::= "a" "b" "c"')
-    rows.update([new_row(4, grammar, prompt=(C, C, B), output=(A, B)), new_row(5, grammar, prompt=(A,))])
+    rows, shared = GrammarRows(VOCAB_SIZE), compiled('start: "a" "b" "c"')
+    rows.update([new_row(4, shared, prompt=(C, C, B), output=(A, B)), new_row(5, shared, prompt=(A,))])
     assert allowed(rows, 4, 5) == [{C}, {A, AB}]
 
 
 def test_a_row_that_changes_hands() -> None:
     rows = GrammarRows(VOCAB_SIZE)
-    rows.update([new_row(0, compiled('root ::= "a"'))])
-    rows.update([new_row(0, compiled('root ::= "b"'))])
+    rows.update([new_row(0, compiled('start: "a"'))])
+    rows.update([new_row(0, compiled('start: "b"'))])
     assert allowed(rows, 0) == [{B}]
     rows.update([new_row(0, None)])
     assert allowed(rows, 0) == [EVERYTHING]
@@ -96,43 +110,71 @@ def test_a_row_that_changes_hands() -> None:
 
 
 def test_a_token_against_the_grammar_fails_its_row_alone() -> None:
-    rows, grammar = GrammarRows(VOCAB_SIZE), compiled('root ::= "a" "c"')
-    rows.update([new_row(0, grammar), new_row(1, grammar), new_row(2, grammar)])
+    rows, shared = GrammarRows(VOCAB_SIZE), compiled('start: "a" "c"')
+    rows.update([new_row(0, shared), new_row(1, shared), new_row(2, shared)])
     errors = rows.observe(ints(0, 1, 2), ints(A, B, 69))
     assert set(errors) == {1, 2}
     assert isinstance(errors[1], GrammarError)
     assert "token 1" in str(errors[1])
     assert allowed(rows, 0, 1) == [{C}, {A}]
     with pytest.raises(GrammarError):
-        rows.update([new_row(0, grammar, output=(B,))])
+        rows.update([new_row(0, shared, output=(B,))])
     assert allowed(rows, 0) == [EVERYTHING]  # nothing is left of what the row was before
 
 
 def test_a_dead_end_leaves_nothing_to_its_row_alone() -> None:
     """The grammar wants what no token can write."""
     rows = GrammarRows(VOCAB_SIZE)
-    rows.update([new_row(0, compiled('root ::= "a" "z"')), new_row(1, compiled('root ::= "a" "c"'))])
+    rows.update([new_row(0, compiled('start: "a" "z"')), new_row(1, compiled('start: "a" "c"'))])
     rows.observe(ints(0, 1), ints(A, A))
     assert allowed(rows, 9, 0, 1) == [EVERYTHING, set(), {C}]
 
 
 def test_first_tokens_are_limited_once() -> None:
-    bits = torch.zeros(3, dtype=torch.int32)
+    bits = np.zeros(3, np.int32)
     bits[0] = 1 << SPACE_A
     rows = GrammarRows(VOCAB_SIZE)
-    rows.update([new_row(0, compiled('root ::= (" "? "a")*', first=bits))])
+    rows.update([new_row(0, compiled("start: (/ ?a/)*", first=bits))])
     assert allowed(rows, 0) == [{SPACE_A}]
     rows.observe(ints(0), ints(SPACE_A))
     assert allowed(rows, 0) == [{A, SPACE_A, EOS}]
-    rows.update([new_row(0, compiled('root ::= (" "? "a")*', first=bits), prompt=(B,), output=(SPACE_A,))])
+    rows.update([new_row(0, compiled("start: (/ ?a/)*", first=bits), prompt=(B,), output=(SPACE_A,))])
     assert allowed(rows, 0) == [{A, SPACE_A, EOS}]
+
+
+def test_what_takes_too_much_fails_its_row_alone() -> None:
+    rows = GrammarRows(VOCAB_SIZE)
+    costly = compiled("start: /[ab]*a[ab]{9}/", max_lexer_states=4)
+    rows.update([new_row(0, costly), new_row(1, compiled('start: "c"'))])
+    logits = torch.zeros(2, VOCAB_SIZE)
+    errors, postponed = rows.mask(logits, ints(0, 1))
+    assert (set(errors), postponed) == ({0}, frozenset())
+    assert "takes too much" in str(errors[0])
+    assert logits[1].isfinite().nonzero()[:, 0].tolist() == [C]
+    with pytest.raises(GrammarError, match="takes too much"):
+        costly.try_out(VOCAB_SIZE, 5)
+
+
+def test_rows_for_which_there_is_no_time_come_first_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "MASK_SECONDS", 0.0)  # what is left for all rows but the first
+    rows = GrammarRows(VOCAB_SIZE)
+    rows.update([new_row(row, compiled('start: "a" "c"')) for row in range(3)])
+    late: list[frozenset[int]] = []
+    for _ in range(3):
+        logits = torch.zeros(3, VOCAB_SIZE)
+        errors, postponed = rows.mask(logits, ints(0, 1, 2))
+        assert errors == {}
+        for row in range(3):
+            assert bool(logits[row].isfinite().all()) == (row in postponed), "it is masked, or left as it was"
+        late.append(postponed)
+    assert late == [frozenset({1, 2}), frozenset({0, 2}), frozenset({0, 1})]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_masks_on_the_device_are_those_of_the_cpu() -> None:
     rows = GrammarRows(VOCAB_SIZE)
-    rows.update([new_row(row, compiled(f'root ::= "{"abc"[row % 3]}"')) for row in range(0, 40, 2)])
+    rows.update([new_row(row, compiled(f'start: "{"abc"[row % 3]}"')) for row in range(0, 40, 2)])
     logits = torch.randn(30, VOCAB_SIZE)
     on_device = logits.cuda()
     chosen = np.random.default_rng(0).permutation(40)[:30].astype(np.int32)

@@ -3,6 +3,7 @@ scheduler's invariants after every commit."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import deque
 
@@ -10,7 +11,7 @@ import numpy as np
 from kv_oracle import OracleFlight, OracleRunner, Truth, solo_run
 
 from aengine.outputs import FinishReason
-from aengine.scheduler import Finished, Request, Scheduler, SchedulerConfig, StepPlan
+from aengine.scheduler import Finished, Request, Scheduler, SchedulerConfig, StepPlan, StepResult
 
 
 class FakeClock:
@@ -23,7 +24,8 @@ class FakeClock:
 
 class Simulation:
     def __init__(self, config: SchedulerConfig, *, overlap: bool = False, vocab_size: int = 50, rng: random.Random | None = None) -> None:
-        """With `rng`, one step in twenty fails for one of its rows before it runs, and one in twenty is withdrawn before it begins."""
+        """With `rng`, one step in twenty fails for one of its rows before it runs, one in twenty is withdrawn before it begins, and one
+        row in five that no step may run ahead of gets no token, for lack of time."""
         self.config = config
         self.clock = FakeClock()
         self.scheduler = Scheduler(config, self.clock)
@@ -71,13 +73,21 @@ class Simulation:
             self.flights.append((plan, self.runner.launch(plan)))
         if self.flights and (plan is None or len(self.flights) > self.overlap):
             returned, flight = self.flights.popleft()
-            self.scheduler.commit(returned, flight.result())
+            self.scheduler.commit(returned, self._postponed(returned, flight.result()))
             worked = True
         else:
             worked = plan is not None
         self._receive()
         self._check()
         return worked
+
+    def _postponed(self, plan: StepPlan, result: StepResult) -> StepResult:
+        rows = [row for row in plan.rows[plan.samples].tolist() if self.scheduler._rows.lockstep[row]]
+        if self.rng is None or not rows:
+            return result
+        late = frozenset(row for row in rows if self.rng.random() < 0.2)
+        tokens = np.where(np.isin(plan.rows[plan.samples], list(late)), 31, result.tokens)
+        return dataclasses.replace(result, tokens=tokens, postponed=late)
 
     def run(self, max_steps: int = 10_000) -> None:
         """Step until nothing is left to do."""

@@ -44,7 +44,7 @@ def random_request(rng: random.Random, key: int, prefixes: list[list[int]], conf
     prompt = prompt[: config.max_model_len - 1] or [rng.randrange(50)]
     room = config.max_model_len - len(prompt)
     fills_context = rng.random() < 0.2
-    return make_request(
+    request = make_request(
         key,
         prompt,
         room if fills_context else rng.randint(1, room),
@@ -57,6 +57,9 @@ def random_request(rng: random.Random, key: int, prefixes: list[list[int]], conf
         deadline=now + rng.choice([3.0, 30.0]) if rng.random() < 0.05 else None,
         cache_salt=rng.choice(["", "", "", "salt"]),
     )
+    if rng.random() < 0.3:  # any object: it is the sampler's
+        request = dataclasses.replace(request, params=dataclasses.replace(request.params, grammar="a grammar"))
+    return request
 
 
 def run_workload(seed: int) -> Simulation:

@@ -213,7 +213,7 @@ LONG = "x" * 129
         ("spec__output__logprobs__top_k", [2**31]),
         ("spec__output__prompt_logprobs__top_k", [2**31]),
         ("spec__structured_output__json_schema", ["", "x" * (2**20 + 1)]),
-        ("spec__structured_output__regex", ["", "x" * (2**20 + 1)]),
+        ("spec__structured_output__regex", ["", "x" * (2**13 + 1)]),
         (
             "spec__structured_output__choices",
             [Choices(), Choices(values=[""]), Choices(values=map(str, range(4097))), Choices(values=["x" * 2**19, "y" * 2**19, "z"])],
@@ -247,7 +247,7 @@ def test_a_violation_names_its_path(path: str, values: list[object]) -> None:
             "spec__stopping__stop_strings": ["x" * 256, *map(str, range(15))],
         },
         {"spec__structured_output__choices": Choices(values=map(str, range(4096)))},
-        {"spec__structured_output__regex": "x" * 2**20},
+        {"spec__structured_output__regex": "x" * 2**13},
     ],
 )
 def test_the_bounds_are_taken(fields: dict[str, object]) -> None:
