@@ -13,7 +13,7 @@ NODE := tools/node_modules/.package-lock.json
 COMMA := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-grpc test test-levels test-served test-rest lint benchmarks gpu protos node clean
+.PHONY: help demo demo-grpc test test-levels test-triton test-served test-rest lint benchmarks gpu protos node clean
 
 help: ## this list
 	@sed -n "s/^\([a-z-]*\):.*## /  make \1\t/p" $(firstword $(MAKEFILE_LIST))
@@ -35,6 +35,15 @@ test-levels: $(DEV) ## run the tests of the model at every other build level of 
 test-level-%: $(DEV)
 	@echo "AENGINE_CPU_LEVEL=$*"
 	@AENGINE_CPU_LEVEL=$* $(BIN)/python -m pytest -q $(LEVEL_TESTS) -k "not trio"
+
+# What compiles for a GPU without one, also with the Triton that the oldest supported torch brings.
+OLDEST_TRITON := triton-3.6.0
+COMPILE_TESTS := tests/kernels/test_triton_ops_compile.py tests/attention/test_triton_compiles.py
+test-triton: $(DEV) $(VENV)/$(OLDEST_TRITON) ## compile the Triton kernels with the oldest Triton that is supported, too
+	@AENGINE_TEST_TRITON=$(CURDIR)/$(VENV)/$(OLDEST_TRITON) $(BIN)/python -m pytest -q $(COMPILE_TESTS)
+
+$(VENV)/triton-%: | $(DEV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --target $@ triton==$*
 
 # `make test` in two parts: what talks to servers, and notices late what happens where others take the cores, and all the rest.
 SERVED_TESTS := tests/server tests/client

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import dataclass
 
 import pytest
-from ahead_of_time import compiled
+from ahead_of_time import AheadOfTime
 from triton_mode import INTERPRETED
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the kernels run compiled where there is CUDA")
@@ -25,35 +25,7 @@ _KERNELS = {"write_kernel": 1, "decode_kernel": 1, "combine_kernel": 1, "prefill
 _SHARED_BYTES = 99 << 10  # of a block on the smallest devices, compute capability 8.6 and 8.9
 
 
-@pytest.mark.parametrize(
-    ("heads", "head_dim", "dtype", "float8", "page_size", "soft_cap"),
-    [
-        (10, 128, "bfloat16", False, 16, 0.0),
-        (14, 64, "bfloat16", True, 1, 30.0),
-        (2, 256, "float16", True, 7, 0.0),
-        (2, 256, "float32", False, 256, 0.0),
-    ],
-)
-def test_it_compiles(heads: int, head_dim: int, dtype: str, float8: bool, page_size: int, soft_cap: float) -> None:
-    variants = compiled(
-        _BACKEND.format(
-            heads=heads,
-            head_dim=head_dim,
-            windows="(100,)",
-            page_size=page_size,
-            dtype=dtype,
-            soft_cap=soft_cap,
-            kv_dtype="torch.float8_e4m3fn" if float8 else None,
-        )
-    )
-    assert Counter(variant.kernel for variant in variants) == _KERNELS
-    assert max(variant.shared_bytes for variant in variants) <= _SHARED_BYTES
-
-
-def test_steps_need_no_further_variants() -> None:
-    """Index arrays are slices of one upload, so their alignment moves; the numbers of rows, tokens and shares move too."""
-    code = _BACKEND.format(heads=4, head_dim=64, windows="(None,)", page_size=16, dtype="bfloat16", soft_cap=0.0, kv_dtype=None)
-    steps = """
+_STEPS = """
 backend.allocate(1000)
 table = np.arange(1, 901, dtype=np.int32).reshape(100, 9)
 for num_decodes, lengths in ((1, [1]), (16, [1] * 16), (3, [1, 1, 1, 40, 1]), (100, [1] * 100), (0, [130])):
@@ -68,4 +40,42 @@ for num_decodes, lengths in ((1, [1]), (16, [1] * 16), (3, [1, 1, 1, 40, 1]), (1
         step.write(0, key, value)
         step.attend(0, query)
 """
-    assert Counter(variant.kernel for variant in compiled(code + steps)) == _KERNELS
+
+
+@dataclass(frozen=True)
+class Case:
+    heads: int
+    head_dim: int
+    dtype: str
+    float8: bool
+    page_size: int
+    soft_cap: float
+    windows: str = "(100,)"
+
+    def backend(self) -> str:
+        return _BACKEND.format(**vars(self), kv_dtype="torch.float8_e4m3fn" if self.float8 else None)
+
+
+CASES = [
+    Case(10, 128, "bfloat16", False, 16, 0.0),
+    Case(14, 64, "bfloat16", True, 1, 30.0),
+    Case(2, 256, "float16", True, 7, 0.0),
+    Case(2, 256, "float32", False, 256, 0.0),
+]
+AHEAD = AheadOfTime(
+    {
+        **{str(case): case.backend() for case in CASES},
+        "steps": Case(4, 64, "bfloat16", False, 16, 0.0, windows="(None,)").backend() + _STEPS,
+    }
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_compiles(case: Case) -> None:
+    assert AHEAD.kernels(str(case)) == _KERNELS
+    assert max(variant.shared_bytes for variant in AHEAD.variants(str(case))) <= _SHARED_BYTES
+
+
+def test_steps_need_no_further_variants() -> None:
+    """Index arrays are slices of one upload, so their alignment moves; the numbers of rows, tokens and shares move too."""
+    assert AHEAD.kernels("steps") == _KERNELS

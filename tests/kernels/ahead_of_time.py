@@ -1,7 +1,8 @@
 """Compiles Triton kernels for Hopper on machines without a GPU, through the very launches that a step makes.
 
-In a process of its own: a driver that says "compute capability 9.0" stands in for CUDA, and a launch compiles and does nothing else. So
-argument types, alignments and constants choose variants as they would on a GPU, down to machine code by the ptxas that comes with Triton.
+In a process of its own, one for all codes of a test module: a driver that says "compute capability 9.0" stands in for CUDA, and a launch
+compiles and does nothing else. So argument types, alignments and constants choose variants as they would on a GPU, down to machine code by
+the ptxas that comes with Triton. `make test-triton` does so with another release than the installed one, in the folder AENGINE_TEST_TRITON.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
-_PRELUDE = """
-import json, sys
+OTHER_TRITON = "AENGINE_TEST_TRITON"
+_SCRIPT = """
+import json, sys, traceback
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -24,8 +29,6 @@ class Hopper:
     get_current_device = staticmethod(lambda: 0)
     get_current_stream = staticmethod(lambda device: 0)
 
-variants = {}
-
 def launch(kernel, grid):
     def compile(*args, **options):
         binary = kernel.run(*args, grid=grid, warmup=True, **options)
@@ -34,6 +37,15 @@ def launch(kernel, grid):
 
 driver.set_active(Hopper())
 JITFunction.__getitem__ = launch
+results = {}
+for name, code in json.load(sys.stdin).items():
+    variants = {}
+    try:
+        exec(code, {})
+        results[name] = list(variants.values())
+    except Exception:
+        results[name] = traceback.format_exc()
+print(json.dumps([triton.__file__, results]))
 """
 
 
@@ -43,10 +55,30 @@ class Variant:
     shared_bytes: int
 
 
-def compiled(code: str) -> list[Variant]:
-    """Every variant that running `code`, which launches kernels on CPU tensors, compiles."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    script = f"{_PRELUDE}\n{textwrap.dedent(code)}\nprint(json.dumps(list(variants.values())))"
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [Variant(**variant) for variant in json.loads(done.stdout.splitlines()[-1])]
+class AheadOfTime:
+    """What running each of `codes`, which launch kernels on CPU tensors, compiles. All are run when the first is asked for."""
+
+    def __init__(self, codes: Mapping[str, str]) -> None:
+        self.codes = codes
+
+    def variants(self, name: str) -> list[Variant]:
+        found = self._results[name]
+        assert isinstance(found, list), found
+        return [Variant(**variant) for variant in found]
+
+    def kernels(self, name: str) -> Counter[str]:
+        """How many variants of each kernel."""
+        return Counter(variant.kernel for variant in self.variants(name))
+
+    @cached_property
+    def _results(self) -> dict[str, list[dict[str, object]] | str]:
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        other = os.environ.get(OTHER_TRITON)
+        if other:
+            environment["PYTHONPATH"] = os.pathsep.join([other, environment.get("PYTHONPATH", "")])
+        command = [sys.executable, "-c", _SCRIPT]
+        done = subprocess.run(command, env=environment, input=json.dumps(self.codes), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        module, results = json.loads(done.stdout.splitlines()[-1])
+        assert not other or os.path.realpath(module).startswith(os.path.realpath(other)), module
+        return results  # type: ignore[no-any-return]

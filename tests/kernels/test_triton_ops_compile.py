@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
-from ahead_of_time import compiled
+from ahead_of_time import AheadOfTime
 from triton_mode import INTERPRETED
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the kernels run compiled where there is CUDA")
@@ -47,30 +45,34 @@ for rows in (1, 2, 3, 16, 33):
 _OPS_KERNELS = {"_rms_norm": 1, "_add_rms_norm": 1, "_silu_mul": 1, "_rotate": 1}
 _DRAW_KERNELS = {"_block_parts": 2, "_token_of_block": 2, "_nucleus_end": 1, "_gumbel_parts": 2, "_best_part": 1}
 
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        "torch.bfloat16, 3, 1024, 16, 8, 128, (True, True)",
-        "torch.bfloat16, 3, 5120, 40, 8, 128, (True, False)",
-        "torch.float16, 1, 100, 9, 3, 80, (False, False)",
-        "torch.float32, 2, 2048, 14, 2, 64, (False, False)",
-    ],
+MODELS = [
+    "torch.bfloat16, 3, 1024, 16, 8, 128, (True, True)",
+    "torch.bfloat16, 3, 5120, 40, 8, 128, (True, False)",
+    "torch.float16, 1, 100, 9, 3, 80, (False, False)",
+    "torch.float32, 2, 2048, 14, 2, 64, (False, False)",
+]
+VOCAB_SIZES = [1000, 32_000, 151_936]
+AHEAD = AheadOfTime(
+    {
+        **{model: f"{_LAYER_OPS}\nlayer_ops({model}, torch.zeros(3, dtype=torch.int32))" for model in MODELS},
+        **{f"{size} ids": f"{_DRAWS}\ndraws(3, {size}, torch.zeros(3, dtype=torch.int32))" for size in VOCAB_SIZES},
+        "steps": f"{_LAYER_OPS}\n{_STEPS}        layer_ops(torch.bfloat16, rows, 1024, 16, 8, 128, (True, True), positions)",
+        "draws of steps": f"{_DRAWS}\n{_STEPS}        draws(rows, 1000, positions)",
+    }
 )
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_layer_ops(model: str) -> None:
-    variants = compiled(f"{_LAYER_OPS}\nlayer_ops({model}, torch.zeros(3, dtype=torch.int32))")
-    assert Counter(variant.kernel for variant in variants) == _OPS_KERNELS
+    assert AHEAD.kernels(model) == _OPS_KERNELS
 
 
-@pytest.mark.parametrize("vocab_size", [1000, 32_000, 151_936])
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 def test_draws(vocab_size: int) -> None:
-    variants = compiled(f"{_DRAWS}\ndraws(3, {vocab_size}, torch.zeros(3, dtype=torch.int32))")
-    assert Counter(variant.kernel for variant in variants) == _DRAW_KERNELS
+    assert AHEAD.kernels(f"{vocab_size} ids") == _DRAW_KERNELS
 
 
 def test_steps_need_no_further_variants() -> None:
     """The number of rows changes from step to step, and positions are slices of one upload, which begin anywhere."""
-    call = "layer_ops(torch.bfloat16, rows, 1024, 16, 8, 128, (True, True), positions)"
-    assert Counter(variant.kernel for variant in compiled(f"{_LAYER_OPS}\n{_STEPS}        {call}")) == _OPS_KERNELS
-    variants = compiled(f"{_DRAWS}\n{_STEPS}        draws(rows, 1000, positions)")
-    assert Counter(variant.kernel for variant in variants) == _DRAW_KERNELS
+    assert AHEAD.kernels("steps") == _OPS_KERNELS
+    assert AHEAD.kernels("draws of steps") == _DRAW_KERNELS
