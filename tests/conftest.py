@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from gpu_host import why_absent
 
+from aengine.switching import switch_often
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is loaded, so before any test imports it
+switch_often()  # the loops here are busy more often than not
 
 
 class _SkippedWithoutPackages(pytest.Module):

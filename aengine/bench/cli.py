@@ -39,6 +39,7 @@ from aengine.errors import AEngineError
 from aengine.outputs import ModelInfo
 from aengine.server.settings import Option, is_flag, metavar, read_settings
 from aengine.server.settings import options as options_of_server
+from aengine.switching import switch_often
 
 DEFAULT_VOCAB = 32_000  # for servers that do not tell theirs
 WORKLOADS = ("random", "prefix", "multi-turn", "trace")
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 when nothing could be measured or requests failed."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = build_parser().parse_args(given)
+    switch_often()  # as aengine-grpc does
     try:
         _check_plot(options)
         return int(options.run(options, ["aengine-bench", *given]))

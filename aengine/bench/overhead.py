@@ -29,6 +29,7 @@ from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.loading import LoadedModel
 from aengine.params import SamplingParams
 from aengine.runner.executor import HostExecutor, HostRun
+from aengine.switching import switch_often
 
 PROMPT_TOKENS = 128
 WARM_UP_STEPS = 20
@@ -114,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="bfloat16", help="(default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     options = parser.parse_args(arguments)
+    switch_often()  # as aengine-grpc does
     with shape_folder(options.shape) as folder:
         config = EngineConfig(model=str(folder), device="cpu", dtype=options.dtype, load_format="dummy")
         found = [asyncio.run(measure_overhead(config, batch, options.tokens)) for batch in options.batch]

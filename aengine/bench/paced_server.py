@@ -23,6 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from aengine.bench.paced_engine import PacedEngine
 from aengine.bench.probes import loop_lag
 from aengine.params import SamplingParams
+from aengine.switching import switch_often
 
 PROMPT = tuple(range(3, 19))
 BARE_SERVICE, BARE_METHOD = "aengine.bench", "Write"
@@ -117,6 +118,7 @@ def _process(work: Any, *arguments: object) -> Iterator[Connection]:
 
 def _serve(pipe: Connection, max_num_seqs: int, uvloop: bool) -> None:
     os.environ["GRPC_VERBOSITY"] = "NONE"
+    switch_often()  # as aengine-grpc does
     if uvloop:
         import uvloop as fast_loop
 

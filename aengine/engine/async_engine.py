@@ -7,7 +7,6 @@ tokenizer's worker thread. Requests in flight are the `Registry`'s. Must not kno
 from __future__ import annotations
 
 import enum
-import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -32,10 +31,6 @@ from aengine.outputs import Completion, EngineStats, ModelInfo, RequestInfo
 from aengine.params import SamplingParams
 from aengine.requests import Prompt, check_params, draw_seed, option_violations
 from aengine.scheduler import SchedulerConfig, Updates
-
-SWITCH_INTERVAL = 2e-4
-"""Seconds a thread may keep the GIL while another wants it. The step thread waits for it once per step, so the default of 5 ms
-would add up to 5 ms to each step beside busy Python code."""
 
 
 class _Phase(enum.Enum):
@@ -79,7 +74,6 @@ class AsyncEngine:
         self._edge = LoopEdge()
         self._settled = anyio.Event()  # serving, or failed to
         self._stopped = anyio.Event()
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="aengine-tokenizer")
         self._bell: Doorbell[Report[LoadedModel]] = Doorbell(self._edge, self._receive)
         self._steps: StepLoop[LoadedModel] = StepLoop(self._load, self._configure, self._bell.ring, step_timeout=self.config.step_timeout)

@@ -38,6 +38,7 @@ from aengine.runner.memory import cpu_budget, show_bytes, size_pool
 from aengine.runner.passes import HostStep, Passes
 from aengine.runner.profile import widest_step
 from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
+from aengine.runner.threads import own_threads
 from aengine.sampling import SampledTokens, Sampler
 from aengine.sampling.cpu_draw import CpuDraw
 from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan
@@ -246,11 +247,11 @@ class ModelRunner:
 
 
 def _set_threads(threads: int | None, spec: ModelSpec) -> None:
-    """OpenMP keeps the number per thread that starts parallel work, so this is the step thread's own."""
+    """Of the steps of this thread; other engines and the host keep theirs."""
     if threads is None and num_parameters(spec) < SMALL_MODEL:
         threads = 1
     if threads is not None:
-        torch.set_num_threads(threads)
+        own_threads(threads)
 
 
 def _dtype(config: EngineConfig, spec: ModelSpec, model_dir: pathlib.Path) -> torch.dtype:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError, EngineDeadError
 from aengine.server.options import ServerConfig
+from aengine.switching import switch_often
 
 if TYPE_CHECKING:
     from aengine.server.app import Server
@@ -103,6 +104,7 @@ def run_process(server: ServerConfig, engine: EngineConfig) -> int:
     async def work() -> int:
         return await Process(server, engine).run()
 
+    switch_often()
     if uses_uvloop(server):
         import uvloop
 
