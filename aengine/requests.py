@@ -19,6 +19,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 PRIORITIES = range(-100, 101)
 MAX_LABEL_LENGTH = 128
+MAX_CHAT_MESSAGES = 4096
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -21,11 +20,12 @@ from aengine.engine.controls import Controls
 from aengine.engine.doorbell import Doorbell
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
-from aengine.engine.prompts import Options
+from aengine.engine.prompts import QUICK_CHARACTERS, Options
 from aengine.engine.registry import Registry
 from aengine.engine.step_loop import Done, Ready, Report, StepLoop, Stopped
 from aengine.engine.stream import TokenStream
 from aengine.engine.tokenizer import Tokenizer
+from aengine.engine.workers import Workers
 from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, RequestIdInUseError, refusal
 from aengine.outputs import Completion, EngineStats, ModelInfo, RequestInfo
 from aengine.params import SamplingParams
@@ -74,7 +74,7 @@ class AsyncEngine:
         self._edge = LoopEdge()
         self._settled = anyio.Event()  # serving, or failed to
         self._stopped = anyio.Event()
-        self._workers = ThreadPoolExecutor(1, thread_name_prefix="aengine-tokenizer")
+        self._workers = Workers("aengine-tokenizer", quick=QUICK_CHARACTERS)
         self._bell: Doorbell[Report[LoadedModel]] = Doorbell(self._edge, self._receive)
         self._steps: StepLoop[LoadedModel] = StepLoop(self._load, self._configure, self._bell.ring, step_timeout=self.config.step_timeout)
         self._controls = Controls(self._steps.post)
@@ -303,7 +303,7 @@ class AsyncEngine:
         assert self._stopped is not None, "started"
         self._steps.join()
         self._bell.close()
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._workers.close()
         self._error = error
         if self._phase is _Phase.RUNNING:
             self._phase = _Phase.DEAD

@@ -12,17 +12,21 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.checks import shown
 from aengine.engine.tokenizer import Tokenizer
+from aengine.engine.workers import Steps
 from aengine.errors import CapacityViolation, ContextLengthError, FieldViolation, InvalidRequestError, KVCapacityError, refusal
 from aengine.outputs import ModelInfo
 from aengine.params import SamplingParams
-from aengine.requests import Prompt, is_chat
+from aengine.requests import MAX_CHAT_MESSAGES, Prompt, is_chat
 from aengine.scheduler import Request, RowParams
 
 INLINE_CHARACTERS = 1000
 """Longer texts are tokenized in a worker thread: up to here it takes well under a millisecond."""
 INLINE_ENTRIES = 8192
 """Longer lists are read there too."""
+QUICK_CHARACTERS = 65536
+"""Longer texts are tokenized in a thread of their own."""
 
 IntArray = NDArray[np.int32]
 
@@ -56,6 +60,8 @@ def read_prompt(prompt: Prompt, limits: Limits, violations: list[FieldViolation]
         violations.append(FieldViolation("prompt", description))
         return prompt, 1
     if is_chat(prompt):
+        if len(prompt) > MAX_CHAT_MESSAGES:
+            violations.append(FieldViolation("prompt", f"{len(prompt)} messages are more than {MAX_CHAT_MESSAGES}"))
         return prompt, 1
     misfits = _prompt_misfits(len(prompt), limits)
     violations.extend(misfits)
@@ -98,15 +104,6 @@ def _is_long(entries: Sequence[object] | IntArray) -> bool:
     return len(entries) > INLINE_ENTRIES and not isinstance(entries, np.ndarray)
 
 
-def encode_prompt(prompt: Prompt | IntArray, tokenizer: Tokenizer, model: ModelInfo) -> IntArray:
-    """The prompt's token ids, at least one, each below the model's vocabulary size. Raises `InvalidRequestError`."""
-    if isinstance(prompt, str):
-        return _read_ids(tokenizer.encode(prompt), model)
-    if is_chat(prompt):
-        return _read_ids(tokenizer.render_chat(prompt), model)  # type: ignore[arg-type]
-    return _read_ids(prompt, model)  # type: ignore[arg-type]
-
-
 def _read_ids(ids: Sequence[int] | IntArray, model: ModelInfo) -> IntArray:
     if not len(ids):
         raise _refused("prompt", "it is empty; at least one token is needed")
@@ -130,8 +127,9 @@ def effective_params(params: SamplingParams, prompt_len: int, limits: Limits) ->
     return params.with_defaults_of(limits.model.generation_defaults)
 
 
-def _prompt_misfits(prompt_len: int, limits: Limits) -> list[FieldViolation]:
-    return _misfits("prompt", prompt_len + 1, limits, f"{prompt_len} tokens leave no room for a new one in")
+def _prompt_misfits(prompt_len: int, limits: Limits, qualified: str = "") -> list[FieldViolation]:
+    """`qualified`: what is to be said of that number of tokens."""
+    return _misfits("prompt", prompt_len + 1, limits, f"{prompt_len} tokens{qualified} leave no room for a new one in")
 
 
 def _output_misfits(params: SamplingParams, prompt_len: int, limits: Limits) -> list[FieldViolation]:
@@ -157,7 +155,7 @@ def _misfits(field: str, num_tokens: int, limits: Limits, what: str) -> list[Fie
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a worker thread made of a request."""
+    """A request with its texts tokenized and its long lists read."""
 
     prompt: IntArray
     allowed_token_ids: NDArray[np.int64] | None
@@ -165,18 +163,64 @@ class Prepared:
     grammar: object | None
 
 
+def size_of(prompt: Prompt | IntArray) -> int:
+    """How much work it is to prepare, in characters. A chat is never quick: the first one imports what renders it."""
+    if is_chat(prompt):
+        contents = (message.get("content") for message in prompt if isinstance(message, Mapping))
+        return QUICK_CHARACTERS + 1 + sum(len(content) for content in contents if isinstance(content, str))
+    return len(prompt)
+
+
 def prepare(
-    prompt: Prompt | IntArray, params: SamplingParams, tokenizer: Tokenizer, model: ModelInfo, grammar: object | None = None
-) -> Prepared:
-    """Tokenize whatever a request brings as text, and read its long lists. Raises `InvalidRequestError`."""
+    prompt: Prompt | IntArray, params: SamplingParams, tokenizer: Tokenizer, limits: Limits, grammar: object | None = None
+) -> Steps[Prepared]:
+    """Tokenize whatever a request brings as text, and read its long lists. Raises `InvalidRequestError`, as soon as the prompt cannot
+    fit."""
     bad_words: dict[tuple[int, ...], None] = {}
     for word in params.bad_words:
         sequences = tokenizer.bad_word_ids(word)
         if not sequences:
-            raise _refused("bad_words", f"{word!r} has no tokens in this model's vocabulary")
+            raise _refused("bad_words", f"{shown(word)} has no tokens in this model's vocabulary")
         bad_words.update(dict.fromkeys(sequences))
     allowed = None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int64)
-    return Prepared(encode_prompt(prompt, tokenizer, model), allowed, tuple(bad_words), grammar)
+    if isinstance(prompt, str):
+        ids = yield from _encode(prompt, tokenizer, limits, add_special_tokens=True)
+    elif is_chat(prompt):
+        text = tokenizer.chat_text(prompt)  # type: ignore[arg-type]
+        yield len(text)
+        ids = yield from _encode(text, tokenizer, limits, add_special_tokens=False)
+    else:
+        ids = _read_ids(prompt, limits.model)  # type: ignore[arg-type]
+    return Prepared(ids, allowed, tuple(bad_words), grammar)
+
+
+def at_once(steps: Steps[Prepared]) -> Prepared:
+    """All steps, one after the other. Raises what they raise."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            prepared: Prepared = end.value
+            return prepared
+
+
+def _encode(text: str, tokenizer: Tokenizer, limits: Limits, *, add_special_tokens: bool) -> Steps[IntArray]:
+    """Raises `ContextLengthError` or `KVCapacityError` before all of a text is tokenized that cannot fit."""
+    if len(text) > QUICK_CHARACTERS:
+        num_bytes = len(text.encode(errors="replace"))
+        _raise_misfit(tokenizer.least_tokens(num_bytes), limits, f" or more, for {num_bytes} bytes of text,")
+    ids: list[int] = []
+    for piece in tokenizer.encode_in_pieces(text, add_special_tokens=add_special_tokens):
+        ids += piece.ids
+        _raise_misfit(len(ids), limits, " or more" if piece.left else "")
+        yield piece.left
+    return _read_ids(ids, limits.model)
+
+
+def _raise_misfit(prompt_len: int, limits: Limits, qualified: str) -> None:
+    misfits = _prompt_misfits(prompt_len, limits, qualified)
+    if misfits:
+        raise refusal(misfits)
 
 
 def make_requests(

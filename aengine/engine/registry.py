@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +26,18 @@ from aengine.engine.prompts import (
     Limits,
     Options,
     Prepared,
+    at_once,
     effective_params,
     make_requests,
     needs_worker,
     params_violations,
     prepare,
     read_prompt,
+    size_of,
 )
 from aengine.engine.queue_bound import QueueBound
 from aengine.engine.stream_state import StreamHooks, StreamState
+from aengine.engine.workers import Workers
 from aengine.errors import FieldViolation
 from aengine.outputs import FinishReason
 from aengine.params import SamplingParams
@@ -62,7 +65,7 @@ class Registry:
     """`post` hands a command to the step thread; `workers` tokenize long prompts."""
 
     def __init__(
-        self, config: EngineConfig, loaded: LoadedModel, edge: LoopEdge, post: Callable[[Command], None], workers: Executor
+        self, config: EngineConfig, loaded: LoadedModel, edge: LoopEdge, post: Callable[[Command], None], workers: Workers
     ) -> None:
         self._config = config
         self._loaded = loaded
@@ -102,7 +105,7 @@ class Registry:
         """
         state = self._make_state(request_id, params)
         if not needs_worker(prompt, params) and params.structured_output is None:
-            self._submit(state, prepare(prompt, params, self._loaded.tokenizer, self._loaded.info), options)
+            self._submit(state, at_once(prepare(prompt, params, self._loaded.tokenizer, self._limits)), options)
             return state
         self._bound.enter(state.key, 0)
         self._register(state)
@@ -228,7 +231,8 @@ class Registry:
             self._drop(state, error)
 
     def _prepare(self, state: StreamState, prompt: Prompt | IntArray, options: Options, grammar: CompiledGrammar | None) -> None:
-        work = self._workers.submit(prepare, prompt, state.params, self._loaded.tokenizer, self._loaded.info, grammar)
+        steps = prepare(prompt, state.params, self._loaded.tokenizer, self._limits, grammar)
+        work = self._workers.submit(steps, size_of(prompt))
         self._wait_for(state, work, self._on_prepared, options)
 
     def _on_prepared(self, state: StreamState, options: Options, work: Future[Prepared]) -> None:

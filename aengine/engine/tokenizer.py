@@ -17,51 +17,44 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-import numpy as np
 import tokenizers
-from numpy.typing import NDArray
 
 from aengine.engine.detokenizer import Detokenizer
+from aengine.engine.token_codecs import Codec, TokenizedText, TokenizersCodec, TransformersCodec
 from aengine.errors import FieldViolation, InvalidRequestError, ModelLoadError
 
-_HEX = "0123456789abcdefABCDEF"
-_MANY_IDS = 1000  # decoding so many takes about as long as another thread should wait for the GIL
-_BYTE_TOKENS = tuple(f"<0x{high}{low}>" for high, low in itertools.product(_HEX, _HEX))  # as SentencePiece writes raw bytes
+PIECE_CHARACTERS = 16384
+"""Of a text that is encoded in pieces, which take some 10 ms each."""
+MAX_UNCUT_CHARACTERS = 1 << 19
+"""Of a piece, where a text offers no place to cut it for long, or nothing is known of its tokenizer. It takes up to a second."""
+MAX_CHAT_CHARACTERS = 4 << 20
+"""Of all messages of a chat. A template may leave out most of them, so the context does not bound this."""
+ASSUMED_TOKEN_BYTES = 64
+"""A text has a token for at least so many bytes, or as many as the vocabulary's longest token has. That is more than a token can stand for,
+except where tokenizers drop or merge parts of a text: runs of unknown characters, or of spaces."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizedText:
-    """The tokens of a text, in columns."""
+MAX_REASON = 300
+"""Characters of what a library says that are handed on."""
+
+
+class EncodedPiece(NamedTuple):
+    """A part of a text's ids."""
 
     ids: list[int]
-    pieces: list[str]  # as the vocabulary spells them
-    starts: list[int]  # where each begins in the text, in bytes of UTF-8
-    ends: list[int]  # where it ends
-
-
-class _Codec(Protocol):
-    """What a tokenizer library must do for us."""
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
-    def count(self, text: str, add_special_tokens: bool) -> int: ...
-    def located(self, text: str, add_special_tokens: bool) -> TokenizedText | None: ...
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
-    def omits(self, token_id: int, skip_special_tokens: bool) -> bool: ...
-    def piece(self, token_id: int) -> str | None: ...
-    def byte_ids(self) -> frozenset[int]: ...
-    def vocab_size(self) -> int: ...
+    left: int  # characters of the text behind it
 
 
 class Tokenizer:
     """The tokenizer of one model. Made by `Tokenizer.load`."""
 
-    def __init__(self, codec: _Codec, load_template: Callable[[], Any] | None) -> None:
+    def __init__(self, codec: Codec, load_template: Callable[[], Any] | None) -> None:
         """`load_template`: gives the transformers tokenizer that renders chats; None for a model without a chat template."""
         self._codec = codec
         self._load_template = load_template
@@ -80,9 +73,9 @@ class Tokenizer:
                 raise ModelLoadError(f"{path} is not a tokenizer that can be read: {error}") from error
             _mark_special(core, config)
             has_chat_template = (model_dir / "chat_template.jinja").is_file() or bool(config.get("chat_template"))
-            return cls(_TokenizersCodec(core), (lambda: _auto_tokenizer(model_dir)) if has_chat_template else None)
+            return cls(TokenizersCodec(core), (lambda: _auto_tokenizer(model_dir)) if has_chat_template else None)
         auto = _auto_tokenizer(model_dir)
-        codec = _TokenizersCodec(auto.backend_tokenizer) if auto.is_fast else _TransformersCodec(auto)
+        codec = TokenizersCodec(auto.backend_tokenizer) if auto.is_fast else TransformersCodec(auto)
         return cls(codec, (lambda: auto) if auto.chat_template else None)
 
     @property
@@ -95,18 +88,59 @@ class Tokenizer:
         """How many tokens there are, added ones included. A model's embedding may have more rows."""
         return self._codec.vocab_size()
 
+    def least_tokens(self, num_bytes: int) -> int:
+        """How many tokens a text of `num_bytes` in UTF-8 has at least; see ASSUMED_TOKEN_BYTES. The first call takes long."""
+        return -(-num_bytes // max(self._longest_token, ASSUMED_TOKEN_BYTES))
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return self._codec.longest_token()
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`, with the special tokens that the post-processor adds. Long texts do not hold the GIL.
 
-        Special tokens written out in `text` become their ids. Raises `InvalidRequestError` (prompt) for text that is not Unicode.
+        Special tokens written out in `text` become their ids. Raises what `encode_in_pieces` raises.
+        """
+        return [token_id for piece in self.encode_in_pieces(text, add_special_tokens=add_special_tokens) for token_id in piece.ids]
+
+    def encode_in_pieces(self, text: str, *, add_special_tokens: bool = True) -> Iterator[EncodedPiece]:
+        """What `encode` gives, in parts that take a bounded time each.
+
+        Raises `InvalidRequestError` (prompt) for text that is not Unicode, on which the tokenizer fails, or with more than
+        MAX_UNCUT_CHARACTERS between which no cut is known to leave the ids as they are.
         """
         _check_unicode(text, "prompt")
-        return self._codec.encode(text, add_special_tokens)
+        around = self._codec.special_around if len(text) > PIECE_CHARACTERS else None
+        if around is None:
+            if len(text) > MAX_UNCUT_CHARACTERS:
+                raise _refusal(f"{len(text)} characters that are tokenized in one go are more than {MAX_UNCUT_CHARACTERS}")
+            yield EncodedPiece(self._encode(text, add_special_tokens), 0)
+            return
+        before, after = around if add_special_tokens else ([], [])
+        yield EncodedPiece(before, len(text))
+        start = 0
+        while start < len(text):
+            end = self._end_of_piece(text, start)
+            yield EncodedPiece(self._encode(text[start:end], False), len(text) - end)
+            start = end
+        yield EncodedPiece(after, 0)
 
-    def count(self, text: str, *, add_special_tokens: bool = True) -> int:
-        """How many ids `encode` gives. Raises `InvalidRequestError` (prompt) for text that is not Unicode."""
-        _check_unicode(text, "prompt")
-        return self._codec.count(text, add_special_tokens)
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        with _refusing_failures("prompt"):
+            return self._codec.encode(text, add_special_tokens)
+
+    def _end_of_piece(self, text: str, start: int) -> int:
+        """Where the piece that begins at `start` may end: at most PIECE_CHARACTERS later, or else as soon after that as can be."""
+        wanted, end = start + PIECE_CHARACTERS, len(text)
+        if wanted >= end:
+            return end
+        may_cut = self._codec.may_cut
+        for cut in itertools.chain(range(wanted, start, -1), range(wanted + 1, min(end, start + MAX_UNCUT_CHARACTERS + 1))):
+            if may_cut(text[cut - 1], text[cut]):
+                return cut
+        if end - start > MAX_UNCUT_CHARACTERS:
+            raise _refusal(f"more than {MAX_UNCUT_CHARACTERS} characters that must be tokenized in one go, from character {start} on")
+        return end
 
     def encode_located(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
         """The ids that `encode` gives, and where in `text` they come from.
@@ -116,7 +150,8 @@ class Tokenizer:
         cannot tell places.
         """
         _check_unicode(text, "prompt")
-        tokens = self._codec.located(text, add_special_tokens)
+        with _refusing_failures("prompt"):
+            tokens = self._codec.located(text, add_special_tokens)
         if tokens is None:
             raise _refusal("this model's tokenizer does not tell where its tokens are in the text", "offsets")
         return tokens
@@ -137,6 +172,7 @@ class Tokenizer:
         """
         if self._load_template is None:
             raise _refusal("chat messages need a chat template and this model has none; give text or token ids")
+        _check_size(messages)
         _check_messages(messages)
         with self._template_lock:  # not at the import and the files by every thread at once
             if self._template is None:
@@ -145,7 +181,7 @@ class Tokenizer:
             plain = [dict(message) for message in messages]
             text = self._template.apply_chat_template(plain, tokenize=False, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # a template is a program: it may raise anything
-            raise _refusal(f"the model's chat template refuses these messages: {error}") from error
+            raise _refusal(f"the model's chat template refuses these messages: {error}"[:MAX_REASON]) from error
         return str(text)
 
     def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
@@ -159,7 +195,8 @@ class Tokenizer:
         """
         _check_unicode(word, "bad_words")
         bare = word.removeprefix(" ")
-        start, behind_space, line, behind_line = (self._codec.encode(text, False) for text in (bare, f" {bare}", "\n", f"\n{bare}"))
+        with _refusing_failures("bad_words"):
+            start, behind_space, line, behind_line = (self._codec.encode(text, False) for text in (bare, f" {bare}", "\n", f"\n{bare}"))
         sequences = [start, behind_space]
         if behind_line[: len(line)] == line:  # else the two merge into tokens of both
             sequences.append(behind_line[len(line) :])
@@ -187,90 +224,6 @@ class Tokenizer:
     def byte_ids(self) -> frozenset[int]:
         """The ids that stand for one raw byte, spelled `<0x41>`."""
         return self._codec.byte_ids()
-
-
-class _TokenizersCodec:
-    """The `tokenizers` library, alone."""
-
-    def __init__(self, core: tokenizers.Tokenizer) -> None:
-        core.no_truncation()
-        core.no_padding()
-        self._core = core
-        self._special = frozenset(token_id for token_id, token in core.get_added_tokens_decoder().items() if token.special)
-
-    # Batch calls release the GIL while they work; those for one text hold it.
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-
-    def count(self, text: str, add_special_tokens: bool) -> int:
-        return len(self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0])
-
-    def located(self, text: str, add_special_tokens: bool) -> TokenizedText:
-        encoding = self._core.encode_batch([text], add_special_tokens=add_special_tokens)[0]
-        ids = encoding.ids
-        places = _byte_offsets(text)[np.asarray(encoding.offsets, dtype=np.int64).reshape(len(ids), 2)]  # the library counts characters
-        added = np.asarray(encoding.special_tokens_mask, dtype=bool)
-        reached = np.maximum.accumulate(np.where(added, 0, places[:, 1]))
-        starts, ends = (np.where(added, reached, places[:, side]).tolist() for side in (0, 1))
-        return TokenizedText(ids, encoding.tokens, starts, ends)
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        if len(ids) < _MANY_IDS:
-            return self._core.decode(ids, skip_special_tokens=skip_special_tokens)
-        return self._core.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
-
-    def omits(self, token_id: int, skip_special_tokens: bool) -> bool:
-        return (skip_special_tokens and token_id in self._special) or self._core.id_to_token(token_id) is None
-
-    def piece(self, token_id: int) -> str | None:
-        return self._core.id_to_token(token_id)
-
-    def byte_ids(self) -> frozenset[int]:
-        decoder = self._core.decoder
-        if decoder is None or decoder.decode(["<0x41>"]) != "A":
-            return frozenset()  # the decoder does not read such tokens as bytes
-        return frozenset(token_id for token in _BYTE_TOKENS if (token_id := self._core.token_to_id(token)) is not None)
-
-    def vocab_size(self) -> int:
-        return self._core.get_vocab_size(with_added_tokens=True)
-
-
-class _TransformersCodec:
-    """A tokenizer that transformers runs in Python. It holds the GIL."""
-
-    def __init__(self, auto: Any) -> None:
-        self._auto = auto
-        self._special = frozenset(auto.all_special_ids)
-        # Of other ids its own methods raise what they will. Two ids may be spelled alike, and ids may be left out between the others.
-        self._known = frozenset(range(auto.vocab_size)).union(auto.get_vocab().values())
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self._auto.encode(text, add_special_tokens=add_special_tokens))
-
-    def count(self, text: str, add_special_tokens: bool) -> int:
-        return len(self.encode(text, add_special_tokens))
-
-    def located(self, text: str, add_special_tokens: bool) -> None:
-        return None
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        known = [token_id for token_id in ids if token_id in self._known]
-        # Cleaning up would take back spaces that were handed out already.
-        return str(self._auto.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False))
-
-    def omits(self, token_id: int, skip_special_tokens: bool) -> bool:
-        return token_id not in self._known or (skip_special_tokens and token_id in self._special)
-
-    def piece(self, token_id: int) -> str | None:
-        return str(self._auto.convert_ids_to_tokens(token_id)) if token_id in self._known else None
-
-    def byte_ids(self) -> frozenset[int]:
-        vocab = self._auto.get_vocab()
-        return frozenset(vocab[token] for token in _BYTE_TOKENS if token in vocab)
-
-    def vocab_size(self) -> int:
-        return len(self._auto)
 
 
 def _read_config(model_dir: Path) -> dict[str, Any]:
@@ -313,6 +266,17 @@ def _refusal(description: str, field: str = "prompt") -> InvalidRequestError:
     return InvalidRequestError([FieldViolation(field, description)])
 
 
+@contextmanager
+def _refusing_failures(field: str) -> Iterator[None]:
+    """Whatever a library raises of a text refuses the text. Its panics are no Exceptions."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise _refusal(f"the model's tokenizer fails on this text: {error}"[:MAX_REASON], field) from error
+
+
 def _check_unicode(text: str, field: str) -> None:
     try:
         text.encode()
@@ -320,11 +284,18 @@ def _check_unicode(text: str, field: str) -> None:
         raise _refusal(f"not valid Unicode: {error.reason} at character {error.start}", field) from None
 
 
-def _byte_offsets(text: str) -> NDArray[np.int64]:
-    """Where each character of `text` begins in UTF-8, and where the last one ends."""
-    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    lengths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
-    return np.concatenate(([0], np.cumsum(lengths)))
+def _check_size(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Counts what the messages hold, at whatever depth, and no more of it than may be."""
+    left, unseen = MAX_CHAT_CHARACTERS, [messages]
+    while unseen:
+        one: Any = unseen.pop()
+        left -= len(one) if isinstance(one, Sized) else 1
+        if left < 0:
+            raise _refusal(f"the messages hold more than {MAX_CHAT_CHARACTERS} characters and other values")
+        if isinstance(one, Mapping):
+            unseen.extend(one.values())
+        elif isinstance(one, Sequence) and not isinstance(one, str | bytes):
+            unseen.extend(one)
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

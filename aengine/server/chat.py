@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from aengine.errors import FieldViolation
+from aengine.requests import MAX_CHAT_MESSAGES
 from aengine.v1.generation_pb2 import ChatPrompt
-
-MAX_CHAT_MESSAGES = 4096
 
 
 def read_chat(chat: ChatPrompt, path: str, violations: list[FieldViolation]) -> list[dict[str, Any]]:

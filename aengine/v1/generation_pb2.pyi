@@ -156,7 +156,9 @@ class Prompt(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Text, tokenised by the model's tokenizer. Not empty."""
+    """Text, tokenised by the model's tokenizer. Not empty. Refused without being tokenised if it has
+    more bytes than so many tokens can have: 64 each, or as many as the longest token has.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, used as they are."""
@@ -215,7 +217,7 @@ class ChatPrompt(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """Oldest first. At least one."""
+        """Oldest first. 1 to 4096, with at most 4194304 characters."""
 
     def __init__(
         self,

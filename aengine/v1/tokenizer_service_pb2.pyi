@@ -33,7 +33,9 @@ class TokenizeRequest(_message.Message):
     model: _builtins.str
     """The model, as in GenerationSpec.model. Default: empty, which is the served model."""
     text: _builtins.str
-    """The text. May be empty."""
+    """The text. May be empty. At most 4 MiB, or 256 KiB with with_pieces; and at most 524288 characters
+    that must be tokenised in one go, which ordinary text never has.
+    """
     add_special_tokens: _builtins.bool
     """Whether to add the special tokens that a prompt of this text gets. Default: true."""
     count_only: _builtins.bool
@@ -131,7 +133,7 @@ class DetokenizeRequest(_message.Message):
     """Whether the text leaves out special tokens. Default: true."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The ids; each below vocab_size. May be empty."""
+        """The ids; each below vocab_size. May be empty. At most 1048576."""
 
     def __init__(
         self,
@@ -187,7 +189,7 @@ class RenderChatRequest(_message.Message):
     """Whether the text ends with the opening of the assistant's turn, as a prompt does. Default: true."""
     @_builtins.property
     def chat(self) -> _generation_pb2.ChatPrompt:
-        """The conversation. Required."""
+        """The conversation. Required. At most 4 MiB."""
 
     def __init__(
         self,

@@ -8,11 +8,15 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+import anyio
 import pytest
 from oracle_engine import OracleEngine, idle, until
+from tokenizers import Regex, pre_tokenizers
 
-from aengine import FinishReason, SamplingParams
-from aengine.engine import prompts
+from aengine import ContextLengthError, FinishReason, InvalidRequestError, KVCapacityError, SamplingParams
+from aengine.engine import prompts, tokenizer
+from aengine.engine.tokenizer import PIECE_CHARACTERS
+from aengine.engine.workers import Steps
 from aengine.outputs import RequestState
 from aengine.params import StructuredOutput
 
@@ -25,13 +29,19 @@ SHORT = 0.05  # seconds
 @pytest.fixture(autouse=True)
 def _every_prompt_is_read_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "INLINE_ENTRIES", 1)
+    monkeypatch.setattr(prompts, "INLINE_CHARACTERS", 0)
 
 
 @contextmanager
 def busy_worker(engine: OracleEngine) -> Iterator[None]:
     """Nothing is prepared before the end of the block."""
     may_go_on = threading.Event()
-    engine._workers.submit(may_go_on.wait, 20)
+
+    def wait() -> Steps[None]:
+        assert may_go_on.wait(20), "the block does not end"
+        yield 0
+
+    engine._workers.submit(wait(), 0)
     try:
         yield
     finally:
@@ -99,3 +109,100 @@ class TestDeadline:
             completion = await engine.generate(PROMPT, some(1), timeout=timeout)
             assert completion.finish_reason is FinishReason.MAX_TOKENS
             assert not engine._registry._preparations
+
+
+class TestLongTexts:
+    """The oracle has a context of 400 tokens, and the tokenizer of the bundled model."""
+
+    @staticmethod
+    @contextmanager
+    def encoded(engine: OracleEngine) -> Iterator[list[int]]:
+        """The lengths of the texts that the library is given."""
+        lengths: list[int] = []
+        codec = engine.tokenizer._codec
+        assert codec.special_around == ([], []), "found out now, and not in what follows"
+        encode = codec.encode
+
+        def noted(text: str, add_special_tokens: bool) -> list[int]:
+            lengths.append(len(text))
+            return encode(text, add_special_tokens)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(codec, "encode", noted)
+            yield lengths
+
+    async def test_what_has_more_bytes_than_fit_is_not_tokenized(self) -> None:
+        async with OracleEngine() as engine:
+            for text, at_least in ((" " * 10_500_000, 164_063), ("é" * 5_000_000, 156_250), ("a b " * 20_000, 1250)):
+                with self.encoded(engine) as lengths:
+                    stream = engine.stream(text, timeout=20)
+                    with pytest.raises(
+                        ContextLengthError, match=rf"prompt: {at_least} tokens or more, for \d+ bytes of text, leave"
+                    ) as caught:
+                        await stream.started()
+                assert (caught.value.limit, caught.value.got) == (400, at_least + 1)
+                assert not lengths
+            assert idle(engine)
+
+    async def test_what_has_too_many_tokens_is_tokenized_no_further_than_that(self) -> None:
+        async with OracleEngine(num_pages=50) as engine:
+            with self.encoded(engine) as lengths, pytest.raises(ContextLengthError, match=r"prompt: \d+ tokens or more leave"):
+                await engine.stream("a b " * 5000).started()
+            assert lengths == [PIECE_CHARACTERS - 1], "up to the next place where it may be cut"
+        async with OracleEngine(num_pages=51) as engine:
+            with pytest.raises(KVCapacityError, match=r"prompt: 300 tokens leave no room for a new one in the KV cache of 200 tokens"):
+                await engine.stream("!" * 300).started()
+
+    async def test_what_is_cancelled_is_tokenized_no_further(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tokenizer, "PIECE_CHARACTERS", 10)
+        async with OracleEngine() as engine:
+            with self.encoded(engine) as lengths:
+                cancelled = threading.Event()
+                begun = threading.Event()
+                may_cut = engine.tokenizer._codec.may_cut
+
+                def wait(left: str, right: str) -> bool:
+                    begun.set()
+                    assert cancelled.wait(20)
+                    return may_cut(left, right)
+
+                monkeypatch.setattr(engine.tokenizer._codec, "may_cut", wait)
+                stream = engine.stream("a b " * 50)
+                await anyio.to_thread.run_sync(begun.wait, 20)
+                await stream.aclose()
+                cancelled.set()
+                with pytest.raises(InvalidRequestError, match="token id"):  # what is not the oracle's
+                    await engine.stream("a").started()
+            assert lengths == [9, 1]
+
+    async def test_a_panic_fails_its_request_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with OracleEngine() as engine:
+            core = engine.tokenizer._codec._core  # type: ignore[attr-defined]
+            core.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?:a|aa)+b"), "isolated")  # with too many ways to fail
+            for inline in (1, 1000):
+                monkeypatch.setattr(prompts, "INLINE_CHARACTERS", inline)
+                with pytest.raises(InvalidRequestError, match="prompt: the model's tokenizer fails on this text"):
+                    await engine.stream("a" * 40 + "cb").started()
+            assert (await engine.generate(PROMPT, some(1))).finish_reason is FinishReason.MAX_TOKENS
+            assert idle(engine)
+
+    async def test_short_ones_do_not_wait_for_long_ones(self) -> None:
+        async with OracleEngine() as engine:
+            may_go_on = threading.Event()
+
+            def wait() -> Steps[None]:
+                assert may_go_on.wait(20)
+                yield 0
+
+            engine._workers.submit(wait(), prompts.QUICK_CHARACTERS + 1)
+            long = engine.stream("a" * (prompts.QUICK_CHARACTERS + 1))
+            assert (await engine.generate(PROMPT, some(1))).finish_reason is FinishReason.MAX_TOKENS
+            assert long.info().state is RequestState.PREPARING
+            may_go_on.set()
+            with pytest.raises(ContextLengthError):
+                await long.started()
+
+    async def test_a_chat_of_too_many_messages_is_refused_before_it_is_read(self) -> None:
+        async with OracleEngine() as engine:
+            with pytest.raises(InvalidRequestError, match="prompt: 4097 messages are more than 4096"):
+                engine.stream([{"role": "user", "content": "a"}] * 4097)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from grpc_harness import Serving, failure_of, serving
 
 import aengine
 from aengine import AsyncEngine
-from aengine.engine.tokenizer import Tokenizer
-from aengine.server.chat import MAX_CHAT_MESSAGES
-from aengine.server.tokenizer import MAX_NAMED_IDS, MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS, WORKERS
+from aengine.engine.tokenizer import MAX_UNCUT_CHARACTERS, EncodedPiece, Tokenizer
+from aengine.requests import MAX_CHAT_MESSAGES
+from aengine.server.tokenizer import MAX_NAMED_IDS, MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, GenerationSpec, LogprobOptions, OutputOptions, TokenIds
 from aengine.v1.generation_service_pb2 import GenerateRequest
 from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatRequest, TokenizeRequest
@@ -194,7 +194,10 @@ async def test_a_text_prompt_has_the_ids_of_its_text(demo: Serving) -> None:
 
 async def test_what_is_out_of_range_is_named(tokenizer: Tokenizer) -> None:
     async with tokenizing(tokenizer) as stub:
-        assert (await stub.Tokenize(TokenizeRequest(text="a" * MAX_TEXT_BYTES, count_only=True))).num_tokens > MAX_TEXT_BYTES / 2
+        words = TokenizeRequest(text="a " * (MAX_TEXT_BYTES // 2), count_only=True)
+        assert (await stub.Tokenize(words)).num_tokens > MAX_TEXT_BYTES / 2
+        uncut = TokenizeRequest(text="a" * (MAX_UNCUT_CHARACTERS + 1))
+        assert "must be tokenized in one go" in (await refused(stub.Tokenize(uncut)))["text"]
         text = "é" * (MAX_TEXT_BYTES // 2) + "a"
         assert await refused(stub.Tokenize(TokenizeRequest(text=text))) == {
             "text": f"{MAX_TEXT_BYTES + 1} bytes are more than {MAX_TEXT_BYTES}"
@@ -261,32 +264,33 @@ class StuckTokenizer:
         self.begun: queue.Queue[str] = queue.Queue()
         self.go_on = threading.Event()
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode_in_pieces(self, text: str, *, add_special_tokens: bool) -> Iterator[EncodedPiece]:
         self.begun.put(text)
         assert self.go_on.wait(30)
-        return [1]
+        yield EncodedPiece([1], 1)
+        self.begun.put(f"{text}, goes on")
+        yield EncodedPiece([2], 0)
 
 
 async def test_a_client_that_goes_away_leaves_nothing_and_the_loop_goes_on(engine: FakeEngine) -> None:
-    """Work that waits is dropped, work that has begun ends, and other calls are answered all the while."""
+    """Work that waits is dropped, work that has begun ends with its step, and other calls are answered all the while."""
     stuck, others = StuckTokenizer(), set(threading.enumerate())
     async with tokenizing(stuck) as stub:
-        begun = [stub.Tokenize(TokenizeRequest(text=f"begun {index}")) for index in range(WORKERS)]
-        texts = [await anyio.to_thread.run_sync(stuck.begun.get) for _ in begun]
+        begun = stub.Tokenize(TokenizeRequest(text="begun"))
+        assert await anyio.to_thread.run_sync(stuck.begun.get) == "begun"
         waiting = [stub.Tokenize(TokenizeRequest(text=f"dropped {index}")) for index in range(5)]
         last = stub.Tokenize(TokenizeRequest(text="kept"))
         with pytest.raises(aio.AioRpcError) as caught:  # the loop answers, and by now it has seen the others
             await stub.Tokenize(TokenizeRequest(model="other"))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        for call in (*begun, *waiting):
+        for call in (begun, *waiting):
             call.cancel()
-        await asyncio.gather(*begun, *waiting, return_exceptions=True)
+        await asyncio.gather(begun, *waiting, return_exceptions=True)
         with pytest.raises(aio.AioRpcError):
             await stub.Tokenize(TokenizeRequest(model="other"))
         stuck.go_on.set()
-        assert list((await last).token_ids) == [1]
-        assert sorted(texts) == ["begun 0", "begun 1"]
-        assert stuck.begun.get_nowait() == "kept"
+        assert list((await last).token_ids) == [1, 2]
+        assert [stuck.begun.get_nowait() for _ in range(2)] == ["kept", "kept, goes on"]
         assert stuck.begun.empty()
     for thread in set(threading.enumerate()) - others:
         if thread.name.startswith("aengine-tokenizer-service"):
