@@ -10,9 +10,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from grpc import aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aengine.errors import AEngineError
 from aengine.server.access_log import AccessLog
@@ -30,6 +28,8 @@ from aengine.server.metrics import Metrics
 from aengine.server.model import ModelServicer
 from aengine.server.observers import Observers
 from aengine.server.options import ServerConfig
+from aengine.server.port import make_server
+from aengine.server.reflection import add_reflection_to_server, service_names
 from aengine.server.source import Backend
 from aengine.server.tls import Certificates
 from aengine.server.tokenizer import TokenizerServicer
@@ -44,13 +44,8 @@ from aengine.v1.tokenizer_service_pb2_grpc import add_TokenizerServiceServicer_t
 if TYPE_CHECKING:
     from aengine.engine.async_engine import AsyncEngine
 
-SERVICES: tuple[str, ...] = (
-    admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
-    engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name,
-    generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
-    model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
-    tokenizer_service_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name,
-)
+SCHEMA = (admin_service_pb2, engine_service_pb2, generation_service_pb2, model_service_pb2, tokenizer_service_pb2)
+SERVICES: tuple[str, ...] = tuple(name for module in SCHEMA for name in service_names(module))
 
 # Health watchers never end by themselves; this long the last statuses may take to reach the clients.
 FLUSH_SECONDS = 0.5
@@ -58,6 +53,9 @@ FLUSH_SECONDS = 0.5
 # A client may ask again as soon as it has its answer. Refused calls end with UNAVAILABLE, but those that reach gRPC while it shuts
 # down with CANCELLED; so a server that has become idle goes on refusing for this long.
 REFUSE_SECONDS = 0.1
+
+MAX_PENDING_CALLS = 64 * 1024
+"""Of each method, that wait to be accepted."""
 
 
 class BindError(AEngineError):
@@ -83,16 +81,11 @@ class Server:
         self._lag = LoopLag()
         self._metrics: MetricsServer | None = None
         self._authenticator = Authenticator(self.config)
-        self._under_way = CallsUnderWay(self.config.stall_seconds)
+        self._under_way = CallsUnderWay(self.config.max_calls, self.config.stall_seconds)
+        self._health_under_way = CallsUnderWay(self.config.max_calls, self.config.stall_seconds)
         self._drain_grace: asyncio.Future[float] | None = None
-        interceptor = CallInterceptor(
-            self._authenticator,
-            self._under_way,
-            self._observers,
-            with_certificates=self.config.tls_client_ca is not None,
-            debug=self.config.debug_errors,
-        )
-        self._server = aio.server(interceptors=(interceptor,), options=channel_options(self.config))
+        interceptor = CallInterceptor(self.config, self._authenticator, self._under_way, self._health_under_way, self._observers)
+        self._server = make_server((interceptor,), channel_options(self.config))
         self._engine = engine
         self._register_services()
 
@@ -108,7 +101,7 @@ class Server:
         add_AdminServiceServicer_to_server(AdminServicer(engine, self._admission, self.request_drain), server)
         self._health = HealthServicer(("", *SERVICES))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        add_reflection_to_server((*SCHEMA, health_pb2), server)
 
     @property
     def address(self) -> str:
@@ -141,7 +134,6 @@ class Server:
     async def _start(self) -> None:
         await self._authenticator.start()
         credentials = await asyncio.to_thread(Certificates(self.config).credentials) if self.config.tls else None
-        await self.set_serving(False)
         await self._start_metrics()
         try:
             if credentials is None:
@@ -152,6 +144,7 @@ class Server:
             raise BindError(f"cannot listen on {self.address}: the address is in use or not one of this machine") from error
         await self._server.start()
         self._under_way.start()
+        self._health_under_way.start()
 
     async def _start_metrics(self) -> None:
         if self.config.metrics_port is None:
@@ -171,9 +164,7 @@ class Server:
 
     async def set_serving(self, serving: bool = True) -> None:
         """Tell health watchers whether the engine can take requests. Ignored once draining."""
-        response = health_pb2.HealthCheckResponse
-        for name in ("", *SERVICES):
-            await self._health.set(name, response.SERVING if serving else response.NOT_SERVING)
+        self._health.set_serving(serving)
 
     def request_drain(self, grace: float | None = None) -> None:
         """Ask whoever runs the server to shut it down, as a signal does: `wait_drain_requested()` returns. `grace`: how long requests
@@ -197,7 +188,7 @@ class Server:
         Tells health watchers, waits for `drain_delay`, refuses new generations, and waits up to `seconds` for those under way. None:
         the configuration's `drain_seconds`.
         """
-        await self._health.enter_graceful_shutdown()
+        self._health.shut_down()
         await asyncio.sleep(self.config.drain_delay)
         self._admission.close()
         with suppress(asyncio.TimeoutError):
@@ -215,6 +206,7 @@ class Server:
         await self._generation.aclose()
         self._tokenizer.close()
         self._under_way.stop()
+        self._health_under_way.stop()
         self._authenticator.stop()
         self._lag.stop()
         if self._metrics is not None:
@@ -238,6 +230,9 @@ def channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", _milliseconds(config.keepalive_timeout)),
         ("grpc.http2.ping_timeout_ms", _milliseconds(config.keepalive_timeout)),  # what core heeds; its own is a minute
         ("grpc.max_concurrent_streams", config.max_concurrent_streams),  # per connection
+        # Beyond these core cancels calls that nobody has seen yet, whose ever they are; so they are far above what is accepted and refused.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     ]
     if config.max_connection_age is not None:
         options.append(("grpc.max_connection_age_ms", _milliseconds(config.max_connection_age)))

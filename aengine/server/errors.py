@@ -80,6 +80,26 @@ class ReaderStalledError(AEngineError):
     """The client has not read for longer than the server waits."""
 
 
+class SenderStalledError(AEngineError):
+    """The client has begun a call and not sent its message for longer than the server waits."""
+
+
+class TooManyCallsError(AEngineError):
+    """As many calls are under way as the server takes."""
+
+
+class MetadataTooLargeError(AEngineError):
+    """The metadata of the call are larger than the server takes."""
+
+
+class AnswerTooLargeError(AEngineError):
+    """A message of the answer would be larger than the server sends."""
+
+
+class MethodNotFoundError(AEngineError):
+    """The server has no such method."""
+
+
 class DrainingError(AEngineError):
     """The server is shutting down and takes no new work."""
 
@@ -133,18 +153,23 @@ _PLAIN: Mapping[type[Exception], tuple[grpc.StatusCode, str]] = {
     RequestNotFoundError: (grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND"),
     DeadlinePassedError: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_PASSED"),
     QueueFullError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    TooManyCallsError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS"),
+    MetadataTooLargeError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "METADATA_TOO_LARGE"),
+    AnswerTooLargeError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "ANSWER_TOO_LARGE"),
     DrainingError: (grpc.StatusCode.UNAVAILABLE, "DRAINING"),
     EngineStateError: (grpc.StatusCode.UNAVAILABLE, "NOT_READY"),
     EngineDeadError: (grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD"),
     ReaderReplacedError: (grpc.StatusCode.ABORTED, "READER_REPLACED"),
     ReaderStalledError: (grpc.StatusCode.ABORTED, "READER_STALLED"),
+    SenderStalledError: (grpc.StatusCode.ABORTED, "SENDER_STALLED"),
     NotResumableError: (grpc.StatusCode.FAILED_PRECONDITION, "NOT_RESUMABLE"),
     EventsDroppedError: (grpc.StatusCode.DATA_LOSS, "EVENTS_DROPPED"),
     NoCredentialsError: (grpc.StatusCode.UNAUTHENTICATED, "NO_CREDENTIALS"),
     BadCredentialsError: (grpc.StatusCode.UNAUTHENTICATED, "BAD_CREDENTIALS"),
     AdminOnlyError: (grpc.StatusCode.PERMISSION_DENIED, "ADMIN_ONLY"),
+    MethodNotFoundError: (grpc.StatusCode.UNIMPLEMENTED, "METHOD_NOT_FOUND"),
 }
-_TEMPORARY = (QueueFullError, DrainingError, EngineStateError)
+_TEMPORARY = (QueueFullError, TooManyCallsError, DrainingError, EngineStateError)
 
 
 def describe(error: Exception, *, answered: bool = False) -> Failure:

@@ -47,7 +47,14 @@ def configure_logging(config: ServerConfig) -> None:
     """Send the log of the whole process to stderr, as the configuration says."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if config.log_format == "json" else TextFormatter())
+    handler.addFilter(is_fit)
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
+
+
+def is_fit(record: logging.LogRecord) -> bool:
+    """Whether a record may be shown. gRPC reports metadata that are not UTF-8, tokens among them, with their bytes and a traceback."""
+    raised = record.exc_info[1] if record.exc_info else None
+    return not (record.name.startswith("grpc.") and isinstance(raised, UnicodeDecodeError))
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object]:

@@ -24,6 +24,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "max_message_bytes",
             "max_metadata_bytes",
+            "max_calls",
             "max_concurrent_streams",
             "max_connection_age",
             "max_connection_age_grace",
@@ -73,11 +74,13 @@ class ServerConfig:
     drain_delay: float = 0.0
     """Seconds between telling health watchers of a drain and refusing new requests, for load balancers to notice."""
     stall_seconds: float = 300.0
-    """A message that waits longer than this for its client to read ends the call."""
+    """A call that waits longer than this for its client, to read a message or to send the request, is ended."""
     max_message_bytes: int = 16 * 1024 * 1024
     """Largest message in either direction."""
     max_metadata_bytes: int = 16 * 1024
-    """Largest metadata of a call."""
+    """Largest metadata of a call, as HTTP/2 counts them: 32 bytes for each entry beside its own."""
+    max_calls: int = 8192
+    """Most calls at a time on all connections; more are refused. Health checks are counted apart, and may be as many."""
     max_concurrent_streams: int = 1024
     """Most calls at a time on one connection; more wait."""
     max_connection_age: float | None = None
@@ -122,6 +125,7 @@ class ServerConfig:
             check.positive(name, optional=True)
         check.integer("max_message_bytes", 1024, 2**31 - 1)
         check.integer("max_metadata_bytes", 1024, 2**24)
+        check.integer("max_calls", 1, 2**31 - 1)
         check.integer("max_concurrent_streams", 1, 2**31 - 1)
         check.integer("max_ping_strikes", 0, 2**31 - 1)
         for name in ("insecure", "debug_errors", "access_log"):

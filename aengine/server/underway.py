@@ -1,4 +1,4 @@
-"""The calls that are under way: how they are ended from outside, and how one whose client has stopped reading is found.
+"""The calls that are under way: how many may be, how they are ended from outside, and how one whose client stands still is found.
 
 Knows nothing of gRPC's side of a call; a call that is ended here learns it as a cancellation with an error beside it.
 """
@@ -7,24 +7,37 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
-from aengine.server.errors import ReaderStalledError
+from aengine.errors import AEngineError
+from aengine.server.errors import ReaderStalledError, SenderStalledError, TooManyCallsError
 from aengine.server.records import CallRecord
 
 MAX_CHECK_SECONDS = 5.0
 
 
+def reader_stalled(seconds: float) -> AEngineError:
+    """What becomes of a call whose message the client does not take."""
+    return ReaderStalledError(f"the client has not read for {seconds:g} s")
+
+
+def sender_stalled(seconds: float) -> AEngineError:
+    """What becomes of a call whose request does not come."""
+    return SenderStalledError(f"the client has not sent its message for {seconds:g} s")
+
+
 class Call:
     """One call, made in the task that runs it."""
 
-    __slots__ = ("error", "record", "sent_before", "task", "waits_since", "writing")
+    __slots__ = ("error", "headers_wait", "record", "seen", "task", "waits", "waits_since")
 
     def __init__(self, record: CallRecord) -> None:
         self.record = record
         self.task = asyncio.current_task()
         self.error: Exception | None = None  # why it was ended from outside
-        self.writing = False  # a message waits for the client
-        self.sent_before = -1  # when the message that waits was first seen
+        self.headers_wait = False  # for the client to read, with a message
+        self.waits: Callable[[float], AEngineError] | None = None  # for the client, and what it is called when that takes too long
+        self.seen: object = None  # what it waited for when it was last looked at
         self.waits_since = 0.0
 
     def end(self, error: Exception) -> None:
@@ -35,10 +48,11 @@ class Call:
 
 
 class CallsUnderWay:
-    """To be used from one event loop. A message that waits longer than `stall_seconds` ends its call, within a quarter more."""
+    """To be used from one event loop. A call that waits for its client longer than `stall_seconds` is ended, within a quarter more."""
 
-    def __init__(self, stall_seconds: float) -> None:
-        self._stall_seconds = stall_seconds
+    def __init__(self, max_calls: int, stall_seconds: float) -> None:
+        self.stall_seconds = stall_seconds
+        self._max_calls = max_calls
         self._calls: set[Call] = set()
         self._reaper: asyncio.Task[None] | None = None
 
@@ -46,13 +60,16 @@ class CallsUnderWay:
         return len(self._calls)
 
     def add(self, call: Call) -> None:
+        """Raises `TooManyCallsError`."""
+        if len(self._calls) >= self._max_calls:
+            raise TooManyCallsError(f"{self._max_calls} calls are under way, which is the limit")
         self._calls.add(call)
 
     def discard(self, call: Call) -> None:
         self._calls.discard(call)
 
     def start(self) -> None:
-        """Begin to look for calls whose client does not read."""
+        """Begin to look for calls whose client stands still."""
         self._reaper = asyncio.get_running_loop().create_task(self._reap(), name="aengine-stalled-calls")
 
     def stop(self) -> None:
@@ -71,16 +88,17 @@ class CallsUnderWay:
     async def _reap(self) -> None:
         # One look at all calls now and then, rather than a timer for each message.
         while True:
-            await asyncio.sleep(min(self._stall_seconds / 8, MAX_CHECK_SECONDS))
+            await asyncio.sleep(min(self.stall_seconds / 8, MAX_CHECK_SECONDS))
             self.check(time.monotonic())
 
     def check(self, now: float) -> None:
-        """End the calls whose message waits too long. `now`: on time.monotonic."""
+        """End the calls that have waited too long. `now`: on time.monotonic."""
         for call in tuple(self._calls):
-            sent = call.record.messages_sent
-            if not call.writing:
-                call.sent_before = -1
-            elif call.sent_before != sent:
-                call.sent_before, call.waits_since = sent, now
-            elif now - call.waits_since >= self._stall_seconds:
-                call.end(ReaderStalledError(f"the client has not read for {self._stall_seconds:g} s"))
+            if call.waits is None:
+                call.seen = None
+                continue
+            seen = (call.waits, call.record.messages_sent)
+            if call.seen != seen:
+                call.seen, call.waits_since = seen, now
+            elif now - call.waits_since >= self.stall_seconds:
+                call.end(call.waits(self.stall_seconds))

@@ -6,6 +6,7 @@ A connection gives back window for what it received only on calls that are `gree
 from __future__ import annotations
 
 import asyncio
+import base64
 import struct
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -26,7 +27,7 @@ GENERATION = "/aengine.v1.GenerationService/"
 DEFAULT_WINDOW = 65535  # bytes, of the connection and of each stream
 
 FRAME_HEADER = 9  # bytes
-GOAWAY = 7  # type of frame
+SETTINGS, GOAWAY = 4, 7  # types of frame
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -57,6 +58,12 @@ class RawCall:
         """The status of the call, if it came."""
         code = self.headers.get("grpc-status")
         return None if code is None else int(code)
+
+    @property
+    def details(self) -> bytes:
+        """The serialised google.rpc.Status of a call that failed."""
+        raw = self.headers["grpc-status-details-bin"]
+        return base64.b64decode(raw + "=" * (-len(raw) % 4))
 
     async def send(self, data: bytes = b"", *, end: bool = False) -> None:
         """Bytes of the body; `end` closes the client's half."""
@@ -130,7 +137,7 @@ class RawCall:
 class RawConnection:
     """Made by `raw_connection`."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str, ack_settings: bool) -> None:
         self.h2 = H2Connection(H2Configuration(header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False))
         self.goaway: int | None = None  # the error code of a GOAWAY from the server
         self.num_pongs = 0
@@ -138,6 +145,7 @@ class RawConnection:
         self._reader = reader
         self._writer = writer
         self._address = address
+        self._ignored = () if ack_settings else (SETTINGS,)
         self._received = b""  # the beginning of a frame
         self._calls: dict[int, RawCall] = {}
         self._pong = asyncio.Event()
@@ -150,15 +158,21 @@ class RawConnection:
         *,
         greedy: bool = True,
         end: bool = True,
+        flush: bool = True,
         headers: Iterable[tuple[str, str]] = (),
         replaced: Iterable[tuple[str, str]] = (),
     ) -> RawCall:
-        """Begin a call of `method`, such as GENERATION + "Generate". `headers` are added to those of gRPC, `replaced` take their place."""
+        """Begin a call of `method`, such as GENERATION + "Generate". `headers` are added to those of gRPC, `replaced` take their place.
+        Without `flush` nothing is sent yet."""
         usual = {":method": "POST", ":scheme": "http", ":path": method, ":authority": self._address, "te": "trailers"}
         usual |= {"content-type": "application/grpc", **dict(replaced)}
         stream_id = self.h2.get_next_available_stream_id()
         call = self._calls[stream_id] = RawCall(self, stream_id, greedy)
         self.h2.send_headers(stream_id, [*usual.items(), *headers], end_stream=body is None and end)
+        if not flush:
+            assert body is not None
+            self.h2.send_data(stream_id, body, end_stream=end)  # it is short
+            return call
         if body is not None:
             await self.send_data(stream_id, body, end)
         await self.flush()
@@ -222,7 +236,7 @@ class RawConnection:
         """Take what the server sends, until it or this client ends the connection."""
         try:
             while data := await self._reader.read(65536):
-                for event in self.h2.receive_data(self._without_goaway(data)):
+                for event in self.h2.receive_data(self._heeded(data)):
                     self._on_event(event)
                 await self.flush()
         except (ConnectionError, H2Error):
@@ -233,8 +247,8 @@ class RawConnection:
             for call in self._calls.values():
                 call.on_end(call.reset_code)
 
-    def _without_goaway(self, data: bytes) -> bytes:
-        """Whole frames but GOAWAY: after one h2 would have nothing more of the streams that may still end."""
+    def _heeded(self, data: bytes) -> bytes:
+        """Whole frames but those to ignore, and GOAWAY: after one h2 would have nothing more of the streams that may still end."""
         self._received += data
         kept = b""
         while len(self._received) >= FRAME_HEADER and len(self._received) >= (
@@ -243,7 +257,7 @@ class RawConnection:
             frame, self._received = self._received[:size], self._received[size:]
             if frame[3] == GOAWAY:
                 self.goaway = int.from_bytes(frame[FRAME_HEADER + 4 : FRAME_HEADER + 8], "big")
-            else:
+            elif frame[3] not in self._ignored:
                 kept += frame
         return kept
 
@@ -263,11 +277,11 @@ class RawConnection:
 
 
 @asynccontextmanager
-async def raw_connection(address: str, *, window: int = DEFAULT_WINDOW) -> AsyncIterator[RawConnection]:
-    """A connection whose streams let the server send `window` bytes each, before it is given more."""
+async def raw_connection(address: str, *, window: int = DEFAULT_WINDOW, ack_settings: bool = True) -> AsyncIterator[RawConnection]:
+    """A connection whose streams let the server send `window` bytes each, before it is given more. `ack_settings`: heed the server's."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    connection = RawConnection(reader, writer, address)
+    connection = RawConnection(reader, writer, address, ack_settings)
     connection.h2.local_settings = Settings(client=True, initial_values={SettingCodes.INITIAL_WINDOW_SIZE: window})
     connection.h2.initiate_connection()
     await connection.flush()

@@ -12,9 +12,10 @@ import pytest
 from fake_engine import FakeEngine, tokens
 from grpc import aio
 from grpc_harness import events_of, serving, stream_request
+from raw_h2 import framed, raw_connection
 
 from aengine.server.access_log import AccessLog
-from aengine.server.logs import FIELDS, JsonFormatter, TextFormatter
+from aengine.server.logs import FIELDS, JsonFormatter, TextFormatter, is_fit
 from aengine.server.records import CallRecord
 from aengine.v1.model_service_pb2 import GetModelRequest
 
@@ -87,6 +88,18 @@ def test_text_has_the_fields_behind_the_message() -> None:
     line = TextFormatter().format(record_of(code="OK", peer="ipv6:[::1]:5", ms=1.5, name="a b\nINFO forged", quoted='"'))
     assert line.endswith(r' INFO call code=OK peer=ipv6:[::1]:5 ms=1.5 name="a b\nINFO forged" quoted="\""')
     assert "\n" not in line
+
+
+async def test_bytes_of_metadata_are_not_shown(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    """gRPC logs those that are not UTF-8 with a traceback."""
+    async with serving(engine) as serve, raw_connection(serve.server.address) as connection:
+        headers = [("authorization", b"Bearer hush\xff"), ("x-request-id", b"\xfe")]
+        call = await connection.call("/aengine.v1.ModelService/GetModel", framed(b""), headers=headers)  # type: ignore[arg-type]
+        await call.wait_end()
+        assert call.status == 0
+    assert "hush" in caplog.text
+    shown = [record for record in caplog.records if is_fit(record)]
+    assert not any("hush" in record.getMessage() or record.exc_info for record in shown)
 
 
 def test_json_is_an_object_a_line() -> None:

@@ -12,11 +12,10 @@ from grpc import aio
 from grpc._cython import cygrpc
 from grpc_harness import events_of, failure_of, serving, stream_request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from aengine.errors import EngineDeadError
 from aengine.outputs import EngineStats
-from aengine.server.app import SERVICES, BindError, Server, channel_options
+from aengine.server.app import MAX_PENDING_CALLS, SERVICES, BindError, Server, channel_options
 from aengine.server.options import ServerConfig
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
@@ -58,6 +57,8 @@ def test_every_limit_is_told_to_core() -> None:
         "grpc.keepalive_timeout_ms": 2**31 - 1,
         "grpc.http2.ping_timeout_ms": 2**31 - 1,
         "grpc.max_concurrent_streams": 7,
+        "grpc.server.max_pending_requests": MAX_PENDING_CALLS,
+        "grpc.server.max_pending_requests_hard_limit": MAX_PENDING_CALLS,
         "grpc.max_connection_age_ms": 8000,
         "grpc.max_connection_age_grace_ms": 9000,
     }
@@ -91,19 +92,6 @@ async def test_health_follows_the_engine() -> None:
         assert (await watch.read()).status == Status.NOT_SERVING
         await serve.server.set_serving()
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == Status.NOT_SERVING
-
-
-async def test_reflection_lists_the_services(engine: FakeEngine) -> None:
-    async with serving(engine) as serve:
-        stub = reflection_pb2_grpc.ServerReflectionStub(serve.channel)
-        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-        response = await call.read()
-        names = {service.name for service in response.list_services_response.service}
-    assert names == {
-        *(f"aengine.v1.{name}Service" for name in ("Admin", "Engine", "Generation", "Model", "Tokenizer")),
-        "grpc.health.v1.Health",
-        "grpc.reflection.v1alpha.ServerReflection",
-    }
 
 
 async def test_a_port_in_use_is_refused(engine: FakeEngine) -> None:

@@ -26,7 +26,8 @@ from aengine.server.calls import CallInterceptor
 from aengine.server.errors import DrainingError
 from aengine.server.observers import CURRENT_CALL, Observers
 from aengine.server.options import ServerConfig
-from aengine.server.underway import CallsUnderWay
+from aengine.server.port import make_server
+from aengine.server.underway import CallsUnderWay, reader_stalled
 from aengine.v1.generation_service_pb2 import GenerateRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 
@@ -74,18 +75,17 @@ class Service:
                 await asyncio.Event().wait()
         return StringValue(value=request.value.upper())
 
-    def handlers(self) -> grpc.GenericRpcHandler:
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         coding: dict[str, Any] = {
             "request_deserializer": StringValue.FromString,
             "response_serializer": StringValue.SerializeToString,
         }
-        methods = {
+        return {
             "unary": grpc.unary_unary_rpc_method_handler(self.unary, **coding),
             "many": grpc.unary_stream_rpc_method_handler(self.many, **coding),
             "gather": grpc.stream_unary_rpc_method_handler(self.gather, **coding),
             "chat": grpc.stream_stream_rpc_method_handler(self.chat, **coding),
         }
-        return grpc.method_handlers_generic_handler("aengine.test", methods)
 
 
 class Client:
@@ -117,12 +117,12 @@ class Client:
 
 @asynccontextmanager
 async def client() -> AsyncIterator[Client]:
-    seen, observers, under_way, service = Seen(), Observers(), CallsUnderWay(300.0), Service()
+    config = ServerConfig()
+    seen, observers, under_way, service = Seen(), Observers(), CallsUnderWay(config.max_calls, config.stall_seconds), Service()
     observers.add(seen)
-    authenticator = Authenticator(ServerConfig())
-    interceptor = CallInterceptor(authenticator, under_way, observers, with_certificates=False, debug=False)
-    server = aio.server(interceptors=(interceptor,))
-    server.add_generic_rpc_handlers((service.handlers(),))
+    authenticator = Authenticator(config)
+    server = make_server((CallInterceptor(config, authenticator, under_way, under_way, observers),), ())
+    server.add_registered_method_handlers("aengine.test", service.handlers())
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -340,7 +340,7 @@ async def test_a_stalled_reader_is_recorded_and_told(engine: FakeEngine) -> None
 
 async def test_only_a_message_that_waits_counts_as_stalled() -> None:
     """Not one that was written since, and not a call that has nothing to say."""
-    under_way = CallsUnderWay(10.0)
+    under_way = CallsUnderWay(1, 10.0)
     async with client() as asking:
         call = asking.call("chat", "wait")
         await until(lambda: len(asking.under_way) == 1)
@@ -349,7 +349,7 @@ async def test_only_a_message_that_waits_counts_as_stalled() -> None:
         under_way.check(0.0)
         under_way.check(100.0)
         assert found.error is None
-        found.writing = True
+        found.waits = reader_stalled
         under_way.check(200.0)
         found.record.messages_sent += 1
         under_way.check(209.0)  # another message than the one before

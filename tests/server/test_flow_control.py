@@ -11,14 +11,16 @@ from grpc_harness import Serving, events_of, serving
 from oracle_engine import OracleEngine, until
 from oracle_requests import check_whole, ids_of, nothing_left, num_generated, oracle_request, step_with_the_loop
 from raw_h2 import DEFAULT_WINDOW, GENERATION, RawCall, RawConnection, framed, raw_connection
+from records_seen import Seen
 
+from aengine.server import calls
 from aengine.server.source import READ_TOKENS
 
 pytestmark = pytest.mark.anyio
 
 MAX_UNREAD = 8
 MOST_HELD = MAX_UNREAD + 1 + 2  # it lags with one token more, and is parked within two steps
-ABORTED = 10
+CANCELLED, ABORTED = 1, 10
 STREAM = GENERATION + "StreamGenerate"
 
 
@@ -165,6 +167,46 @@ async def test_a_client_that_does_not_read_for_too_long_loses_its_call(window: i
             assert call.status == ABORTED
         await check_others_go_on(engine, serve)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+GENERATE = GENERATION + "Generate"
+
+
+@pytest.mark.parametrize("method", [STREAM, GENERATE])
+async def test_a_client_that_never_reads_is_cut_off(method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing of its call is left, in gRPC neither, though its window stays closed and its connection open."""
+    monkeypatch.setattr(calls, "ABORT_SECONDS", 0.1)
+    seen = Seen()
+    async with (
+        make_engine() as engine,
+        serving(engine, stall_seconds=0.2) as serve,
+        raw_connection(serve.server.address, window=0) as connection,
+    ):
+        serve.server.observers.add(seen)
+        before = asyncio.all_tasks()
+        request = oracle_request(1, max_tokens=None if method == STREAM else 3)
+        call = await connection.call(method, framed(request), greedy=False)
+        await call.wait_end()
+        assert (call.num_bytes, call.status) == (0, CANCELLED)
+        await until(lambda: nothing_left(engine) and serve.server.in_flight == 0 and len(serve.server._under_way) == 0)
+        await until(lambda: not asyncio.all_tasks() - before)
+        assert not connection.closed.is_set()
+        await check_others_go_on(engine, serve)
+    assert (seen.calls[0].code.value[0], seen.calls[0].reason) == (ABORTED, "READER_STALLED")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("body", [None, framed(b"\0" * 100)[:50]], ids=["nothing", "part of a message"])
+async def test_a_client_that_never_sends_its_message_loses_its_call(body: bytes | None) -> None:
+    seen = Seen()
+    async with make_engine() as engine, serving(engine, stall_seconds=0.2) as serve, raw_connection(serve.server.address) as connection:
+        serve.server.observers.add(seen)
+        session = await connection.call(GENERATION + "Session", end=False)  # a stream of messages may begin when it likes
+        call = await connection.call(STREAM, body, end=False)
+        await call.wait_end()
+        assert call.status == ABORTED
+        assert not session.ended
+    assert seen.calls[0].reason == "SENDER_STALLED"
 
 
 async def test_a_client_that_reads_slowly_does_not() -> None:

@@ -10,20 +10,25 @@ from fake_engine import FakeEngine
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_harness import serving
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
-from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 pytestmark = pytest.mark.anyio
 
 Reflect = Callable[..., Awaitable[list[ServerReflectionResponse]]]
-STANDARD = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+STANDARD = {"grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"}
 
 
-@pytest.fixture
-async def reflect(engine: FakeEngine) -> AsyncIterator[Reflect]:
+@pytest.fixture(params=["v1", "v1alpha"])
+async def reflect(request: pytest.FixtureRequest, engine: FakeEngine) -> AsyncIterator[Reflect]:
+    """The messages of both versions are the same on the wire."""
     async with serving(engine) as serve:
+        ask_server = serve.channel.stream_stream(
+            f"/grpc.reflection.{request.param}.ServerReflection/ServerReflectionInfo",
+            request_serializer=ServerReflectionRequest.SerializeToString,
+            response_deserializer=ServerReflectionResponse.FromString,
+        )
 
         async def ask(*requests: ServerReflectionRequest) -> list[ServerReflectionResponse]:
-            return [response async for response in ServerReflectionStub(serve.channel).ServerReflectionInfo(iter(requests))]
+            return [response async for response in ask_server(iter(requests))]
 
         yield ask
 
@@ -56,3 +61,11 @@ async def test_reflection_tells_their_methods_and_messages(reflect: Reflect) -> 
     for service, response in zip(services, responses, strict=True):
         told = {file.name: file for file in map(FileDescriptorProto.FromString, response.file_descriptor_response.file_descriptor_proto)}
         assert told[service.file.name].SerializeToString() == service.file.serialized_pb
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_tells_of_itself(reflect: Reflect, version: str) -> None:
+    (response,) = await reflect(ServerReflectionRequest(file_containing_symbol=f"grpc.reflection.{version}.ServerReflection"))
+    (file,) = map(FileDescriptorProto.FromString, response.file_descriptor_response.file_descriptor_proto)
+    assert file.package == f"grpc.reflection.{version}"
+    assert [method.input_type for method in file.service[0].method] == [f".grpc.reflection.{version}.ServerReflectionRequest"]

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from fake_engine import FakeEngine, tokens
 from grpc import aio
-from grpc_harness import Serving, events_of, serving, stream_request, text_spec
+from grpc_harness import Serving, events_of, failure_of, serving, stream_request, text_spec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from oracle_engine import until
 from raw_h2 import GENERATION, framed, raw_connection
@@ -145,7 +145,8 @@ class TestSizes:
                 else:  # with what is around it, it is longer than that
                     with pytest.raises(aio.AioRpcError) as caught:
                         await answer
-                    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                    failure = failure_of(caught.value)
+                    assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "ANSWER_TOO_LARGE")
             await check_alive(serve, engine)
 
     async def test_of_metadata(self, engine: FakeEngine) -> None:
