@@ -12,12 +12,13 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from aengine.errors import ConfigError
+from aengine.server.certificate_name import CertificateName
 from aengine.server.errors import AdminOnlyError, BadCredentialsError, NoCredentialsError
 from aengine.server.files import Fingerprint, fingerprint
 from aengine.server.options import ServerConfig
@@ -107,24 +108,24 @@ class Authenticator:
     def stop(self) -> None:
         self._worker.shutdown(wait=False)
 
-    async def authorize(self, method: str, authorization: Sequence[str], common_name: str | None) -> str | None:
-        """The name of the caller, as far as that was checked. `authorization`: the values of that metadata key; `common_name`: that of
-        the client's certificate. Raises `NoCredentialsError`, `BadCredentialsError` or `AdminOnlyError`."""
+    async def authorize(self, method: str, authorization: Sequence[str], certificate: CertificateName | None) -> str | None:
+        """The name of the caller, as far as that was checked. `authorization`: the values of that metadata key; `certificate`: that of
+        the client, if it has one. Raises `NoCredentialsError`, `BadCredentialsError` or `AdminOnlyError`."""
         await self._refresh()
         administrates = method.startswith(ADMIN_PREFIX)
         name, is_admin = self._name_of(authorization)
         if authorization and name is None and (administrates or self._tokens is not None):
             raise BadCredentialsError("the token in the metadata 'authorization' is not accepted")
-        is_admin = is_admin or common_name in self._admin_names
-        if is_admin:
-            return name or common_name
+        certified = None if certificate is None else certificate.name
+        if is_admin or (certificate is not None and certificate.is_common_name and certified in self._admin_names):
+            return name or certified
         if administrates:
-            if name is None and common_name is None and self._admin_tokens is not None:
+            if name is None and certificate is None and self._admin_tokens is not None:
                 raise NoCredentialsError("AdminService needs an administrator's token: metadata 'authorization: Bearer <token>'")
             raise AdminOnlyError("AdminService is for administrators" if self._can_administrate else "this server has no administrators")
         if self._tokens is not None and name is None:
             raise NoCredentialsError("the call needs a token: metadata 'authorization: Bearer <token>'")
-        return name or common_name
+        return name or certified
 
     @property
     def _can_administrate(self) -> bool:
@@ -154,13 +155,6 @@ class Authenticator:
     def _reload(self) -> None:
         for file in self._files:
             file.refresh()
-
-
-def common_name(auth_context: Mapping[str, Iterable[bytes]]) -> str | None:
-    """Of the client's certificate, None without one."""
-    for name in auth_context.get("x509_common_name", ()):
-        return name.decode("utf-8", "replace")
-    return None
 
 
 def _parse(text: str) -> list[_Entry]:

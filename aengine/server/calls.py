@@ -23,7 +23,8 @@ from grpc import aio
 from grpc_status import rpc_status
 
 from aengine.errors import FieldViolation, InvalidRequestError
-from aengine.server.auth import Authenticator, common_name
+from aengine.server.auth import Authenticator
+from aengine.server.certificate_name import certificate_name
 from aengine.server.errors import (
     AnswerTooLargeError,
     MetadataTooLargeError,
@@ -112,7 +113,7 @@ class CallInterceptor(aio.ServerInterceptor):
                 if num_bytes > self.config.max_metadata_bytes:
                     raise MetadataTooLargeError(f"{num_bytes} bytes of metadata are more than {self.config.max_metadata_bytes}")
                 if not _is_health(method):
-                    certificate = common_name(context.auth_context()) if self.config.tls_client_ca else None
+                    certificate = certificate_name(context.auth_context()) if self.config.tls_client_ca else None
                     record.principal = await self._authenticator.authorize(method, _values(metadata, "authorization"), certificate)
                 await work(call)
             except asyncio.CancelledError:

@@ -64,7 +64,7 @@ class ServerConfig:
     admin_token_file: str | None = None
     """File of bearer tokens, as token_file, that are good for AdminService too."""
     admin_client_names: tuple[str, ...] = ()
-    """Common names of clients' certificates that are good for AdminService too."""
+    """Common names of clients' certificates that are good for AdminService too. One with several common names has none."""
     metrics_host: str = "127.0.0.1"
     """Address of the metrics, over HTTP and without authentication."""
     metrics_port: int | None = None

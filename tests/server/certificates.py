@@ -8,6 +8,9 @@ from pathlib import Path
 
 import grpc
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 
 @dataclass
@@ -46,6 +49,26 @@ class Files:
             return grpc.ssl_channel_credentials(root)
         issued = (authority or self.authority).issue_cert(f"{name}.example", common_name=name)
         return grpc.ssl_channel_credentials(root, issued.private_key_pem.bytes(), issued.cert_chain_pems[0].bytes())
+
+    def client_of(self, *attributes: tuple[x509.ObjectIdentifier, str]) -> grpc.ChannelCredentials:
+        """What a client shows whose certificate has this subject, which no authority should sign as it is."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        authority = x509.load_pem_x509_certificate(self.authority.cert_pem.bytes())
+        signing = serialization.load_pem_private_key(self.authority.private_key_pem.bytes(), None)
+        assert isinstance(signing, ec.EllipticCurvePrivateKey)
+        builder = x509.CertificateBuilder(
+            issuer_name=authority.subject,
+            subject_name=x509.Name([x509.NameAttribute(kind, text, _validate=False) for kind, text in attributes]),
+            public_key=key.public_key(),
+            serial_number=x509.random_serial_number(),
+            not_valid_before=authority.not_valid_before_utc,
+            not_valid_after=authority.not_valid_after_utc,
+        )
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
+        certificate = builder.add_extension(issuer, critical=False).sign(signing, hashes.SHA256())
+        form = serialization.Encoding.PEM
+        private = key.private_bytes(form, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        return grpc.ssl_channel_credentials(self.authority.cert_pem.bytes(), private, certificate.public_bytes(form))
 
 
 def make_certificates(directory: Path) -> Files:

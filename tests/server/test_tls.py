@@ -15,6 +15,8 @@ import grpc
 import pytest
 import trustme
 from certificates import Files, make_certificates, replace
+from cryptography import x509
+from cryptography.x509.oid import NameOID
 from fake_engine import FakeEngine, tokens
 from grpc import aio
 from grpc_harness import events_of, failure_of, stream_request
@@ -124,6 +126,60 @@ async def test_the_name_in_the_certificate_is_the_caller_and_may_be_an_administr
         (None, "ADMIN_ONLY"),
         ("alice", ""),
     ]
+
+
+CN, UNIT = NameOID.COMMON_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME
+NAMES: dict[str, tuple[tuple[tuple[x509.ObjectIdentifier, str], ...], str | None]] = {
+    # subject, and the reason of the refusal; None for an administrator
+    "plain": (((CN, "root-admin"),), None),
+    "beside others": (((UNIT, "CN=x,y"), (CN, "root-admin"), (UNIT, "z")), None),
+    "in another attribute": (((UNIT, "x,CN=root-admin"), (CN, "alice")), "ADMIN_ONLY"),
+    "escaped in another attribute": (((UNIT, "x\\"), (CN, "alice"), (UNIT, ",CN=root-admin")), "ADMIN_ONLY"),
+    "NUL": (((CN, "root-admin\0x"),), "BAD_CREDENTIALS"),
+    "NUL at the end": (((CN, "root-admin\0"),), "BAD_CREDENTIALS"),
+    "NUL at the start": (((CN, "\0root-admin"),), "BAD_CREDENTIALS"),
+    "line break": (((CN, "root-admin\nx"),), "BAD_CREDENTIALS"),
+    "control character": (((CN, "root-admin\x7f"),), "BAD_CREDENTIALS"),
+    "invisible": (((CN, "root-admin\u200b"),), "BAD_CREDENTIALS"),
+    "too long": (((CN, "root-admin" * 30),), "BAD_CREDENTIALS"),
+    "several": (((CN, "root-admin"), (CN, "alice")), "ADMIN_ONLY"),
+    "several, last": (((CN, "alice"), (CN, "root-admin")), "ADMIN_ONLY"),
+    "twice": (((CN, "root-admin"), (CN, "root-admin")), "ADMIN_ONLY"),
+    "none": (((UNIT, "root-admin"),), "ADMIN_ONLY"),
+    "another case": (((CN, "Root-Admin"),), "ADMIN_ONLY"),
+    "space around": (((CN, " root-admin "),), "ADMIN_ONLY"),
+    "escaped text": (((CN, "root-admin\\00"),), "ADMIN_ONLY"),
+    "separators": (((CN, "root-admin,CN=alice+x=y"),), "ADMIN_ONLY"),
+    "odd but shown": (((CN, 'Zo\u00eb, \\ #1 + "<a>";'),), None),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Attribute's length")
+@pytest.mark.parametrize("case", NAMES)
+async def test_only_the_whole_common_name_counts(engine: FakeEngine, files: Files, case: str) -> None:
+    subject, refusal = NAMES[case]
+    seen = Seen()
+    names = ("root-admin", 'Zo\u00eb, \\ #1 + "<a>";')
+    config = {"tls_client_ca": str(files.client_ca), "admin_client_names": names, **files.options}
+    async with secure_server(engine, **config) as server, channel_to(server, files.client_of(*subject)) as channel:
+        server.observers.add(seen)
+        reason = None
+        try:
+            await AdminServiceStub(channel).ContinueGeneration(ContinueGenerationRequest(), timeout=20)
+        except aio.AioRpcError as error:
+            reason = failure_of(error).reason
+        code = await ModelServiceStub(channel).GetModel(GetModelRequest(), timeout=20).code()
+    assert reason == refusal
+    assert code is (grpc.StatusCode.UNAUTHENTICATED if refusal == "BAD_CREDENTIALS" else grpc.StatusCode.OK)
+    given = [text for kind, text in subject if kind is CN]
+    told = seen.calls[-1].principal
+    if refusal == "BAD_CREDENTIALS":
+        assert told is None
+    elif len(given) == 1:
+        assert told == given[0]
+    else:
+        assert told is not None
+        assert told.startswith("certificate ")
 
 
 async def test_tokens_are_asked_for_beside_certificates(engine: FakeEngine, files: Files, tmp_path: Path) -> None:
