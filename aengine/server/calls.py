@@ -33,6 +33,7 @@ from aengine.server.errors import (
     describe,
     to_status,
 )
+from aengine.server.message_fields import check_fields
 from aengine.server.observers import CURRENT_CALL
 from aengine.server.options import ServerConfig
 from aengine.server.port import CARRIER, NO_METHOD
@@ -228,7 +229,11 @@ def _cut(error: Exception) -> NoReturn:
 
 
 def _decoder(decode: Coder) -> Coder:
+    """`decode`: the `FromString` of a message."""
+    kind = decode.__self__.DESCRIPTOR  # type: ignore[attr-defined]
+
     def read(raw: bytes) -> Any:
+        check_fields(raw, kind)
         try:
             return decode(raw)
         except DecodeError as error:

@@ -1,0 +1,90 @@
+"""How many fields a message may have: counted in its bytes, before it is decoded. Knows the wire format of Protocol Buffers.
+
+Bytes do not bound what a message costs. Two of them can be an empty message of a list, which takes 50 bytes of memory and, with all the
+others, seconds of the event loop; the bytes of a text cost next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from google.protobuf.descriptor import Descriptor
+
+from aengine.errors import FieldViolation, InvalidRequestError
+
+UNCOUNTED_BYTES = 256 * 1024
+"""Messages up to here are decoded in some 10 ms, whatever they hold."""
+MAX_FIELDS = 65536
+"""Of a larger message, with those of all messages in it. An entry of a map is one field, and so are 64 bytes of a packed list."""
+_PACKED_BYTES = 64
+_VARINT_BYTES = 10
+_VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5  # types on the wire; the two others are the borders of groups
+
+
+def check_fields(raw: bytes, kind: Descriptor) -> None:
+    """Raises `InvalidRequestError` for the bytes of a message of `kind` that has too many fields. Whether they are one is not told."""
+    if len(raw) > UNCOUNTED_BYTES and _has_too_many(raw, kind):
+        description = f"{len(raw)} bytes with more than {MAX_FIELDS} fields; only up to {UNCOUNTED_BYTES} bytes may be so many"
+        raise InvalidRequestError((FieldViolation("request", description),))
+
+
+def _has_too_many(raw: bytes, kind: Descriptor) -> bool:
+    left, at, end, fields = MAX_FIELDS, 0, len(raw), _fields(kind)
+    outer: list[tuple[int, _Fields]] = []  # the messages around this one: where they end
+    while True:
+        while at >= end:
+            if not outer:
+                return False
+            end, fields = outer.pop()
+        try:
+            tag, at = _read_varint(raw, at)
+            wire_type = tag & 7
+            if wire_type == _VARINT:
+                _, at = _read_varint(raw, at)
+            elif wire_type == _LENGTH:
+                length, at = _read_varint(raw, at)
+                if (inner := fields.messages.get(tag >> 3)) is not None:
+                    outer.append((end, fields))
+                    end, fields = at + length, _fields(inner)
+                else:
+                    at += length
+                    left -= length // _PACKED_BYTES if tag >> 3 in fields.packed else 0
+            elif wire_type in (_EIGHT_BYTES, _FOUR_BYTES):
+                at += 8 if wire_type == _EIGHT_BYTES else 4
+        except (IndexError, ValueError):
+            return False  # it is no message, as decoding it will tell
+        left -= 1
+        if left < 0:
+            return True
+
+
+def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
+    """The number, and where it ends. Raises IndexError or ValueError for what is none."""
+    byte = raw[at]
+    if byte < 0x80:
+        return byte, at + 1
+    value = 0
+    for place in range(_VARINT_BYTES):
+        byte = raw[at + place]
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value, at + place + 1
+    raise ValueError("a number that is too long")
+
+
+class _Fields(NamedTuple):
+    """Of one kind of message, by number."""
+
+    messages: Mapping[int, Descriptor]  # those that are messages, but for entries of maps
+    packed: frozenset[int]  # those that are lists of numbers
+
+
+@lru_cache(maxsize=1024)
+def _fields(kind: Descriptor) -> _Fields:
+    messages = {field.number: field.message_type for field in kind.fields if field.message_type is not None}
+    return _Fields(
+        {number: inner for number, inner in messages.items() if not inner.GetOptions().map_entry},
+        frozenset(field.number for field in kind.fields if field.is_packed),
+    )

@@ -1,0 +1,158 @@
+"""One client's stream goes on while another client sends what is expensive to read, or to refuse: measured at a server process.
+
+A request stalls the others if the longest silence of their streams grows by more than 250 ms. Machines have silences of their own, so
+the shortest of some tries counts: a stall is in every one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from grpc import aio
+from grpc_harness import failure_of, stream_request
+from server_process import server_process
+from wire_bytes import field, unpacked, varint
+
+pytestmark = pytest.mark.anyio
+
+MAX_STALL = 0.25  # seconds
+TRIES = 8
+MESSAGE_BYTES = 8 << 20
+GENERATE = "/aengine.v1.GenerationService/StreamGenerate"
+BATCH = "/aengine.v1.GenerationService/BatchGenerate"
+TOKENIZE = "/aengine.v1.TokenizerService/Tokenize"
+CHAT = "/aengine.v1.TokenizerService/RenderChat"
+
+
+def spec(*fields: bytes) -> bytes:
+    return field(1, b"".join(fields))
+
+
+def prompt(content: bytes) -> bytes:
+    return spec(field(2, content))
+
+
+def of_size(unit: bytes, size: int = MESSAGE_BYTES) -> bytes:
+    return unit * (size // len(unit))
+
+
+TEXT = field(2, field(1, b"a"))
+EMPTY = b"\x0a\x00"  # as the first field of a message
+HOSTILE: dict[str, tuple[str, Callable[[], bytes], str]] = {  # method, message, and the field that it is refused for
+    "logit_bias": (
+        GENERATE,
+        lambda: spec(TEXT, field(3, b"".join(field(13, b"\x08" + varint(token) + b"\x15\0\0\x80?") for token in range(16000)))),
+        "spec.sampling.logit_bias",
+    ),
+    "a million logit_bias": (GENERATE, lambda: spec(TEXT, field(3, of_size(field(13, b"\x08\xff\xff\x03\x15\0\0\x80?")))), "request"),
+    "stop_token_ids": (GENERATE, lambda: spec(TEXT, field(4, field(4, b"\x07" * (4000 << 10)))), "spec.stopping.stop_token_ids"),
+    "allowed_token_ids": (GENERATE, lambda: spec(TEXT, field(3, field(14, b"\x07" * (4000 << 10)))), "spec.sampling.allowed_token_ids"),
+    "unpacked allowed_token_ids": (GENERATE, lambda: spec(TEXT, field(3, of_size(unpacked(14, 7)))), "request"),
+    "token ids": (GENERATE, lambda: prompt(field(2, field(1, b"\x07" * (4000 << 10)))), "spec.prompt.token_ids"),
+    "8 million token ids": (GENERATE, lambda: prompt(field(2, field(1, of_size(b"\x07")))), "request"),
+    "spaces": (GENERATE, lambda: prompt(field(1, b" " * 10_500_000)), "spec.prompt.text"),
+    "letters": (GENERATE, lambda: prompt(field(1, of_size("é".encode()))), "spec.prompt.text"),
+    "one word": (GENERATE, lambda: prompt(field(1, b"a" * 130_000)), "spec.prompt.text"),
+    "chat": (GENERATE, lambda: prompt(field(3, field(1, field(1, b"user") + field(2, of_size(b"a"))))), "spec.prompt.chat"),
+    "chat messages": (GENERATE, lambda: prompt(field(3, of_size(EMPTY))), "request"),
+    "choices": (GENERATE, lambda: spec(TEXT, field(5, field(4, of_size(field(1, b"a" * (1 << 20)))))), "spec.structured_output.choices"),
+    "small choices": (GENERATE, lambda: spec(TEXT, field(5, field(4, of_size(EMPTY)))), "request"),
+    "stop strings": (GENERATE, lambda: spec(TEXT, field(4, of_size(field(3, b"a" * 500)))), "spec.stopping.stop_strings"),
+    "request id": (GENERATE, lambda: spec(TEXT) + field(2, of_size(b"a")), "request_id"),
+    "tenant": (GENERATE, lambda: spec(TEXT, field(11, of_size("é".encode()))), "spec.tenant"),
+    "batch": (BATCH, lambda: of_size(EMPTY), "request"),
+    "tokenize": (TOKENIZE, lambda: field(2, of_size(b"a")), "text"),
+    "tokenize one word": (TOKENIZE, lambda: field(2, of_size(b" ", 4 << 20)), "text"),
+    "render": (CHAT, lambda: field(2, field(1, field(1, b"user") + field(2, of_size(b"a")))), "chat"),
+}
+LONG = {  # what is done, and takes long
+    "tokenize": (TOKENIZE, lambda: field(2, of_size(b"it is a truth ", 1 << 20))),
+    "detokenize": ("/aengine.v1.TokenizerService/Detokenize", lambda: field(2, of_size(b"\x07", 1 << 20))),
+    "allowed_token_ids": (
+        GENERATE,
+        lambda: spec(TEXT, field(3, field(14, b"".join(varint(token % 4096) for token in range(1 << 18)))), field(4, b"\x08\x01")),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with server_process() as server:
+        yield server.address
+
+
+class Bystander:
+    """Reads streams, one after the other, and knows the longest silence."""
+
+    def __init__(self) -> None:
+        self.silence = 0.0
+        self.began = asyncio.Event()
+
+    async def read(self, address: str) -> None:
+        request = stream_request("It is a truth universally acknowledged")
+        request.spec.stopping.ignore_eos = True
+        async with aio.insecure_channel(address) as channel:
+            call = channel.unary_stream(GENERATE, request_serializer=type(request).SerializeToString)
+            while True:
+                last = None
+                async for _ in call(request):
+                    now = time.monotonic()
+                    self.silence = max(self.silence, now - (last or now))
+                    last = now
+                    self.began.set()
+
+
+@asynccontextmanager
+async def bystander(address: str) -> AsyncIterator[Bystander]:
+    reader = Bystander()
+    task = asyncio.create_task(reader.read(address))
+    try:
+        await reader.began.wait()
+        yield reader
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def stall_of(address: str, method: str, raw: bytes) -> tuple[float, aio.AioRpcError | None]:
+    """How much longer the longest silence is while the call runs, in the best of some tries; and how the call ended."""
+    stalls = []
+    async with aio.insecure_channel(address) as channel, bystander(address) as other:
+        for _ in range(TRIES):
+            other.silence = 0.0
+            await asyncio.sleep(0.1)
+            quiet, other.silence, error = other.silence, 0.0, None
+            try:
+                async for _ in channel.stream_stream(method)(iter((raw,))):
+                    pass
+            except aio.AioRpcError as caught:
+                error = caught
+            await asyncio.sleep(0.02)  # the end of the silence, if the answer was quicker
+            stalls.append(other.silence - quiet)
+            if stalls[-1] <= MAX_STALL:
+                break
+    return min(stalls), error
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_what_is_refused_stalls_nobody(address: str, name: str) -> None:
+    method, message, refused = HOSTILE[name]
+    stall, error = await stall_of(address, method, message())
+    assert error is not None
+    failure = failure_of(error)
+    assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert failure.fields == [refused]
+    assert stall <= MAX_STALL
+
+
+@pytest.mark.parametrize("name", LONG)
+async def test_what_takes_long_stalls_nobody(address: str, name: str) -> None:
+    method, message = LONG[name]
+    stall, error = await stall_of(address, method, message())
+    assert error is None
+    assert stall <= MAX_STALL
