@@ -23,7 +23,7 @@ class AccessLog:
             "ms": round(record.seconds * 1000, 1),
             "request_id": record.request_id,
             "trace_id": record.trace_id,
-            "principal": record.principal,
+            "principal": record.caller.name,
             "peer": record.peer,
             "messages": record.messages_sent,
             "prompt_tokens": record.prompt_tokens,

@@ -17,6 +17,7 @@ from aengine.server.access_log import AccessLog
 from aengine.server.admin import AdminServicer
 from aengine.server.admission import Admission
 from aengine.server.auth import Authenticator
+from aengine.server.backend import Backend
 from aengine.server.calls import CallInterceptor
 from aengine.server.engine_info import EngineServicer
 from aengine.server.errors import DrainingError
@@ -30,7 +31,6 @@ from aengine.server.observers import Observers
 from aengine.server.options import ServerConfig
 from aengine.server.port import make_server
 from aengine.server.reflection import add_reflection_to_server, service_names
-from aengine.server.source import Backend
 from aengine.server.tls import Certificates
 from aengine.server.tokenizer import TokenizerServicer
 from aengine.server.underway import CallsUnderWay

@@ -22,6 +22,7 @@ from aengine.server.certificate_name import CertificateName
 from aengine.server.errors import AdminOnlyError, BadCredentialsError, NoCredentialsError
 from aengine.server.files import Fingerprint, fingerprint
 from aengine.server.options import ServerConfig
+from aengine.server.records import Caller
 
 ADMIN_PREFIX = "/aengine.v1.AdminService/"
 RELOAD_SECONDS = 1.0
@@ -97,6 +98,7 @@ class Authenticator:
         self._tokens = files.get("token_file")
         self._admin_tokens = files.get("admin_token_file")
         self._admin_names = frozenset(config.admin_client_names)
+        self._distinguishes = bool(files) or config.tls_client_ca is not None  # or else all callers are one
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="aengine-tokens")
         self._checked = 0.0
 
@@ -108,8 +110,8 @@ class Authenticator:
     def stop(self) -> None:
         self._worker.shutdown(wait=False)
 
-    async def authorize(self, method: str, authorization: Sequence[str], certificate: CertificateName | None) -> str | None:
-        """The name of the caller, as far as that was checked. `authorization`: the values of that metadata key; `certificate`: that of
+    async def authorize(self, method: str, authorization: Sequence[str], certificate: CertificateName | None) -> Caller:
+        """Who calls. `authorization`: the values of that metadata key; `certificate`: that of
         the client, if it has one. Raises `NoCredentialsError`, `BadCredentialsError` or `AdminOnlyError`."""
         await self._refresh()
         administrates = method.startswith(ADMIN_PREFIX)
@@ -118,14 +120,14 @@ class Authenticator:
             raise BadCredentialsError("the token in the metadata 'authorization' is not accepted")
         certified = None if certificate is None else certificate.name
         if is_admin or (certificate is not None and certificate.is_common_name and certified in self._admin_names):
-            return name or certified
+            return Caller(name or certified, True)
         if administrates:
             if name is None and certificate is None and self._admin_tokens is not None:
                 raise NoCredentialsError("AdminService needs an administrator's token: metadata 'authorization: Bearer <token>'")
             raise AdminOnlyError("AdminService is for administrators" if self._can_administrate else "this server has no administrators")
         if self._tokens is not None and name is None:
             raise NoCredentialsError("the call needs a token: metadata 'authorization: Bearer <token>'")
-        return name or certified
+        return Caller(name or certified, not self._distinguishes)
 
     @property
     def _can_administrate(self) -> bool:

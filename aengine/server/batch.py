@@ -13,10 +13,11 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from aengine.errors import FieldViolation, InvalidRequestError, RequestIdInUseError
+from aengine.server.backend import Backend
 from aengine.server.errors import to_error
 from aengine.server.fold import EventFold
 from aengine.server.model import require_model
-from aengine.server.source import Backend, stream_responses
+from aengine.server.source import stream_responses
 from aengine.v1.generation_service_pb2 import BatchGenerateRequest, BatchGenerateResponse, GenerateRequest, GenerateResponse
 
 MAX_REQUESTS = 1024

@@ -115,7 +115,7 @@ class CallInterceptor(aio.ServerInterceptor):
                     raise MetadataTooLargeError(f"{num_bytes} bytes of metadata are more than {self.config.max_metadata_bytes}")
                 if not _is_health(method):
                     certificate = certificate_name(context.auth_context()) if self.config.tls_client_ca else None
-                    record.principal = await self._authenticator.authorize(method, _values(metadata, "authorization"), certificate)
+                    record.caller = await self._authenticator.authorize(method, _values(metadata, "authorization"), certificate)
                 await work(call)
             except asyncio.CancelledError:
                 if call.error is None:

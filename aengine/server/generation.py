@@ -6,18 +6,21 @@ nothing here catches a cancellation. Exceptions become statuses in `aengine.serv
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.server.backend import Backend
 from aengine.server.batch import batch_responses
 from aengine.server.fold import EventFold
 from aengine.server.model import require_model
+from aengine.server.observers import current_caller
 from aengine.server.requests import describe_request
 from aengine.server.resume import ResumableStreams, ResumeLimits
 from aengine.server.session import session_responses
-from aengine.server.source import Backend, stream_responses
+from aengine.server.source import stream_responses
 from aengine.v1 import generation_service_pb2 as messages
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer
 
@@ -62,9 +65,11 @@ class GenerationServicer(GenerationServiceServicer):
             description = f"{len(request.request_ids)} ids are not 1 to {MAX_CANCEL_IDS}"
             raise InvalidRequestError([FieldViolation("request_ids", description)])
         require_model(self._backend.engine, "")  # before the start there is nothing to cancel, nor a way to ask
+        caller = current_caller()
+        ids = tuple(dict.fromkeys(request.request_ids))
+        cancelled = await asyncio.gather(*(self._backend.cancel(request_id, caller) for request_id in ids))  # in one step
         response = messages.CancelRequestsResponse()
-        for request_id in request.request_ids:
-            was_in_flight = await self._backend.engine.cancel(request_id)
+        for request_id, was_in_flight in zip(ids, cancelled, strict=True):
             (response.cancelled_request_ids if was_in_flight else response.unknown_request_ids).append(request_id)
         return response
 

@@ -7,10 +7,17 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TypeVar
 
-from aengine.server.records import CallRecord, GenerationRecord, Observer
+from aengine.server.records import Caller, CallRecord, GenerationRecord, Observer
 
 CURRENT_CALL: ContextVar[CallRecord | None] = ContextVar("CURRENT_CALL", default=None)
 """The call that a task works for. Tasks that a call starts inherit it."""
+
+
+def current_caller() -> Caller:
+    """Who made the call that the task works for."""
+    call = CURRENT_CALL.get()
+    return Caller() if call is None else call.caller
+
 
 Record = TypeVar("Record")
 

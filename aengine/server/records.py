@@ -18,6 +18,14 @@ ITL_BOUNDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075
 """Seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a call, as far as that was checked."""
+
+    name: str | None = None  # of the token or of the certificate; None for those that need neither
+    sees_all: bool = True  # whether the requests of others are shown to it: to administrators, and where nobody is asked who they are
+
+
 @dataclass(slots=True)
 class CallRecord:
     """One RPC."""
@@ -26,7 +34,7 @@ class CallRecord:
     peer: str  # "ipv4:127.0.0.1:40000"
     request_id: str  # of the call: the client's x-request-id, or one that was drawn
     trace_id: str | None = None  # of the W3C traceparent, if one came
-    principal: str | None = None  # who called, where that was checked: name of the token or of the certificate
+    caller: Caller = Caller()
     start: float = field(default_factory=time.monotonic)
     messages_sent: int = 0
     code: grpc.StatusCode = grpc.StatusCode.OK

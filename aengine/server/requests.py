@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.outputs import RequestState
+from aengine.server.backend import Backend
 from aengine.server.convert import write_usage
 from aengine.server.errors import RequestNotFoundError
+from aengine.server.observers import current_caller
 from aengine.server.resume import ResumableStreams
-from aengine.server.source import Backend
 from aengine.v1 import generation_service_pb2 as messages
 
 STATES: Mapping[RequestState, messages.RequestState.ValueType] = {
@@ -26,11 +27,12 @@ def describe_request(backend: Backend, resumables: ResumableStreams, request: me
     request_id = request.request_id
     if not request_id:
         raise InvalidRequestError((FieldViolation("request_id", "must not be empty"),))
-    resumable = resumables.find(request_id)
-    stream = backend.streams.get(request_id)
-    if resumable is not None and stream is not None and not resumable.is_from(stream):
+    caller = current_caller()
+    resumable = resumables.find(request_id, caller)
+    streams = backend.streams.find(request_id, caller)
+    if resumable is not None and streams and not resumable.is_from(streams[0]):
         resumable = None  # kept of an earlier request of the same name
-    info = resumable.info if resumable is not None else backend.find(request_id)
+    info = resumable.info if resumable is not None else backend.find(request_id, caller)
     if info is None:
         raise RequestNotFoundError(request_id)
     response = messages.GetRequestResponse(request_id=request_id, state=STATES[info.state])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -15,9 +16,12 @@ from typing import TYPE_CHECKING
 
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.outputs import RequestInfo
-from aengine.server.errors import DrainingError, NotResumableError, RequestNotFoundError, describe
+from aengine.server.backend import Backend, RequestIndex
+from aengine.server.errors import DrainingError, NotResumableError, RequestNotFoundError, clip, describe
+from aengine.server.observers import current_caller
+from aengine.server.records import Caller
 from aengine.server.replay import Replay, ReplayLimits
-from aengine.server.source import Backend, stream_responses
+from aengine.server.source import Generation, stream_responses
 from aengine.server.stream_options import read_stream_options
 from aengine.v1.generation_service_pb2 import ResumeGenerateRequest, StreamGenerateRequest
 
@@ -40,20 +44,22 @@ class ResumeLimits:
 class Resumable:
     """One resumable generation."""
 
-    def __init__(self, limits: ReplayLimits, retain_seconds: float, changed: Callable[[Resumable], None]) -> None:
+    def __init__(self, limits: ReplayLimits, retain_seconds: float, owner: Caller, changed: Callable[[Resumable], None]) -> None:
+        self.owner = owner
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self.retain_seconds = retain_seconds
         self.replay = Replay(limits, lambda: changed(self))
         self.request_id = ""  # until its first event, which tells it
+        self.dropped = False
         self.pump: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None  # runs out when nobody comes to read
         self._stream: TokenStream | None = None
         self._info: RequestInfo | None = None
 
-    def begin(self, stream: TokenStream) -> None:
-        """The first event is there; it comes from `stream`."""
-        self.request_id = stream.request_id
-        self._stream = stream
+    def begin(self, generation: Generation) -> None:
+        """The first event is there; it comes from `generation`."""
+        self.request_id = generation.request_id
+        self._stream = generation.stream
 
     def let_go(self) -> None:
         """The pump is over: neither it nor the engine's stream, with all its tokens, is needed any more."""
@@ -87,29 +93,32 @@ class ResumableStreams:
 
     Without a reader, one under way is cancelled and one that is over dropped, when its `retain` has passed since the last reader left or,
     if that is later, since its end. The deadline of a call ends the call alone; `time_limit` is what bounds the request.
+
+    One of the same id takes nothing from those before it: each is resumed with its own token. Where those that are over take too much room,
+    the oldest of the caller that has most of them is dropped, so that nobody drops another's by keeping much.
     """
 
     def __init__(self, backend: Backend, limits: ResumeLimits | None = None) -> None:
         self._backend = backend
         self._limits = limits or ResumeLimits()
-        self._by_id: dict[str, Resumable] = {}  # those that can be resumed: begun, and neither dropped nor superseded
-        self._over: dict[Resumable, None] = {}  # those of them that have ended, oldest first
-        self._over_bytes = 0
+        self._begun: RequestIndex[Resumable] = RequestIndex()  # those that can be resumed
+        self._over: defaultdict[str | None, dict[Resumable, None]] = defaultdict(dict)  # that have ended, oldest first, by their owners
+        self._over_bytes: Counter[str | None] = Counter()
         self._pumps: set[asyncio.Task[None]] = set()
 
     @property
     def kept_bytes(self) -> int:
         """Of the generations that are over."""
-        return self._over_bytes
+        return self._over_bytes.total()
 
-    def find(self, request_id: str) -> Resumable | None:
-        """One that can be resumed."""
-        return self._by_id.get(request_id)
+    def find(self, request_id: str, caller: Caller) -> Resumable | None:
+        """The latest that can be resumed, of those that the caller may know of."""
+        return next(iter(self._begun.find(request_id, caller)), None)
 
     async def generate(self, request: StreamGenerateRequest) -> AsyncGenerator[bytes, None]:
         """Begin a generation and read it: serialised responses. Raises `ToldError` if it fails, or `ReaderReplacedError`."""
         retain = read_stream_options(request.spec.stream, []).retain_seconds  # out of range, it is refused before it matters
-        resumable = Resumable(self._limits.generation, retain, self._changed)
+        resumable = Resumable(self._limits.generation, retain, current_caller(), self._changed)
         self._start(resumable, request)
         try:
             async with aclosing(_read(resumable.replay, 0)) as events:
@@ -128,10 +137,12 @@ class ResumableStreams:
         missing = [name for name in ("request_id", "resume_token") if not getattr(request, name)]
         if missing:
             raise InvalidRequestError([FieldViolation(name, "must not be empty") for name in missing])
-        resumable = self._by_id.get(request.request_id)
-        if resumable is None and self._backend.find(request.request_id) is not None:
-            raise NotResumableError(f"request {request.request_id!r} was not asked to be resumable")
-        if resumable is None or not secrets.compare_digest(resumable.token, request.resume_token):
+        caller = current_caller()
+        found = self._begun.find(request.request_id, caller)
+        if not found and self._backend.find(request.request_id, caller) is not None:
+            raise NotResumableError(f"request {clip(request.request_id)!r} was not asked to be resumable")
+        resumable = next((one for one in found if secrets.compare_digest(one.token, request.resume_token)), None)
+        if resumable is None:
             raise RequestNotFoundError(request.request_id)
         async with aclosing(_read(resumable.replay, request.next_event_number)) as events:
             async for event in events:
@@ -139,7 +150,7 @@ class ResumableStreams:
 
     async def aclose(self) -> None:
         """Cancel what is under way and drop what is kept; returns when nothing of it is left."""
-        for resumable in list(self._by_id.values()):
+        for resumable in list(self._begun):
             self._drop(resumable)
         pumps = list(self._pumps)
         for pump in pumps:
@@ -163,10 +174,11 @@ class ResumableStreams:
         """Write the events of a generation, whoever reads them. It counts as in flight until a reader there is was sent them."""
         replay = resumable.replay
         try:
-            async with aclosing(stream_responses(self._backend, request, resume_token=resumable.token)) as responses:
+            generated = stream_responses(
+                self._backend, request, resume_token=resumable.token, on_begin=lambda generation: self._begin(resumable, generation)
+            )
+            async with aclosing(generated) as responses:
                 async for response in responses:
-                    if response.event.HasField("started"):
-                        self._begin(resumable, response.event.started.request_id)
                     await replay.append(response.SerializeToString())
                     if response.event.HasField("finished"):
                         await replay.wait_sent()
@@ -174,13 +186,10 @@ class ResumableStreams:
         except Exception as error:  # told to every reader in the same words
             replay.end(describe(error, answered=replay.next_event_number > 0))
 
-    def _begin(self, resumable: Resumable, request_id: str) -> None:
-        """From now on it can be found. What is kept under the same name gives way: the engine is done with that."""
-        former = self._by_id.get(request_id)
-        if former is not None:
-            self._drop(former)
-        resumable.begin(self._backend.streams[request_id])
-        self._by_id[request_id] = resumable
+    def _begin(self, resumable: Resumable, generation: Generation) -> None:
+        """From now on it can be found."""
+        resumable.begin(generation)
+        self._begun.add(resumable.request_id, resumable.owner, resumable)
         self._changed(resumable)
 
     def _changed(self, resumable: Resumable) -> None:
@@ -188,29 +197,38 @@ class ResumableStreams:
         resumable.stop_timer()
         if not resumable.request_id:
             return
-        if self._by_id.get(resumable.request_id) is not resumable:
+        if resumable.dropped:
             self._end_unread(resumable)
             return
         replay = resumable.replay
         if not replay.has_reader:
             resumable.timer = asyncio.get_running_loop().call_later(resumable.retain_seconds, self._drop, resumable)
-        if replay.ended and resumable not in self._over:
-            self._over[resumable] = None
-            self._over_bytes += resumable.num_bytes
-        self._keep_within_limits()
+        owner = resumable.owner.name
+        if replay.ended and resumable not in self._over[owner]:
+            self._over[owner][resumable] = None
+            self._over_bytes[owner] += resumable.num_bytes
+        while self.kept_bytes > self._limits.kept_bytes and (last := self._least_needed()) is not None:
+            self._drop(last)
 
-    def _keep_within_limits(self) -> None:
-        unread = (resumable for resumable in list(self._over) if not resumable.replay.has_reader)
-        while self._over_bytes > self._limits.kept_bytes and (oldest := next(unread, None)) is not None:
-            self._drop(oldest)
+    def _least_needed(self) -> Resumable | None:
+        """The oldest that nobody reads, of the owner that keeps most."""
+        for owner, _ in self._over_bytes.most_common():
+            for resumable in self._over[owner]:
+                if not resumable.replay.has_reader:
+                    return resumable
+        return None
 
     def _drop(self, resumable: Resumable) -> None:
         """It can be resumed no more, and goes on only as long as somebody reads it."""
         resumable.stop_timer()
-        del self._by_id[resumable.request_id]
-        if resumable in self._over:
-            del self._over[resumable]
-            self._over_bytes -= resumable.num_bytes
+        resumable.dropped = True
+        self._begun.discard(resumable.request_id, resumable)
+        owner = resumable.owner.name
+        if resumable in self._over[owner]:
+            del self._over[owner][resumable]
+            self._over_bytes[owner] -= resumable.num_bytes
+        if not self._over[owner]:
+            del self._over[owner], self._over_bytes[owner]
         self._end_unread(resumable)
 
     def _end_unread(self, resumable: Resumable) -> None:

@@ -15,8 +15,9 @@ from contextlib import AsyncExitStack
 
 from aengine.engine.stream_group import Reading, StreamGroup
 from aengine.errors import FieldViolation, InvalidRequestError, QueueFullError
+from aengine.server.backend import Backend
 from aengine.server.errors import to_error
-from aengine.server.source import READ_TOKENS, Backend, Generation, open_generation
+from aengine.server.source import READ_TOKENS, Generation, open_generation
 from aengine.v1.error_pb2 import Error
 from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import SessionCredit, SessionRequest, SessionResponse, SessionSubmit, StreamGenerateRequest

@@ -10,41 +10,25 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aengine.errors import FieldError, InvalidRequestError
-from aengine.outputs import FinishReason, ModelInfo, RequestInfo, Token
-from aengine.server.admission import Admission
+from aengine.outputs import FinishReason, ModelInfo, Token
+from aengine.server.backend import Backend
 from aengine.server.convert import EngineRequest, GenerationRequest, effective_spec, located, read_request
 from aengine.server.errors import DeadlinePassedError
 from aengine.server.events import EventWriter
 from aengine.server.model import require_model
-from aengine.server.records import GenerationRecord, Observer
+from aengine.server.observers import current_caller
+from aengine.server.records import GenerationRecord
 from aengine.v1.generation_pb2 import GenerationEvent, GenerationSpec
 from aengine.v1.generation_service_pb2 import StreamGenerateResponse
 
 if TYPE_CHECKING:
-    from aengine.engine.async_engine import AsyncEngine
     from aengine.engine.stream import TokenStream
 
 READ_TOKENS = 64
 """Most tokens taken from the engine at a time: what waits beyond them for a slow client counts as unread, and parks the request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """What generations need of the server."""
-
-    engine: AsyncEngine
-    admission: Admission
-    observers: Sequence[Observer] = ()
-    streams: dict[str, TokenStream] = field(default_factory=dict)  # generations under way, by request id
-
-    def find(self, request_id: str) -> RequestInfo | None:
-        """How far a request has come; None when it is over and was sent, or was never known. Raises what `request_info` raises."""
-        stream = self.streams.get(request_id)
-        return stream.info() if stream is not None else self.engine.request_info(request_id)
 
 
 class Generation:
@@ -55,12 +39,14 @@ class Generation:
         spec: GenerationSpec,
         wanted: EngineRequest,
         model: ModelInfo,
+        request_id: str,
         stream: TokenStream,
         writer: EventWriter,
         by_call: bool,
         resume_token: bytes,
     ) -> None:
         self.stream = stream
+        self.request_id = request_id
         self.policy = wanted.stream
         self._spec = spec
         self._wanted = wanted
@@ -74,7 +60,7 @@ class Generation:
         """Write the first event. The stream is `started()`."""
         stream, wanted = self.stream, self._wanted
         self._writer.started(
-            request_id=stream.request_id,
+            request_id=self.request_id,
             model=self._model.name,
             prompt_tokens=stream.usage.prompt_tokens,
             seed=stream.seed,
@@ -124,11 +110,12 @@ async def open_generation(
         record = GenerationRecord(wanted.request_id or "")
         start = time.monotonic()
         writer = EventWriter(record, new_event, text=wanted.text, token_ids=wanted.token_ids, delta_tokens=wanted.stream.delta_tokens)
+        caller = current_caller()
         try:
             stream = backend.engine.stream(
                 wanted.prompt,
                 wanted.params,
-                request_id=wanted.request_id,
+                request_id=backend.engine_id(wanted.request_id, caller),
                 priority=wanted.priority,
                 tenant=wanted.tenant,
                 timeout=remaining if by_call else wanted.timeout,
@@ -136,19 +123,18 @@ async def open_generation(
             )
         except InvalidRequestError as error:
             raise located(error, request.spec) from error
-        record.request_id = stream.request_id
-        backend.streams[stream.request_id] = stream
+        record.request_id = request_id = wanted.request_id or stream.request_id
+        backend.streams.add(request_id, caller, stream)
         try:
             async with stream:
-                yield Generation(request.spec, wanted, model, stream, writer, by_call, resume_token)
+                yield Generation(request.spec, wanted, model, request_id, stream, writer, by_call, resume_token)
         except Exception as error:
             record.finish_reasons.append(FinishReason.ERROR)
             if isinstance(error, FieldError):
                 raise located(error, request.spec) from error
             raise
         finally:
-            if backend.streams.get(stream.request_id) is stream:  # its name is free for another once the engine is done with it
-                del backend.streams[stream.request_id]
+            backend.streams.discard(request_id, stream)
             timing = stream.timing
             record.usage, record.queue_seconds, record.first_token_seconds = stream.usage, timing.queue, timing.first_token
             record.total_seconds = time.monotonic() - start
@@ -159,9 +145,14 @@ async def open_generation(
 
 
 async def stream_responses(
-    backend: Backend, request: GenerationRequest, *, remaining: float | None = None, resume_token: bytes = b""
+    backend: Backend,
+    request: GenerationRequest,
+    *,
+    remaining: float | None = None,
+    resume_token: bytes = b"",
+    on_begin: Callable[[Generation], None] | None = None,
 ) -> AsyncGenerator[StreamGenerateResponse, None]:
-    """A generation as the messages of a stream of its own."""
+    """A generation as the messages of a stream of its own. `on_begin` is called before the first."""
     ready: list[StreamGenerateResponse] = []
 
     def new_event() -> GenerationEvent:
@@ -174,6 +165,8 @@ async def stream_responses(
         most = max(READ_TOKENS, policy.delta_tokens)
         await stream.started()
         generation.begin()
+        if on_begin is not None:
+            on_begin(generation)
         yield ready.pop()
         delay = 0.0  # the first token does not wait
         while tokens := await stream.read(most):  # once per token: what is added here is paid often

@@ -91,8 +91,9 @@ class GenerationSpec(_message.Message):
     Default: 0.
     """
     tenant: _builtins.str
-    """On whose behalf the request runs; tenants share the engine fairly. At most 128 characters.
-    Default: empty, which is a tenant like any other.
+    """On whose behalf the request runs; tenants share the engine fairly. The server takes the caller's
+    word for it: any caller can name any tenant. At most 128 characters. Default: empty, which is a
+    tenant like any other.
     """
     @_builtins.property
     def prompt(self) -> Global___Prompt:

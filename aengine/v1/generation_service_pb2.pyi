@@ -67,8 +67,8 @@ class GenerateRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Names the request: 1 to 128 of the characters A-Z a-z 0-9 . _ : - (another request in flight with
-    the same name is refused with ALREADY_EXISTS). Default: one made by the server.
+    """Names the request: 1 to 128 of the characters A-Z a-z 0-9 . _ : - (another request of the caller in
+    flight with the same name is refused with ALREADY_EXISTS). Default: one made by the server.
     """
     @_builtins.property
     def spec(self) -> _generation_pb2.GenerationSpec:
@@ -167,8 +167,8 @@ class StreamGenerateRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Names the request: 1 to 128 of the characters A-Z a-z 0-9 . _ : - (another request in flight with
-    the same name is refused with ALREADY_EXISTS). Default: one made by the server.
+    """Names the request: 1 to 128 of the characters A-Z a-z 0-9 . _ : - (another request of the caller in
+    flight with the same name is refused with ALREADY_EXISTS). Default: one made by the server.
     """
     @_builtins.property
     def spec(self) -> _generation_pb2.GenerationSpec:
@@ -252,7 +252,7 @@ class CancelRequestsResponse(_message.Message):
 
     @_builtins.property
     def unknown_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Those that are not in flight: unknown here, or over."""
+        """Those that are not in flight: unknown here, over, or another caller's. Each once."""
 
     def __init__(
         self,

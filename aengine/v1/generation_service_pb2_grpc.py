@@ -29,6 +29,10 @@ class GenerationServiceStub:
     """Generates. A client that goes away, cancels its call or passes its gRPC deadline cancels the
     request within one step of the engine.
 
+    A request belongs to its caller, who is the name of the call's token or certificate: nobody else
+    sees it, ends it or meets its id, but administrators, who see all. To a server that asks for neither
+    all callers are one.
+
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
     domain `aengine` and one of the reasons that the message Error lists.
     """
@@ -80,6 +84,10 @@ class GenerationServiceServicer:
     """Generates. A client that goes away, cancels its call or passes its gRPC deadline cancels the
     request within one step of the engine.
 
+    A request belongs to its caller, who is the name of the call's token or certificate: nobody else
+    sees it, ends it or meets its id, but administrators, who see all. To a server that asks for neither
+    all callers are one.
+
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
     domain `aengine` and one of the reasons that the message Error lists.
     """
@@ -101,8 +109,9 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelRequests(self, request, context):
-        """Ends requests that are in flight, whoever sent them. Their calls end with OK and
-        FINISH_REASON_CANCELLED.
+        """Ends requests of the caller that are in flight, whichever of its calls sent them. Those calls end
+        with OK and FINISH_REASON_CANCELLED. For an administrator it ends the requests of all callers that
+        have these ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,17 +138,19 @@ class GenerationServiceServicer:
         """Takes up a resumable stream whose connection was lost: repeats its events from next_event_number
         on, byte for byte, and goes on with those to come. A second reader replaces the first, whose call
         ends with ABORTED (READER_REPLACED). NOT_FOUND (REQUEST_NOT_FOUND) if the request is unknown here,
-        no longer kept, or the token is not its own; FAILED_PRECONDITION (NOT_RESUMABLE) if it was not
-        asked to be resumable; DATA_LOSS (EVENTS_DROPPED) if the events asked for are no longer kept;
-        INVALID_ARGUMENT if they are not yet known.
+        another caller's, no longer kept, or the token is not its own; FAILED_PRECONDITION (NOT_RESUMABLE)
+        if it was not asked to be resumable; DATA_LOSS (EVENTS_DROPPED) if the events asked for are no
+        longer kept; INVALID_ARGUMENT if they are not yet known. A later request of the same id takes
+        nothing from an earlier one, whose token is another.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRequest(self, request, context):
-        """Tells how far a request has come. NOT_FOUND (REQUEST_NOT_FOUND) when it is over and nothing of it
-        is kept, or was never known.
+        """Tells how far a request has come, the latest of the caller under this id. NOT_FOUND
+        (REQUEST_NOT_FOUND) when it is over and nothing of it is kept, was never known, or is another
+        caller's. An administrator is told of its own first, then of any.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -194,6 +205,10 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 class GenerationService:
     """Generates. A client that goes away, cancels its call or passes its gRPC deadline cancels the
     request within one step of the engine.
+
+    A request belongs to its caller, who is the name of the call's token or certificate: nobody else
+    sees it, ends it or meets its id, but administrators, who see all. To a server that asks for neither
+    all callers are one.
 
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
     domain `aengine` and one of the reasons that the message Error lists.

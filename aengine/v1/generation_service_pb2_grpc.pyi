@@ -30,6 +30,10 @@ class GenerationServiceStub:
     """Generates. A client that goes away, cancels its call or passes its gRPC deadline cancels the
     request within one step of the engine.
 
+    A request belongs to its caller, who is the name of the call's token or certificate: nobody else
+    sees it, ends it or meets its id, but administrators, who see all. To a server that asks for neither
+    all callers are one.
+
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
     domain `aengine` and one of the reasons that the message Error lists.
     """
@@ -46,8 +50,9 @@ class GenerationServiceStub:
     StreamGenerate: _grpc.UnaryStreamMultiCallable[_generation_service_pb2.StreamGenerateRequest, _generation_service_pb2.StreamGenerateResponse]
     """Generates and streams events as they happen."""
     CancelRequests: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.CancelRequestsRequest, _generation_service_pb2.CancelRequestsResponse]
-    """Ends requests that are in flight, whoever sent them. Their calls end with OK and
-    FINISH_REASON_CANCELLED.
+    """Ends requests of the caller that are in flight, whichever of its calls sent them. Those calls end
+    with OK and FINISH_REASON_CANCELLED. For an administrator it ends the requests of all callers that
+    have these ids.
     """
     BatchGenerate: _grpc.UnaryStreamMultiCallable[_generation_service_pb2.BatchGenerateRequest, _generation_service_pb2.BatchGenerateResponse]
     """Generates answers to many requests and sends each when it is whole, in the order of their ends. A
@@ -62,19 +67,25 @@ class GenerationServiceStub:
     """Takes up a resumable stream whose connection was lost: repeats its events from next_event_number
     on, byte for byte, and goes on with those to come. A second reader replaces the first, whose call
     ends with ABORTED (READER_REPLACED). NOT_FOUND (REQUEST_NOT_FOUND) if the request is unknown here,
-    no longer kept, or the token is not its own; FAILED_PRECONDITION (NOT_RESUMABLE) if it was not
-    asked to be resumable; DATA_LOSS (EVENTS_DROPPED) if the events asked for are no longer kept;
-    INVALID_ARGUMENT if they are not yet known.
+    another caller's, no longer kept, or the token is not its own; FAILED_PRECONDITION (NOT_RESUMABLE)
+    if it was not asked to be resumable; DATA_LOSS (EVENTS_DROPPED) if the events asked for are no
+    longer kept; INVALID_ARGUMENT if they are not yet known. A later request of the same id takes
+    nothing from an earlier one, whose token is another.
     """
     GetRequest: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.GetRequestRequest, _generation_service_pb2.GetRequestResponse]
-    """Tells how far a request has come. NOT_FOUND (REQUEST_NOT_FOUND) when it is over and nothing of it
-    is kept, or was never known.
+    """Tells how far a request has come, the latest of the caller under this id. NOT_FOUND
+    (REQUEST_NOT_FOUND) when it is over and nothing of it is kept, was never known, or is another
+    caller's. An administrator is told of its own first, then of any.
     """
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
     """Generates. A client that goes away, cancels its call or passes its gRPC deadline cancels the
     request within one step of the engine.
+
+    A request belongs to its caller, who is the name of the call's token or certificate: nobody else
+    sees it, ends it or meets its id, but administrators, who see all. To a server that asks for neither
+    all callers are one.
 
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
     domain `aengine` and one of the reasons that the message Error lists.
@@ -89,8 +100,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     StreamGenerate: _aio.UnaryStreamMultiCallable[_generation_service_pb2.StreamGenerateRequest, _generation_service_pb2.StreamGenerateResponse]  # type: ignore[assignment]
     """Generates and streams events as they happen."""
     CancelRequests: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.CancelRequestsRequest, _generation_service_pb2.CancelRequestsResponse]  # type: ignore[assignment]
-    """Ends requests that are in flight, whoever sent them. Their calls end with OK and
-    FINISH_REASON_CANCELLED.
+    """Ends requests of the caller that are in flight, whichever of its calls sent them. Those calls end
+    with OK and FINISH_REASON_CANCELLED. For an administrator it ends the requests of all callers that
+    have these ids.
     """
     BatchGenerate: _aio.UnaryStreamMultiCallable[_generation_service_pb2.BatchGenerateRequest, _generation_service_pb2.BatchGenerateResponse]  # type: ignore[assignment]
     """Generates answers to many requests and sends each when it is whole, in the order of their ends. A
@@ -105,18 +117,24 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """Takes up a resumable stream whose connection was lost: repeats its events from next_event_number
     on, byte for byte, and goes on with those to come. A second reader replaces the first, whose call
     ends with ABORTED (READER_REPLACED). NOT_FOUND (REQUEST_NOT_FOUND) if the request is unknown here,
-    no longer kept, or the token is not its own; FAILED_PRECONDITION (NOT_RESUMABLE) if it was not
-    asked to be resumable; DATA_LOSS (EVENTS_DROPPED) if the events asked for are no longer kept;
-    INVALID_ARGUMENT if they are not yet known.
+    another caller's, no longer kept, or the token is not its own; FAILED_PRECONDITION (NOT_RESUMABLE)
+    if it was not asked to be resumable; DATA_LOSS (EVENTS_DROPPED) if the events asked for are no
+    longer kept; INVALID_ARGUMENT if they are not yet known. A later request of the same id takes
+    nothing from an earlier one, whose token is another.
     """
     GetRequest: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.GetRequestRequest, _generation_service_pb2.GetRequestResponse]  # type: ignore[assignment]
-    """Tells how far a request has come. NOT_FOUND (REQUEST_NOT_FOUND) when it is over and nothing of it
-    is kept, or was never known.
+    """Tells how far a request has come, the latest of the caller under this id. NOT_FOUND
+    (REQUEST_NOT_FOUND) when it is over and nothing of it is kept, was never known, or is another
+    caller's. An administrator is told of its own first, then of any.
     """
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Generates. A client that goes away, cancels its call or passes its gRPC deadline cancels the
     request within one step of the engine.
+
+    A request belongs to its caller, who is the name of the call's token or certificate: nobody else
+    sees it, ends it or meets its id, but administrators, who see all. To a server that asks for neither
+    all callers are one.
 
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
     domain `aengine` and one of the reasons that the message Error lists.
@@ -147,8 +165,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.CancelRequestsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_service_pb2.CancelRequestsResponse, _abc.Awaitable[_generation_service_pb2.CancelRequestsResponse]]:
-        """Ends requests that are in flight, whoever sent them. Their calls end with OK and
-        FINISH_REASON_CANCELLED.
+        """Ends requests of the caller that are in flight, whichever of its calls sent them. Those calls end
+        with OK and FINISH_REASON_CANCELLED. For an administrator it ends the requests of all callers that
+        have these ids.
         """
 
     @_abc_1.abstractmethod
@@ -181,9 +200,10 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         """Takes up a resumable stream whose connection was lost: repeats its events from next_event_number
         on, byte for byte, and goes on with those to come. A second reader replaces the first, whose call
         ends with ABORTED (READER_REPLACED). NOT_FOUND (REQUEST_NOT_FOUND) if the request is unknown here,
-        no longer kept, or the token is not its own; FAILED_PRECONDITION (NOT_RESUMABLE) if it was not
-        asked to be resumable; DATA_LOSS (EVENTS_DROPPED) if the events asked for are no longer kept;
-        INVALID_ARGUMENT if they are not yet known.
+        another caller's, no longer kept, or the token is not its own; FAILED_PRECONDITION (NOT_RESUMABLE)
+        if it was not asked to be resumable; DATA_LOSS (EVENTS_DROPPED) if the events asked for are no
+        longer kept; INVALID_ARGUMENT if they are not yet known. A later request of the same id takes
+        nothing from an earlier one, whose token is another.
         """
 
     @_abc_1.abstractmethod
@@ -192,8 +212,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.GetRequestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_service_pb2.GetRequestResponse, _abc.Awaitable[_generation_service_pb2.GetRequestResponse]]:
-        """Tells how far a request has come. NOT_FOUND (REQUEST_NOT_FOUND) when it is over and nothing of it
-        is kept, or was never known.
+        """Tells how far a request has come, the latest of the caller under this id. NOT_FOUND
+        (REQUEST_NOT_FOUND) when it is over and nothing of it is kept, was never known, or is another
+        caller's. An administrator is told of its own first, then of any.
         """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

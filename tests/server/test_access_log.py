@@ -16,7 +16,7 @@ from raw_h2 import framed, raw_connection
 
 from aengine.server.access_log import AccessLog
 from aengine.server.logs import FIELDS, JsonFormatter, TextFormatter, is_fit
-from aengine.server.records import CallRecord
+from aengine.server.records import Caller, CallRecord
 from aengine.v1.model_service_pb2 import GetModelRequest
 
 pytestmark = pytest.mark.anyio
@@ -71,7 +71,9 @@ async def test_it_can_be_off(engine: FakeEngine, caplog: pytest.LogCaptureFixtur
 
 def test_who_called_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    AccessLog().on_call_end(CallRecord("/m", "ipv4:1.2.3.4:5", "r", principal="alice", code=grpc.StatusCode.CANCELLED, seconds=0.00123))
+    AccessLog().on_call_end(
+        CallRecord("/m", "ipv4:1.2.3.4:5", "r", caller=Caller("alice"), code=grpc.StatusCode.CANCELLED, seconds=0.00123)
+    )
     (fields,) = fields_of(caplog)
     assert fields == {
         "method": "/m",

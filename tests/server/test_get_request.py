@@ -15,6 +15,7 @@ from oracle_engine import OracleEngine, StepGate, until
 
 from aengine import SamplingParams
 from aengine.outputs import RequestState, Token
+from aengine.server.records import Caller
 from aengine.server.requests import STATES
 from aengine.v1.generation_pb2 import GenerationSpec, StreamOptions
 from aengine.v1.generation_service_pb2 import (
@@ -125,7 +126,7 @@ async def test_the_states_of_a_request_in_their_order() -> None:
         await anext(aiter(call))
         assert (await reaches(serve, REQUEST_STATE_RUNNING)).usage.completion_tokens == 1
         call.cancel()
-        resumable = serve.server._generation._resumables.find("mine")
+        resumable = serve.server._generation._resumables.find("mine", Caller())
         assert resumable is not None
         await until(lambda: not resumable.replay.has_reader)
         resumable.replay._ring._max_events = 16

@@ -17,6 +17,7 @@ from oracle_engine import OracleEngine, StepGate, idle, until
 
 from aengine.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from aengine.outputs import FinishReason, Token
+from aengine.server.records import Caller
 from aengine.server.replay import ReplayLimits
 from aengine.server.resume import GENERATION_BYTES, ResumableStreams, ResumeLimits
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, GenerationEvent, GenerationSpec, OutputOptions, StreamOptions
@@ -30,6 +31,8 @@ from aengine.v1.generation_service_pb2 import (
 )
 
 pytestmark = pytest.mark.anyio
+
+ANYONE = Caller()
 
 
 def resumable(request_id: str | None = "mine", *, retain: float | None = None, **fields: Any) -> StreamGenerateRequest:
@@ -50,7 +53,7 @@ def streams_of(serve: Serving) -> ResumableStreams:
 
 
 def has_reader(serve: Serving, request_id: str = "mine") -> bool:
-    found = streams_of(serve).find(request_id)
+    found = streams_of(serve).find(request_id, ANYONE)
     return found is not None and found.replay.has_reader
 
 
@@ -120,7 +123,7 @@ async def test_a_token_is_given_to_those_alone_that_ask_for_it_and_never_twice(e
         plain = await events_of(serve.generation.StreamGenerate(StreamGenerateRequest(spec=text_spec())))
         given = {(await events_of(serve.generation.StreamGenerate(resumable(None))))[0].started.resume_token for _ in range(10)}
         await serve.generation.Generate(GenerateRequest(spec=resumable().spec, request_id="unary"))  # does not heed the option
-        assert streams_of(serve).find("unary") is None
+        assert streams_of(serve).find("unary", ANYONE) is None
     assert plain[0].started.resume_token == b""
     assert len(given) == 10
     assert {len(token) for token in given} == {16}
@@ -163,7 +166,7 @@ async def test_who_leaves_before_the_first_event_leaves_nothing(engine: FakeEngi
         call.cancel()
         await stream.closed.wait()
         await until(lambda: serve.server.in_flight == 0)
-        assert streams_of(serve).find("mine") is None
+        assert streams_of(serve).find("mine", ANYONE) is None
 
 
 def held(engine: FakeEngine, holding: asyncio.Event) -> Callable[..., FakeStream]:
@@ -217,7 +220,7 @@ async def test_what_the_engine_refuses_is_told_and_nothing_is_kept(engine: FakeE
             engine.refusal = refusal
             failure = await refused(serve.generation.StreamGenerate(resumable()))
             assert failure.code is code
-            assert streams_of(serve).find("mine") is None
+            assert streams_of(serve).find("mine", ANYONE) is None
         bad = resumable(retain=601)
         bad.spec.sampling.top_p = 2
         failure = await refused(serve.generation.StreamGenerate(bad))
@@ -264,7 +267,7 @@ async def test_without_a_reader_the_request_parks_and_goes_on_when_one_comes() -
         await until(lambda: not has_reader(serve))
         gate.open()
         await until(lambda: engine.stats().parked == 1)
-        found = streams_of(serve).find("mine")
+        found = streams_of(serve).find("mine", ANYONE)
         assert found is not None
         assert found.replay.next_event_number == 1 + 32  # half the ring waits to be sent
         events = [first, *await events_of(serve.generation.ResumeGenerate(rest(first, 1)))]
@@ -288,7 +291,7 @@ async def test_a_reader_that_does_not_read_holds_the_generation_up(engine: FakeE
         call = serve.generation.StreamGenerate(resumable())
         stream = await engine.submitted.get()
         events = await read(call, 1)
-        found = streams_of(serve).find("mine")
+        found = streams_of(serve).find("mine", ANYONE)
         assert found is not None
         ring = found.replay._ring
         await until(lambda: not ring.has_room)
@@ -306,7 +309,7 @@ async def test_what_is_over_is_dropped_oldest_first_when_it_takes_too_much(engin
     async with limited(engine, kept_bytes=one * 7 // 2) as serve:
         names = [f"r{index}" for index in range(6)]
         firsts = [(await events_of(serve.generation.StreamGenerate(resumable(name))))[0] for name in names]
-        assert [streams_of(serve).find(name) is not None for name in names] == [False] * 3 + [True] * 3
+        assert [streams_of(serve).find(name, ANYONE) is not None for name in names] == [False] * 3 + [True] * 3
         assert 3 * one < streams_of(serve).kept_bytes < one * 7 // 2
         assert (await refused(serve.generation.ResumeGenerate(rest(firsts[2], 0)))).reason == "REQUEST_NOT_FOUND"
         assert len(await events_of(serve.generation.ResumeGenerate(rest(firsts[3], 0)))) == 4
@@ -317,7 +320,7 @@ async def test_without_a_reader_a_request_is_cancelled_after_its_time(engine: Fa
         call = serve.generation.StreamGenerate(resumable(retain=0.05))
         stream = await engine.submitted.get()
         (first,) = await read(call, 1)
-        found = streams_of(serve).find("mine")
+        found = streams_of(serve).find("mine", ANYONE)
         assert found is not None
         assert found.timer is None  # no time runs while there is a reader
         call.cancel()
@@ -330,7 +333,7 @@ async def test_what_is_over_is_dropped_after_its_time(engine: FakeEngine) -> Non
     engine.script = tokens("a")
     async with serving(engine) as serve:
         (first, *_) = await events_of(serve.generation.StreamGenerate(resumable(retain=0.05)))
-        await until(lambda: streams_of(serve).find("mine") is None)
+        await until(lambda: streams_of(serve).find("mine", ANYONE) is None)
         assert streams_of(serve).kept_bytes == 0
         assert (await refused(serve.generation.ResumeGenerate(rest(first, 0)))).reason == "REQUEST_NOT_FOUND"
         (first, *_) = await events_of(serve.generation.StreamGenerate(resumable("other")))
@@ -356,14 +359,23 @@ async def test_cancel_requests_ends_a_request_that_nobody_reads() -> None:
         assert serve.server.in_flight == 0
 
 
-async def test_a_name_that_is_free_again_belongs_to_the_new_request(engine: FakeEngine) -> None:
+async def test_a_request_of_the_same_name_takes_nothing_from_the_one_before(engine: FakeEngine) -> None:
+    """Who knows the name may be a stranger; who knows the token is not."""
     engine.script = tokens("a")
     async with serving(engine) as serve:
         old = await events_of(serve.generation.StreamGenerate(resumable()))
         new = await events_of(serve.generation.StreamGenerate(resumable()))
-        assert (await refused(serve.generation.ResumeGenerate(rest(old[0], 0)))).reason == "REQUEST_NOT_FOUND"
-        assert await events_of(serve.generation.ResumeGenerate(rest(new[0], 0))) == new
-        assert streams_of(serve).kept_bytes < 2 * GENERATION_BYTES
+        engine.script = []
+        call = serve.generation.StreamGenerate(resumable())
+        newest = await read(call, 1)
+        for events in (old, new):
+            assert await events_of(serve.generation.ResumeGenerate(rest(events[0], 0))) == events
+        assert (await serve.generation.GetRequest(GetRequestRequest(request_id="mine"))).next_event_number == 1
+        assert await read(serve.generation.ResumeGenerate(rest(newest[0], 0)), 1) == newest
+        stream = engine.streams["mine"]
+        call.cancel()
+        stream.push(tokens("b"))
+        await until(lambda: streams_of(serve).kept_bytes > 3 * GENERATION_BYTES)
 
 
 async def test_a_drain_waits_for_what_nobody_reads_and_it_can_still_be_resumed(engine: FakeEngine) -> None:
@@ -387,7 +399,7 @@ async def test_a_drain_waits_until_the_reader_was_sent_everything(engine: FakeEn
         call = serve.generation.StreamGenerate(resumable())
         stream = await engine.submitted.get()
         await read(call, 1)
-        found = streams_of(serve).find("mine")
+        found = streams_of(serve).find("mine", ANYONE)
         assert found is not None
         await until(lambda: stream.ended and found.replay.next_event_number == 82)
         assert not await serve.server.drain(0)
@@ -409,7 +421,11 @@ async def test_the_stop_of_the_server_ends_what_nobody_reads(engine: FakeEngine)
         assert serve.server.in_flight == 0
         assert not engine.streams
         assert stream.closed.is_set()
-        assert (streams_of(serve).kept_bytes, streams_of(serve).find("over"), streams_of(serve).find("endless")) == (0, None, None)
+        assert (streams_of(serve).kept_bytes, streams_of(serve).find("over", ANYONE), streams_of(serve).find("endless", ANYONE)) == (
+            0,
+            None,
+            None,
+        )
 
 
 async def test_get_request_knows_what_is_kept(engine: FakeEngine) -> None:

@@ -17,11 +17,11 @@ from session_client import SessionClient, begin, cancellation, kinds, more_credi
 from aengine.outputs import FinishReason, Token, TokenLogprob
 from aengine.server import session
 from aengine.server.admission import Admission
+from aengine.server.backend import Backend
 from aengine.server.events import MAX_PROMPT_LOGPROBS_BYTES
 from aengine.server.fold import EventFold
 from aengine.server.records import GenerationRecord
 from aengine.server.session import session_responses
-from aengine.server.source import Backend
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, LogprobOptions, OutputOptions, StreamOptions
 from aengine.v1.generation_service_pb2 import GenerateRequest
 

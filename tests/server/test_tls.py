@@ -120,7 +120,7 @@ async def test_the_name_in_the_certificate_is_the_caller_and_may_be_an_administr
                         await call
                     assert failure_of(caught.value).reason == "ADMIN_ONLY"
                 await ModelServiceStub(channel).GetModel(GetModelRequest(), timeout=20)
-    assert [(call.principal, call.reason) for call in seen.calls] == [
+    assert [(call.caller.name, call.reason) for call in seen.calls] == [
         ("operator", ""),
         ("operator", ""),
         (None, "ADMIN_ONLY"),
@@ -172,7 +172,7 @@ async def test_only_the_whole_common_name_counts(engine: FakeEngine, files: File
     assert reason == refusal
     assert code is (grpc.StatusCode.UNAUTHENTICATED if refusal == "BAD_CREDENTIALS" else grpc.StatusCode.OK)
     given = [text for kind, text in subject if kind is CN]
-    told = seen.calls[-1].principal
+    told = seen.calls[-1].caller.name
     if refusal == "BAD_CREDENTIALS":
         assert told is None
     elif len(given) == 1:
