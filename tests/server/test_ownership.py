@@ -120,10 +120,10 @@ async def test_nobody_else_sees_or_ends_a_request(engine: FakeEngine, tmp_path: 
 async def test_an_id_is_in_use_for_its_own_caller_alone(engine: FakeEngine, tmp_path: Path) -> None:
     async with tenants(engine, tmp_path) as serve:
         alice, bob = Client(serve, "alice"), Client(serve, "bob")
-        calls = [alice.stream("mine"), bob.stream("mine")]
-        streams = []
-        for call in calls:
-            stream, first = await begun(engine, call)
+        calls, streams = [], []
+        for client in (alice, bob):
+            calls.append(client.stream("mine"))
+            stream, first = await begun(engine, calls[-1])
             streams.append(stream)
             assert first.started.request_id == "mine"
         assert len({stream.request_id for stream in streams}) == 2  # in the engine they differ
