@@ -68,7 +68,8 @@ class EngineConfig:
     enable_prefix_cache: bool = True
     """Keep the KV of finished sequences while memory allows, and use it for requests that begin with the same tokens."""
     max_queued_requests: int | None = 4096
-    """Most requests that wait for their first step; one more is refused with QueueFullError. None: no limit."""
+    """Most sequences that wait for their first step, unless they are of a single request; a request with n > 1 is n of them. One that would
+    exceed it is refused with QueueFullError. None: no limit."""
     max_queued_tokens: int | None = None
     """Most prompt tokens that wait for their first step, unless it is a single request. None: no limit."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)

@@ -111,7 +111,7 @@ class EngineStats:
     step."""
 
     running: int = 0  # sequences that hold a row and are scheduled
-    waiting: int = 0  # requests that hold no pages yet
+    waiting: int = 0  # sequences that hold no pages yet
     parked: int = 0  # sequences that keep their pages but are not scheduled
     pages_used: int = 0  # pages referenced by sequences
     pages_total: int = 0

@@ -105,15 +105,15 @@ class PageCache:
         return pages
 
     def retain(self, pages: list[int]) -> None:
-        """Take one more reference to each of these matched pages."""
-        for page in pages:
-            if self.refs[page] == 0:
-                del self._cached[page]
-            self.refs[page] += 1
+        """Take one more reference to each of these matched pages, no two of which are the same."""
+        matched = np.array(pages, np.int32)
+        for page in matched[self.refs[matched] == 0].tolist():
+            del self._cached[page]
+        self.refs[matched] += 1
 
     def num_unreferenced(self, pages: list[int]) -> int:
         """How many of these matched pages are available now, and so would lower `available` when retained."""
-        return sum(1 for page in pages if self.refs[page] == 0)
+        return int(np.count_nonzero(self.refs[np.array(pages, np.int32)] == 0))
 
     def publish(self, page: int, digest: bytes, page_tokens: bytes) -> None:
         """Offer a full, computed, referenced page to others; `page_tokens`: the bytes of its int32 ids.

@@ -13,7 +13,7 @@ from aengine.scheduler import Request
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    request: Request
+    requests: list[Request]  # the sequences of one request
 
 
 @dataclass(frozen=True, slots=True)

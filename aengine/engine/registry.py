@@ -88,8 +88,8 @@ class Registry:
 
     @property
     def num_preparing(self) -> int:
-        """Requests whose prompt is still being tokenized, or their grammar compiled."""
-        return len(self._preparations)
+        """Sequences of requests whose prompt is still being tokenized, or their grammar compiled."""
+        return sum(self._streams[key].params.n for key in self._preparations)
 
     def read(self, prompt: Prompt, params: SamplingParams, violations: list[FieldViolation]) -> Prompt | IntArray:
         """The prompt as `open` takes it. Whatever shows without work to be wrong with the request is added to `violations`."""
@@ -103,11 +103,17 @@ class Registry:
         Prompt and parameters were `read`, and these have a seed. Raises `InvalidRequestError` or `QueueFullError`, and then nothing of
         it is left.
         """
-        state = self._make_state(request_id, params)
+        keys = range(self._next_key, self._next_key + params.n)
+        self._bound.enter(keys)  # before anything is done for it
+        self._next_key = keys.stop
+        state = self._make_state(keys.start, request_id, params)
         if not needs_worker(prompt, params) and params.structured_output is None:
-            self._submit(state, at_once(prepare(prompt, params, self._loaded.tokenizer, self._limits)), options)
+            try:
+                self._submit(state, at_once(prepare(prompt, params, self._loaded.tokenizer, self._limits)), options)
+            except BaseException:
+                self._bound.leave(keys)
+                raise
             return state
-        self._bound.enter(state.key, 0)
         self._register(state)
         self._preparations[state.key] = _Preparation(self._start_timer(state, options))
         if params.structured_output is None:
@@ -123,7 +129,7 @@ class Registry:
             state = streams[key]
             if key == state.key:
                 state.start(cached_tokens, when)
-                self._bound.leave(key)
+        self._bound.leave(key for key, _, _ in updates.started)
         for key, piece in updates.prompt_logprobs:
             state = streams[key]
             try:
@@ -142,6 +148,7 @@ class Registry:
                 state.fail(error)
         for finished in updates.finished:
             streams[finished.key].finish(finished)
+        self._bound.leave(updates.released)
         for key in updates.released:
             state = streams[key]
             if state.release():
@@ -166,21 +173,19 @@ class Registry:
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
-    def _make_state(self, request_id: str, params: SamplingParams) -> StreamState:
-        key, self._next_key = self._next_key, self._next_key + params.n
-        texts: tuple[OutputText, ...] = ()
-        if params.detokenize:
-            stop = StopStrings(params.stop) if params.stop else ()
-            texts = tuple(
-                OutputText(
-                    self._loaded.tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
-                    stop=stop,
-                    include_stop=params.include_stop_str_in_output,
-                    min_tokens=params.min_tokens,
-                )
-                for _ in range(params.n)
+    def _make_state(self, key: int, request_id: str, params: SamplingParams) -> StreamState:
+        tokenizer = self._loaded.tokenizer
+        stop = StopStrings(params.stop) if params.stop else ()
+
+        def new_text() -> OutputText:
+            return OutputText(
+                tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
+                stop=stop,
+                include_stop=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
             )
-        return StreamState(key, request_id, params, texts, self._config.max_unread_tokens, self._hooks)
+
+        return StreamState(key, request_id, params, new_text if params.detokenize else None, self._config.max_unread_tokens, self._hooks)
 
     def _register(self, state: StreamState) -> None:
         self._by_id[state.request_id] = state
@@ -189,7 +194,7 @@ class Registry:
 
     def _forget(self, state: StreamState) -> None:
         self._end_preparation(state)
-        self._bound.leave(state.key)
+        self._bound.leave(state.keys)
         self._by_id.pop(state.request_id, None)
         for key in state.keys:
             self._streams.pop(key, None)
@@ -197,13 +202,12 @@ class Registry:
     def _submit(self, state: StreamState, prepared: Prepared, options: Options) -> None:
         params = effective_params(state.params, len(prepared.prompt), self._limits)
         requests = make_requests(state.keys, prepared, params, options, self._limits, time.monotonic())
-        self._bound.enter(state.key, len(prepared.prompt))
+        self._bound.add_tokens(state.keys, len(prepared.prompt))
         self._end_preparation(state)
         self._register(state)
         state.submit(params, prepared.prompt.tolist() if params.prompt_logprobs is not None else [], len(prepared.prompt))
         self.num_submitted += len(requests)
-        for request in requests:
-            self._post(Submit(request))
+        self._post(Submit(requests))
 
     def _start_timer(self, state: StreamState, options: Options) -> Callable[[], object]:
         """For the deadline, of which the step thread does not know yet; returns what stops it."""

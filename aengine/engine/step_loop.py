@@ -230,10 +230,11 @@ class StepLoop(Generic[LoadedT]):
     def _apply(self, command: Command, scheduler: Scheduler, keys: set[int]) -> bool:
         """Carry out a command; True for the one that ends the thread."""
         match command:
-            case Submit(request):
-                self._num_received += 1
-                keys.add(request.key)
-                scheduler.submit(request)
+            case Submit(requests):
+                self._num_received += len(requests)
+                for request in requests:
+                    keys.add(request.key)
+                    scheduler.submit(request)
             case Cancel(key):
                 scheduler.cancel(key)
             case Park(key):

@@ -64,15 +64,14 @@ class StreamState:
         key: int,
         request_id: str,
         params: SamplingParams,
-        texts: tuple[OutputText, ...],
+        new_text: Callable[[], OutputText] | None,
         lag_limit: int,
         hooks: StreamHooks,
     ) -> None:
-        """`texts`: one for each sequence, or none at all where no text is wanted. `lag_limit`: unread tokens at which it lags."""
+        """`new_text` makes what decodes one sequence; None where no text is wanted. `lag_limit`: unread tokens at which it lags."""
         self.key = key
         self.request_id = request_id
         self.params = params  # with defaults applied, once they are known
-        self.texts = texts
         self.hooks = hooks
         self.items: deque[Item] = deque()  # not yet read
         self.prompt_tokens = 0
@@ -84,6 +83,8 @@ class StreamState:
         self.waiter: Waiter | None = None
         self.ready = anyio.Event()  # the prompt is known and valid, or the stream has failed
         self.released = anyio.Event()  # nothing of the request is left in the engine
+        self._new_text = new_text
+        self._texts: dict[int, OutputText] = {}  # of the sequences that have tokens
         self._lag_limit = lag_limit
         self._parked = False
         self._ended = [False] * params.n  # whether the end of the sequence is among the items, or was
@@ -151,7 +152,7 @@ class StreamState:
         item = Item(index, token_id, logprob, end, None)
         if self.params.stop:  # these are decoded at once, so that the sequence stops however slow its reader is
             item.text = self.decode(item)
-            stopped = self.texts[index].stopped
+            stopped = self._texts[index].stopped
             if stopped is not None:
                 item.end = End(FinishReason.STOP_STRING, stopped)
                 if end is None:
@@ -243,9 +244,11 @@ class StreamState:
 
     def decode(self, item: Item) -> str:
         """The text that an item brings. Items of a sequence are decoded in order, each once."""
-        if not self.texts:
+        if self._new_text is None:
             return ""
-        text = self.texts[item.index]
+        text = self._texts.get(item.index)
+        if text is None:
+            text = self._texts[item.index] = self._new_text()
         if item.end is not None and item.end.reason in _STOPPED:  # the token that stopped the sequence is not part of its text
             return text.end_with(item.token_id, include=self.params.include_stop_str_in_output)
         piece = text.push(item.token_id) if item.token_id != NO_TOKEN else ""

@@ -50,7 +50,8 @@ class Sequence:
     """One sequence of a request. While it holds a row, its counters and tokens live in the `RowTable`."""
 
     request: Request
-    chain: PageChain
+    chain: PageChain  # of its own tokens
+    prompt_chain: PageChain  # of the prompt alone, shared with the forks
     tokens: IntArray  # every known token; kept up to date only while WAITING
     state: SequenceState = SequenceState.WAITING
     row: int = -1
@@ -58,6 +59,13 @@ class Sequence:
     preemptions: int = 0
     started: bool = False  # it held a row before
     awaits: bytes | None = None  # digest of the page that another sequence is computing for it
+
+    def name_pages(self) -> None:
+        """Hash the full pages of its tokens that have no hash yet; those of a prompt once for all its forks."""
+        if not self.chain.digests:
+            self.prompt_chain.extend(self.request.prompt)
+            self.chain.digests.extend(self.prompt_chain.digests)
+        self.chain.extend(self.tokens)
 
     @property
     def limit(self) -> int:

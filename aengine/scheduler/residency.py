@@ -6,7 +6,6 @@ who would give way; knows nothing of the waiting queue, of budgets, or of why a 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,20 +20,49 @@ from aengine.scheduler.rows import RowTable
 IntArray = NDArray[np.int32]
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence was given a row."""
+
+    new_row: NewRow
+    pages: IntArray
+    copy: tuple[int, int] | None  # of the content of one page to another
+
+
 @dataclass(slots=True)
 class News:
     """What the runner must be told before the next step, in the order it happened."""
 
-    new_rows: list[NewRow] = field(default_factory=list)
-    writes: list[tuple[IntArray, IntArray, IntArray]] = field(default_factory=list)  # rows, columns and ids of page-table entries
-    copies: list[tuple[int, int, int]] = field(default_factory=list)  # row, page copied from, page copied to
+    admissions: dict[int, Admission] = field(default_factory=dict)  # by row
+    growths: list[tuple[IntArray, IntArray, IntArray]] = field(default_factory=list)  # rows, columns and ids of further page-table entries
 
-    def without(self, rows: Collection[int]) -> News:
-        kept = News([new for new in self.new_rows if new.row not in rows], [], [copy for copy in self.copies if copy[0] not in rows])
-        for written, columns, ids in self.writes:
-            keep = ~np.isin(written, list(rows))
-            kept.writes.append((written[keep], columns[keep], ids[keep]))
-        return kept
+    def drop(self, row: int) -> None:
+        """Nothing need be told of it any more."""
+        self.admissions.pop(row, None)
+        for i, (rows, columns, ids) in enumerate(self.growths):
+            keep = rows != row
+            if not keep.all():
+                self.growths[i] = rows[keep], columns[keep], ids[keep]
+
+    def writes(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Rows, columns and ids of all page-table entries."""
+        writes = [
+            (np.full(len(admission.pages), row, np.int32), np.arange(len(admission.pages), dtype=np.int32), admission.pages)
+            for row, admission in self.admissions.items()
+        ]
+        writes += self.growths
+        if not writes:
+            return _EMPTY, _EMPTY, _EMPTY
+        rows, columns, ids = (np.concatenate(arrays) for arrays in zip(*writes, strict=True))
+        return rows, columns, ids
+
+    def copies(self) -> tuple[IntArray, IntArray]:
+        """Pages copied from, and to."""
+        copies = [admission.copy for admission in self.admissions.values() if admission.copy is not None]
+        if not copies:
+            return _EMPTY, _EMPTY
+        sources, destinations = np.array(copies, np.int32).T
+        return sources, destinations
 
 
 MAX_PREEMPTIONS = 3
@@ -61,7 +89,7 @@ class Residency:
         """The published pages that hold the longest prefix of a waiting sequence."""
         if not self._enable_prefix_cache:
             return []
-        sequence.chain.extend(sequence.tokens)
+        sequence.name_pages()
         if sequence.request.params.prompt_logprobs is not None:
             return []  # cached KV has no logits
         return self.cache.match(sequence.chain, sequence.tokens)
@@ -69,14 +97,20 @@ class Residency:
     def shared(self, sequence: Sequence, primary: Sequence) -> list[int]:
         """The pages that a fork has in common with the resident that computed its prompt: all before its last prompt token."""
         if self._enable_prefix_cache:
-            sequence.chain.extend(sequence.tokens)
+            sequence.name_pages()
         pages: list[int] = self.rows.pages(primary.row)[: (len(sequence.tokens) - 1) // self.cache.page_size].tolist()
         return pages
 
+    def awaits_prompt(self, sequence: Sequence) -> bool:
+        """Whether a resident is computing the prompt that a fork shares; if so, the fork waits for it."""
+        fork_of = sequence.request.fork_of
+        if fork_of is None or not self.prefixes.claimed(digest := fork_digest(fork_of)):
+            return False
+        self.prefixes.wait(sequence, digest)
+        return True
+
     def computed_by_another(self, sequence: Sequence, num_hits: int) -> bytes | None:
-        """The digest of the page after the hits, if a resident is computing it; for a fork, of its whole prompt."""
-        if sequence.request.fork_of is not None and self.prefixes.claimed(digest := fork_digest(sequence.request.fork_of)):
-            return digest
+        """The digest of the page after the hits, if a resident is computing it."""
         if num_hits == (len(sequence.tokens) - 1) // self.cache.page_size or num_hits == len(sequence.chain.digests):
             return None  # the rest must be computed anyway
         digest = sequence.chain.digests[num_hits]
@@ -105,24 +139,25 @@ class Residency:
         """
         rows, size = self.rows, self.cache.page_size
         request, tokens = sequence.request, sequence.tokens
-        row = rows.assign(sequence, tenant_id)
+        protected = sequence.preemptions >= MAX_PREEMPTIONS
+        row = rows.assign(sequence, tenant_id, protected=protected)
         pages = np.empty(self._num_pages(len(tokens)), np.int32)
         self.cache.retain(hits)
         pages[: len(hits)] = hits
         pages[len(hits) :] = self.cache.allocate(len(pages) - len(hits))
         rows.append_pages(row, pages)
         num_computed = len(hits) * size
+        copy = None
         if primary is not None and (len(tokens) - 1) % size:
-            self._news.copies.append((row, int(rows.page_table[primary.row, len(hits)]), int(pages[len(hits)])))
+            copy = int(rows.page_table[primary.row, len(hits)]), int(pages[len(hits)])
             num_computed = len(tokens) - 1
         rows.num_published[row] = len(hits)
         rows.num_computed[row] = rows.num_committed[row] = num_computed
         claims = sequence.chain.digests[len(hits) :]
         self.prefixes.claim(sequence, [*claims, fork_digest(request.key)] if request.num_forks else claims)
-        self._num_protected += sequence.preemptions >= MAX_PREEMPTIONS
+        self._num_protected += protected
         history = tokens if request.params.needs_history else _EMPTY
-        self._news.new_rows.append(NewRow(row, request.params, len(request.prompt), history))
-        self._news.writes.append((np.full(len(pages), row, np.int32), np.arange(len(pages), dtype=np.int32), pages))
+        self._news.admissions[row] = Admission(NewRow(row, request.params, len(request.prompt), history), pages, copy)
 
     # ---- being there ---------------------------------------------------------------------------------------------------
 
@@ -138,7 +173,7 @@ class Residency:
             growing_rows, columns, pages = decodes[growing], columns[growing], self.cache.allocate(count)
             rows.page_table[growing_rows, columns] = pages
             rows.num_pages[growing_rows] += 1
-            self._news.writes.append((growing_rows, columns, pages))
+            self._news.growths.append((growing_rows, columns, pages))
         return True
 
     def publish(self, plan_rows: IntArray, committed: IntArray) -> list[Sequence]:
@@ -185,11 +220,11 @@ class Residency:
     def victim(self) -> Sequence:
         """Who gives way: parked residents first, then the lowest priority, then the newest. Only those in no flight."""
         rows = self.rows
-        residents = [rows.sequences[row] for row in np.flatnonzero(rows.active & (rows.flights == 0)).tolist()]
-        candidates = [
-            sequence for sequence in residents if sequence is not None and (sequence.parked or sequence.preemptions < MAX_PREEMPTIONS)
-        ]
-        return max(candidates, key=lambda one: (one.parked, one.request.priority, one.request.arrival, one.request.key))
+        residents = np.flatnonzero(rows.active & (rows.flights == 0) & (rows.parked | ~rows.protected))
+        columns = rows.keys, rows.arrivals, rows.priorities, rows.parked  # the last counts most
+        victim = rows.sequences[int(residents[np.lexsort([column[residents] for column in columns])[-1]])]
+        assert victim is not None, "a resident"
+        return victim
 
     def has_parked(self) -> bool:
         """Whether a parked resident could give way now."""
@@ -204,8 +239,7 @@ class Residency:
     def vacate(self, sequence: Sequence) -> None:
         """Take row and pages from a stopped sequence that is in no flight."""
         assert self.rows.flights[sequence.row] == 0
-        if self._news.writes or self._news.copies:  # the runner has not been told of it, and need not be any more
-            self._news = self._news.without((sequence.row,))
+        self._news.drop(sequence.row)
         self.cache.release(self.rows.pages(sequence.row).copy())
         self.rows.clear(sequence.row)
 

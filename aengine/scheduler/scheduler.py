@@ -67,7 +67,10 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Take a request that fits the context and the page pool; it waits."""
-        sequence = Sequence(request, PageChain(self._config.page_size, request.cache_salt), request.prompt)
+        chain = PageChain(self._config.page_size, request.cache_salt)
+        primary = self._sequences.get(request.fork_of) if request.fork_of is not None else None
+        prompt_chain = primary.prompt_chain if primary is not None else PageChain(self._config.page_size, request.cache_salt)
+        sequence = Sequence(request, chain, prompt_chain, request.prompt)
         self._sequences[request.key] = sequence
         if request.deadline is not None:
             if len(self._deadlines) > 2 * len(self._sequences) + 64:  # mostly of requests that are gone
@@ -180,6 +183,8 @@ class Scheduler:
             if not prefilling.parked:
                 budget -= self._add_chunk(prefilling, budget, chunks)
         while budget > 0 and (sequence := self._queue.pop(now)) is not None:
+            if residency.awaits_prompt(sequence):
+                continue
             hits, primary = self._prefix_of(sequence)
             digest = residency.computed_by_another(sequence, len(hits)) if primary is None else None
             if digest is not None:
@@ -248,10 +253,8 @@ class Scheduler:
         self._queue.charge(rows.tenants[decodes])
         pieces = [rows.tokens[chunk.row, chunk.start : chunk.start + chunk.length] for chunk in chunks]
         self._news = news = self._residency.take_news()
-        page_rows, page_cols, page_ids = (
-            (np.concatenate(arrays) for arrays in zip(*news.writes, strict=True)) if news.writes else (_NONE,) * 3
-        )
-        copies = np.array(news.copies, np.int32) if news.copies else None
+        page_rows, page_cols, page_ids = news.writes()
+        copy_from, copy_to = news.copies()
         self._num_steps += 1
         self._num_in_flight += 1
         return StepPlan(
@@ -262,12 +265,12 @@ class Scheduler:
             lengths=lengths,
             samples=samples,
             token_ids=np.concatenate(pieces) if pieces else _NONE,
-            new_rows=tuple(news.new_rows),
+            new_rows=tuple(admission.new_row for admission in news.admissions.values()),
             page_rows=page_rows,
             page_cols=page_cols,
             page_ids=page_ids,
-            copy_from=_NONE if copies is None else copies[:, 1],
-            copy_to=_NONE if copies is None else copies[:, 2],
+            copy_from=copy_from,
+            copy_to=copy_to,
         )
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
@@ -357,7 +360,9 @@ class Scheduler:
         for row in completed:
             rows.decode(row, False)
         self._prefilling[:0] = [sequence for row in completed if (sequence := rows.sequences[row]) is not None]
-        self._residency.tell_again(self._news.without(errors.keys()))
+        for row in errors:
+            self._news.drop(row)
+        self._residency.tell_again(self._news)
         self._fail_rows(errors)
 
     def _fail_rows(self, errors: Mapping[int, BaseException]) -> None:

@@ -156,7 +156,7 @@ def _engine_families(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily("aengine_engine_up", "1 while the engine takes requests.", snapshot.engine_up)
     yield GaugeMetricFamily("aengine_engine_paused", "1 while the engine is paused.", stats.paused)
     yield GaugeMetricFamily("aengine_sequences_running", "Sequences that are being computed.", stats.running)
-    yield GaugeMetricFamily("aengine_requests_waiting", "Requests that wait for their first step.", stats.waiting)
+    yield GaugeMetricFamily("aengine_requests_waiting", "Sequences that wait for their first step.", stats.waiting)
     yield GaugeMetricFamily("aengine_sequences_parked", "Sequences that wait for their readers.", stats.parked)
     yield GaugeMetricFamily("aengine_kv_pages_used", "Pages of the KV cache that sequences hold.", stats.pages_used)
     yield GaugeMetricFamily("aengine_kv_pages_capacity", "Pages of the KV cache.", stats.pages_total)

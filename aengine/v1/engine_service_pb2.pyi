@@ -99,7 +99,9 @@ class ServerLimits(_message.Message):
     max_num_batched_tokens: _builtins.int
     """Tokens in one step."""
     max_queued_requests: _builtins.int
-    """Requests that can wait before more are refused with RESOURCE_EXHAUSTED. 0 is no limit."""
+    """Sequences that can wait before more are refused with RESOURCE_EXHAUSTED; a request with n > 1 is
+    n of them. 0 is no limit.
+    """
     max_queued_tokens: _builtins.int
     """Prompt tokens that can wait before more are refused with RESOURCE_EXHAUSTED. 0 is no limit."""
     max_logprobs: _builtins.int
@@ -242,7 +244,7 @@ class Load(_message.Message):
     running: _builtins.int
     """Sequences that are being computed."""
     waiting: _builtins.int
-    """Requests that wait for their first step."""
+    """Sequences that wait for their first step; a request with n > 1 is n of them."""
     parked: _builtins.int
     """Sequences that stand still until their readers catch up."""
     pages_used: _builtins.int

@@ -10,9 +10,9 @@ from typing import Any
 
 import anyio
 import pytest
-from oracle_engine import Ahead, OracleEngine, idle, seeds_of, until
+from oracle_engine import Ahead, OracleEngine, StepGate, idle, seeds_of, until
 
-from aengine import EngineDeadError, FinishReason, QueueFullError, SamplingParams, StepHangError
+from aengine import EngineDeadError, FinishReason, InvalidRequestError, QueueFullError, SamplingParams, StepHangError
 from aengine.scheduler import RowsFailed, StepPlan
 
 pytestmark = pytest.mark.anyio
@@ -149,7 +149,7 @@ class TestFullQueue:
             engine.runner.before_step = lambda plan: gate.wait() and None
             params = SamplingParams(max_tokens=2, ignore_eos=True)
             streams = [engine.stream([i + 1], SamplingParams(seed=i, max_tokens=2, ignore_eos=True)) for i in range(3)]
-            with pytest.raises(QueueFullError, match="3 requests wait already; max_queued_requests is 3"):
+            with pytest.raises(QueueFullError, match="3 sequences wait already, and this request has 1; max_queued_requests is 3"):
                 engine.stream([9], params)
             with pytest.raises(QueueFullError):
                 engine.stream("long text " * 200, params)
@@ -158,6 +158,40 @@ class TestFullQueue:
                 assert [token.token_id async for token in stream] == engine.solo(i)[0]
             assert (await engine.generate([1], SamplingParams(seed=7, max_tokens=2, ignore_eos=True))).token_ids
             assert not engine._registry._bound._waiting
+
+    async def test_sequences(self) -> None:
+        """Of a request with n > 1 each counts, also those that wait while others of it run."""
+        async with OracleEngine(max_queued_requests=8, max_num_seqs=4) as engine:
+            await engine.pause()
+            first = engine.stream([1], SamplingParams(seed=1, n=6, max_tokens=2, ignore_eos=True))
+            assert engine.stats().waiting == 6
+            with pytest.raises(QueueFullError, match="6 sequences wait already, and this request has 3; max_queued_requests is 8"):
+                engine.stream([2], SamplingParams(seed=2, n=3))
+            second = engine.stream([3], SamplingParams(seed=3, n=2, max_tokens=2, ignore_eos=True))
+            gate = StepGate(engine, at=2)  # the one before took three more, as the first one's prompt was there
+            engine.unpause()
+            await anyio.to_thread.run_sync(gate.held.wait)
+            await until(lambda: len(engine._registry._bound._waiting) == 4)
+            with pytest.raises(QueueFullError, match="4 sequences wait already, and this request has 5"):
+                engine.stream([4], SamplingParams(seed=4, n=5))
+            gate.open()
+            for stream in (first, second):
+                async for _ in stream:
+                    pass
+            large = engine.stream([5], SamplingParams(seed=5, n=100, max_tokens=1))  # alone it may be larger
+            async for _ in large:
+                pass
+            assert not engine._registry._bound._waiting
+
+    async def test_a_refused_request_does_not_count(self) -> None:
+        async with OracleEngine(max_queued_requests=2) as engine:
+            await engine.pause()
+            for _ in range(3):
+                with pytest.raises(InvalidRequestError):
+                    engine.stream([1] * 399, SamplingParams(max_tokens=100))
+                with pytest.raises(InvalidRequestError):
+                    engine.stream("a word that is not in its vocabulary")
+            engine.stream([1], SamplingParams(seed=1))
 
     async def test_cancelled_ones_do_not_count(self) -> None:
         gate = threading.Event()

@@ -8,6 +8,7 @@ import pytest
 from kv_oracle import make_request
 from simulation import Simulation
 
+from aengine.cache import PageChain
 from aengine.outputs import FinishReason
 from aengine.scheduler import SchedulerConfig
 from aengine.scheduler.residency import MAX_PREEMPTIONS
@@ -98,6 +99,23 @@ class TestForks:
         assert simulation.runner.num_computed == length + 3 + 4 * 9  # the prompt once; its last token for every fork
         shared, whole = (length - 1) // 4, -(-(length + 9) // 4)
         assert most <= shared + 4 * (whole - shared)
+
+    def test_a_prompt_that_forks_share_is_named_once(self, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        named: list[bytes | memoryview] = []
+        append = PageChain.append
+
+        def count(self: PageChain, page_tokens: bytes | memoryview) -> None:
+            named.append(page_tokens)
+            append(self, page_tokens)
+
+        monkeypatch.setattr(PageChain, "append", count)
+        simulation = Simulation(config(max_num_batched_tokens=8), overlap=overlap)
+        simulation.submit(make_request(0, list(range(40)), 1, num_forks=9))
+        for key in range(1, 10):
+            simulation.submit(make_request(key, list(range(40)), 1, fork_of=0))
+        simulation.run()
+        simulation.check_finished()
+        assert len(named) == 10
 
     @pytest.mark.parametrize("overlap", [True])
     def test_forks_do_without_their_primary(self, overlap: bool) -> None:
