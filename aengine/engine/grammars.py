@@ -144,7 +144,7 @@ class _Backend:
             if not compiled.try_out(self._vocab_size, TRIAL_TOKENS):
                 raise refusal(wanted, "nothing that the model's vocabulary can write matches")
         except GrammarError as error:
-            raise refusal(wanted, str(error)) from error
+            raise refusal(wanted, error.violations[0].description) from error
         return compiled
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.errors import AEngineError
+from aengine.errors import InvalidRequestError
 from aengine.kernels.upload import to_device
 from aengine.scheduler.plan import NewRow
 
@@ -28,7 +28,7 @@ _HIGHEST = np.array([-np.inf, np.inf], dtype=np.float32)  # that a logit can be,
 _NOTHING_FOLLOWS = ("NoExtension", "NoExtensionBias")
 
 
-class GrammarError(AEngineError):
+class GrammarError(InvalidRequestError):
     """A row cannot go on under its grammar. Belongs to this row alone."""
 
 
@@ -71,7 +71,7 @@ class _Matcher:
         if self._state.is_error():
             error = first_line(self._state.get_error())
             if error not in _NOTHING_FOLLOWS:
-                raise GrammarError(f"the grammar takes too much: {error}")
+                raise GrammarError.of("structured_output", f"the grammar takes too much: {error}")
             bits.fill(0)
         if self._first is not None:
             bits &= self._first
@@ -86,7 +86,7 @@ class _Matcher:
         """Goes on by a token; returns whether the output ends with it. Raises `GrammarError`, and then stays where it was."""
         ends = token in self._eos_token_ids
         if not (self._state.is_accepting() if ends else self._state.try_consume_tokens([token])):
-            raise GrammarError(f"token {token} does not match the grammar of the request")
+            raise GrammarError.of("structured_output", f"token {token} does not match the grammar of the request")
         self._first = None
         return ends
 

@@ -105,6 +105,22 @@ async def test_a_bad_schema_disturbs_nobody() -> None:
         assert idle(engine)
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_grammar_does_not_wait_for_those_of_requests_that_are_gone() -> None:
+    slow = wanting(json_schema={"enum": [f"{i:x}" * 10 for i in range(16_000)]})
+    async with AsyncEngine("demo", kv_cache_memory=64 << 20) as engine:
+        await engine.generate(PROMPT, wanting(regex="a"))
+        streams = [engine.stream(PROMPT, slow) for _ in range(200)]
+        for stream in streams:
+            stream.cancel()
+        with anyio.fail_after(20):  # compiling all of them would take longer
+            await engine.generate(PROMPT, wanting(regex="[ab]+c"))
+        assert engine._registry._grammars._threads._work_queue.empty()
+        for stream in streams:
+            await stream.aclose()
+        assert idle(engine)
+
+
 async def test_leaving_while_the_grammar_compiles() -> None:
     async with AsyncEngine("demo", kv_cache_memory=64 << 20) as engine:
         async with engine.stream(PROMPT, wanting(json_schema={"type": "array", "items": {"enum": list(range(300))}})):
