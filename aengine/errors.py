@@ -107,6 +107,10 @@ class NothingToChooseError(FieldError):
     """
 
 
+class NoTokenizerError(AEngineError):
+    """The model has no tokenizer: token ids go in and come out, and no text can be made of them, or they of text."""
+
+
 class QueueFullError(AEngineError):
     """So much waits already that the request was refused; the same request may be accepted later."""
 

@@ -140,3 +140,4 @@ class ModelInfo:
     chat_template: bool  # whether chat messages can be a prompt
     generation_defaults: SamplingParams  # what unset parameters mean
     device: str = ""  # that runs it, such as cpu or cuda:0; empty where that is not known
+    tokenizer: bool = True  # whether it has one; without it prompts are token ids, and answers have no text

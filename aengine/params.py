@@ -153,8 +153,8 @@ class SamplingParams:
     """Whether the text keeps the stop string, or the text of the stop token, that ended it."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
-    detokenize: bool = True
-    """Whether to make text at all; stop strings need it."""
+    detokenize: bool | None = None
+    """Whether to make text at all; stop strings need it. Default: where the model has a tokenizer."""
     logprobs: int | None = None
     """0..max_logprobs: report the logprob and rank of each token, and this many most likely alternatives. Default: nothing."""
     prompt_logprobs: int | None = None
@@ -181,8 +181,10 @@ class SamplingParams:
         check.number("min_tokens", int, 0, MAX_INT32, optional=False)
         check.number("logprobs", int, 0, MAX_INT32)
         check.number("prompt_logprobs", int, 0, MAX_INT32)
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             check.flag(name)
+        if self.detokenize is not None:
+            check.flag("detokenize")
         check.token_ids("stop_token_ids")
         check.token_ids("banned_token_ids")
         if self.allowed_token_ids is not None:
@@ -201,7 +203,7 @@ class SamplingParams:
     def _check_together(self, check: _Checker) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             check.refuse("min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}")
-        if self.stop and not self.detokenize:
+        if self.stop and self.detokenize is False:
             check.refuse("stop", "stop strings need detokenize")
         if self.structured_output is not None and self.ignore_eos:
             check.refuse("ignore_eos", "structured output ends with an end-of-sequence id")
@@ -255,6 +257,7 @@ _ENGINE_DEFAULTS: dict[str, Any] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
+    "detokenize": True,
 }
 
 

@@ -38,7 +38,8 @@ NUMBERS: dict[str, tuple[type, float, float, bool]] = {  # kind, lowest, highest
     "logprobs": (int, 0, INT32, False),
     "prompt_logprobs": (int, 0, INT32, False),
 }
-FLAGS = {"ignore_eos": False, "include_stop_str_in_output": False, "skip_special_tokens": True, "detokenize": True}
+FLAGS = {"ignore_eos": False, "include_stop_str_in_output": False, "skip_special_tokens": True}
+OPTIONAL_FLAGS = ("detokenize",)
 ID_LISTS = {"stop_token_ids": 128, "banned_token_ids": 1024, "allowed_token_ids": 2**18}
 STRING_LISTS = {"stop": 16, "bad_words": 64}
 OTHERS = {"logit_bias", "structured_output", "logits_processors"}
@@ -61,7 +62,7 @@ def accepted(name: str, value: Any) -> Any:
 
 def test_every_field_is_tested_here() -> None:
     names = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert names == {*NUMBERS, *FLAGS, *ID_LISTS, *STRING_LISTS, *OTHERS}
+    assert names == {*NUMBERS, *FLAGS, *OPTIONAL_FLAGS, *ID_LISTS, *STRING_LISTS, *OTHERS}
 
 
 def test_unset() -> None:
@@ -124,6 +125,15 @@ def test_flags(name: str) -> None:
     assert accepted(name, True) is True
     assert accepted(name, False) is False
     for value in (None, 0, 1, "true", "", np.True_):
+        assert refused(SamplingParams, **{name: value}) == {name: f"{value!r} is not true or false"}
+
+
+@pytest.mark.parametrize("name", OPTIONAL_FLAGS)
+def test_flags_that_can_be_left_open(name: str) -> None:
+    assert getattr(SamplingParams(), name) is None
+    for given in (True, False, None):
+        assert accepted(name, given) is given
+    for value in (0, 1, "true", "", np.True_):
         assert refused(SamplingParams, **{name: value}) == {name: f"{value!r} is not true or false"}
 
 
@@ -254,7 +264,7 @@ def test_fields_that_do(given: dict[str, Any]) -> None:
 def test_all_violations_are_named_at_once() -> None:
     given: dict[str, Any] = {
         **{name: high + 1 for name, (_, _, high, _) in NUMBERS.items()},
-        **dict.fromkeys(FLAGS),
+        **dict.fromkeys((*FLAGS, *OPTIONAL_FLAGS), 5),
         **dict.fromkeys(ID_LISTS, (-1,)),
         **dict.fromkeys(STRING_LISTS, ""),
         **dict.fromkeys(OTHERS, 5),
@@ -283,6 +293,7 @@ DEFAULTED = {
     "presence_penalty": (0.0, 0.25, 0.5),
     "frequency_penalty": (0.0, 0.25, 0.5),
     "repetition_penalty": (1.0, 0.25, 0.5),
+    "detokenize": (True, False, True),
 }
 
 
@@ -297,7 +308,7 @@ def test_defaults_of_the_model_and_the_engine() -> None:
 
 
 def test_zero_is_not_unset() -> None:
-    zeros: dict[str, Any] = {name: 0 for name in DEFAULTED if name not in ("top_p", "repetition_penalty")}
+    zeros: dict[str, Any] = {name: 0 for name in DEFAULTED if name not in ("top_p", "repetition_penalty", "detokenize")}
     model = SamplingParams(**{name: values[1] for name, values in DEFAULTED.items()})
     filled = SamplingParams(**zeros).with_defaults_of(model)
     assert all(getattr(filled, name) == 0 for name in zeros)

@@ -26,6 +26,7 @@ from aengine.errors import (
     InvalidRequestError,
     KVCapacityError,
     NothingToChooseError,
+    NoTokenizerError,
     QueueFullError,
     RequestIdInUseError,
     ServerError,
@@ -43,6 +44,7 @@ _PLAIN: Mapping[str, type[AEngineError]] = {
     "NOT_READY": EngineStateError,
     "DRAINING": EngineStateError,
     "ENGINE_DEAD": EngineDeadError,
+    "NO_TOKENIZER": NoTokenizerError,
 }
 # With the field that they are about, should the details not name it.
 _ABOUT_FIELDS: Mapping[str, tuple[type[FieldError], str]] = {

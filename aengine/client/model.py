@@ -19,6 +19,7 @@ def read_model(message: Model) -> ModelInfo:
         dtype=message.dtype,
         num_parameters=message.num_parameters,
         chat_template=message.has_chat_template,
+        tokenizer=not message.without_tokenizer,
         generation_defaults=SamplingParams(**read_params(message.generation_defaults, DEFAULTS, [])),
     )
 

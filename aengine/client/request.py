@@ -48,7 +48,8 @@ def write_request(
         spec.stopping.time_limit.FromNanoseconds(max(1, round(timeout * 1e9)))
     spec.priority = priority
     output = spec.output
-    output.text = params.detokenize
+    if params.detokenize is not None:
+        output.text = params.detokenize
     output.token_ids = True
     output.skip_special_tokens = params.skip_special_tokens
     if params.logprobs is not None:

@@ -26,7 +26,7 @@ from aengine.engine.step_loop import Done, Ready, Report, StepLoop, Stopped
 from aengine.engine.stream import TokenStream
 from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Workers
-from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, RequestIdInUseError, refusal
+from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, NoTokenizerError, RequestIdInUseError, refusal
 from aengine.outputs import Completion, EngineStats, ModelInfo, RequestInfo
 from aengine.params import SamplingParams
 from aengine.requests import Prompt, check_params, draw_seed, option_violations
@@ -125,9 +125,12 @@ class AsyncEngine:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; it may be used from any thread. Raises `EngineStateError` before `start()`."""
+        """The model's tokenizer; it may be used from any thread. Raises `NoTokenizerError` if it has none, and `EngineStateError` before
+        `start()`."""
         if not hasattr(self, "_loaded"):
             raise EngineStateError("the engine is not started")
+        if self._loaded.tokenizer is None:
+            raise NoTokenizerError("the model has no tokenizer; only token ids go in and come out")
         return self._loaded.tokenizer
 
     # ---- requests ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ class LoadedModel:
     """A model ready to run."""
 
     runner: Runner
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     info: ModelInfo
 
 
@@ -33,7 +33,7 @@ def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel
     check()
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="aengine-load"))
-        tokenizer_future = pool.submit(Tokenizer.load, model_dir)  # beside the weights: large vocabularies take long
+        tokenizer_future = pool.submit(Tokenizer.find, model_dir)  # beside the weights: large vocabularies take long
         warm = warm_weights(config, model_dir)
         if warm is not None:
             stack.enter_context(warm)
@@ -56,8 +56,9 @@ def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel
         eos_token_ids=runner.generation.eos_token_ids,
         dtype=str(runner.dtype).removeprefix("torch."),
         num_parameters=num_parameters(runner.spec),
-        chat_template=tokenizer.has_chat_template,
-        generation_defaults=SamplingParams(**runner.generation.sampling),
+        chat_template=tokenizer is not None and tokenizer.has_chat_template,
+        generation_defaults=SamplingParams(**runner.generation.sampling, detokenize=None if tokenizer is not None else False),
         device=str(runner.device),
+        tokenizer=tokenizer is not None,
     )
     return LoadedModel(runner, tokenizer, info)

@@ -28,6 +28,8 @@ INLINE_ENTRIES = 8192
 QUICK_CHARACTERS = 65536
 """Longer texts are tokenized in a thread of their own."""
 
+NEEDS_TOKENIZER = "needs a tokenizer, and this model has none"
+
 IntArray = NDArray[np.int32]
 
 
@@ -53,6 +55,9 @@ class Options:
 def read_prompt(prompt: Prompt, limits: Limits, violations: list[FieldViolation]) -> tuple[Prompt | IntArray, int]:
     """The prompt, as an array if it is ids that are quickly read, and how many tokens it has at least. What shows without work to be
     wrong with it is added to `violations`."""
+    if not limits.model.tokenizer and (isinstance(prompt, str) or is_chat(prompt)):
+        violations.append(FieldViolation("prompt", f"a {'text' if isinstance(prompt, str) else 'chat'} {NEEDS_TOKENIZER}; give token ids"))
+        return prompt, 1
     if isinstance(prompt, str):
         return prompt, 1
     if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Sequence | np.ndarray):
@@ -87,10 +92,14 @@ def params_violations(params: SamplingParams, prompt_len: int, limits: Limits) -
         wanted = getattr(params, name)
         if wanted is not None and wanted > limits.max_logprobs:
             violations.append(FieldViolation(name, f"{wanted} is not in [0, {limits.max_logprobs}] (max_logprobs)"))
+    if not model.tokenizer:
+        wanted_text = [name for name in ("stop", "bad_words", "structured_output", "detokenize") if getattr(params, name)]
+        violations.extend(FieldViolation(name, f"it {NEEDS_TOKENIZER}") for name in wanted_text)
     try:
         params.with_defaults_of(model.generation_defaults)
     except InvalidRequestError as error:
-        violations.extend(error.violations)
+        named = {violation.field for violation in violations}
+        violations.extend(violation for violation in error.violations if violation.field not in named)
     return violations
 
 
@@ -172,20 +181,23 @@ def size_of(prompt: Prompt | IntArray) -> int:
 
 
 def prepare(
-    prompt: Prompt | IntArray, params: SamplingParams, tokenizer: Tokenizer, limits: Limits, grammar: object | None = None
+    prompt: Prompt | IntArray, params: SamplingParams, tokenizer: Tokenizer | None, limits: Limits, grammar: object | None = None
 ) -> Steps[Prepared]:
     """Tokenize whatever a request brings as text, and read its long lists. Raises `InvalidRequestError`, as soon as the prompt cannot
-    fit."""
+    fit. Without a tokenizer there is no text in a request that was read."""
     bad_words: dict[tuple[int, ...], None] = {}
     for word in params.bad_words:
+        assert tokenizer is not None
         sequences = tokenizer.bad_word_ids(word)
         if not sequences:
             raise _refused("bad_words", f"{shown(word)} has no tokens in this model's vocabulary")
         bad_words.update(dict.fromkeys(sequences))
     allowed = None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int64)
     if isinstance(prompt, str):
+        assert tokenizer is not None
         ids = yield from _encode(prompt, tokenizer, limits, add_special_tokens=True)
     elif is_chat(prompt):
+        assert tokenizer is not None
         text = tokenizer.chat_text(prompt)  # type: ignore[arg-type]
         yield len(text)
         ids = yield from _encode(text, tokenizer, limits, add_special_tokens=False)

@@ -73,7 +73,9 @@ class Registry:
         self._post = post
         self._workers = workers
         runner = loaded.runner
-        self._grammars = GrammarCompiler(loaded.tokenizer, loaded.info.vocab_size, loaded.info.eos_token_ids)
+        self._grammars: GrammarCompiler | None = None  # without a tokenizer there is no text to enforce anything on
+        if loaded.tokenizer is not None:
+            self._grammars = GrammarCompiler(loaded.tokenizer, loaded.info.vocab_size, loaded.info.eos_token_ids)
         self._limits = Limits(loaded.info, (runner.num_pages - 1) * runner.page_size, config.max_logprobs)
         self._hooks = StreamHooks(cancel=self._cancel, stop=lambda key: post(Cancel(key)), lag=self._on_lag)
         self._streams: dict[int, StreamState] = {}  # every request of which something is left, by the key of each of its sequences
@@ -119,6 +121,7 @@ class Registry:
         if params.structured_output is None:
             self._prepare(state, prompt, options, None)
         else:
+            assert self._grammars is not None, "else it was refused"
             self._wait_for(state, self._grammars.compile(params.structured_output), self._on_compiled, prompt, options)
         return state
 
@@ -166,7 +169,8 @@ class Registry:
 
     def end_all(self, error: BaseException) -> None:
         """The step thread is gone: whoever waits must be told now."""
-        self._grammars.close()
+        if self._grammars is not None:
+            self._grammars.close()
         for state in list(self._by_id.values()):
             self._forget(state)
             state.end(error)
@@ -178,6 +182,7 @@ class Registry:
         stop = StopStrings(params.stop) if params.stop else ()
 
         def new_text() -> OutputText:
+            assert tokenizer is not None
             return OutputText(
                 tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
                 stop=stop,
@@ -185,7 +190,8 @@ class Registry:
                 min_tokens=params.min_tokens,
             )
 
-        return StreamState(key, request_id, params, new_text if params.detokenize else None, self._config.max_unread_tokens, self._hooks)
+        wants_text = tokenizer is not None and params.detokenize is not False
+        return StreamState(key, request_id, params, new_text if wants_text else None, self._config.max_unread_tokens, self._hooks)
 
     def _register(self, state: StreamState) -> None:
         self._by_id[state.request_id] = state

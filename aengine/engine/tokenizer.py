@@ -40,6 +40,10 @@ ASSUMED_TOKEN_BYTES = 64
 except where tokenizers drop or merge parts of a text: runs of unknown characters, or of spaces."""
 
 
+TOKENIZER_FILES = (
+    *("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken.json"),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template*"),
+)
 MAX_REASON = 300
 """Characters of what a library says that are handed on."""
 
@@ -62,6 +66,11 @@ class Tokenizer:
         self._template_lock = threading.Lock()
 
     @classmethod
+    def find(cls, model_dir: Path) -> Tokenizer | None:
+        """That of a local model directory; None if it has no file that belongs to one. Raises `ModelLoadError` when it cannot be read."""
+        return cls.load(model_dir) if any(any(model_dir.glob(pattern)) for pattern in TOKENIZER_FILES) else None
+
+    @classmethod
     def load(cls, model_dir: Path) -> Tokenizer:
         """Reads the tokenizer of a local model directory. Raises `ModelLoadError` when there is none that can be read."""
         config = _read_config(model_dir)
@@ -75,6 +84,8 @@ class Tokenizer:
             has_chat_template = (model_dir / "chat_template.jinja").is_file() or bool(config.get("chat_template"))
             return cls(TokenizersCodec(core), (lambda: _auto_tokenizer(model_dir)) if has_chat_template else None)
         auto = _auto_tokenizer(model_dir)
+        if len(auto) <= len(auto.all_special_ids):  # what transformers makes of files that are not those of the model's class
+            raise ModelLoadError(f"{model_dir} has no tokenizer that can be read: its files give no tokens to {type(auto).__name__}")
         codec = TokenizersCodec(auto.backend_tokenizer) if auto.is_fast else TransformersCodec(auto)
         return cls(codec, (lambda: auto) if auto.chat_template else None)
 

@@ -103,7 +103,8 @@ def _read_params(spec: generation_pb2.GenerationSpec, violations: list[FieldViol
     output = spec.output
     found: list[FieldViolation] = []
     given = {**read_params(spec.sampling, SAMPLING, found), **read_params(spec.stopping, STOPPING, found)}
-    given["detokenize"] = _wants_text(output) or bool(spec.stopping.stop_strings)
+    if output.HasField("text"):
+        given["detokenize"] = output.text or bool(spec.stopping.stop_strings)
     if output.HasField("skip_special_tokens"):
         given["skip_special_tokens"] = output.skip_special_tokens
     if output.HasField("logprobs"):
@@ -179,4 +180,5 @@ def write_model(info: ModelInfo, message: model_service_pb2.Model) -> None:
     message.dtype = info.dtype
     message.num_parameters = info.num_parameters
     message.has_chat_template = info.chat_template
+    message.without_tokenizer = not info.tokenizer
     write_params(info.generation_defaults, DEFAULTS, message.generation_defaults)

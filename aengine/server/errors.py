@@ -28,6 +28,7 @@ from aengine.errors import (
     InvalidRequestError,
     KVCapacityError,
     NothingToChooseError,
+    NoTokenizerError,
     QueueFullError,
     RequestIdInUseError,
 )
@@ -149,6 +150,7 @@ _PLAIN: Mapping[type[Exception], tuple[grpc.StatusCode, str]] = {
     ContextLengthError: (grpc.StatusCode.INVALID_ARGUMENT, "CONTEXT_LENGTH_EXCEEDED"),
     InvalidRequestError: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD"),
     NothingToChooseError: (grpc.StatusCode.INVALID_ARGUMENT, "NOTHING_TO_CHOOSE"),
+    NoTokenizerError: (grpc.StatusCode.FAILED_PRECONDITION, "NO_TOKENIZER"),
     ModelNotFoundError: (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
     RequestNotFoundError: (grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND"),
     DeadlinePassedError: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_PASSED"),

@@ -272,7 +272,7 @@ class OutputOptions(_message.Message):
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     EFFECTIVE_PARAMS_FIELD_NUMBER: _builtins.int
     text: _builtins.bool
-    """Whether to send text. Default: true."""
+    """Whether to send text. Default: where the model has a tokenizer."""
     token_ids: _builtins.bool
     """Whether to send token ids. Default: false."""
     skip_special_tokens: _builtins.bool

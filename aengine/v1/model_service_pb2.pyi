@@ -121,6 +121,7 @@ class Model(_message.Message):
     NUM_PARAMETERS_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     GENERATION_DEFAULTS_FIELD_NUMBER: _builtins.int
+    WITHOUT_TOKENIZER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, as GenerationSpec.model takes it."""
     architecture: _builtins.str
@@ -135,6 +136,11 @@ class Model(_message.Message):
     """How many parameters it has."""
     has_chat_template: _builtins.bool
     """Whether Prompt.chat can be used."""
+    without_tokenizer: _builtins.bool
+    """Whether it has no tokenizer: prompts must then be token ids, answers have no text, and stop_strings,
+    banned_strings and structured_output are refused, as is OutputOptions.text where it is set to true.
+    TokenizerService answers with FAILED_PRECONDITION (NO_TOKENIZER).
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ids that end a sequence."""
@@ -155,10 +161,11 @@ class Model(_message.Message):
         num_parameters: _builtins.int = ...,
         has_chat_template: _builtins.bool = ...,
         generation_defaults: _sampling_pb2.SamplingParams | None = ...,
+        without_tokenizer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation_defaults", b"generation_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "generation_defaults", b"generation_defaults", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "name", b"name", "num_parameters", b"num_parameters", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "generation_defaults", b"generation_defaults", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "name", b"name", "num_parameters", b"num_parameters", "vocab_size", b"vocab_size", "without_tokenizer", b"without_tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

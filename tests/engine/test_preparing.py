@@ -59,7 +59,7 @@ class TestDeadline:
             with busy_worker(engine):
                 stream = engine.stream(PROMPT, SamplingParams(n=2), timeout=SHORT, request_id="name")
                 assert engine.request_info("name").state is RequestState.PREPARING  # type: ignore[union-attr]
-                assert engine.stats().waiting == 1
+                assert engine.stats().waiting == 2
                 work = engine._registry._preparations[0].work
                 if is_read:
                     await stream.started()

@@ -138,6 +138,7 @@ def test_every_field_arrives() -> None:
         ignore_eos=True,
         include_stop_str_in_output=True,
         skip_special_tokens=False,
+        detokenize=True,
         logprobs=4,
         prompt_logprobs=5,
     )
@@ -146,9 +147,10 @@ def test_every_field_arrives() -> None:
 
 
 def test_text_is_made_where_it_is_wanted_or_stop_strings_need_it() -> None:
-    assert read_request(a_request()).params.detokenize
+    assert read_request(a_request()).params.detokenize is None
     assert read_request(a_request(spec__output__text=True)).params.detokenize
-    assert not read_request(a_request(spec__output__text=False)).params.detokenize
+    assert read_request(a_request(spec__output__text=False)).params.detokenize is False
+    assert read_request(a_request(spec__stopping__stop_strings=["x"])).params.detokenize is None
     wanted = read_request(a_request(spec__output__text=False, spec__stopping__stop_strings=["x"]))
     assert (wanted.params.detokenize, wanted.text) == (True, False)
 

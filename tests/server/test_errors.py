@@ -26,6 +26,7 @@ from aengine.errors import (
     InvalidRequestError,
     KVCapacityError,
     NothingToChooseError,
+    NoTokenizerError,
     QueueFullError,
     RequestIdInUseError,
 )
@@ -194,6 +195,7 @@ def all_errors() -> list[Exception]:
             for kind in (
                 errors.DeadlinePassedError,
                 QueueFullError,
+                NoTokenizerError,
                 EngineStateError,
                 errors.DrainingError,
                 EngineDeadError,
