@@ -70,15 +70,14 @@ class AsyncEngine:
         that, also after a `start()` that was cancelled."""
         if self._phase is not _Phase.NEW:
             raise EngineStateError("the engine was started before; make a new one")
-        self._phase = _Phase.STARTING
         self._edge = LoopEdge()
         self._settled = anyio.Event()  # serving, or failed to
-        self._stopped = anyio.Event()
         self._workers = Workers("aengine-tokenizer", quick=QUICK_CHARACTERS)
         self._bell: Doorbell[Report[LoadedModel]] = Doorbell(self._edge, self._receive)
         self._steps: StepLoop[LoadedModel] = StepLoop(self._load, self._configure, self._bell.ring, step_timeout=self.config.step_timeout)
         self._controls = Controls(self._steps.post)
         self._steps.start()
+        self._phase, self._stopped = _Phase.STARTING, anyio.Event()  # not before: else `aclose()` would wait for a thread that there is not
         try:
             await self._settled.wait()
         except BaseException:  # cancelled

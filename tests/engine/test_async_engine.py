@@ -392,6 +392,18 @@ class TestLifeCycle:
         assert closed == [True] * 3
         assert not engine.healthy
 
+    async def test_closed_after_a_start_without_a_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        engine = OracleEngine()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                await engine.start()
+        with anyio.fail_after(5):
+            await engine.aclose()
+
     async def test_closed_twice_at_a_time(self) -> None:
         engine = OracleEngine()
         await engine.start()
