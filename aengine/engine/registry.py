@@ -159,13 +159,14 @@ class Registry:
 
     async def cancel_all(self) -> int:
         """Cancel every request; returns how many those were, when their pages are free."""
-        states = [state for state in self._by_id.values() if not state.finished]
+        states = list(self._by_id.values())
+        count = sum(not state.finished for state in states)
         for state in states:
             self._cancel(state)
         with anyio.CancelScope(shield=True):  # bounded by one step
             for state in states:
                 await state.released.wait()
-        return len(states)
+        return count
 
     def end_all(self, error: BaseException) -> None:
         """The step thread is gone: whoever waits must be told now."""

@@ -61,6 +61,11 @@ class TokenStream:
         """How long its phases took, so far."""
         return self._state.timing
 
+    @property
+    def gone(self) -> bool:
+        """Whether nothing of the request is left in the engine: its pages are free, and so is its id."""
+        return self._state.released.is_set()
+
     def info(self) -> RequestInfo:
         """How far the request has come, also when the engine has nothing of it any more."""
         return self._state.info()

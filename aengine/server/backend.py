@@ -83,6 +83,6 @@ class Backend:
         streams = self.streams.find(request_id, caller)
         if not streams and caller.sees_all:
             return await self.engine.cancel(request_id)
-        # One that is over may have left its id in the engine to another.
-        ids = [stream.request_id for stream in streams if stream.info().state is not RequestState.FINISHED]
+        # One that is gone may have left its id in the engine to another.
+        ids = [stream.request_id for stream in streams if not stream.gone]
         return any([await self.engine.cancel(engine_id) for engine_id in ids])

@@ -86,6 +86,10 @@ class FakeStream:
         return RequestInfo(self.request_id, state, self.usage, self.timing, ARRIVAL)
 
     @property
+    def gone(self) -> bool:
+        return self._engine.streams.get(self.request_id) is not self
+
+    @property
     def is_started(self) -> bool:
         return True
 
