@@ -18,13 +18,16 @@ from aengine.server.errors import to_error
 from aengine.server.fold import EventFold
 from aengine.server.model import require_model
 from aengine.server.source import stream_responses
+from aengine.server.turns import each_in_turn
 from aengine.v1.generation_service_pb2 import BatchGenerateRequest, BatchGenerateResponse, GenerateRequest, GenerateResponse
 
 MAX_REQUESTS = 1024
 MAX_UNSENT = 16
 """Answers that may wait for the client before the others are read no further."""
 SUBMIT_AT_ONCE = 16
-"""Requests that are submitted before the event loop gets its turn."""
+"""Requests that are submitted before the event loop gets its turn, at most;"""
+SUBMIT_BYTES = 64 * 1024
+"""and how large they may be together."""
 
 
 async def batch_responses(
@@ -61,11 +64,14 @@ class _Batch:
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> None:
         named: dict[str, int] = {}  # by request id the first request that has it
+        count = size = 0  # since the last turn
         for index, request in enumerate(requests):
             first = named.setdefault(request.request_id, index) if request.HasField("request_id") else index
             self._tasks.append(asyncio.create_task(self._answer(index, request, first)))
-            if index % SUBMIT_AT_ONCE == SUBMIT_AT_ONCE - 1:
+            count, size = count + 1, size + request.ByteSize()
+            if count == SUBMIT_AT_ONCE or size >= SUBMIT_BYTES:
                 await asyncio.sleep(0)
+                count = size = 0
 
     async def next(self) -> BatchGenerateResponse:
         """The answer that was whole first, of those not sent."""
@@ -79,9 +85,12 @@ class _Batch:
 
     async def cancel(self) -> None:
         """Returns when nothing of the requests is left in the engine."""
-        for task in self._tasks:
+
+        def end(task: asyncio.Task[None]) -> asyncio.Task[None]:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            return task
+
+        await each_in_turn(self._tasks, end)
 
     async def _answer(self, index: int, request: GenerateRequest, first: int) -> None:
         response = BatchGenerateResponse(index=index)

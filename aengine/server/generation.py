@@ -21,6 +21,7 @@ from aengine.server.requests import describe_request
 from aengine.server.resume import ResumableStreams, ResumeLimits
 from aengine.server.session import session_responses
 from aengine.server.source import stream_responses
+from aengine.server.turns import AT_ONCE
 from aengine.v1 import generation_service_pb2 as messages
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer
 
@@ -67,10 +68,12 @@ class GenerationServicer(GenerationServiceServicer):
         require_model(self._backend.engine, "")  # before the start there is nothing to cancel, nor a way to ask
         caller = current_caller()
         ids = tuple(dict.fromkeys(request.request_ids))
-        cancelled = await asyncio.gather(*(self._backend.cancel(request_id, caller) for request_id in ids))  # in one step
         response = messages.CancelRequestsResponse()
-        for request_id, was_in_flight in zip(ids, cancelled, strict=True):
-            (response.cancelled_request_ids if was_in_flight else response.unknown_request_ids).append(request_id)
+        for start in range(0, len(ids), AT_ONCE):  # each of these leaves in one step
+            some = ids[start : start + AT_ONCE]
+            cancelled = await asyncio.gather(*(self._backend.cancel(request_id, caller) for request_id in some))
+            for request_id, was_in_flight in zip(some, cancelled, strict=True):
+                (response.cancelled_request_ids if was_in_flight else response.unknown_request_ids).append(request_id)
         return response
 
     def BatchGenerate(

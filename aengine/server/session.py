@@ -18,6 +18,7 @@ from aengine.errors import FieldViolation, InvalidRequestError, QueueFullError
 from aengine.server.backend import Backend
 from aengine.server.errors import to_error
 from aengine.server.source import READ_TOKENS, Generation, open_generation
+from aengine.server.turns import each_in_turn
 from aengine.v1.error_pb2 import Error
 from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import SessionCredit, SessionRequest, SessionResponse, SessionSubmit, StreamGenerateRequest
@@ -86,7 +87,7 @@ class _Session:
         self._deadline = deadline
         self._group: StreamGroup[int] = StreamGroup()  # by tag, as everything here
         self._tagged: dict[int, _Tagged] = {}
-        self._refused: dict[int, Exception] = {}  # requests whose client has not been told yet
+        self._refused: dict[int, Error] = {}  # requests whose client has not been told yet
         self._ended: list[tuple[_Tagged, Exception | None]] = []  # their last event is in a message, which may not be sent yet
         self._leaving: set[asyncio.Task[None]] = set()
         self._response = SessionResponse()  # the message that is being written
@@ -151,7 +152,7 @@ class _Session:
         except Exception as error:
             if len(self._refused) >= MAX_UNSENT_ERRORS:
                 raise QueueFullError(f"{MAX_UNSENT_ERRORS} refused requests wait for the client to read") from error
-            self._refused[tag] = error
+            self._refused[tag] = to_error(error)  # not the exception, which holds the whole request
             self.wake()
 
     async def _open(self, tag: int, request: StreamGenerateRequest) -> _Tagged:
@@ -178,7 +179,7 @@ class _Session:
         """What there is to send; None whenever that is nothing for now."""
         while True:
             for tag in list(self._refused):
-                yield from self._write_error(tag, to_error(self._refused.pop(tag)))
+                yield from self._write_error(tag, self._refused.pop(tag))
             for reading in self._group.take(READ_TOKENS):
                 yield from self._write(reading)
             yield self._finish_message()
@@ -232,17 +233,22 @@ class _Session:
     def leave_ended(self) -> None:
         """Let go of the requests whose last event was sent. What the engine still has of them goes in the background."""
         for tagged, error in self._ended:
-            leaving = asyncio.create_task(_leave(tagged, error))
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
+            self._leave(tagged, error)
         self._ended.clear()
 
     async def leave_all(self) -> None:
-        """Let go of every request, all at once; returns when nothing of them is left in the engine."""
+        """Let go of every request; returns when nothing of them is left in the engine."""
         for tag in list(self._tagged):
             self._end(tag, None)
-        self.leave_ended()
+        ended, self._ended = self._ended, []
+        await each_in_turn(ended, lambda entry: self._leave(*entry))
         await asyncio.gather(*self._leaving, return_exceptions=True)
+
+    def _leave(self, tagged: _Tagged, error: Exception | None) -> asyncio.Task[None]:
+        leaving = asyncio.create_task(_leave(tagged, error))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        return leaving
 
 
 async def _leave(tagged: _Tagged, error: Exception | None) -> None:
