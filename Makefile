@@ -13,7 +13,7 @@ NODE := tools/node_modules/.package-lock.json
 COMMA := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-grpc test test-levels test-triton test-served test-rest lint benchmarks gpu protos node clean
+.PHONY: help demo demo-grpc test test-slow test-levels test-triton test-served test-rest lint benchmarks gpu protos node clean
 
 help: ## this list
 	@sed -n "s/^\([a-z-]*\):.*## /  make \1\t/p" $(firstword $(MAKEFILE_LIST))
@@ -24,8 +24,11 @@ demo: $(RUNTIME) ## stream a continuation of a prompt from the bundled model
 demo-grpc: $(RUNTIME) ## the same through a server and a client
 	@$(BIN)/python examples/demo_grpc.py
 
-test: $(DEV) ## run all tests; PYTEST_ARGS="-k name" for some of them
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(DEV) ## run the tests but for the slow ones; PYTEST_ARGS="-k name" for some of them
+	@$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(DEV) ## run the slow ones: more seeds of what is random, and floods
+	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 # What depends on the kernels: tokens of runner and engine against Transformers, and decoding. `make test` runs them at the best level.
 LEVEL_TESTS := tests/runner/test_greedy.py tests/runner/test_decoding_runner.py tests/engine/test_demo_model.py tests/engine/test_decoding.py
@@ -45,7 +48,7 @@ test-triton: $(DEV) $(VENV)/$(OLDEST_TRITON) ## compile the Triton kernels with 
 $(VENV)/triton-%: | $(DEV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --target $@ triton==$*
 
-# `make test` in two parts: what talks to servers, and notices late what happens where others take the cores, and all the rest.
+# All tests in two parts: what talks to servers, and notices late what happens where others take the cores, and all the rest.
 SERVED_TESTS := tests/server tests/client
 test-served: $(DEV)
 	@$(BIN)/python -m pytest $(SERVED_TESTS)
