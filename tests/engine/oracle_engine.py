@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from aengine import AsyncEngine, SamplingParams
 from aengine.engine.loading import LoadedModel
 from aengine.engine.prompts import derive_seed
 from aengine.engine.tokenizer import Tokenizer
+from aengine.engine.workers import Steps
 from aengine.outputs import FinishReason, ModelInfo
 from aengine.runner.base import Hold
 from aengine.runner.delayed import DelayedStep, DelayedSteps
@@ -183,6 +185,22 @@ def seeds_of(params: SamplingParams) -> list[int]:
     """The seed of each sequence."""
     assert params.seed is not None
     return [params.seed, *(derive_seed(params.seed, index) for index in range(1, params.n))]
+
+
+@contextmanager
+def busy_worker(engine: AsyncEngine, *, size: int = 0) -> Iterator[Callable[[], object]]:
+    """Nothing whose text is about as long as `size` is prepared before the end of the block, or before what it gives is called."""
+    may_go_on = threading.Event()
+
+    def wait() -> Steps[None]:
+        assert may_go_on.wait(20), "the block does not end"
+        yield 0
+
+    engine._workers.submit(wait(), size)
+    try:
+        yield may_go_on.set
+    finally:
+        may_go_on.set()
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -10,13 +10,12 @@ from typing import Any
 
 import anyio
 import pytest
-from oracle_engine import OracleEngine, idle, until
+from oracle_engine import OracleEngine, busy_worker, idle, until
 from tokenizers import Regex, pre_tokenizers
 
 from aengine import ContextLengthError, FinishReason, InvalidRequestError, KVCapacityError, SamplingParams
 from aengine.engine import prompts, tokenizer
 from aengine.engine.tokenizer import PIECE_CHARACTERS
-from aengine.engine.workers import Steps
 from aengine.outputs import RequestState
 from aengine.params import StructuredOutput
 
@@ -30,22 +29,6 @@ SHORT = 0.05  # seconds
 def _every_prompt_is_read_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "INLINE_ENTRIES", 1)
     monkeypatch.setattr(prompts, "INLINE_CHARACTERS", 0)
-
-
-@contextmanager
-def busy_worker(engine: OracleEngine) -> Iterator[None]:
-    """Nothing is prepared before the end of the block."""
-    may_go_on = threading.Event()
-
-    def wait() -> Steps[None]:
-        assert may_go_on.wait(20), "the block does not end"
-        yield 0
-
-    engine._workers.submit(wait(), 0)
-    try:
-        yield
-    finally:
-        may_go_on.set()
 
 
 def some(count: int, seed: int = 1) -> SamplingParams:
@@ -188,17 +171,10 @@ class TestLongTexts:
 
     async def test_short_ones_do_not_wait_for_long_ones(self) -> None:
         async with OracleEngine() as engine:
-            may_go_on = threading.Event()
-
-            def wait() -> Steps[None]:
-                assert may_go_on.wait(20)
-                yield 0
-
-            engine._workers.submit(wait(), prompts.QUICK_CHARACTERS + 1)
-            long = engine.stream("a" * (prompts.QUICK_CHARACTERS + 1))
-            assert (await engine.generate(PROMPT, some(1))).finish_reason is FinishReason.MAX_TOKENS
-            assert long.info().state is RequestState.PREPARING
-            may_go_on.set()
+            with busy_worker(engine, size=prompts.QUICK_CHARACTERS + 1):
+                long = engine.stream("a" * (prompts.QUICK_CHARACTERS + 1))
+                assert (await engine.generate(PROMPT, some(1))).finish_reason is FinishReason.MAX_TOKENS
+                assert long.info().state is RequestState.PREPARING
             with pytest.raises(ContextLengthError):
                 await long.started()
 

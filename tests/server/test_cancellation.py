@@ -6,13 +6,12 @@ Steps are held by a gate, so a request is where the test wants it; the client is
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 from grpc_harness import Serving, events_of, serving
-from oracle_engine import Ahead, OracleEngine, StepGate, until
+from oracle_engine import Ahead, OracleEngine, StepGate, busy_worker, until
 from oracle_requests import check_whole, nothing_left, oracle_request
 from raw_h2 import GENERATION, RawCall, RawConnection, framed, raw_connection
 
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 MINE = "mine"
 BUSY = 99  # seed of the request that keeps the engine busy, where there is one
-Release = Callable[[], None]
+Release = Callable[[], object]
 Phase = Callable[[OracleEngine], AbstractAsyncContextManager[tuple[StreamGenerateRequest, Callable[[], bool], Release]]]
 
 
@@ -42,12 +41,10 @@ def in_state(engine: OracleEngine, state: RequestState) -> bool:
 @asynccontextmanager
 async def preparing(engine: OracleEngine) -> AsyncIterator[tuple[StreamGenerateRequest, Callable[[], bool], Release]]:
     """Its text waits for the tokenizer's worker."""
-    gate = threading.Event()
-    engine._workers.submit(gate.wait, 20)
     request = oracle_request(1, request_id=MINE)
     request.spec.prompt.text = "!" * (prompts.INLINE_CHARACTERS + 1)
-    yield request, lambda: in_state(engine, RequestState.PREPARING), gate.set
-    gate.set()
+    with busy_worker(engine) as go_on:
+        yield request, lambda: in_state(engine, RequestState.PREPARING), go_on
 
 
 @asynccontextmanager

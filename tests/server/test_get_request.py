@@ -11,7 +11,7 @@ import pytest
 from fake_engine import ARRIVAL, FakeEngine, tokens
 from grpc import aio
 from grpc_harness import events_of, failure_of, serving, stream_request
-from oracle_engine import OracleEngine, StepGate, until
+from oracle_engine import OracleEngine, StepGate, busy_worker, until
 
 from aengine import SamplingParams
 from aengine.outputs import RequestState, Token
@@ -97,16 +97,14 @@ async def test_what_is_told_of_a_resumable_one(engine: FakeEngine) -> None:
 
 
 async def test_a_request_whose_prompt_is_being_prepared() -> None:
-    prepares = threading.Event()
     async with OracleEngine() as engine, serving(engine) as serve:
-        engine._workers.submit(prepares.wait)  # the one thread that tokenizes long prompts is busy
-        call = serve.generation.StreamGenerate(stream_request("x" * 100_000, request_id="mine"))
-        await until(lambda: engine.request_info("mine") is not None)
-        told = await get(serve)
-        assert (told.state, told.usage.prompt_tokens) == (REQUEST_STATE_PREPARING, 0)
-        call.cancel()
-        await until(lambda: not serve.server.in_flight)
-        prepares.set()
+        with busy_worker(engine, size=100_000):
+            call = serve.generation.StreamGenerate(stream_request("x" * 100_000, request_id="mine"))
+            await until(lambda: engine.request_info("mine") is not None)
+            told = await get(serve)
+            assert (told.state, told.usage.prompt_tokens) == (REQUEST_STATE_PREPARING, 0)
+            call.cancel()
+            await until(lambda: not serve.server.in_flight)
 
 
 async def test_the_states_of_a_request_in_their_order() -> None:
