@@ -91,7 +91,7 @@ class Server:
 
     def _register_services(self) -> None:
         engine, server = self._engine, self._server
-        self._generation = GenerationServicer(Backend(engine, self._admission, (self._observers,)))
+        self._generation = GenerationServicer(Backend(engine, self._admission, (self._observers,), self.config.max_message_bytes))
         add_GenerationServiceServicer_to_server(self._generation, server)
         add_ModelServiceServicer_to_server(ModelServicer(engine), server)
         self._tokenizer = TokenizerServicer(engine)

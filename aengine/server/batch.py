@@ -22,6 +22,8 @@ from aengine.server.turns import each_in_turn
 from aengine.v1.generation_service_pb2 import BatchGenerateRequest, BatchGenerateResponse, GenerateRequest, GenerateResponse
 
 MAX_REQUESTS = 1024
+FRAME_BYTES = 64
+"""More than what is around an answer in its message."""
 MAX_UNSENT = 16
 """Answers that may wait for the client before the others are read no further."""
 SUBMIT_AT_ONCE = 16
@@ -108,7 +110,7 @@ class _Batch:
 
     async def _generate(self, request: GenerateRequest) -> GenerateResponse:
         remaining = None if self._deadline is None else self._deadline - time.monotonic()
-        answer = EventFold()
+        answer = EventFold(self._backend.max_answer_bytes - FRAME_BYTES)
         async with aclosing(stream_responses(self._backend, request, remaining=remaining)) as responses:
             async for response in responses:
                 answer.add(response.event)

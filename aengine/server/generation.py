@@ -44,7 +44,7 @@ class GenerationServicer(GenerationServiceServicer):
         await self._resumables.aclose()
 
     async def Generate(self, request: messages.GenerateRequest, context: grpc.ServicerContext) -> messages.GenerateResponse:
-        answer = EventFold()
+        answer = EventFold(self._backend.max_answer_bytes)
         async with aclosing(stream_responses(self._backend, request, remaining=context.time_remaining())) as responses:
             async for response in responses:
                 answer.add(response.event)

@@ -45,6 +45,20 @@ async def read(call: Any) -> BatchGenerateResponse:
     return response
 
 
+async def test_an_answer_that_is_too_large_fails_alone_and_as_soon_as_that_is_known(engine: FakeEngine) -> None:
+    async with serving(engine, max_message_bytes=4096) as serve:
+        call = serve.generation.BatchGenerate(batch("a", "b", "c"))
+        streams = [await engine.submitted.get() for _ in range(3)]
+        streams[0].push([Token(0, 10, "x" * 1000)] * 5)  # and it goes on
+        failed = await read(call)
+        assert (failed.index, failed.error.code, failed.error.reason) == (0, 8, "ANSWER_TOO_LARGE")
+        await asyncio.wait_for(streams[0].closed.wait(), 20)
+        streams[1].push(tokens("\u00e9" * 2040))  # in its last bytes
+        assert (await read(call)).error.reason == "ANSWER_TOO_LARGE"
+        streams[2].push(tokens("x" * 3000))
+        assert len((await read(call)).response.sequences[0].text) == 3000
+
+
 async def test_answers_come_in_the_order_of_their_ends(engine: FakeEngine) -> None:
     async with serving(engine) as serve:
         call = serve.generation.BatchGenerate(batch("a", "b", "c", stream=StreamOptions(resumable=True)))
