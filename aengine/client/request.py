@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,12 +9,15 @@ import numpy as np
 
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.params import SamplingParams, StructuredOutput
-from aengine.requests import Prompt, is_chat
+from aengine.requests import MAX_CHAT_MESSAGES, Prompt, is_chat
+from aengine.token_ids import read_token_ids
 from aengine.v1 import generation_pb2, sampling_pb2
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
 from aengine.wire import SAMPLING, STOPPING, write_params
 
 MAX_UINT32 = 2**32 - 1
+MAX_TOKEN_IDS = 1 << 22
+"""Of a prompt: a list of more has too many bytes for any server."""
 _MESSAGE_KEYS = {"role", "content"}
 
 
@@ -67,6 +69,8 @@ def write_token_ids(ids: Sequence[int], message: generation_pb2.Prompt) -> None:
 
 def write_chat(messages: Sequence[Mapping[str, Any]], message: generation_pb2.ChatPrompt) -> None:
     """Raises `InvalidRequestError`."""
+    if len(messages) > MAX_CHAT_MESSAGES:
+        raise _refused("prompt", f"{len(messages)} messages are more than {MAX_CHAT_MESSAGES}")
     for index, one in enumerate(messages):
         if not isinstance(one, Mapping) or set(one) != _MESSAGE_KEYS or not all(isinstance(value, str) for value in one.values()):
             raise _refused("prompt", f"message {index} is not a mapping of role and content to text, which is all that can travel")
@@ -92,18 +96,9 @@ def _write_prompt(prompt: Prompt, message: generation_pb2.Prompt) -> None:
     elif is_chat(prompt):
         write_chat(prompt, message.chat)  # type: ignore[arg-type]
     else:
-        write_token_ids(_token_ids(prompt), message)
-
-
-def _token_ids(prompt: Sequence[Any]) -> list[int]:
-    try:
-        ids = [operator.index(token_id) for token_id in prompt]
-    except TypeError:
-        raise _refused("prompt", "token ids must be integers") from None
-    outside = next((token_id for token_id in ids if not 0 <= token_id <= MAX_UINT32), None)
-    if outside is not None:
-        raise _refused("prompt", f"token id {outside} is not in [0, {MAX_UINT32}]")
-    return ids
+        if len(prompt) > MAX_TOKEN_IDS:
+            raise _refused("prompt", f"{len(prompt)} token ids are more than {MAX_TOKEN_IDS}, which no server takes")
+        write_token_ids(read_token_ids(prompt, MAX_UINT32).tolist(), message)  # type: ignore[arg-type]
 
 
 def _write_constraint(wanted: StructuredOutput, message: sampling_pb2.StructuredOutput) -> None:

@@ -172,11 +172,14 @@ class AsyncEngine:
         options = Options(priority, tenant, None if timeout is None else now + timeout, cache_salt or "")
         return TokenStream(self._registry.open(request_id, readable, params, options))
 
-    def violations(self, prompt: Prompt, params: SamplingParams) -> list[FieldViolation]:
-        """What `stream` would say against a request, as far as it shows without work on its texts."""
+    async def violations(self, prompt: Prompt, params: SamplingParams) -> list[FieldViolation]:
+        """All that is wrong with a request, as far as it shows without tokenizing texts: what `stream` would say, and what it would find
+        in compiling a grammar."""
         self._check_serving()
         found: list[FieldViolation] = []
         self._registry.read(prompt, params, found)
+        if params.structured_output is not None:
+            found += await self._registry.grammar_violations(params.structured_output)
         return found
 
     async def generate(

@@ -20,6 +20,7 @@ from aengine.outputs import ModelInfo
 from aengine.params import SamplingParams
 from aengine.requests import MAX_CHAT_MESSAGES, Prompt, is_chat
 from aengine.scheduler import Request, RowParams
+from aengine.token_ids import read_token_ids
 
 INLINE_CHARACTERS = 1000
 """Longer texts are tokenized in a worker thread: up to here it takes well under a millisecond."""
@@ -114,17 +115,9 @@ def _is_long(entries: Sequence[object] | IntArray) -> bool:
 
 
 def _read_ids(ids: Sequence[int] | IntArray, model: ModelInfo) -> IntArray:
-    if not len(ids):
+    array = read_token_ids(ids, model.vocab_size - 1)
+    if not len(array):
         raise _refused("prompt", "it is empty; at least one token is needed")
-    try:
-        array = np.asarray(ids)
-    except ValueError:
-        array = np.empty(0, object)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise _refused("prompt", "token ids must be integers")
-    outside = array[(array < 0) | (array >= model.vocab_size)]
-    if len(outside):
-        raise _refused("prompt", f"token id {int(outside[0])} is not in [0, {model.vocab_size - 1}]")
     return array.astype(np.int32)
 
 

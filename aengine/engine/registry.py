@@ -38,9 +38,9 @@ from aengine.engine.prompts import (
 from aengine.engine.queue_bound import QueueBound
 from aengine.engine.stream_state import StreamHooks, StreamState
 from aengine.engine.workers import Workers
-from aengine.errors import FieldViolation
+from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.outputs import FinishReason
-from aengine.params import SamplingParams
+from aengine.params import SamplingParams, StructuredOutput
 from aengine.requests import Prompt
 from aengine.scheduler import Updates
 
@@ -98,6 +98,21 @@ class Registry:
         read, at_least = read_prompt(prompt, self._limits, violations)
         violations.extend(params_violations(params, at_least, self._limits))
         return read
+
+    async def grammar_violations(self, wanted: StructuredOutput) -> list[FieldViolation]:
+        """What compiling it refuses."""
+        if self._grammars is None:
+            return []
+        compiling, done = self._grammars.compile(wanted), anyio.Event()
+        compiling.add_done_callback(lambda _: self._edge.call_soon(done.set))
+        try:
+            await done.wait()
+            compiling.result()
+        except InvalidRequestError as error:
+            return list(error.violations)
+        finally:
+            compiling.cancel()
+        return []
 
     def open(self, request_id: str, prompt: Prompt | IntArray, params: SamplingParams, options: Options) -> StreamState:
         """Take a request: submit it at once where preparing it is quick, else prepare it in a worker thread first.

@@ -5,7 +5,7 @@ All violations of a request are collected before it is refused, each under its p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,9 +41,11 @@ class EngineRequest:
     stream: StreamPolicy
 
 
-def read_request(request: GenerationRequest, violations_of: Callable[[Prompt, SamplingParams], list[FieldViolation]]) -> EngineRequest:
+async def read_request(
+    request: GenerationRequest, violations_of: Callable[[Prompt, SamplingParams], Awaitable[list[FieldViolation]]]
+) -> EngineRequest:
     """The engine's view of a request. Raises `InvalidRequestError` with every violation that shows in the message, and then with those
-    that the engine finds without work: `violations_of`."""
+    that the engine finds: `violations_of`. For what is valid here it is not asked, nor is anything waited for."""
     spec = request.spec
     violations: list[FieldViolation] = []
     prompt = _read_prompt(spec.prompt, violations)
@@ -61,7 +63,7 @@ def read_request(request: GenerationRequest, violations_of: Callable[[Prompt, Sa
     violations.extend(_located(option_violations(**options), spec))
     if violations:
         named = {violation.field for violation in violations}
-        others = _located(violations_of(prompt, params), spec)
+        others = _located(await violations_of(prompt, params), spec)
         raise InvalidRequestError([*violations, *(violation for violation in others if violation.field not in named)])
     return EngineRequest(
         prompt=prompt,

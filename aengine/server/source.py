@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from aengine.errors import FieldError, InvalidRequestError
+from aengine.errors import FieldError, InvalidRequestError, RequestIdInUseError, refusal
 from aengine.outputs import FinishReason, ModelInfo, Token
 from aengine.server.backend import Backend
 from aengine.server.convert import EngineRequest, GenerationRequest, effective_spec, located, read_request
@@ -102,7 +102,7 @@ async def open_generation(
     """Submit `request`, whose call has `remaining` seconds until its deadline. Raises what `AsyncEngine.stream` raises, located."""
     with backend.admission.enter():
         model = require_model(backend.engine, request.spec.model)
-        wanted = read_request(request, backend.engine.violations)
+        wanted = await read_request(request, backend.engine.violations)
         # The engine hears of the call's deadline, so that it can end the work in time even if the cancellation is late.
         by_call = remaining is not None and (wanted.timeout is None or remaining < wanted.timeout)
         if by_call and remaining is not None and remaining <= 0:
@@ -121,8 +121,12 @@ async def open_generation(
                 timeout=remaining if by_call else wanted.timeout,
                 cache_salt=wanted.cache_salt,
             )
-        except InvalidRequestError as error:
+        except RequestIdInUseError as error:
             raise located(error, request.spec) from error
+        except InvalidRequestError as error:
+            # Of a grammar it does not know yet whether it can be compiled.
+            violations = [] if wanted.params.structured_output is None else await backend.engine.violations(wanted.prompt, wanted.params)
+            raise located(refusal(violations) if violations else error, request.spec) from error
         record.request_id = request_id = wanted.request_id or stream.request_id
         backend.streams.add(request_id, caller, stream)
         try:

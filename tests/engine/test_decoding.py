@@ -266,7 +266,7 @@ async def test_all_violations_that_show_without_work_are_named_at_once() -> None
             assert [violation.field for violation in caught.value.violations] == [
                 "priority", "tenant", "timeout", "max_tokens", "stop_token_ids", "logit_bias", "logprobs", "prompt_logprobs"
             ]  # fmt: skip
-            assert {violation.field for violation in engine.violations(prompt, params)} == found
+            assert {violation.field for violation in await engine.violations(prompt, params)} == found
         for prompt in ([-1], [4096], [0.5], [], [1] * 2048, [1] * 10**6, np.ones(10**6, np.int64), 5):  # type: ignore[assignment]
             with pytest.raises(InvalidRequestError) as caught:
                 engine.stream(prompt, params)

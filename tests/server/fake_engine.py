@@ -191,7 +191,7 @@ class FakeEngine:
             raise EngineStateError("the engine is not started")
         return INFO
 
-    def violations(self, prompt: Any, params: SamplingParams) -> list[FieldViolation]:
+    async def violations(self, prompt: Any, params: SamplingParams) -> list[FieldViolation]:
         return [FieldViolation("max_tokens", "too many")] if (params.max_tokens or 0) >= INFO.max_model_len else []
 
     def stream(self, prompt: Any, params: SamplingParams, *, request_id: str | None = None, **options: Any) -> FakeStream:

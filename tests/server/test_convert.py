@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable, Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -26,7 +27,21 @@ from aengine.wire import FINISH_REASONS
 
 def read_request(request: GenerateRequest, *others: FieldViolation) -> EngineRequest:
     """`others`: what the engine finds."""
-    return convert.read_request(request, lambda prompt, params: list(others))
+
+    async def violations_of(prompt: object, params: SamplingParams) -> list[FieldViolation]:
+        return list(others)
+
+    return read_with(request, violations_of)
+
+
+def read_with(request: GenerateRequest, violations_of: Callable[[Any, SamplingParams], Awaitable[list[FieldViolation]]]) -> EngineRequest:
+    """Nothing in it waits."""
+    reading = convert.read_request(request, violations_of)
+    try:
+        reading.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise AssertionError("it waits")
 
 
 def a_request(**fields: object) -> GenerateRequest:
@@ -316,16 +331,16 @@ def test_what_the_engine_finds_is_named_beside_what_the_message_shows() -> None:
     request.spec.stopping.max_tokens = 2
     seen: list[SamplingParams] = []
 
-    def violations_of(prompt: object, params: SamplingParams) -> list[FieldViolation]:
+    async def violations_of(prompt: object, params: SamplingParams) -> list[FieldViolation]:
         seen.append(params)
         return [FieldViolation("logprobs", "too many"), FieldViolation("min_tokens", "said already"), FieldViolation("prompt", "too long")]
 
     with pytest.raises(InvalidRequestError) as caught:
-        convert.read_request(request, violations_of)
+        read_with(request, violations_of)
     fields = [violation.field for violation in caught.value.violations]
     assert fields == ["spec.sampling.temperature", "spec.stopping.min_tokens", "spec.output.logprobs.top_k", "spec.prompt.text"]
     assert seen == [SamplingParams(n=2, logprobs=30, max_tokens=2)]
-    assert convert.read_request(a_request(), violations_of).params == SamplingParams(), "the engine is asked only to refuse"
+    assert read_with(a_request(), violations_of).params == SamplingParams(), "the engine is asked only to refuse"
     assert len(seen) == 1
 
 

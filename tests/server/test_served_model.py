@@ -309,7 +309,7 @@ async def test_a_killed_client_frees_its_request(demo: Demo) -> None:
     assert await demo.engine.cancel("doomed") is False
 
 
-async def test_all_violations_that_show_without_work_are_named_at_once(demo: Demo) -> None:
+async def test_all_violations_are_named_at_once(demo: Demo) -> None:
     request = stream_request(request_id="?")
     spec = request.spec
     spec.sampling.temperature = -1
@@ -319,6 +319,7 @@ async def test_all_violations_that_show_without_work_are_named_at_once(demo: Dem
     spec.stopping.max_tokens = 5000
     spec.stopping.time_limit.nanos = 2 * 10**9
     spec.output.logprobs.top_k = 1000
+    spec.structured_output.regex = "(a"
     with pytest.raises(aio.AioRpcError) as caught:
         await events_of(demo.serve.generation.StreamGenerate(request))
     failure = failure_of(caught.value)
@@ -326,4 +327,9 @@ async def test_all_violations_that_show_without_work_are_named_at_once(demo: Dem
     assert set(failure.fields) == {
         "request_id", "spec.sampling.temperature", "spec.sampling.allowed_token_ids", "spec.sampling.logit_bias",
         "spec.stopping.stop_token_ids", "spec.stopping.max_tokens", "spec.stopping.time_limit", "spec.output.logprobs.top_k",
+        "spec.structured_output.regex",
     }  # fmt: skip
+    request = stream_request(output=OutputOptions(logprobs=LogprobOptions(top_k=1000)), structured_output={"regex": "(a"})
+    with pytest.raises(aio.AioRpcError) as caught:
+        await events_of(demo.serve.generation.StreamGenerate(request))
+    assert failure_of(caught.value).fields == ["spec.output.logprobs.top_k", "spec.structured_output.regex"]

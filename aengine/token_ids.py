@@ -1,0 +1,30 @@
+"""Token ids that a user gives as an array. Knows no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aengine.errors import FieldViolation, InvalidRequestError
+
+
+def read_token_ids(ids: Sequence[int] | NDArray[np.integer], most: int) -> NDArray[np.integer]:
+    """A prompt's ids, each in 0..`most`. Raises `InvalidRequestError` (prompt)."""
+    if not len(ids):
+        return np.empty(0, np.int64)
+    try:
+        array = np.asarray(ids)
+    except ValueError:  # lists of several lengths
+        array = np.empty(0, object)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise _refused("token ids must be integers")
+    outside = array[(array < 0) | (array > most)]
+    if len(outside):
+        raise _refused(f"token id {int(outside[0])} is not in [0, {most}]")
+    return array
+
+
+def _refused(description: str) -> InvalidRequestError:
+    return InvalidRequestError((FieldViolation("prompt", description),))
