@@ -41,6 +41,7 @@ _STATUS_KEY = "grpc-status-details-bin"
 
 _PLAIN: Mapping[str, type[AEngineError]] = {
     "QUEUE_FULL": QueueFullError,
+    "TOO_MANY_CALLS": QueueFullError,
     "NOT_READY": EngineStateError,
     "DRAINING": EngineStateError,
     "ENGINE_DEAD": EngineDeadError,

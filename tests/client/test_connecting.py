@@ -109,6 +109,13 @@ def test_the_errors_of_an_engine_arrive_as_they_are(error: AEngineError, answere
     assert (failure.pushback or 0) == (1.0 if isinstance(error, EngineStateError | QueueFullError) else 0)
 
 
+def test_too_many_calls_are_what_a_full_queue_is() -> None:
+    from aengine.server.errors import TooManyCallsError
+
+    failure = read_failure(rpc_error(TooManyCallsError("8192 calls are under way")), NOBODY)
+    assert (type(failure.error), str(failure.error), failure.pushback) == (QueueFullError, "8192 calls are under way", 1.0)
+
+
 def test_a_bug_of_the_server_has_an_incident() -> None:
     failure = read_failure(rpc_error(KeyError("secret")), NOBODY)
     error = failure.error
