@@ -76,7 +76,8 @@ def test_make_demo_grpc() -> None:
 
 
 def test_make_test() -> None:
-    assert made_by("test") == [".venv/bin/python", "-m", "pytest"]
+    assert made_by("test") == [".venv/bin/python", "-m", "pytest", "-m", "not slow"]
+    assert made_by("test-slow") == [".venv/bin/python", "-m", "pytest", "-m", "slow"]
 
 
 def test_python_blocks_are_the_examples() -> None:
