@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
+from aengine.checks import shown
 from aengine.engine.detokenizer import Detokenizer
 from aengine.engine.token_codecs import Codec, TokenizedText, TokenizersCodec, TransformersCodec
 from aengine.errors import FieldViolation, InvalidRequestError, ModelLoadError
@@ -317,7 +318,7 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
             raise _refusal(f"message {index} is a {type(message).__name__}, not a dict with role and content")
         role = message.get("role")
         if not isinstance(role, str) or not role:
-            raise _refusal(f"message {index} has role {role!r}, which is not a non-empty string")
+            raise _refusal(f"message {index} has role {shown(role)}, which is not a non-empty string")
         content = message.get("content")
         if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
             continue

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+from aengine.checks import shown
 from aengine.errors import FieldViolation, InvalidRequestError, RequestIdInUseError
 from aengine.server.backend import Backend
 from aengine.server.errors import to_error
@@ -98,7 +99,7 @@ class _Batch:
         response = BatchGenerateResponse(index=index)
         try:
             if first != index:
-                description = f"{request.request_id!r} is in use by requests[{first}] of the batch"
+                description = f"{shown(request.request_id)} is in use by requests[{first}] of the batch"
                 raise RequestIdInUseError((FieldViolation("request_id", description),))
             response.response.CopyFrom(await self._generate(request))
         except Exception as error:
