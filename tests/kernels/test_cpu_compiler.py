@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -16,23 +17,29 @@ from aengine.kernels.cpu import KernelsUnavailableError, Level, load_kernels, su
 from aengine.kernels.cpu.compiler import build, prebuild, prebuilt_name
 from aengine.kernels.cpu.levels import chosen_level
 
-CODE = 'extern "C" int answer() { return 42; }\n'
+FILES = {
+    "attention.cpp": "static int twenty() { return 20; }\n",
+    "draw.cpp": "int draw() { return twenty() + 1; }\n",
+    "gemm.cpp": "static int gemm() { return 21; }\n",
+    "kernels.cpp": 'int draw();\nextern "C" __attribute__((visibility("default"))) int answer() { return draw() + gemm(); }\n',
+    "other.h": "\n",
+}
 
 
 @pytest.fixture
 def sources(tmp_path: pathlib.Path) -> pathlib.Path:
     directory = tmp_path / "src"
     directory.mkdir()
-    (directory / "kernels.cpp").write_text(CODE)
-    (directory / "other.h").write_text("\n")
+    for name, text in FILES.items():
+        (directory / name).write_text(text)
     return directory
 
 
 @pytest.fixture
 def environ(tmp_path: pathlib.Path) -> dict[str, str]:
-    """A compiler that notes each compilation, and a cache of the test's own."""
+    """A compiler that notes each library that it makes, and a cache of the test's own."""
     script = tmp_path / "cxx"
-    script.write_text(f'#!/bin/sh\ncase "$*" in *--version*) ;; *) echo compiled >> {tmp_path}/log ;; esac\nexec c++ "$@"\n')
+    script.write_text(f'#!/bin/sh\ncase "$*" in *-shared*) echo compiled >> {tmp_path}/log ;; esac\nexec c++ "$@"\n')
     script.chmod(0o755)
     return {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path / "cache"), "CXX": str(script)}
 
@@ -49,6 +56,30 @@ def test_a_second_build_does_not_compile(tmp_path: pathlib.Path, sources: pathli
     assert build(Level.PORTABLE, environ, sources) == first
     assert compilations(tmp_path) == 1
     assert [path.name for path in first.path.parent.iterdir()] == [first.path.name]  # no partial file is left
+
+
+def test_a_build_that_takes_time_is_told(
+    sources: pathlib.Path, environ: dict[str, str], tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As warnings, which show where no logging was configured. One that is there already is not worth a word."""
+    build(Level.PORTABLE, environ, sources)
+    begin, end = caplog.records
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    assert begin.message == f"compiling the CPU kernels for level portable with {tmp_path}/cxx: takes some seconds, once on this machine"
+    assert re.fullmatch(r"compiled the CPU kernels in \d+\.\d s", end.message)
+    build(Level.PORTABLE, environ, sources)
+    assert len(caplog.records) == 2
+
+
+def test_files_are_compiled_side_by_side(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
+    """Each compilation begins only when the other has: both open the same pipe."""
+    os.mkfifo(tmp_path / "pipe")
+    pipe = f"timeout 60 sh -c 'exec 3{{}}{tmp_path}/pipe' || exit 1"
+    cases = f"*kernels.cpp*) {pipe.format('>')} ;; *draw.cpp*) {pipe.format('<')} ;;"
+    script = tmp_path / "meeting"
+    script.write_text(f'#!/bin/sh\ncase "$*" in {cases} esac\nexec c++ "$@"\n')
+    script.chmod(0o755)
+    assert build(Level.PORTABLE, {**environ, "CXX": str(script)}, sources).path.is_file()
 
 
 def test_whatever_shapes_the_result_compiles_anew(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
@@ -100,7 +131,7 @@ def test_an_unwritable_cache_costs_a_compilation_each_time(tmp_path: pathlib.Pat
 
 
 def test_two_processes_at_once(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
-    """Both get a whole library, whoever is first."""
+    """Both get a whole library, whoever is first. What takes time is told on stderr, though no logging was configured."""
     code = textwrap.dedent(f"""
         import ctypes, os, pathlib
         from aengine.kernels.cpu.compiler import build
@@ -109,12 +140,13 @@ def test_two_processes_at_once(tmp_path: pathlib.Path, sources: pathlib.Path, en
         assert ctypes.CDLL(str(built.path)).answer() == 42
         print(built.path)
     """)
-    started = [
-        subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    paths = {process.communicate(timeout=120)[0] for process in started}
-    assert [process.returncode for process in started] == [0, 0]
-    assert len(paths) == 1
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = [subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **environ}, **pipes) for _ in range(2)]
+    written = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0, 0], written
+    assert len({paths for paths, _ in written}) == 1
+    told = "".join(log for _, log in written)
+    assert told.count("compiling the CPU kernels") == told.count("compiled the CPU kernels") == compilations(tmp_path) >= 1
     assert len(list((tmp_path / "cache" / "aengine").iterdir())) == 1
 
 

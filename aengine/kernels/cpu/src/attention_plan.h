@@ -6,8 +6,8 @@
 #pragma once
 #include <algorithm>
 
+#include "buffers.h"
 #include "kv.h"
-#include "workspace.h"
 
 namespace aengine {
 
@@ -43,7 +43,7 @@ inline i64 sequence_length(const Step& step, i64 row, i64 page_size) {
 }
 
 // Fails only for lack of memory.
-inline bool plan_attention(const Step& step, i64 heads, i64 kv_heads, i64 head_dim, i64 page_size, int threads, Workspace& space,
+inline bool plan_attention(const Step& step, i64 heads, i64 kv_heads, i64 head_dim, i64 page_size, int threads, Buffers& space,
                            AttentionPlan& plan) {
   const i64 group = heads / kv_heads;
   i64 num_tiles = 0;

@@ -36,6 +36,7 @@ Status check_step(const Model& model, const Pool& pool, const Step& step, const 
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 const char* aengine_level() { return AENGINE_LEVEL; }
@@ -86,9 +87,8 @@ i32 aengine_argmax(i32 element, const void* x, i64 x_stride, i64 rows, const Pac
 // tokens[row] = what is drawn from row `row` of [rows, vocab] logits.
 i32 aengine_draw(const float* logits, i64 rows, i64 vocab, const Draw* draws, i64* tokens, Workspace* space, int threads) {
   if (space->crew.busy()) return BUSY;
-  if (!Drawing::reserve(*space, rows, vocab, threads)) return OUT_OF_MEMORY;
-  const Drawing drawing(logits, rows, vocab, draws, tokens, *space);
-  run_team(threads, [&](const Member& member) { drawing.run(member); });
+  if (!reserve_draws(*space, rows, vocab, threads)) return OUT_OF_MEMORY;
+  run_team(threads, [&](const Member& member) { draw_tokens(member, logits, rows, vocab, draws, tokens, *space); });
   return OK;
 }
 
@@ -176,3 +176,4 @@ i32 aengine_copy_pages(const Pool* pool, const i32* sources, const i32* destinat
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -1,11 +1,9 @@
-// What becomes of the fused projection before attention: heads of q and k are normalised and rotated, k and v go to their pages.
+// What becomes of the fused projection before attention; see attention.h.
 #pragma once
-#include "kv.h"
+#include "attention.h"
 #include "norm.h"
 
 namespace aengine {
-
-constexpr i64 MAX_HEAD_DIM = 256;
 
 // One head in place: RMSNorm if there is a weight, then the rotation that pairs the halves (the "neox" form).
 template <class E>
@@ -26,7 +24,6 @@ void rotate_head(E* head, i64 head_dim, const float* norm_weight, float eps, con
   for (i64 i = 0; i < head_dim; i += LANES) store(head + i, load(y + i));
 }
 
-// Rows of [q heads | k heads | v heads], each head_dim wide. A token with slot -1 is written nowhere.
 // A task is up to 16 tokens of one KV head and its query heads, so that their writes to a page stay in the L1 cache.
 template <class E>
 void rotate_and_write(const Member& member, E* qkv, i64 stride, const Model& model, const Layer& layer, const LayerPages<E>& pages,

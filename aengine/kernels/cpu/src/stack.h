@@ -3,6 +3,8 @@
 #include "attention.h"
 #include "draw.h"
 #include "gemm.h"
+#include "norm.h"
+#include "workspace.h"
 
 namespace aengine {
 
@@ -111,7 +113,7 @@ class Stack {
     float* logits = space_.logits.as<float>();
     const i64 vocab = m_.head->out_features;
     multiply(member, hidden, strides_.hidden, step_.num_wanted, *m_.head, StoreLogits{logits, vocab}, space_);
-    Drawing(logits, step_.num_wanted, vocab, step_.draws, step_.chosen, space_).run(member);
+    draw_tokens(member, logits, step_.num_wanted, vocab, step_.draws, step_.chosen, space_);
   }
 
  private:
@@ -153,7 +155,7 @@ class StackJob final : public Job {
     const i64 vocab = m_.head->out_features;
     if (is_drawn()) {
       if (!space_.logits.reserve<float>(step_.num_wanted * vocab)) return OUT_OF_MEMORY;
-      if (!Drawing::reserve(space_, step_.num_wanted, vocab, threads)) return OUT_OF_MEMORY;
+      if (!reserve_draws(space_, step_.num_wanted, vocab, threads)) return OUT_OF_MEMORY;
     } else if (step_.chosen) {
       KeepLargest::begin(step_.chosen, step_.num_wanted);
     }

@@ -1,45 +1,12 @@
-// What outlives a call: scratch memory, in buffers that grow and never shrink, and threads. One workspace serves one call at a time.
+// What outlives a call: scratch memory and threads. One workspace serves one call at a time.
 #pragma once
-#include <cstdlib>
-
-#include "abi.h"
+#include "buffers.h"
 #include "crew.h"
 
 namespace aengine {
 
-class Buffer {
- public:
-  Buffer() = default;
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { free(data_); }
-
-  // Room for `count` T, whose old contents are lost when it has to grow. False when there is no memory.
-  template <class T>
-  bool reserve(i64 count) {
-    const i64 bytes = count * (i64)sizeof(T);
-    if (bytes <= capacity_) return true;
-    free(data_);
-    const i64 wanted = round_up(bytes, 4096);
-    data_ = aligned_alloc(64, (size_t)wanted);
-    capacity_ = data_ ? wanted : 0;
-    return data_ != nullptr;
-  }
-
-  template <class T>
-  T* as() const { return static_cast<T*>(data_); }
-
- private:
-  void* data_ = nullptr;
-  i64 capacity_ = 0;
-};
-
-struct Workspace {
-  Buffer residual, normed, qkv, attended, gated;  // activations of a step
-  Buffer prepared, row_scales;                    // activations as a Dot wants them
-  Buffer tiles, tasks, partials, gathered;        // attention
-  Buffer logits, chunk_best, block_best, block_mass, listed;  // draws
-  Crew crew;                                      // of a step that goes on by itself; ends before the buffers do
+struct Workspace : Buffers {
+  Crew crew;  // of a step that goes on by itself; ends before the buffers do
 };
 
 }  // namespace aengine

@@ -1,0 +1,343 @@
+// How attention is computed: online softmax (Milakov and Gimelshein, 2018) over blocks of KV_RUN tokens, tile by tile as
+// `attention_plan.h` cuts the work. Nothing beyond a row's length reaches a result, and no page that lies before a tile's window.
+#include "attention.h"
+
+#include "dot.h"
+#include "rope.h"
+
+namespace aengine {
+
+namespace {
+
+constexpr i64 RUN_BLOCKS = KV_RUN / BLOCK;
+constexpr float HIDDEN = -1e30f;  // the score of what a query does not see
+
+// The running softmax of a tile's query rows: out = weighted / total once all is seen.
+struct Softmax {
+  alignas(64) float weighted[TILE_QUERIES * MAX_HEAD_DIM];  // [count][head_dim]
+  float most[TILE_QUERIES], total[TILE_QUERIES];
+
+  void clear(i64 count, i64 head_dim) {
+    memset(weighted, 0, (size_t)(count * head_dim) * sizeof(float));
+    for (i64 i = 0; i < count; i++) most[i] = HIDDEN, total[i] = 0;
+  }
+};
+
+// Takes one query row's (most, total, weighted) of a later partition in. Not inlined: the compiler must not round it in two ways.
+AE_NOINLINE void merge_row(float& most, float& total, float* weighted, float other_most, float other_total, const float* other,
+                                  i64 dim) {
+  const float top = other_most > most ? other_most : most;
+  const float mine = std::exp(most - top), theirs = std::exp(other_most - top);
+  total = total * mine + other_total * theirs;
+  for (i64 i = 0; i < dim; i += LANES) store(weighted + i, load(weighted + i) * mine + load(other + i) * theirs);
+  most = top;
+}
+
+// Up to KV_RUN consecutive tokens of one KV head, block by block.
+struct KvRun {
+  i64 first;                     // token, a multiple of 16
+  i64 end;                       // token
+  const u32* keys[RUN_BLOCKS];   // blocks beyond the last repeat it
+  const u32* values[RUN_BLOCKS];
+  const u32* next[RUN_BLOCKS];   // what will be read next, to prefetch; null: nothing
+};
+
+// scores[i][token - run.first] = query i . key, for all blocks of the run (and rubbish beyond).
+template <class Dot, int ROWS>
+AE_NOINLINE void score(const typename Dot::X* query, i64 dim, const KvRun& run, bool prefetch, float* scores) {
+  constexpr int VECTORS = tile_vectors(ROWS);
+  const i64 steps = dim / Dot::X_PER_WORD, width = run.end - run.first;
+  for (i64 token = 0; token < width; token += VECTORS * LANES) {
+    const u32 *keys[VECTORS], *values[VECTORS];
+    for (int j = 0; j < VECTORS; j++) {
+      const i64 at = token + j * LANES;  // below KV_RUN, which a tile's width divides
+      keys[j] = run.keys[at / BLOCK] + at % BLOCK;
+      values[j] = run.values[at / BLOCK];
+    }
+    typename Dot::Sum sums[ROWS][VECTORS] = {};
+    for (i64 step = 0; step < steps; step++) {
+      if (prefetch) {
+        for (int j = 0; j < VECTORS; j += BLOCK / LANES) __builtin_prefetch(values[j] + step * BLOCK, 0, 2);
+      }
+      for_each_part<Dot>([&](auto part) {
+        decltype(Dot::template weights<part>(VecU{})) k[VECTORS];
+        for (int j = 0; j < VECTORS; j++) k[j] = Dot::template weights<part>(load_words(keys[j] + step * BLOCK));
+        for (int i = 0; i < ROWS; i++) {
+          const auto q = Dot::template activations<part>(query + i * dim + step * Dot::X_PER_WORD);
+          for (int j = 0; j < VECTORS; j++) sums[i][j] = Dot::multiply_add(sums[i][j], q, k[j]);
+        }
+      });
+    }
+    for (int i = 0; i < ROWS; i++) {
+      for (int j = 0; j < VECTORS; j++) store(scores + i * KV_RUN + token + j * LANES, sums[i][j]);
+    }
+  }
+}
+
+// weighted[i][d .. d + VECTORS * LANES] = itself * rescale[i] + sum over tokens of weights[i][token] * value.
+// Only words that hold tokens before run.end are read, and the upper half of a last odd pair is taken as zero.
+template <class Dot, int ROWS, int VECTORS>
+AE_INLINE void weigh_columns(const typename Dot::X* weights, i64 dim, i64 d, const KvRun& run, bool prefetch, const float* rescale,
+                             float* weighted) {
+  typename Dot::Sum sums[ROWS][VECTORS];
+  for (int i = 0; i < ROWS; i++) {
+    for (int j = 0; j < VECTORS; j++) sums[i][j] = load(weighted + i * dim + d + j * LANES) * rescale[i];
+  }
+  const auto add = [&](i64 token, u32 mask) __attribute__((always_inline)) {
+    const i64 offset = token % BLOCK / Dot::X_PER_WORD * dim + d;
+    const u32* words = run.values[token / BLOCK] + offset;
+    if (prefetch && run.next[token / BLOCK]) {
+      for (int j = 0; j < VECTORS * LANES; j += BLOCK) __builtin_prefetch(run.next[token / BLOCK] + offset + j, 0, 2);
+    }
+    for_each_part<Dot>([&](auto part) {
+      decltype(Dot::template weights<part>(VecU{})) v[VECTORS];
+      for (int j = 0; j < VECTORS; j++) v[j] = Dot::template weights<part>(load_words(words + j * LANES) & mask);
+      for (int i = 0; i < ROWS; i++) {
+        const auto p = Dot::template activations<part>(weights + i * KV_RUN + token);
+        for (int j = 0; j < VECTORS; j++) sums[i][j] = Dot::multiply_add(sums[i][j], p, v[j]);
+      }
+    });
+  };
+  const i64 width = run.end - run.first, whole = width / Dot::X_PER_WORD * Dot::X_PER_WORD;
+  for (i64 token = 0; token < whole; token += Dot::X_PER_WORD) add(token, 0xffffffffu);
+  if (whole < width) add(whole, 0x0000ffffu);
+  for (int i = 0; i < ROWS; i++) {
+    for (int j = 0; j < VECTORS; j++) store(weighted + i * dim + d + j * LANES, sums[i][j]);
+  }
+}
+
+template <class Dot, int ROWS>
+AE_NOINLINE void weigh(const typename Dot::X* weights, i64 dim, const KvRun& run, bool prefetch, const float* rescale, float* weighted) {
+  constexpr int VECTORS = tile_vectors(ROWS);
+  i64 d = 0;
+  for (; d + VECTORS * LANES <= dim; d += VECTORS * LANES) {
+    weigh_columns<Dot, ROWS, VECTORS>(weights, dim, d, run, prefetch, rescale, weighted);
+  }
+  for (; d < dim; d += LANES) weigh_columns<Dot, ROWS, 1>(weights, dim, d, run, prefetch, rescale, weighted);
+}
+
+// Scores of one query row -> weights e^(score - most) of its tokens low .. high, zero for all others up to the end of the last block.
+// Returns the factor for what was weighted before.
+template <class X>
+AE_INLINE float soften(float* scores, X* weights, i64 first, i64 end, i64 low, i64 high, float scale, float soft_cap, float& most,
+                       float& total) {
+  const i64 width = round_up(end - first, BLOCK);
+  const bool partly = low > first || high < first + width;
+  VecF top = splat(most);
+  for (i64 t = 0; t < width; t += LANES) {
+    VecF s = load(scores + t) * scale;
+    if (soft_cap > 0) s = tanh(s / soft_cap) * soft_cap;
+    if (partly) {
+      const VecI token = lane_numbers() + (i32)(first + t);
+      s = token >= (i32)low ? s : splat(HIDDEN);
+      s = token < (i32)high ? s : splat(HIDDEN);
+    }
+    store(scores + t, s);
+    top = larger(s, top);
+  }
+  const float new_most = largest(top);
+  VecF added = {};
+  for (i64 t = 0; t < width; t += LANES) {
+    const VecF s = load(scores + t);
+    const VecF e = s == HIDDEN ? splat(0.f) : exp(s - new_most);
+    added += e;
+    store(weights + t, e);
+  }
+  const float rescale = std::exp(most - new_most);
+  total = total * rescale + sum(added);
+  most = new_most;
+  return rescale;
+}
+
+// One tile of query rows over tokens begin .. end of its row, for one KV head.
+template <class E>
+class TileAttention {
+ public:
+  using Dot = DotOf<E>;
+  using X = typename Dot::X;
+
+  TileAttention(const AttentionArguments<E>& arguments, const Tile& tile, E* gathered)
+      : a_(arguments), tile_(tile), dim_(arguments.pages.head_dim), gathered_(gathered) {
+    const Step& step = *a_.step;
+    pages_ = step.kv_indices + step.kv_indptr[tile.row];
+    first_token_ = step.qo_indptr[tile.row];
+    start_ = sequence_length(step, tile.row, a_.pages.page_size) - (step.qo_indptr[tile.row + 1] - first_token_);
+    end_ = position(tile.count - 1) + 1;
+    begin_ = lowest(0) / BLOCK * BLOCK;
+  }
+
+  // Whether the tile sees anything of a partition.
+  bool sees(i64 partition) const { return partition * PARTITION < end_ && (partition + 1) * PARTITION > begin_; }
+
+  void set_head(i64 head) { head_ = head; }
+
+  // Where the first keys lie that `attend` will read.
+  void first_keys(i64 partition, const u32** blocks) const {
+    const i64 begin = larger(begin_, partition * PARTITION);
+    for (i64 b = 0; b < RUN_BLOCKS; b++) blocks[b] = begin + b * BLOCK < end_ ? key_block(begin + b * BLOCK, head_) : nullptr;
+  }
+
+  // What to prefetch at the end of the last head.
+  void set_upcoming(const u32* const* blocks) { upcoming_ = blocks; }
+
+  void load_queries() {
+    for (i64 r = 0; r < tile_.count; r++) {
+      const E* from = a_.query + token(r) * a_.query_stride + query_head(r) * dim_;
+      for (i64 i = 0; i < dim_; i += LANES) store(query_ + r * dim_ + i, load(from + i));
+    }
+  }
+
+  // Softmax over what the tile sees of a partition; `next_head` is prefetched at the end of the tile's last run, -1: what is upcoming.
+  void attend(i64 partition, i64 next_head, Softmax& softmax) {
+    softmax.clear(tile_.count, dim_);
+    const i64 begin = larger(begin_, partition * PARTITION), end = smaller(end_, (partition + 1) * PARTITION);
+    for (i64 first = begin; first < end;) {
+      const i64 after = smaller(end, (first / KV_RUN + 1) * KV_RUN);
+      attend_run(find_run(first, after, next_head), softmax);
+      first = after;
+    }
+  }
+
+  void put(i64 r, const float* weighted, float total) const {
+    E* to = a_.output + token(r) * a_.output_stride + query_head(r) * dim_;
+    const float factor = 1.f / total;
+    for (i64 i = 0; i < dim_; i += LANES) store(to + i, load(weighted + i) * factor);
+  }
+
+ private:
+  i64 token(i64 r) const { return first_token_ + (tile_.first + r) / a_.group; }
+  i64 query_head(i64 r) const { return head_ * a_.group + (tile_.first + r) % a_.group; }
+  i64 position(i64 r) const { return start_ + (tile_.first + r) / a_.group; }
+  i64 lowest(i64 r) const { return a_.window ? larger(0, position(r) - a_.window + 1) : 0; }
+
+  const u32* key_block(i64 token, i64 head) const {
+    const LayerPages<E>& pages = a_.pages;
+    return pages.block(pages.keys, pages_[token / pages.page_size], head, token % pages.page_size);
+  }
+
+  KvRun find_run(i64 first, i64 end, i64 next_head) const {
+    const LayerPages<E>& pages = a_.pages;
+    KvRun run = {first, end, {}, {}, {}};
+    const i64 blocks = ceil_div(end - first, BLOCK);
+    if (!pages.blocked()) {
+      E *keys = gathered_, *values = gathered_ + RUN_BLOCKS * pages.block_elements();
+      pages.gather(pages_, head_, first, larger(first, lowest(0)), end, keys, values);
+      for (i64 b = 0; b < RUN_BLOCKS; b++) {
+        const i64 offset = smaller(b, blocks - 1) * pages.block_elements();
+        run.keys[b] = reinterpret_cast<const u32*>(keys + offset);
+        run.values[b] = reinterpret_cast<const u32*>(values + offset);
+      }
+      return run;
+    }
+    const bool last = end == end_;
+    const i64 next_first = last ? begin_ : end;
+    const i64 next_blocks = last ? RUN_BLOCKS : ceil_div(smaller(end_ - end, KV_RUN), BLOCK);
+    for (i64 b = 0; b < RUN_BLOCKS; b++) {
+      const i64 at = first + smaller(b, blocks - 1) * BLOCK, next_at = next_first + b * BLOCK;
+      run.keys[b] = key_block(at, head_);
+      run.values[b] = pages.block(pages.values, pages_[at / pages.page_size], head_, at % pages.page_size);
+      if (last && next_head < 0) {
+        run.next[b] = upcoming_[b];
+      } else if (b < next_blocks && next_at < end_) {
+        run.next[b] = key_block(next_at, last ? next_head : head_);
+      }
+    }
+    return run;
+  }
+
+  void attend_run(const KvRun& run, Softmax& softmax) {
+    alignas(64) float scores[TILE_ROWS * KV_RUN];
+    alignas(64) X weights[TILE_ROWS * KV_RUN];
+    float rescale[TILE_ROWS];
+    const i64 parts = ceil_div(tile_.count, TILE_ROWS);
+    for (i64 part = 0; part < parts; part++) {
+      const i64 r0 = part * tile_.count / parts, rows = (part + 1) * tile_.count / parts - r0;
+      with_rows(rows, [&](auto n) { score<Dot, n>(query_ + r0 * dim_, dim_, run, part == 0 && a_.pages.blocked(), scores); });
+      for (i64 i = 0; i < rows; i++) {
+        const i64 r = r0 + i, high = smaller(position(r) + 1, run.end);
+        rescale[i] = soften(scores + i * KV_RUN, weights + i * KV_RUN, run.first, run.end, lowest(r), high, a_.scale, a_.soft_cap,
+                            softmax.most[r], softmax.total[r]);
+      }
+      with_rows(rows, [&](auto n) { weigh<Dot, n>(weights, dim_, run, part == 0, rescale, softmax.weighted + r0 * dim_); });
+    }
+  }
+
+  const AttentionArguments<E>& a_;
+  const Tile& tile_;
+  const i64 dim_;
+  E* gathered_;       // [2][RUN_BLOCKS] blocks of this thread
+  const u32* const* upcoming_ = nullptr;  // [RUN_BLOCKS]
+  const i32* pages_;  // of the row
+  i64 first_token_, start_, begin_, end_, head_ = 0;
+  alignas(64) X query_[TILE_QUERIES * MAX_HEAD_DIM];
+};
+
+}  // namespace
+
+template <class E>
+void attend(const Member& member, const AttentionArguments<E>& arguments, const AttentionPlan& plan, const Buffers& space) {
+  const i64 dim = arguments.pages.head_dim, kv_heads = arguments.pages.kv_heads;
+  E* gathered = arguments.pages.blocked() ? nullptr : space.gathered.as<E>() + member.index() * gathered_elements(dim);
+  const i64 head_runs = ceil_div(kv_heads, plan.heads_per_task);
+  member.each_ahead(plan.num_tasks * head_runs, [&](i64 number, i64 next_number) {
+    const AttentionTask& task = plan.tasks[number / head_runs];
+    const Tile& tile = plan.tiles[task.tile];
+    const i64 first_head = number % head_runs * plan.heads_per_task, end_head = smaller(kv_heads, first_head + plan.heads_per_task);
+    TileAttention<E> attention(arguments, tile, gathered);
+    const u32* upcoming[RUN_BLOCKS] = {};
+    if (next_number >= 0 && arguments.pages.blocked()) {
+      const AttentionTask& next_task = plan.tasks[next_number / head_runs];
+      TileAttention<E> next(arguments, plan.tiles[next_task.tile], gathered);
+      next.set_head(next_number % head_runs * plan.heads_per_task);
+      next.first_keys(larger(0, next_task.partition), upcoming);
+    }
+    attention.set_upcoming(upcoming);
+    Softmax all, part;
+    for (i64 head = first_head; head < end_head; head++) {
+      attention.set_head(head);
+      attention.load_queries();
+      const i64 next_head = head + 1 < end_head ? head + 1 : -1;
+      if (task.partition >= 0) {
+        attention.attend(task.partition, -1, part);
+        float* to = plan.partials + ((number / head_runs) * kv_heads + head) * plan.partial_stride;
+        for (i64 r = 0; r < tile.count; r++, to += dim + 2) {
+          to[0] = part.most[r], to[1] = part.total[r];
+          memcpy(to + 2, part.weighted + r * dim, (size_t)dim * sizeof(float));
+        }
+        continue;
+      }
+      bool first = true;
+      for (i64 partition = 0; partition < tile.partitions; partition++) {
+        if (!attention.sees(partition)) continue;
+        attention.attend(partition, next_head, first ? all : part);
+        for (i64 r = 0; r < tile.count && !first; r++) {
+          merge_row(all.most[r], all.total[r], all.weighted + r * dim, part.most[r], part.total[r], part.weighted + r * dim, dim);
+        }
+        first = false;
+      }
+      for (i64 r = 0; r < tile.count; r++) attention.put(r, all.weighted + r * dim, all.total[r]);
+    }
+  });
+  if (!plan.split) return;
+  member.each(plan.num_tiles * kv_heads, [&](i64 number) {
+    const Tile& tile = plan.tiles[number / kv_heads];
+    const i64 head = number % kv_heads;
+    TileAttention<E> attention(arguments, tile, gathered);
+    attention.set_head(head);
+    for (i64 r = 0; r < tile.count; r++) {
+      float* all = plan.partials + (tile.first_task * kv_heads + head) * plan.partial_stride + r * (dim + 2);
+      for (i64 partition = 1; partition < tile.partitions; partition++) {
+        const float* part = all + partition * kv_heads * plan.partial_stride;
+        merge_row(all[0], all[1], all + 2, part[0], part[1], part + 2, dim);
+      }
+      attention.put(r, all + 2, all[1]);
+    }
+  });
+}
+
+template void attend(const Member&, const AttentionArguments<Bf16>&, const AttentionPlan&, const Buffers&);
+template void attend(const Member&, const AttentionArguments<float>&, const AttentionPlan&, const Buffers&);
+template void rotate_and_write(const Member&, Bf16*, i64, const Model&, const Layer&, const LayerPages<Bf16>&, const i32*, const i32*, i64);
+template void rotate_and_write(const Member&, float*, i64, const Model&, const Layer&, const LayerPages<float>&, const i32*, const i32*, i64);
+
+}  // namespace aengine

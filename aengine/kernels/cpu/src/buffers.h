@@ -1,0 +1,43 @@
+// Scratch memory that outlives a call, in buffers that grow and never shrink.
+#pragma once
+#include <cstdlib>
+
+#include "abi.h"
+
+namespace aengine {
+
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { free(data_); }
+
+  // Room for `count` T, whose old contents are lost when it has to grow. False when there is no memory.
+  template <class T>
+  bool reserve(i64 count) {
+    const i64 bytes = count * (i64)sizeof(T);
+    if (bytes <= capacity_) return true;
+    free(data_);
+    const i64 wanted = round_up(bytes, 4096);
+    data_ = aligned_alloc(64, (size_t)wanted);
+    capacity_ = data_ ? wanted : 0;
+    return data_ != nullptr;
+  }
+
+  template <class T>
+  T* as() const { return static_cast<T*>(data_); }
+
+ private:
+  void* data_ = nullptr;
+  i64 capacity_ = 0;
+};
+
+struct Buffers {
+  Buffer residual, normed, qkv, attended, gated;  // activations of a step
+  Buffer prepared, row_scales;                    // activations as a Dot wants them
+  Buffer tiles, tasks, partials, gathered;        // attention
+  Buffer logits, chunk_best, block_best, block_mass, listed;  // draws
+};
+
+}  // namespace aengine

@@ -1,0 +1,159 @@
+// How matrix products are computed.
+//
+// A task is a run of panels for a span of rows. It goes through each panel once per TILE_ROWS rows. Where that is more than once, it
+// meanwhile fetches the next panel, so that memory is never idle. Sums are never split over the depth, so a row's result does not depend
+// on its neighbours.
+#include "gemm.h"
+
+#include "dot.h"
+
+namespace aengine {
+
+namespace {
+
+// Rows of activations in the form that a Dot multiplies.
+template <class Dot>
+struct Prepared {
+  const typename Dot::X* data;
+  i64 stride;
+  const float* scales;  // per row, of int8
+};
+
+constexpr i64 WORDS_AHEAD = 16 * PANEL;  // of a single row, whose products wait for memory: 4 KB, measured
+constexpr i64 SPAN_ROWS = 192;           // rows of a task, so that their activations stay in the L2 cache
+constexpr i64 MAX_RUN = 8;               // panels of a task
+constexpr i64 TASKS_PER_THREAD = 4;      // at least, where there are enough panels: a thread that loses its core holds nobody up
+
+// What a walk over a panel fetches beside it: `lines` cache lines per step, from `words` on. A panel has PANEL_LINES per step.
+struct Fetch {
+  const u32* words;
+  int lines;
+};
+constexpr int LINE_WORDS = 16, PANEL_LINES = PANEL / LINE_WORDS;
+
+// The part of the panel at `next` that walk number `walk` of `walks` fetches. A single walk fetches nothing: the processor sees where it
+// goes, and has more room for what it fetches by itself.
+inline Fetch fetch_part(const u32* next, i64 steps, i64 walk, i64 walks) {
+  const int lines = walks < PANEL_LINES ? PANEL_LINES / 2 : 1;
+  const i64 parts = PANEL_LINES / lines;
+  return next && walks > 1 && walk < parts ? Fetch{next + walk * steps * lines * LINE_WORDS, lines} : Fetch{nullptr, 0};
+}
+
+// The sums of one panel for ROWS rows, and what it FETCHES beside it.
+template <class Dot, int ROWS, bool FETCHES>
+AE_NOINLINE void multiply_panel(const typename Dot::X* x, i64 stride, const u32* panel, i64 steps, const Fetch& fetch,
+                                typename Dot::Sum (*out)[PANEL / LANES]) {
+  constexpr int VECTORS = tile_vectors(ROWS);
+  constexpr int MOST_LINES = ROWS == 1 ? PANEL_LINES : 2;
+  const u32* ahead = fetch.words;
+  const i64 jump = (ROWS == 1 ? PANEL_LINES : fetch.lines) * LINE_WORDS, second = smaller(jump - LINE_WORDS, LINE_WORDS);
+  for (int column = 0; column < PANEL; column += VECTORS * LANES) {
+    typename Dot::Sum sums[ROWS][VECTORS] = {};
+    for (i64 step = 0; step < steps; step++) {
+      const u32* words = panel + step * PANEL;
+      if (FETCHES && column == 0) {
+        for (int line = 0; line < MOST_LINES; line++) __builtin_prefetch(ahead + line * second, 0, 2);
+        ahead += jump;
+      }
+      for_each_part<Dot>([&](auto part) {
+        decltype(Dot::template weights<part>(VecU{})) w[VECTORS];
+        for (int j = 0; j < VECTORS; j++) w[j] = Dot::template weights<part>(load_words(words + column + j * LANES));
+        for (int i = 0; i < ROWS; i++) {
+          const auto a = Dot::template activations<part>(x + i * stride + step * Dot::X_PER_WORD);
+          for (int j = 0; j < VECTORS; j++) sums[i][j] = Dot::multiply_add(sums[i][j], a, w[j]);
+        }
+      });
+    }
+    for (int i = 0; i < ROWS; i++) {
+      for (int j = 0; j < VECTORS; j++) out[i][column / LANES + j] = sums[i][j];
+    }
+  }
+}
+
+// A sum as a number: as it is, or scaled back from int8.
+AE_INLINE VecF value_of(VecF sum, const PackedLinear&, i64, float) { return sum; }
+AE_INLINE VecF value_of(VecI sum, const PackedLinear& w, i64 column, float row_scale) {
+  if (Int8Dot::OFFSET) sum -= load_as<VecI>(w.offsets + column);
+  return __builtin_convertvector(sum, VecF) * (load(w.scales + column) * row_scale);
+}
+
+template <class Dot>
+void gemm(const Member& member, const Prepared<Dot>& x, i64 rows, const PackedLinear& w, const Output& output) {
+  const i64 panels = num_panels(w), steps = num_steps(w);
+  const i64 tiles = ceil_div(rows, TILE_ROWS), spans = ceil_div(rows, SPAN_ROWS);
+  const i64 tiles_per_span = spans ? ceil_div(tiles, spans) : 0;
+  const i64 run = larger(1, smaller(MAX_RUN, panels / (TASKS_PER_THREAD * member.size())));
+  const i64 runs = ceil_div(panels, run);
+  member.each_ahead(runs * spans, [&](i64 task, i64 next_task) {
+    const i64 first_tile = task / runs * tiles_per_span, end_tile = smaller(tiles, first_tile + tiles_per_span);
+    const i64 first_panel = task % runs * run, end_panel = smaller(panels, first_panel + run);
+    for (i64 panel = first_panel; panel < end_panel; panel++) {
+      const auto words_of = [&](i64 any) { return w.words + any * steps * PANEL; };
+      const u32* words = words_of(panel);
+      const u32* next = panel + 1 < end_panel ? words_of(panel + 1) : next_task >= 0 ? words_of(next_task % runs * run) : nullptr;
+      const i64 walks = end_tile - first_tile;
+      for (i64 tile = first_tile; tile < end_tile; tile++) {
+        const i64 row = tile * rows / tiles, count = (tile + 1) * rows / tiles - row;
+        typename Dot::Sum sums[TILE_ROWS][PANEL / LANES];
+        const Fetch fetch = rows == 1 ? Fetch{words + WORDS_AHEAD, PANEL_LINES} : fetch_part(next, steps, tile - first_tile, walks);
+        with_rows(count, [&](auto n) {
+          // A single row always fetches; tiles that share a panel have three rows at least.
+          const bool fetches = n == 1 || (n > 2 && fetch.lines > 0);
+          const auto multiply = fetches ? multiply_panel<Dot, n, n != 2> : multiply_panel<Dot, n, n == 1>;
+          multiply(x.data + row * x.stride, x.stride, words, steps, fetch, sums);
+        });
+        // Where they lie they become numbers, if they are none yet.
+        const auto values = reinterpret_cast<float (*)[PANEL]>(sums);
+        for (i64 i = 0; i < count && (w.bias || x.scales); i++) {
+          for (int j = 0; j < PANEL / LANES; j++) {
+            const i64 column = panel * PANEL + j * LANES;
+            VecF value = value_of(sums[i][j], w, column, x.scales ? x.scales[row + i] : 1.f);
+            if (w.bias) value += load(w.bias + column);
+            store(values[i] + j * LANES, value);
+          }
+        }
+        output.put(row, count, panel, values);
+      }
+    }
+  });
+}
+
+// Activations as Bf16Dot, F32Dot or Int8Dot wants them: where they lie, or converted into the workspace by all threads.
+template <class Dot, class E>
+Prepared<Dot> prepare(const Member& member, const E* x, i64 stride, i64 rows, i64 depth, const Buffers& space) {
+  using X = typename Dot::X;
+  if constexpr (std::is_same_v<X, E>) {
+    return {x, stride, nullptr};
+  } else {
+    const i64 padded = round_up(depth, 16);
+    X* out = space.prepared.as<X>();
+    float* scales = space.row_scales.as<float>();
+    member.each_run(rows, 8, [&](i64 begin, i64 end) {
+      for (i64 row = begin; row < end; row++) {
+        if constexpr (std::is_same_v<Dot, Int8Dot>) {
+          scales[row] = quantise_row(x + row * stride, out + row * padded, padded);
+        } else {
+          for (i64 i = 0; i < padded; i += LANES) store(out + row * padded + i, load(x + row * stride + i));
+        }
+      }
+    });
+    return {out, padded, std::is_same_v<Dot, Int8Dot> ? scales : nullptr};
+  }
+}
+
+}  // namespace
+
+// The product in whichever format the matrix is packed.
+template <class E>
+void multiply(const Member& member, const E* x, i64 stride, i64 rows, const PackedLinear& w, const Output& output, const Buffers& space) {
+  if (w.format == INT8_QUADS) {
+    gemm(member, prepare<Int8Dot>(member, x, stride, rows, w.in_features, space), rows, w, output);
+  } else {
+    gemm(member, prepare<DotOf<E>>(member, x, stride, rows, w.in_features, space), rows, w, output);
+  }
+}
+
+template void multiply(const Member&, const Bf16*, i64, i64, const PackedLinear&, const Output&, const Buffers&);
+template void multiply(const Member&, const float*, i64, i64, const PackedLinear&, const Output&, const Buffers&);
+
+}  // namespace aengine
