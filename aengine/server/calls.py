@@ -148,7 +148,7 @@ class CallInterceptor(aio.ServerInterceptor):
         if failure.retry_delay is not None:
             metadata += ((PUSHBACK_KEY, str(int(failure.retry_delay.total_seconds() * 1000))),)
         self._end(call, failure.code, failure.reason)
-        if not call.headers_wait:
+        if not call.mute:
             # In HTTP/2 the status comes after all messages, so where the client reads slowly it waits behind them.
             waits_behind = answered and not isinstance(error, ReaderStalledError)
             seconds = self._under_way.stall_seconds if waits_behind else ABORT_SECONDS
@@ -187,7 +187,7 @@ class _Method:
 
         async def work(call: Call) -> None:
             message = self._encode(await answer(await self._request(requests, context, call), context))
-            call.waits, call.headers_wait = reader_stalled, True
+            call.waits, call.mute = reader_stalled, True  # the headers go with it, which saves a turn
             await context.write(message)
             call.record.messages_sent = 1
 
@@ -200,8 +200,8 @@ class _Method:
             write, record = context.write, call.record
             async with aclosing(answer(await self._request(requests, context, call), context)) as responses:
                 async for response in responses:  # for every token of every stream: what is added here is paid often
-                    if not record.messages_sent:  # apart: while they wait with a message, gRPC takes no status
-                        await context.send_initial_metadata(())
+                    if not record.messages_sent:  # apart: while they wait with a message, the call could be told no status
+                        await _send_headers(call, context)
                     call.waits = reader_stalled
                     await write(response)
                     call.waits = None
@@ -218,6 +218,14 @@ class _Method:
         if request is aio.EOF:  # the client sent none, or one that gRPC has refused and ended the call for
             raise InvalidRequestError((FieldViolation("request", "there is no message"),))
         return request
+
+
+async def _send_headers(call: Call, context: Context) -> None:
+    call.waits, call.mute = reader_stalled, True
+    await context.send_initial_metadata(())
+    call.mute = False
+    if call.error is not None:
+        raise call.error
 
 
 def _cut(error: Exception) -> NoReturn:

@@ -29,20 +29,27 @@ def sender_stalled(seconds: float) -> AEngineError:
 class Call:
     """One call, made in the task that runs it."""
 
-    __slots__ = ("error", "headers_wait", "record", "seen", "task", "waits", "waits_since")
+    __slots__ = ("error", "mute", "record", "seen", "task", "waits", "waits_since")
 
     def __init__(self, record: CallRecord) -> None:
         self.record = record
         self.task = asyncio.current_task()
         self.error: Exception | None = None  # why it was ended from outside
-        self.headers_wait = False  # for the client to read, with a message
+        self.mute = False  # gRPC sends its headers, and takes no status until they are sent
         self.waits: Callable[[float], AEngineError] | None = None  # for the client, and what it is called when that takes too long
         self.seen: object = None  # what it waited for when it was last looked at
         self.waits_since = 0.0
 
     def end(self, error: Exception) -> None:
-        """Have it fail with `error`."""
+        """Have it fail with `error`: at once, or where it is mute when it no longer is, unless it has come to its end then."""
         if self.error is None and self.task is not None:
+            self.error = error
+            if not self.mute:
+                self.task.cancel()
+
+    def give_up(self, error: Exception) -> None:
+        """Have it fail with `error` at once, whether or not that can be told."""
+        if (self.error is None or self.mute) and self.task is not None:
             self.error = error
             self.task.cancel()
 
@@ -101,4 +108,4 @@ class CallsUnderWay:
             if call.seen != seen:
                 call.seen, call.waits_since = seen, now
             elif now - call.waits_since >= self.stall_seconds:
-                call.end(call.waits(self.stall_seconds))
+                call.give_up(call.waits(self.stall_seconds))

@@ -275,7 +275,9 @@ class TestEnds:
             await connection.closed.wait()
             assert connection.goaway == 0
 
-    async def test_a_server_that_stops_ends_its_streams_with_a_status(self, engine: FakeEngine) -> None:
+    @pytest.mark.parametrize("attempt", range(8))
+    async def test_a_server_that_stops_ends_its_streams_with_a_status(self, engine: FakeEngine, attempt: int) -> None:
+        """Also those that it sends the headers of at that moment."""
         async with serving(engine) as serve, raw_connection(serve.server.address) as connection:
             calls = [await connection.call(STREAM, framed(stream_request(request_id=f"r{i}"))) for i in range(5)]
             for _ in calls:
