@@ -22,6 +22,8 @@ from aengine.bench.workload import nano_vllm
 from aengine.config import EngineConfig
 from aengine.errors import InsufficientMemoryError
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("--num-requests", "3", "--input-len", "4-8", "--output-len", "5", "--warmup", "1")
 MEMORY = ("--kv-cache-memory", str(64 << 20))
 

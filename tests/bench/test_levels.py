@@ -5,6 +5,8 @@ import pytest
 from aengine.bench import levels
 from aengine.kernels.cpu.levels import Level, supported_levels
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("level", [level for level in supported_levels() if level is Level.AVX2])
 def test_a_level_is_measured_in_a_process_of_its_own(level: Level, monkeypatch: pytest.MonkeyPatch) -> None:

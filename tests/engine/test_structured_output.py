@@ -36,6 +36,7 @@ async def generate_all(engine: AsyncEngine, wanted: list[SamplingParams]) -> lis
     return [results[i] for i in range(len(wanted))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_300_schemas() -> None:
     schemas = [grammar_decoding.random_schema(seed) for seed in range(300)]

@@ -14,14 +14,19 @@ def loaded(level: Level) -> CpuKernels:
     return load_level(level)
 
 
-@pytest.fixture(scope="session", params=supported_levels(), ids=lambda level: level.value)
+def _param(level: Level) -> object:
+    """Compiling a level takes long where it was not compiled before: the best and the plainest have to do where time matters."""
+    return level if level in (supported_levels()[0], supported_levels()[-1]) else pytest.param(level, marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="session", params=[_param(level) for level in supported_levels()], ids=lambda level: level.value)
 def kernels(request: pytest.FixtureRequest) -> CpuKernels:
     return loaded(request.param)
 
 
 @pytest.fixture(
     scope="session",
-    params=[level for level in supported_levels() if "avx512" not in level.value or level is supported_levels()[0]],
+    params=[_param(level) for level in supported_levels() if "avx512" not in level.value or level is supported_levels()[0]],
     ids=lambda level: level.value,
 )
 def some_kernels(request: pytest.FixtureRequest) -> CpuKernels:

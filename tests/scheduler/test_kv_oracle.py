@@ -108,7 +108,7 @@ def run_workload(seed: int) -> Simulation:
     return simulation
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, PARTS))])
 def test_random_workloads(part: int) -> None:
     for seed in range(part, WORKLOADS, PARTS):
         try:

@@ -18,7 +18,7 @@ from hostile_requests import hostile_request
 from server_process import COMMAND, ServerProcess, server_process
 
 REQUESTS = 1000
-WARM_UP = 100  # of them, until everything that is made once is there
+WARM_UP = 250  # of them, until everything that is made once is there
 AT_ONCE = 8
 DEADLINE = 3.0  # seconds, of each call
 MEMORY_KIB = 5 << 20  # of address space; half of it is torch's libraries and the allocator's reserves
