@@ -21,6 +21,7 @@ from records_seen import Seen
 
 from aengine.errors import InvalidRequestError, QueueFullError
 from aengine.outputs import Token
+from aengine.server import calls
 from aengine.server.auth import Authenticator
 from aengine.server.calls import CallInterceptor
 from aengine.server.errors import DrainingError
@@ -213,6 +214,23 @@ async def test_calls_can_be_ended_from_outside(kind: str) -> None:
         await until(lambda: len(asking.under_way) == 1)
         await asking.under_way.end_all(DrainingError("the end"), 20)
         assert await failing is grpc.StatusCode.UNAVAILABLE
+        assert await call.details() == "the end"
+        assert [record.reason for record in asking.seen.calls] == ["DRAINING"]
+
+
+@pytest.mark.parametrize("kind", ["many", "chat"])
+async def test_a_call_that_is_ended_while_its_headers_are_sent_is_told_why(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC takes no status in that moment."""
+    send_headers = calls._send_headers
+
+    async def ended_meanwhile(call: calls.Call, context: calls.Context) -> None:
+        asyncio.get_running_loop().call_soon(call.end, DrainingError("the end"))
+        await send_headers(call, context)
+
+    monkeypatch.setattr(calls, "_send_headers", ended_meanwhile)
+    async with client() as asking:
+        call = asking.call(kind, "a")
+        assert await code_of(call) is grpc.StatusCode.UNAVAILABLE
         assert await call.details() == "the end"
         assert [record.reason for record in asking.seen.calls] == ["DRAINING"]
 
