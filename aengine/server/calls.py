@@ -223,7 +223,7 @@ class _Method:
 async def _send_headers(call: Call, context: Context) -> None:
     call.waits, call.mute = reader_stalled, True
     await context.send_initial_metadata(())
-    call.mute = False
+    call.waits, call.mute = None, False
     if call.error is not None:
         raise call.error
 
