@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention.flashinfer_library import FlashInfer, building, load_flashinfer, require_kernels
-from aengine.layers.ops import TorchOps
+from aengine.layers.ops import TorchOps, run_once
 
 _ALIGNMENT = 16  # bytes that the halves of a gate_up row must begin at
 
@@ -32,7 +32,7 @@ class FlashInferOps:
         self._library = library or load_flashinfer(device)
         self._unaligned = TorchOps()
         with building(self._library, "layers", device):
-            self._run_once(dtype, head_dim, device)
+            run_once(self, dtype, head_dim, device)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -74,18 +74,6 @@ class FlashInferOps:
         out = torch.empty((len(gate_up), size), dtype=gate_up.dtype, device=gate_up.device)
         self._library.silu_and_mul(input=gate_up, out=out)
         return out
-
-    def _run_once(self, dtype: torch.dtype, head_dim: int, device: torch.device) -> None:
-        def ones(*shape: int) -> Tensor:
-            return torch.ones(shape, dtype=dtype, device=device)
-
-        weight = ones(head_dim)
-        self.rms_norm(ones(1, head_dim), weight, 1e-6)
-        self.add_rms_norm(ones(1, head_dim), ones(1, head_dim), weight, 1e-6)
-        self.silu_mul(ones(1, 2 * head_dim))
-        cos_sin = torch.ones(1, head_dim, device=device)
-        positions = torch.zeros(1, dtype=torch.int32, device=device)
-        self.rotate(ones(1, 2, head_dim), ones(1, 1, head_dim), cos_sin, positions, weight, weight, 1e-6)
 
 
 def _of_dtype(tensor: Tensor, x: Tensor) -> Tensor:

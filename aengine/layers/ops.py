@@ -84,3 +84,18 @@ class TorchOps:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+
+def run_once(ops: LayerOps, dtype: torch.dtype, head_dim: int, device: torch.device) -> None:
+    """Each of the operations, on activations of `dtype` and heads of `head_dim`. Raises what building or running them raises."""
+
+    def ones(*shape: int) -> Tensor:
+        return torch.ones(shape, dtype=dtype, device=device)
+
+    weight = ones(head_dim)
+    ops.rms_norm(ones(1, head_dim), weight, 1e-6)
+    ops.add_rms_norm(ones(1, head_dim), ones(1, head_dim), weight, 1e-6)
+    ops.silu_mul(ones(1, 2 * head_dim))
+    cos_sin = torch.ones(1, head_dim, device=device)
+    positions = torch.zeros(1, dtype=torch.int32, device=device)
+    ops.rotate(ones(1, 2, head_dim), ones(1, 1, head_dim), cos_sin, positions, weight, weight, 1e-6)

@@ -7,7 +7,7 @@ import logging
 import torch
 
 from aengine.attention.base import BackendUnavailableError
-from aengine.layers.ops import LayerOps, TorchOps
+from aengine.layers.ops import LayerOps, TorchOps, run_once
 
 _log = logging.getLogger("aengine")
 
@@ -37,6 +37,11 @@ def _device_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, devic
             because = f"not flashinfer: {reason}"
     try:
         from aengine.layers.triton_ops import TritonOps
-    except ImportError as reason:
-        return TorchOps(), f"several times slower; triton cannot be imported: {reason}"
-    return TritonOps(), because
+
+        ops = TritonOps()
+        run_once(ops, dtype, head_dim, device)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as reason:  # not installed, or no compiler for it
+        return TorchOps(), f"several times slower; triton cannot run: {reason}"
+    return ops, because

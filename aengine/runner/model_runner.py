@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import pathlib
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -36,8 +37,9 @@ from aengine.runner.in_flight import LaunchedStep
 from aengine.runner.landing import Landings
 from aengine.runner.memory import cpu_budget, show_bytes, size_pool
 from aengine.runner.passes import HostStep, Passes
-from aengine.runner.profile import widest_step
+from aengine.runner.profile import MadeUpStep, widest_step
 from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
+from aengine.runner.rehearsal import GREEDY, rehearsal
 from aengine.runner.threads import own_threads
 from aengine.sampling import SampledTokens, Sampler
 from aengine.sampling.cpu_draw import CpuDraw
@@ -119,6 +121,8 @@ class ModelRunner:
                 self._executor.record(self._graph_plan(sizes, self.max_model_len), capture(self.device))
         if self.max_model_len < wanted_len:
             _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", wanted_len, self.max_model_len)
+        if not on_cpu:
+            self._rehearse()
         self._delayed = DelayedSteps()
         self._page_table = np.zeros((self.max_num_seqs, -(-self.max_model_len // self.page_size)), dtype=np.int32)
         self._layouts = Layouts(self._page_table, self.page_size)
@@ -221,8 +225,19 @@ class ModelRunner:
             torch.cuda.empty_cache()
 
     def _run_widest(self, max_model_len: int) -> None:
-        step = widest_step(self.max_num_seqs, self.max_num_batched_tokens, max_model_len, self.page_size)
-        self._sampler.update(step.new_rows)
+        self._run_made_up(widest_step(self.max_num_seqs, self.max_num_batched_tokens, max_model_len, self.page_size))
+
+    def _rehearse(self) -> None:
+        begin = time.perf_counter()
+        with self._lane.enter():
+            for step in rehearsal(self.max_num_seqs, self.spec.vocab_size, self.page_size):
+                self._run_made_up(step)
+            self._update(tuple(NewRow(row, GREEDY) for row in range(self.max_num_seqs)))  # nothing of it is left
+        self._lane.finish()
+        _log.info("every kind of step was tried in %.1f s", time.perf_counter() - begin)
+
+    def _run_made_up(self, step: MadeUpStep) -> None:
+        self._update(step.new_rows)
         self.forward(step.layout, step.rows, step.samples, step.token_ids)
 
     def _graph_plan(self, sizes: GraphSizes, max_model_len: int) -> GraphPlan:

@@ -13,7 +13,7 @@ from aengine.scheduler.plan import NewRow, RowParams
 HEAVIEST_PARAMS = RowParams(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, seed=0, logit_bias=((0, 1.0),), logprobs=20)
 
 
-class WidestStep(NamedTuple):
+class MadeUpStep(NamedTuple):
     """A step on made-up tokens that reads and writes no KV but page 0: `new_rows` for the sampler, the rest for the forward pass."""
 
     new_rows: tuple[NewRow, ...]
@@ -23,7 +23,7 @@ class WidestStep(NamedTuple):
     token_ids: NDArray[np.int32]
 
 
-def widest_step(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, page_size: int) -> WidestStep:
+def widest_step(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, page_size: int) -> MadeUpStep:
     """All tokens of a step's budget over as many rows as may run, all sampled, one of them at the end of its context."""
     count = min(max_num_seqs, max_num_batched_tokens)
     rows = np.arange(count, dtype=np.int32)
@@ -35,7 +35,7 @@ def widest_step(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: i
     page_table = np.zeros((count, -(-max_model_len // page_size)), dtype=np.int32)
     layout = build_layout(rows, 0, starts, lengths, page_table, page_size)
     layout.slot_mapping.fill(-1)
-    return WidestStep(
+    return MadeUpStep(
         new_rows=tuple(NewRow(row, HEAVIEST_PARAMS) for row in range(count)),
         layout=layout,
         rows=rows,

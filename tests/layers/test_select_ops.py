@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 
-from aengine.layers.ops import TorchOps
+from aengine.layers import select
+from aengine.layers.ops import LayerOps, TorchOps
 from aengine.layers.select import select_ops
 
 CUDA = torch.device("cuda")  # naming it needs none
@@ -30,12 +31,33 @@ def test_the_reference_has_the_reference() -> None:
     assert chosen("torch_native") == "torch"
 
 
-def test_triton(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[LayerOps]:
+    """What is run once, in place of running it on a device that may not be there."""
     pytest.importorskip("triton")
+    found: list[LayerOps] = []
+    monkeypatch.setattr(select, "run_once", lambda ops, dtype, head_dim, device: found.append(ops))
+    return found
+
+
+def test_triton(tried: list[LayerOps], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "aengine")
     assert chosen("triton") == "triton"
     (record,) = caplog.records
     assert record.getMessage() == "layer ops: triton (as the attention backend)"
+    assert [ops.name for ops in tried] == ["triton"], "so that nothing is compiled in a step"
+
+
+def test_triton_that_cannot_compile(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("triton")
+
+    def fails(*given: object) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(select, "run_once", fails)
+    caplog.set_level(logging.INFO, "aengine")
+    assert chosen("triton") == "torch"
+    assert caplog.records[0].getMessage() == "layer ops: torch (several times slower; triton cannot run: Failed to find C compiler)"
 
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -44,12 +66,11 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
     monkeypatch.delattr("aengine.kernels.triton.layer_ops", raising=False)
     caplog.set_level(logging.INFO, "aengine")
     assert chosen("triton") == "torch"
-    assert "triton cannot be imported" in caplog.records[0].getMessage()
+    assert "triton cannot run: " in caplog.records[0].getMessage()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="FlashInfer may be possible where there is CUDA")
-def test_flashinfer_that_is_not_possible(caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("triton")
+def test_flashinfer_that_is_not_possible(tried: list[LayerOps], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "aengine")
     assert chosen("flashinfer") == "triton"
     assert caplog.records[-1].getMessage().startswith("layer ops: triton (not flashinfer: ")

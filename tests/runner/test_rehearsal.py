@@ -1,0 +1,105 @@
+"""What runs before the first request on a device, here on a CPU: it calls whatever later steps call, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from driver import GREEDY, sampled
+from reference import save_tiny
+from test_graphs import eager_runner, graph_runner
+from torch.utils._python_dispatch import TorchDispatchMode
+from workloads import VOCAB, random_steps
+
+from aengine.runner.model_runner import ModelRunner
+from aengine.runner.rehearsal import rehearsal, rehearsed_params
+from aengine.sampling.torch_draw import TorchDraw
+from aengine.scheduler.plan import RowParams
+
+KINDS = (
+    GREEDY,
+    sampled(1),
+    *(sampled(2, 0.9, top_p=p, min_p=m, top_k=k) for p in (1.0, 0.9) for m in (0.0, 0.05) for k in (0, 5, 70)),
+    replace(sampled(3), repetition_penalty=1.2),
+    replace(GREEDY, frequency_penalty=0.2, logprobs=3),
+    replace(sampled(4, 0.8, top_p=0.8), logit_bias=((3, 5.0), (9, -100.0)), prompt_logprobs=2),
+    replace(sampled(5), allowed_token_ids=tuple(range(50, 90)), min_tokens=3, stop_ids=(60, 61)),
+    replace(sampled(6), banned_token_ids=(1, 2), bad_words=((5,), (6, 7))),
+    replace(sampled(7), processors=(lambda logits, tokens: None,), logprobs=0),
+)
+
+
+TO_HOST = {"aten.detach.default", "aten.resolve_conj.default", "aten.resolve_neg.default", "aten.copy_.default"}  # how results are read
+
+
+class Called(TorchDispatchMode):
+    """The operations of torch, by name and by the dtypes of what they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[tuple[str, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(func) not in TO_HOST:
+            self.found.add((str(func), *(str(one.dtype) for one in args if isinstance(one, torch.Tensor))))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("tiny")
+    save_tiny("qwen3", path)
+    return path
+
+
+@pytest.mark.parametrize("make", [eager_runner, graph_runner])
+def test_later_steps_call_nothing_new(tiny: pathlib.Path, make: Any) -> None:
+    runner: ModelRunner = make(tiny)
+    with Called() as before:
+        runner._rehearse()
+    with Called() as later:
+        random_steps(runner, 1, 60, params=KINDS)
+    assert len(later.found) > 60
+    missing = sorted(later.found - before.found)
+    assert not missing, "\n".join(map(str, missing))
+
+
+def test_every_way_to_draw_is_tried(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: set[tuple[Any, ...]] = set()
+
+    def noting(name: str) -> Any:
+        inner = getattr(TorchDraw, name)
+
+        def noted(self: TorchDraw, logits: Any, params: Any, *more: Any, **named: Any) -> Any:
+            called.add((name, *(one for one in more if isinstance(one, bool))))
+            return inner(self, logits, params, *more, **named)
+
+        return noted
+
+    for name in ("whole", "nucleus", "top_k"):
+        monkeypatch.setattr(TorchDraw, name, noting(name))
+    eager_runner(tiny)._rehearse()
+    assert called == {("whole", False), ("whole", True), ("nucleus", False), ("nucleus", True), ("top_k",)}
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 5, 24])
+def test_it_leaves_nothing_behind(tiny: pathlib.Path, max_num_seqs: int) -> None:
+    runner = eager_runner(tiny, max_num_seqs=max_num_seqs)
+    runner._rehearse()
+    assert not runner._scorer.has_prompts
+    most = min(4, max_num_seqs)
+    assert random_steps(runner, 3, 20, most=most, params=KINDS) == random_steps(
+        eager_runner(tiny, max_num_seqs=max_num_seqs), 3, 20, most=most, params=KINDS
+    )
+
+
+def test_every_parameter_is_tried() -> None:
+    """A new one of `RowParams` shows here."""
+    kinds = rehearsed_params(VOCAB)
+    unused = {name for name in (one.name for one in fields(RowParams)) if len({getattr(one, name) for one in kinds}) == 1}
+    assert unused == {"seed", "grammar"}
+    steps = list(rehearsal(4, VOCAB, 16))
+    assert len(steps) == 3 * -(-len(kinds) // 4)
