@@ -109,5 +109,6 @@ async def test_what_a_session_was_refused_is_kept_as_words_alone(engine: FakeEng
         await client.say(opening(0), *(submission(tag, bad) for tag in range(10)), submission(10, stream_request()))
         await engine.submitted.get()  # so they were all read
         gc.collect()
-        assert not [kept for kept in gc.get_objects() if type(kept) is InvalidRequestError]
+        kept = [one for one in gc.get_objects() if type(one) is InvalidRequestError]  # those of other modules' cases, too
+        assert not [one for one in kept if one.field == "spec.sampling.top_p"]
         client.call.cancel()
