@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from ragged import Crowd, metadata_on
+from slow_cases import slow_but
 from triton_mode import DEVICES
 
 from aengine.attention import AttentionMetadata, AttentionSpec, BackendUnavailableError, StepLayout
@@ -74,7 +75,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(["windows by layer", "float8", "float16"], CASES))
 def test_ragged_steps(device: str, case: str) -> None:
     """Prompts, chunks on a cached prefix and decodes in one step, then decodes alone."""
     spec = make_spec(device, **CASES[case])

@@ -28,6 +28,7 @@ async def test_the_engine_says_its_text(pace: float | None) -> None:
         assert list(answer.token_ids) == (ids * 2)[len(prompt) : len(prompt) + len(ids) + 2]
 
 
+@pytest.mark.slow
 async def test_every_load_gets_tokens() -> None:
     with paced_server(4, uvloop=False) as server, health_checks(server.address) as checks:
         for load in LOADS.values():

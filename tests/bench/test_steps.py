@@ -40,6 +40,7 @@ def test_the_machine_is_measured_around_every_round(runner: ModelRunner, monkeyp
     assert figures.fraction == pytest.approx(fractions[2])
 
 
+@pytest.mark.slow
 def test_real_steps(runner: ModelRunner) -> None:
     found = [figures for figures, _ in measure_steps(runner, CASES, seconds=0.01)]
     assert [figures.case for figures in found] == CASES

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
+from slow_cases import slow_but
 
 from aengine import (
     AsyncEngine,
@@ -71,7 +72,7 @@ def _output(engine: OracleEngine, seed: int) -> list[int]:
     return solo_run(engine.request([seed % 50, seed // 50], SamplingParams(seed=seed, ignore_eos=True)), 50).output
 
 
-@pytest.mark.parametrize("ahead", list(Ahead))
+@pytest.mark.parametrize("ahead", slow_but([Ahead.HOST], Ahead))
 async def test_200_streams_50_cancelled(ahead: Ahead) -> None:
     rng = random.Random(1)
     cancelled = set(rng.sample(range(200), 50))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+import reference
 import torch
 from oracle_engine import DEMO_DIR, idle
 
@@ -31,16 +32,13 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def greedy(prompts: list[list[int]]) -> list[list[int]]:
-    """What Transformers generates."""
+    """What Transformers generates, up to the first end-of-sequence id."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(DEMO_DIR, dtype=torch.float32)
-    outputs = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        generated = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_TOKENS)
-        outputs.append(generated[0, len(prompt) :].tolist())
-    return outputs
+    ends = model.generation_config.eos_token_id
+    outputs = reference.greedy(model, prompts, NUM_TOKENS)
+    return [output[: next((i + 1 for i, token in enumerate(output) if token in ends), None)] for output in outputs]
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from oracle_engine import Ahead, OracleEngine, StepGate, idle, seeds_of, until
+from slow_cases import slow_but
 
 from aengine import EngineDeadError, FinishReason, InvalidRequestError, QueueFullError, SamplingParams, StepHangError
 from aengine.scheduler import RowsFailed, StepPlan
@@ -214,7 +215,7 @@ class TestFullQueue:
             assert [token.token_id async for token in first] == engine.solo(1)[0]
 
 
-@pytest.mark.parametrize("workload", range(12))
+@pytest.mark.parametrize("workload", slow_but(range(4), range(12)))
 async def test_any_interleaving_equals_the_solo_run(workload: int) -> None:
     """Submit, cancel, slow reads, parking and preemption in any order: each stream is its solo run, and every await ends."""
     rng = random.Random(workload)

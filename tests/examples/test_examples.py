@@ -42,6 +42,7 @@ def test_demo_streams_text_and_tells_its_speed() -> None:
     assert 0.1 < float(found[2]) < 60, "counted from the start of the process: importing torch alone takes longer than 0.1 s"
 
 
+@pytest.mark.slow
 def test_demo_gives_the_same_text_every_time() -> None:
     first, second = (run("demo.py", "--max-tokens", "12").stdout.rpartition("\n\n")[0] for _ in range(2))
     assert first == second != ""

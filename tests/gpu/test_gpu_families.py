@@ -11,6 +11,7 @@ import torch
 import transformers
 from driver import GREEDY, Driver
 from gpu_cases import FAMILIES, FP8_ON_CUDA, ON_CPU, ON_CUDA, Case, params, save_small
+from slow_cases import slow_but
 
 PROMPTS = [[(7 * at + 3 * i) % 199 for i in range(1 + 9 * at)] for at in range(6)]
 COUNT = 24
@@ -39,7 +40,7 @@ def generate(driver: Driver, with_logprobs: bool) -> list[tuple[list[int], list[
 
 
 @pytest.mark.parametrize("case", params((*ON_CPU, *ON_CUDA, *FP8_ON_CUDA)))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(["qwen3", "mistral-windowed"], FAMILIES))
 def test_a_family_generates_what_transformers_would(family: str, case: Case, tmp_path: pathlib.Path) -> None:
     model = save_small(family, tmp_path, case.dtype)
     runner = case.runner(tmp_path)

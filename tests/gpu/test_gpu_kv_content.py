@@ -14,6 +14,7 @@ import pytest
 from crowd import VOCAB, Crowd, Member
 from driver import GREEDY, Driver
 from gpu_cases import FP8_ON_CUDA, ON_CPU, ON_CUDA, Case, params, save_small
+from slow_cases import slow_but
 
 from aengine.runner.model_runner import ModelRunner
 
@@ -33,7 +34,7 @@ def alone(runner: ModelRunner, member: Member) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("case", params((*ON_CPU, *ON_CUDA, *FP8_ON_CUDA)))
-@pytest.mark.parametrize(("family", "page_size"), [("qwen3", 16), ("mistral-windowed", 4)])
+@pytest.mark.parametrize(("family", "page_size"), slow_but([("mistral-windowed", 4)], [("qwen3", 16), ("mistral-windowed", 4)]))
 def test_a_sequence_in_a_crowd_is_the_sequence_alone(family: str, page_size: int, case: Case, tmp_path: pathlib.Path) -> None:
     save_small(family, tmp_path, case.dtype)
     runner = case.runner(tmp_path, page_size=page_size)

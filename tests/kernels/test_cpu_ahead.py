@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from slow_cases import slow_but
 from test_cpu_stack import everything, hidden_states, layouts, pool_of, random_weights, stack_of, tiny_spec, token_ids
 
 from aengine.attention import StepLayout, build_layout
@@ -39,7 +40,7 @@ def loiter(seconds: float) -> None:
 
 @pytest.mark.parametrize("page_size", [4, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", slow_but([2], [1, 2, 5]))
 def test_it_brings_the_same(some_kernels: CpuKernels, threads: int, dtype: torch.dtype, page_size: int) -> None:
     """Whenever whoever waits joins in: at once, in the middle, or when all is done."""
     steps = layouts(page_size)
@@ -137,7 +138,7 @@ def chosen_by_hand(kernels: CpuKernels, count: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("held_every", [None, 1, 3, 100])
+@pytest.mark.parametrize("held_every", slow_but([None, 3], [None, 1, 3, 100]))
 def test_each_goes_on_with_what_the_one_before_chose(some_kernels: CpuKernels, threads: int, begun: bool, held_every: int | None) -> None:
     """Called or begun before; with `held_every` it follows by itself, where it is not held."""
     expected = chosen_by_hand(some_kernels, 30)

@@ -130,6 +130,7 @@ def test_an_unwritable_cache_costs_a_compilation_each_time(tmp_path: pathlib.Pat
     assert compilations(tmp_path) == 2
 
 
+@pytest.mark.slow
 def test_two_processes_at_once(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
     """Both get a whole library, whoever is first. What takes time is told on stderr, though no logging was configured."""
     code = textwrap.dedent(f"""

@@ -13,6 +13,7 @@ import torch
 import transformers
 from driver import GREEDY, Driver
 from reference import FAMILIES, greedy, save_tiny
+from slow_cases import slow_but
 from tokenizers import Tokenizer
 
 from aengine.config import EngineConfig
@@ -47,7 +48,7 @@ def demo() -> tuple[pathlib.Path, list[list[int]], list[list[int]]]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("page_size", slow_but([16], PAGE_SIZES))
 def test_demo_all_at_once_in_chunks(demo, page_size: int, backend: str) -> None:
     path, prompts, expected = demo
     runner = make_runner(path, page_size=page_size, attention_backend=backend)
@@ -70,7 +71,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("page_size", "chunk"), [(1, None), (16, 16), (64, None), (4, 3)])
+@pytest.mark.parametrize(("page_size", "chunk"), slow_but([(16, 16), (4, 3)], [(1, None), (16, 16), (64, None), (4, 3)]))
 def test_family(family, page_size: int, chunk: int | None, backend: str) -> None:
     path, _, prompts, expected = family
     assert len({token for tokens in expected for token in tokens}) > 30, "the reference is degenerate"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from driver import GREEDY, sampled
 from reference import save_tiny
+from slow_cases import slow_but
 from test_graphs import eager_runner, graph_runner
 from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import VOCAB, random_steps
@@ -55,7 +56,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
-@pytest.mark.parametrize("make", [eager_runner, graph_runner])
+@pytest.mark.parametrize("make", slow_but([eager_runner], [eager_runner, graph_runner]))
 def test_later_steps_call_nothing_new(tiny: pathlib.Path, make: Any) -> None:
     runner: ModelRunner = make(tiny)
     with Called() as before:

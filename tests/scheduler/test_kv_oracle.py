@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from kv_oracle import OracleError, make_request
 from simulation import Simulation
+from slow_cases import slow_but
 
 import aengine.scheduler.scheduler as scheduler_module
 from aengine.cache import PageCache, PageChain
@@ -108,7 +109,7 @@ def run_workload(seed: int) -> Simulation:
     return simulation
 
 
-@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, PARTS))])
+@pytest.mark.parametrize("part", slow_but([0], range(PARTS)))
 def test_random_workloads(part: int) -> None:
     for seed in range(part, WORKLOADS, PARTS):
         try:

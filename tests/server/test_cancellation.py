@@ -14,6 +14,7 @@ from grpc_harness import Serving, events_of, serving
 from oracle_engine import Ahead, OracleEngine, StepGate, busy_worker, until
 from oracle_requests import check_whole, nothing_left, oracle_request
 from raw_h2 import GENERATION, RawCall, RawConnection, framed, raw_connection
+from slow_cases import slow_but
 
 from aengine import SamplingParams
 from aengine.engine import prompts
@@ -104,7 +105,13 @@ def was_noticed(engine: OracleEngine) -> bool:
     return any(isinstance(command, Cancel) for command in [*engine._steps._mailbox._commands]) or engine.request_info(MINE) is None
 
 
-@pytest.mark.parametrize(("method", "ahead"), [*(("StreamGenerate", ahead) for ahead in Ahead), ("Generate", Ahead.NEVER)])
+@pytest.mark.parametrize(
+    ("method", "ahead"),
+    slow_but(
+        [("StreamGenerate", Ahead.HOST), ("Generate", Ahead.NEVER)],
+        [*(("StreamGenerate", ahead) for ahead in Ahead), ("Generate", Ahead.NEVER)],
+    ),
+)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("phase", PHASES)
 async def test_a_request_that_is_given_up(phase: Phase, way: Callable[..., object], method: str, ahead: Ahead) -> None:

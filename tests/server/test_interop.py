@@ -16,6 +16,7 @@ import pytest
 import v1_schema
 from foreign_clients import BUF_CURL, CLIENTS, Caller, CallFailedError, require_clients
 from server_process import TIMEOUT, ServerProcess, server_process
+from slow_cases import slow_but
 
 from aengine.v1.admin_service_pb2 import ContinueGenerationRequest, PauseGenerationRequest
 from aengine.v1.admin_service_pb2_grpc import AdminServiceStub
@@ -263,11 +264,12 @@ def test_every_method_of_the_schema_is_driven() -> None:
     assert {*CHECKS, DRAIN} == v1_schema.methods() | {f"{HEALTH}/{name}" for name in ("Check", "List", "Watch")}
 
 
-@pytest.mark.parametrize("method", sorted(CHECKS))
+@pytest.mark.parametrize("method", slow_but(lambda method: method.endswith("GenerationService/StreamGenerate"), sorted(CHECKS)))
 def test_call(method: str, caller: Caller, server: Server) -> None:
     CHECKS[method](method, caller, server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
 def test_drain_ends_the_server(client: str, admin_flags: tuple[str, str]) -> None:
     require_clients()

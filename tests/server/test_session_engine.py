@@ -9,6 +9,7 @@ from oracle_engine import Ahead, OracleEngine, StepGate, until
 from oracle_requests import check_whole, ids_of, nothing_left, num_generated, oracle_request, step_with_the_loop
 from raw_h2 import GENERATION, framed, raw_connection
 from session_client import SessionClient, cancellation, more_credit, opening, submission
+from slow_cases import slow_but
 
 from aengine.server.source import READ_TOKENS
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED
@@ -63,7 +64,7 @@ async def test_cancelling_one_leaves_the_others() -> None:
         await until(lambda: nothing_left(engine))
 
 
-@pytest.mark.parametrize("ahead", list(Ahead))
+@pytest.mark.parametrize("ahead", slow_but([Ahead.HOST], Ahead))
 @pytest.mark.parametrize("whole_channel", [False, True])
 async def test_a_client_that_leaves_leaves_nothing(ahead: Ahead, whole_channel: bool) -> None:
     async with OracleEngine(ahead=ahead) as engine, serving(engine) as serve:

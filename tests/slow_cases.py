@@ -1,0 +1,17 @@
+"""Which cases of a test are slow: those that add little for what they cost. `make test` leaves them out; `make test-slow` and CI do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+
+def slow_but(quick: Callable[[Any], bool] | Iterable[Any], cases: Iterable[Any]) -> list[Any]:
+    """`cases` for `pytest.mark.parametrize`, all slow but the `quick` ones: these, or those for which it is true. A tuple is a case of
+    several parameters."""
+    among = quick if callable(quick) else (lambda case, some=list(quick): case in some)
+    return [
+        case if among(case) else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases
+    ]
