@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from aengine.config import EngineConfig
-from aengine.engine.grammars import GrammarCompiler
 from aengine.engine.loading import LoadedModel
 from aengine.engine.logprobs import add_prompt_logprobs, token_logprob
 from aengine.engine.loop_edge import LoopEdge
@@ -37,12 +36,14 @@ from aengine.engine.prompts import (
 )
 from aengine.engine.queue_bound import QueueBound
 from aengine.engine.stream_state import StreamHooks, StreamState
+from aengine.engine.vocabulary import read_vocabulary
 from aengine.engine.workers import Workers
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.outputs import FinishReason
 from aengine.params import SamplingParams, StructuredOutput
 from aengine.requests import Prompt
 from aengine.scheduler import Updates
+from aengine.structured.grammars import GrammarCompiler
 
 if TYPE_CHECKING:
     from aengine.sampling.grammar import CompiledGrammar
@@ -75,7 +76,8 @@ class Registry:
         runner = loaded.runner
         self._grammars: GrammarCompiler | None = None  # without a tokenizer there is no text to enforce anything on
         if loaded.tokenizer is not None:
-            self._grammars = GrammarCompiler(loaded.tokenizer, loaded.info.vocab_size, loaded.info.eos_token_ids)
+            read = functools.partial(read_vocabulary, loaded.tokenizer, loaded.info.vocab_size)
+            self._grammars = GrammarCompiler(read, loaded.info.eos_token_ids)
         self._limits = Limits(loaded.info, (runner.num_pages - 1) * runner.page_size, config.max_logprobs)
         self._hooks = StreamHooks(cancel=self._cancel, stop=lambda key: post(Cancel(key)), lag=self._on_lag)
         self._streams: dict[int, StreamState] = {}  # every request of which something is left, by the key of each of its sequences

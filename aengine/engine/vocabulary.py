@@ -11,28 +11,12 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from aengine.engine.tokenizer import Tokenizer
+from aengine.structured.grammars import NotConcatenative, Vocabulary
 
 REPLACEMENT = "\ufffd"
 _TRIALS = 512  # random sequences whose text must be that of their tokens
-
-
-class NotConcatenative(Exception):
-    """The text of a sequence is not that of its tokens, one after the other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """The tokens of a model with `len(texts)` ids, each as the bytes of its text."""
-
-    texts: tuple[bytes, ...]
-    """What a token adds to a text that has begun. Empty for special tokens, and ids that have no token or no text."""
-    drops_first_space: bool
-    """Whether the text of a sequence lacks the space that its first token begins with."""
-    may_begin: tuple[bool, ...]
-    """By id: whether a text that this token begins starts with just its own text, but for the dropped space."""
 
 
 def read_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:

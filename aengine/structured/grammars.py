@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.engine.grammar_source import grammar_source, refusal
-from aengine.engine.tokenizer import Tokenizer
-from aengine.engine.vocabulary import NotConcatenative, Vocabulary, read_vocabulary
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.params import StructuredOutput
+from aengine.structured.grammar_source import grammar_source, refusal
 
 if TYPE_CHECKING:
     import llguidance
@@ -48,17 +47,32 @@ _IN_OUR_WORDS = (
 )
 
 
+class NotConcatenative(Exception):
+    """The text of a sequence is not that of its tokens, one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a model with `len(texts)` ids, each as the bytes of its text."""
+
+    texts: tuple[bytes, ...]
+    """What a token adds to a text that has begun. Empty for special tokens, and ids that have no token or no text."""
+    drops_first_space: bool
+    """Whether the text of a sequence lacks the space that its first token begins with."""
+    may_begin: tuple[bool, ...]
+    """By id: whether a text that this token begins starts with just its own text, but for the dropped space."""
+
+
 class GrammarCompiler:
     """Compiles for one model; made once per engine. Every method may be called from any thread.
 
     Nothing is read or imported before the first grammar is asked for. The compiler lets go of the GIL while it works.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """`vocab_size`: the length of the model's logits, which may differ from the tokenizer's. `eos_token_ids`: what ends an output."""
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._eos_token_ids = tuple(token_id for token_id in eos_token_ids if token_id < vocab_size)
+    def __init__(self, read_vocabulary: Callable[[], Vocabulary], eos_token_ids: Sequence[int]) -> None:
+        """`read_vocabulary`: takes up to a second; may raise `NotConcatenative`. `eos_token_ids`: what ends an output."""
+        self._read_vocabulary = read_vocabulary
+        self._eos_token_ids = eos_token_ids
         self._lock = threading.Lock()
         self._backend: _Backend | None = None
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="aengine-grammar")
@@ -79,7 +93,7 @@ class GrammarCompiler:
     def _compile(self, wanted: StructuredOutput) -> CompiledGrammar:
         with self._lock:
             if self._backend is None:
-                self._backend = _Backend.make(self._tokenizer, self._vocab_size, self._eos_token_ids)
+                self._backend = _Backend.make(self._read_vocabulary, self._eos_token_ids)
         return self._backend.compile(wanted)
 
 
@@ -105,20 +119,22 @@ class _Backend:
         self._first = first
 
     @classmethod
-    def make(cls, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> _Backend:
+    def make(cls, read_vocabulary: Callable[[], Vocabulary], eos_token_ids: Sequence[int]) -> _Backend:
         """Raises `InvalidRequestError` where structured output is not possible at all."""
-        if not eos_token_ids:
-            raise _impossible("the model has no end-of-sequence id, which is what ends structured output")
         try:
             import llguidance
         except ImportError as error:
             raise _impossible(f"needs llguidance, which is not installed here ({error}): pip install aengine[structured]") from error
         try:
-            vocabulary = read_vocabulary(tokenizer, vocab_size)
+            vocabulary = read_vocabulary()
         except NotConcatenative as error:
             raise _impossible(f"is not possible with the model's tokenizer: {error}") from error
+        vocab_size = len(vocabulary.texts)
+        eos_token_ids = [token_id for token_id in eos_token_ids if token_id < vocab_size]
+        if not eos_token_ids:
+            raise _impossible("the model has no end-of-sequence id, which is what ends structured output")
         tokens = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Tokens(vocabulary, eos_token_ids)), n_vocab=vocab_size, eos_token=list(eos_token_ids)
+            llguidance.TokenizerWrapper(_Tokens(vocabulary, eos_token_ids)), n_vocab=vocab_size, eos_token=eos_token_ids
         )
         return cls(tokens, vocab_size, eos_token_ids, vocabulary.drops_first_space, _first_tokens(vocabulary, eos_token_ids))
 

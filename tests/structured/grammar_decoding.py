@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from aengine.engine.grammars import GrammarCompiler
 from aengine.engine.tokenizer import Tokenizer
+from aengine.engine.vocabulary import read_vocabulary
 from aengine.params import StructuredOutput
 from aengine.sampling.grammar import CompiledGrammar, GrammarRows
 from aengine.scheduler.plan import NewRow, RowParams
+from aengine.structured.grammars import GrammarCompiler
+
+
+def compiler_for(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarCompiler:
+    return GrammarCompiler(partial(read_vocabulary, tokenizer, vocab_size), eos_token_ids)
 
 
 def decode(

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NoReturn
 
-from aengine.engine.regex_dialect import RegexError, anywhere
+from aengine.structured.regex_dialect import RegexError, anywhere
 
 MAX_NESTING = 64
 MAX_SUBSCHEMAS = 2048

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from aengine.engine.regex_dialect import quoted
+from aengine.structured.regex_dialect import quoted
 
 MAX_NESTING = 64
 MAX_INLINE = 512

@@ -14,11 +14,11 @@ import tiny_tokenizers
 from tokenizers import Tokenizer as CoreTokenizer
 
 import aengine
-from aengine.engine import grammars
-from aengine.engine.grammars import GrammarCompiler
 from aengine.engine.tokenizer import Tokenizer
 from aengine.errors import InvalidRequestError
 from aengine.params import StructuredOutput
+from aengine.structured import grammars
+from aengine.structured.grammars import GrammarCompiler
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
@@ -34,7 +34,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer, VOCAB_SIZE, (EOS,))
+    return grammar_decoding.compiler_for(tokenizer, VOCAB_SIZE, (EOS,))
 
 
 def load(core: CoreTokenizer, directory: Path) -> Tokenizer:
@@ -109,7 +109,7 @@ def test_choice_with_any_tokenizer(name: str, tmp_path: Path) -> None:
     tokenizer = load(tiny_tokenizers.ALL[name](), tmp_path)
     vocab_size = tokenizer.vocab_size + 40
     eos = 1  # a special token in most, a word in the others: the id that ends a sequence is never text
-    compiler = GrammarCompiler(tokenizer, vocab_size, (eos,))
+    compiler = grammar_decoding.compiler_for(tokenizer, vocab_size, (eos,))
     choices = tuple(one for one in SUPPORTED[name] if name != "no_decoder" or "word1" not in one)
     wanted = [StructuredOutput(choice=choices)] * 50 + [StructuredOutput(choice=(one,)) for one in choices]
     texts = grammar_decoding.decode(compiler, tokenizer, vocab_size, eos, wanted, max_tokens=100)
@@ -120,7 +120,7 @@ def test_choice_with_any_tokenizer(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["unigram_byte_fallback", "bpe_byte_fallback", "metaspace", "byte_level"])
 def test_regex_and_json_with_any_tokenizer(name: str, tmp_path: Path) -> None:
     tokenizer = load(tiny_tokenizers.ALL[name](), tmp_path)
-    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, (1,))
+    compiler = grammar_decoding.compiler_for(tokenizer, tokenizer.vocab_size, (1,))
     schema = {"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 1, "maxItems": 3}
     regex = r" ?.{2,8} [^a]x"
     wanted = [StructuredOutput(regex=regex), StructuredOutput(json_schema=schema)] * 30
@@ -135,14 +135,14 @@ def test_regex_and_json_with_any_tokenizer(name: str, tmp_path: Path) -> None:
 
 def test_tokenizers_whose_texts_do_not_add_up_are_refused(tmp_path: Path) -> None:
     tokenizer = load(tiny_tokenizers.word_end(), tmp_path)
-    error = refused(GrammarCompiler(tokenizer, tokenizer.vocab_size, (0,)), StructuredOutput(choice=("a",)))
+    error = refused(grammar_decoding.compiler_for(tokenizer, tokenizer.vocab_size, (0,)), StructuredOutput(choice=("a",)))
     assert error.field == "structured_output"
     assert "tokenizer" in str(error)
 
 
 def test_what_the_vocabulary_cannot_write_is_refused(tmp_path: Path) -> None:
     tokenizer = load(tiny_tokenizers.no_decoder(), tmp_path)
-    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, (0,))
+    compiler = grammar_decoding.compiler_for(tokenizer, tokenizer.vocab_size, (0,))
     assert "vocabulary" in str(refused(compiler, StructuredOutput(choice=("maybe",))))
 
 
@@ -311,12 +311,12 @@ def test_one_of_that_cannot_overlap(tokenizer: Tokenizer, compiler: GrammarCompi
 
 
 def test_no_end_of_sequence_id(tokenizer: Tokenizer) -> None:
-    assert "end-of-sequence" in str(refused(GrammarCompiler(tokenizer, VOCAB_SIZE, ()), StructuredOutput(regex="a")))
+    assert "end-of-sequence" in str(refused(grammar_decoding.compiler_for(tokenizer, VOCAB_SIZE, ()), StructuredOutput(regex="a")))
 
 
 def test_without_llguidance(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    error = refused(GrammarCompiler(tokenizer, VOCAB_SIZE, (EOS,)), StructuredOutput(regex="a"))
+    error = refused(grammar_decoding.compiler_for(tokenizer, VOCAB_SIZE, (EOS,)), StructuredOutput(regex="a"))
     assert error.field == "structured_output"
     assert "pip install aengine[structured]" in str(error)
 
@@ -376,7 +376,7 @@ def test_every_request_has_a_grammar_of_its_own(compiler: GrammarCompiler) -> No
 
 
 def test_a_closed_compiler_takes_nothing_back(tokenizer: Tokenizer) -> None:
-    closed = GrammarCompiler(tokenizer, VOCAB_SIZE, (EOS,))
+    closed = grammar_decoding.compiler_for(tokenizer, VOCAB_SIZE, (EOS,))
     waiting = [closed.compile(StructuredOutput(regex="a")) for _ in range(100)]
     closed.close()
     assert all(future.cancelled() or future.result() is not None for future in waiting)

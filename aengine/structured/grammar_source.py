@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from aengine.engine.gbnf import GbnfError, rules_of
-from aengine.engine.json_schema import SchemaError, fit_schema
-from aengine.engine.regex_dialect import RegexError, quoted, whole_text
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.params import StructuredOutput
+from aengine.structured.gbnf import GbnfError, rules_of
+from aengine.structured.json_schema import SchemaError, fit_schema
+from aengine.structured.regex_dialect import RegexError, quoted, whole_text
 
 _OPTIONS = '%llguidance {"no_forcing": true}\n'  # bytes that can only follow are found with the mask, not all of them in advance
 _JSON_OPTIONS = {

@@ -17,10 +17,10 @@ import grammar_decoding
 import pytest
 
 import aengine
-from aengine.engine.grammars import GrammarCompiler
 from aengine.engine.tokenizer import Tokenizer
 from aengine.errors import InvalidRequestError
 from aengine.params import StructuredOutput
+from aengine.structured.grammars import GrammarCompiler
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
@@ -58,7 +58,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer, VOCAB_SIZE, (EOS,))
+    return grammar_decoding.compiler_for(tokenizer, VOCAB_SIZE, (EOS,))
 
 
 @pytest.fixture(scope="module")
