@@ -66,9 +66,9 @@ lint: $(DEV) $(NODE) ## check format, style, types, the schema and that generate
 	$(BIN)/python tools/generate.py --check
 
 benchmarks: $(RUNTIME) ## print what scheduling and sampling cost per step, and serving per token
-	@$(BIN)/python -m aengine.bench.scheduling
-	@$(BIN)/python -m aengine.bench.sampling
-	@$(BIN)/python -m aengine.bench.serving
+	@$(BIN)/python -m tools.bench.scheduling
+	@$(BIN)/python -m tools.bench.sampling
+	@$(BIN)/python -m tools.bench.serving
 
 gpu: $(CUDA) ## on a CUDA device, with the extra cuda: its tests, then step and offline benchmarks into RESULTS=docs/results
 	@PYTHON=$(BIN)/python tools/gpu.sh $(RESULTS)

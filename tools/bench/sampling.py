@@ -1,4 +1,4 @@
-"""What choosing tokens costs per step: `python -m aengine.bench.sampling`.
+"""What choosing tokens costs per step: `python -m tools.bench.sampling`.
 
 Times the sampler alone on made-up logits that are as peaked as a language model's, by batch size, vocabulary and parameters, and sets
 it beside the least that a decode step of a 0.6B model could take on this machine: reading its weights once and multiplying by them.
@@ -169,7 +169,7 @@ def run(batches: Sequence[int], vocab_sizes: Sequence[int], cases: Sequence[str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m aengine.bench.sampling", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.sampling", description=__doc__)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 256], help="rows per step")
     parser.add_argument("--vocab", type=int, nargs="+", default=[32_000, VOCAB], help="vocabulary sizes")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))

@@ -20,10 +20,10 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from aengine.bench.paced_engine import PacedEngine
 from aengine.bench.probes import loop_lag
 from aengine.params import SamplingParams
 from aengine.switching import switch_often
+from tools.bench.paced_engine import PacedEngine
 
 PROMPT = tuple(range(3, 19))
 BARE_SERVICE, BARE_METHOD = "aengine.bench", "Write"

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from aengine.bench.overhead import measure_overhead
 from aengine.config import EngineConfig
+from tools.bench.overhead import measure_overhead
 
 
 def test_a_step_beside_its_kernels() -> None:

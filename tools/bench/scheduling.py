@@ -1,4 +1,4 @@
-"""What the host does per step, without a model: `python -m aengine.bench.scheduling`.
+"""What the host does per step, without a model: `python -m tools.bench.scheduling`.
 
 Drives scheduler, metadata and commit with made-up tokens. Prints microseconds per decode step by number of running sequences, the
 share that would be of a real step of the bundled model on this machine, the cost of admitting a burst, and how two tenants of very
@@ -190,7 +190,7 @@ def tenant_share() -> TenantShare:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m aengine.bench.scheduling", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.scheduling", description=__doc__)
     parser.add_argument("--running", type=int, nargs="+", default=[1, 32, 256, 1024], help="numbers of running sequences")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What the engine costs beside the model, on a CPU: `python -m aengine.bench.overhead`.
+"""What the engine costs beside the model, on a CPU: `python -m tools.bench.overhead`.
 
 Streams are read with `async for`, and the time from one decode step's end to the next one's is taken. Then the bare call of the kernels,
 all layers and the head, runs again and again with nothing beside it. The difference is the overhead: scheduling, metadata, commit and the
@@ -108,7 +108,7 @@ async def measure_overhead(config: EngineConfig, batch: int, num_tokens: int) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m aengine.bench.overhead", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.overhead", description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-60m", help="of the model, with random weights (default: %(default)s)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="(default: 1 8 32)")
     parser.add_argument("--tokens", type=int, default=200, help="of each stream, in each of 5 rounds (default: %(default)s)")
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = [asyncio.run(measure_overhead(config, batch, options.tokens)) for batch in options.batch]
     print(table(("batch", "step ms", "kernels ms", "overhead ms"), [(one.batch, one.step, one.kernels, one.overhead) for one in found]))
     if options.json is not None:
-        write_json(options.json, ["python", "-m", "aengine.bench.overhead", *(sys.argv[1:] if arguments is None else arguments)], found)
+        write_json(options.json, ["python", "-m", "tools.bench.overhead", *(sys.argv[1:] if arguments is None else arguments)], found)
 
 
 if __name__ == "__main__":

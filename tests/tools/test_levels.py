@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from aengine.bench import levels
 from aengine.kernels.cpu.levels import Level, supported_levels
+from tools.bench import levels
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""What serving costs beside the model: `python -m aengine.bench.serving`.
+"""What serving costs beside the model: `python -m tools.bench.serving`.
 
 A server and its client are processes of their own; the engine is the real one, on a runner that costs nothing. Prints the server's CPU
 time per token (in the kernel too) for streams and for a session, beside that of the same engine when it is read in its own process and of
@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from grpc import aio
 
-from aengine.bench.paced_server import BARE_METHOD, BARE_SERVICE, PROMPT, Consume, Figures, Pace, PacedServer, health_checks, paced_server
 from aengine.bench.report import table, write_json
 from aengine.v1.generation_service_pb2 import SessionRequest, StreamGenerateRequest
+from tools.bench.paced_server import BARE_METHOD, BARE_SERVICE, PROMPT, Consume, Figures, Pace, PacedServer, health_checks, paced_server
 
 PACE = 100.0
 """Steps per second, where they are paced."""
@@ -244,7 +244,7 @@ async def _measure_all(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m aengine.bench.serving", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.serving", description=__doc__)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="that one measurement takes (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="of each measurement; the least counts (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
@@ -269,7 +269,7 @@ def main() -> None:
     late = [(late.what, late.loop, late.tokens_per_second, late.p50, late.p99, late.most) for late in figures["lateness"]]
     print(table(("", "loop", "tokens/s", "p50", "p99", "max"), late))
     if options.json is not None:
-        write_json(options.json, ["python", "-m", "aengine.bench.serving", *sys.argv[1:]], figures)
+        write_json(options.json, ["python", "-m", "tools.bench.serving", *sys.argv[1:]], figures)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The kernels' build levels beside torch kept to the same instructions: `python -m aengine.bench.levels`.
+"""The kernels' build levels beside torch kept to the same instructions: `python -m tools.bench.levels`.
 
 Times one matrix product after another over several matrices, more than caches hold, at each level that this CPU has. Torch and its
 libraries choose their instructions when they are loaded, so each level is a process of its own.
@@ -23,6 +23,7 @@ from aengine.bench.report import table, write_json
 from aengine.kernels.cpu import PackedLinear, Workspace, load_kernels, ops
 from aengine.kernels.cpu.levels import LEVEL_VARIABLE, Level, supported_levels
 
+ROOT = Path(__file__).parents[2]
 OUT_FEATURES, IN_FEATURES, MATRICES = 3072, 1024, 8
 ROWS = (1, 8, 256)
 DTYPES = (torch.bfloat16, torch.float32)
@@ -92,8 +93,8 @@ def costs_at(level: Level, threads: int, runs: int) -> Sequence[LevelCost]:
         "ONEDNN_MAX_CPU_ISA": limits.onednn,
         "MKL_CBWR": limits.mkl,
     }
-    command = [sys.executable, "-m", "aengine.bench.levels", "--here", "--threads", str(threads), "--runs", str(runs)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    command = [sys.executable, "-m", "tools.bench.levels", "--here", "--threads", str(threads), "--runs", str(runs)]
+    done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr)
     return [LevelCost(**cost) for cost in json.loads(done.stdout)]
@@ -105,7 +106,7 @@ def _milliseconds(products: Sequence[Callable[[], object]], runs: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m aengine.bench.levels", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.levels", description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = [(one.level, one.dtype, one.rows, one.kernels, one.gigaflops, one.torch, one.ratio) for one in costs]
     print(table(("level", "dtype", "rows", "ms", "GFLOP/s", "torch ms", "torch/ours"), rows))
     if options.json is not None:
-        write_json(options.json, ["python", "-m", "aengine.bench.levels", *(sys.argv[1:] if arguments is None else arguments)], costs)
+        write_json(options.json, ["python", "-m", "tools.bench.levels", *(sys.argv[1:] if arguments is None else arguments)], costs)
 
 
 if __name__ == "__main__":

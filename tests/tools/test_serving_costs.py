@@ -6,9 +6,9 @@ import pytest
 from grpc_loop import ASYNCIO
 
 from aengine import SamplingParams
-from aengine.bench.paced_engine import TEXT, PacedEngine
-from aengine.bench.paced_server import health_checks, paced_server
-from aengine.bench.serving import LOADS, measure
+from tools.bench.paced_engine import TEXT, PacedEngine
+from tools.bench.paced_server import health_checks, paced_server
+from tools.bench.serving import LOADS, measure
 
 pytestmark = pytest.mark.anyio
 
