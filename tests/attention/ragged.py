@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from cpu_reference import attention
 from torch import Tensor
 
 from aengine.attention import AttentionBackend, AttentionMetadata, AttentionSpec, StepLayout, build_layout
-from aengine.kernels.cpu.reference import attention
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 

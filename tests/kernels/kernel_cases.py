@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cpu_ops
 import numpy as np
 import torch
 from torch import Tensor
 
 from aengine.attention import StepLayout, build_layout
-from aengine.kernels.cpu import KvPool, Workspace, ops
+from aengine.kernels.cpu import KvPool, Workspace
 
 
 @dataclass
@@ -64,7 +65,7 @@ def write(workspace: Workspace, pool: KvPool, layout: StepLayout, heads: int, ke
     table = no_rotation.expand(int(layout.positions.max(initial=0)) + 1, head_dim)
     queries = torch.zeros(len(keys), heads, head_dim, dtype=keys.dtype)
     qkv = torch.cat((queries, keys, values), dim=1).flatten(1)
-    ops.rotate_and_write(workspace, qkv, table, pool, 1, layout)
+    cpu_ops.rotate_and_write(workspace, qkv, table, pool, 1, layout)
 
 
 def poison(workspace: Workspace, pool: KvPool, heads: int) -> None:

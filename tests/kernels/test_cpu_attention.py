@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import cpu_ops
+import cpu_reference
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from kernel_cases import Case, paged_case, write
 from slow_cases import slow_but
 
 from aengine.attention import build_layout
-from aengine.kernels.cpu import CpuKernels, KvPool, Workspace, ops, reference
+from aengine.kernels.cpu import CpuKernels, KvPool, Workspace
 from aengine.kernels.cpu.pool import page_bytes
 from aengine.layers.rotary import RopeSpec, cos_sin_cache
 
@@ -25,7 +27,7 @@ PAGE_SIZES = [1, 4, 16, 32, 48, 64]
 
 def check(case: Case, result: torch.Tensor, scale: float, window: int | None, soft_cap: float) -> None:
     arguments = {"scale": scale, "window": window, "soft_cap": soft_cap}
-    expected = reference.attention(case.query, case.keys, case.values, case.lengths, **arguments)
+    expected = cpu_reference.attention(case.query, case.keys, case.values, case.lengths, **arguments)
     assert result.shape == case.query.shape
     if case.query.dtype is torch.float32:
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=5e-6)
@@ -58,7 +60,7 @@ def test_attention(kernels: CpuKernels, part, rows, kv_heads, group, head_dim, p
     shape = {"heads": kv_heads * group, "kv_heads": kv_heads, "head_dim": head_dim}
     case = paged_case(workspace, rows, **shape, page_size=page_size, dtype=dtype, seed=len(rows))
     scale = head_dim**-0.5
-    result = ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=scale, window=window, soft_cap=soft_cap)
+    result = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=scale, window=window, soft_cap=soft_cap)
     check(case, result, scale, window, soft_cap)
 
 
@@ -69,9 +71,9 @@ def test_a_long_row_is_split_among_threads(kernels: CpuKernels, dtype: torch.dty
     """One KV head and one row: less work than threads, so partitions are computed apart and merged."""
     workspace = Workspace(kernels, threads)
     case = paged_case(workspace, [(2100, 1)], heads=4, kv_heads=1, head_dim=64, page_size=16, dtype=dtype)
-    result = ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.3, window=window)
+    result = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.3, window=window)
     check(case, result, 0.3, window, 0.0)
-    few = ops.attention(Workspace(kernels, 1), case.query, case.pool, 1, case.layout, scale=0.3, window=window)
+    few = cpu_ops.attention(Workspace(kernels, 1), case.query, case.pool, 1, case.layout, scale=0.3, window=window)
     assert torch.equal(result, few)
 
 
@@ -84,7 +86,7 @@ def test_a_token_does_not_depend_on_the_batch(kernels: CpuKernels, page_size: in
     shape = {"heads": 6, "kv_heads": 2, "head_dim": 80}
     case = paged_case(workspace, [(900, 1), (33, 1), (600, 47), (0, 150)], **shape, page_size=page_size, dtype=dtype)
     layout = case.layout
-    together = ops.attention(workspace, case.query, case.pool, 1, layout, scale=0.2, window=window)
+    together = cpu_ops.attention(workspace, case.query, case.pool, 1, layout, scale=0.2, window=window)
     for row in range(layout.num_rows):
         first, end = layout.qo_indptr[row : row + 2].tolist()
         pages = layout.kv_indices[layout.kv_indptr[row] : layout.kv_indptr[row + 1]]
@@ -94,7 +96,7 @@ def test_a_token_does_not_depend_on_the_batch(kernels: CpuKernels, page_size: in
             alone = build_layout(one * 0, 0, one * (start + begin - first), one * (stop - begin), pages[None], page_size)
             for threads in (1, 5):
                 query = case.query[begin:stop]
-                result = ops.attention(Workspace(kernels, threads), query, case.pool, 1, alone, scale=0.2, window=window)
+                result = cpu_ops.attention(Workspace(kernels, threads), query, case.pool, 1, alone, scale=0.2, window=window)
                 assert torch.equal(result, together[begin:stop])
 
 
@@ -103,7 +105,7 @@ def test_a_broken_row_breaks_alone(kernels: CpuKernels, dtype: torch.dtype) -> N
     workspace = Workspace(kernels, 2)
     case = paged_case(workspace, [(20, 1), (30, 1), (5, 9)], heads=4, kv_heads=2, head_dim=32, page_size=16, dtype=dtype)
     case.query[1] = torch.nan
-    result = ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.2, window=None)
+    result = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.2, window=None)
     assert result[1].isnan().all()
     assert result[[0, *range(2, len(result))]].isfinite().all()
 
@@ -114,12 +116,12 @@ def test_what_a_window_has_left_behind_is_not_read(kernels: CpuKernels, dtype: t
     """Pages before the window may have another owner by now."""
     workspace = Workspace(kernels, 2)
     case = paged_case(workspace, [(499, 1), (300, 1)], heads=2, kv_heads=1, head_dim=32, page_size=page_size, dtype=dtype)
-    expected = ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.3, window=12)
+    expected = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.3, window=12)
     pages = case.layout.kv_indices.copy()
     poisoned = set(range(1, case.pool.num_pages)) - set(pages.tolist())
     pages[: 488 // page_size] = poisoned.pop()  # the last query sees positions from 488 on
     changed = dataclasses.replace(case.layout, kv_indices=pages)
-    assert torch.equal(ops.attention(workspace, case.query, case.pool, 1, changed, scale=0.3, window=12), expected)
+    assert torch.equal(cpu_ops.attention(workspace, case.query, case.pool, 1, changed, scale=0.3, window=12), expected)
 
 
 @settings(max_examples=40, deadline=None)
@@ -144,14 +146,14 @@ def test_rotate_and_write(kernels: CpuKernels, count, kv_heads, group, head_dim,
     qkv = torch.randn(count, heads + 2 * kv_heads, head_dim).to(dtype)
     weights = [(torch.rand(head_dim) + 0.5).to(dtype) if norm else None for _ in range(2)]
     result = qkv.clone()
-    ops.rotate_and_write(workspace, result.flatten(1), table, pool, 1, layout, *weights, eps=1e-6)
+    cpu_ops.rotate_and_write(workspace, result.flatten(1), table, pool, 1, layout, *weights, eps=1e-6)
     cos_sin = table[torch.from_numpy(layout.positions).long()]
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
     tolerance = {"rtol": 1e-5, "atol": 2e-6} if dtype is torch.float32 else {"rtol": 2.0**-8, "atol": 1e-5}
-    torch.testing.assert_close(result[:, :heads].float(), reference.rotate(q, cos_sin, weights[0], 1e-6), **tolerance)
-    torch.testing.assert_close(result[:, heads:-kv_heads].float(), reference.rotate(k, cos_sin, weights[1], 1e-6), **tolerance)
+    torch.testing.assert_close(result[:, :heads].float(), cpu_reference.rotate(q, cos_sin, weights[0], 1e-6), **tolerance)
+    torch.testing.assert_close(result[:, heads:-kv_heads].float(), cpu_reference.rotate(k, cos_sin, weights[1], 1e-6), **tolerance)
     assert torch.equal(result[:, -kv_heads:], v)
-    read = ops.attention(workspace, q.contiguous(), pool, 1, layout, scale=1.0, window=1)
+    read = cpu_ops.attention(workspace, q.contiguous(), pool, 1, layout, scale=1.0, window=1)
     assert torch.equal(read, v.repeat_interleave(group, dim=1))
 
 
@@ -179,7 +181,7 @@ def test_keys_are_stored_at_their_slots(kernels: CpuKernels, dtype: torch.dtype,
     for stored, new in ((case.keys[0], keys), (case.values[0], values)):
         new[[0, 3, 20]] = stored[[0, 3, 20]]
     case.keys[0], case.values[0] = keys, values
-    result = ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.3, window=None)
+    result = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.3, window=None)
     check(case, result, 0.3, None, 0.0)
 
 
@@ -189,11 +191,11 @@ def test_copied_pages(kernels: CpuKernels, dtype: torch.dtype, page_size: int) -
     """A rotation of all pages of a row: each is both a source and a destination."""
     workspace = Workspace(kernels, 2)
     case = paged_case(workspace, [(100, 5)], heads=2, kv_heads=2, head_dim=16, page_size=page_size, dtype=dtype)
-    before = ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.3, window=None)
+    before = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.3, window=None)
     pages = case.layout.kv_indices
     case.pool.copy_pages(workspace, pages, np.roll(pages, 1))
     moved = dataclasses.replace(case.layout, kv_indices=np.roll(pages, 1))
-    assert torch.equal(ops.attention(workspace, case.query, case.pool, 1, moved, scale=0.3, window=None), before)
+    assert torch.equal(cpu_ops.attention(workspace, case.query, case.pool, 1, moved, scale=0.3, window=None), before)
     with pytest.raises(ValueError, match="not in the pool"):
         case.pool.copy_pages(workspace, pages[:1], pages[:1] + case.pool.num_pages)
 
@@ -213,8 +215,8 @@ def test_attention_is_as_near_as_torch_in_bf16(kernels: CpuKernels) -> None:
     """The error against float32 is no larger than that of torch's own bf16 attention."""
     workspace = Workspace(kernels, 2)
     case = paged_case(workspace, [(0, 300)], heads=4, kv_heads=4, head_dim=64, page_size=16, dtype=torch.bfloat16)
-    result = ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.125, window=None)
-    expected = reference.attention(case.query, case.keys, case.values, case.lengths, scale=0.125, window=None, soft_cap=0.0)
+    result = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.125, window=None)
+    expected = cpu_reference.attention(case.query, case.keys, case.values, case.lengths, scale=0.125, window=None, soft_cap=0.0)
     q, k, v = (one.transpose(0, 1)[None] for one in (case.query, case.keys[0], case.values[0]))
     torchs = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.125)[0].transpose(0, 1)
     assert (result.float() - expected).norm() <= 1.1 * (torchs.float() - expected).norm()
@@ -226,7 +228,7 @@ def test_what_is_refused(kernels: CpuKernels) -> None:
 
     def attend(**changes) -> None:
         layout = dataclasses.replace(case.layout, **{name: np.array(value, dtype=np.int32) for name, value in changes.items()})
-        ops.attention(workspace, case.query, case.pool, 1, layout, scale=1.0, window=None)
+        cpu_ops.attention(workspace, case.query, case.pool, 1, layout, scale=1.0, window=None)
 
     for page in (-1, case.pool.num_pages):
         with pytest.raises(ValueError, match="a page of the step"):
@@ -235,8 +237,8 @@ def test_what_is_refused(kernels: CpuKernels) -> None:
         with pytest.raises(ValueError, match="a row of the step"):
             attend(**changes)
     with pytest.raises(ValueError, match="do not fit the pool"):
-        ops.attention(workspace, case.query.bfloat16(), case.pool, 1, case.layout, scale=1.0, window=None)
+        cpu_ops.attention(workspace, case.query.bfloat16(), case.pool, 1, case.layout, scale=1.0, window=None)
     for name, value, text in (("slot_mapping", 10**6, "a slot"), ("slot_mapping", -2, "a slot"), ("positions", -1, "a position")):
         wrong = dataclasses.replace(case.layout, **{name: np.full(3, value, dtype=np.int32)})
         with pytest.raises(ValueError, match=text):
-            ops.rotate_and_write(workspace, torch.zeros(3, 4 * 32), torch.zeros(20, 32), case.pool, 1, wrong)
+            cpu_ops.rotate_and_write(workspace, torch.zeros(3, 4 * 32), torch.zeros(20, 32), case.pool, 1, wrong)

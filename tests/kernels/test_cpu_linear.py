@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import cpu_ops
+import cpu_reference
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aengine.kernels.cpu import CpuKernels, PackedLinear, Workspace, ops, reference
+from aengine.kernels.cpu import CpuKernels, PackedLinear, Workspace, ops
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = st.tuples(
@@ -59,12 +61,12 @@ def test_linear(kernels: CpuKernels, shape, dtype, with_bias, threads, seed) -> 
     x, weight, bias = draw(shape, dtype, with_bias, seed)
     workspace = Workspace(kernels, threads)
     packed = pack(kernels, weight, bias, dtype)
-    expected = reference.linear(x, weight, bias)
-    result = ops.linear(workspace, x, packed)
+    expected = cpu_reference.linear(x, weight, bias)
+    result = cpu_ops.linear(workspace, x, packed)
     assert result.dtype == dtype
     assert_close(result, expected, dtype)
     residual = torch.randn(expected.shape).to(dtype)
-    assert_close(ops.add_linear(workspace, x, packed, residual), residual.float() + expected, dtype)
+    assert_close(cpu_ops.add_linear(workspace, x, packed, residual), residual.float() + expected, dtype)
     scores = ops.logits(workspace, x, packed)
     assert scores.dtype == torch.float32
     assert scores.is_contiguous()
@@ -77,9 +79,9 @@ def test_gated_linear(kernels: CpuKernels, shape, dtype, with_bias, threads, see
     rows, columns, depth = shape
     x, weight, bias = draw((rows, 2 * columns, depth), dtype, with_bias, seed)
     packed = pack(kernels, weight, bias, dtype, interleaved=True)
-    result = ops.gated_linear(Workspace(kernels, threads), x, packed)
+    result = cpu_ops.gated_linear(Workspace(kernels, threads), x, packed)
     assert result.shape == (rows, columns)
-    assert_close(result, reference.gated_linear(x, weight, bias), dtype, atol=2e-5)
+    assert_close(result, cpu_reference.gated_linear(x, weight, bias), dtype, atol=2e-5)
 
 
 @given_products
@@ -88,7 +90,7 @@ def test_int8_linear(kernels: CpuKernels, shape, dtype, with_bias, threads, seed
     packed = pack(kernels, weight, bias, dtype, int8=True)
     workspace = Workspace(kernels, threads)
     scores = ops.logits(workspace, x, packed)
-    expected = reference.int8_linear(x, weight, bias)
+    expected = cpu_reference.int8_linear(x, weight, bias)
     torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(ops.argmax(workspace, x, packed), scores.argmax(-1))
 
@@ -100,7 +102,7 @@ def test_packing_converts(kernels: CpuKernels, dtype: torch.dtype, source: torch
     x, weight = torch.randn(5, 70).to(dtype), (torch.randn(90, 70) / 8).to(source)
     scores = ops.logits(Workspace(kernels, 1), x, PackedLinear(kernels, [weight], dtype=dtype, threads=1, int8=int8))
     stored = weight if int8 else weight.to(dtype)
-    expected = reference.linear(x, stored)
+    expected = cpu_reference.linear(x, stored)
     error = (scores - expected).norm() / expected.norm()
     assert error < (0.015 if int8 else 1e-6)  # int8: 1.1 % relative error per product
 
@@ -111,10 +113,10 @@ def test_a_row_does_not_depend_on_its_neighbours(kernels: CpuKernels, dtype: tor
     torch.manual_seed(1)
     x, weight = torch.randn(411, 130).to(dtype), torch.randn(200, 130).to(dtype)
     packed = PackedLinear(kernels, [weight], dtype=dtype, threads=2, int8=int8)
-    together = ops.linear(Workspace(kernels, 3), x, packed)
+    together = cpu_ops.linear(Workspace(kernels, 3), x, packed)
     workspace = Workspace(kernels, 1)
     for first, count in [(0, 1), (7, 2), (100, 3), (200, 4), (300, 5), (5, 6), (17, 100)]:
-        assert torch.equal(ops.linear(workspace, x[first : first + count], packed), together[first : first + count])
+        assert torch.equal(cpu_ops.linear(workspace, x[first : first + count], packed), together[first : first + count])
 
 
 @pytest.mark.parametrize("int8", [False, True])
@@ -122,7 +124,7 @@ def test_nan_and_infinity_stay(kernels: CpuKernels, int8: bool) -> None:
     x = torch.randn(4, 64)
     x[1, 3], x[2, 5] = torch.nan, torch.inf
     packed = PackedLinear(kernels, [torch.randn(100, 64)], dtype=torch.float32, threads=1, int8=int8)
-    finite = ops.linear(Workspace(kernels, 2), x, packed).isfinite().all(-1)
+    finite = cpu_ops.linear(Workspace(kernels, 2), x, packed).isfinite().all(-1)
     assert finite.tolist() == [True, False, False, True]
 
 
@@ -130,7 +132,7 @@ def test_a_row_of_zeros(kernels: CpuKernels) -> None:
     weight = torch.randn(70, 64)
     weight[3] = 0
     packed = PackedLinear(kernels, [weight], dtype=torch.bfloat16, threads=1, int8=True)
-    assert torch.equal(ops.linear(Workspace(kernels, 1), torch.zeros(2, 64).bfloat16(), packed), torch.zeros(2, 70).bfloat16())
+    assert torch.equal(cpu_ops.linear(Workspace(kernels, 1), torch.zeros(2, 64).bfloat16(), packed), torch.zeros(2, 70).bfloat16())
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -165,7 +167,7 @@ def test_argmax_of_ties_nans_and_infinities(kernels: CpuKernels, threads: int) -
 def test_rms_norm(kernels: CpuKernels, rows: int, size: int, dtype: torch.dtype, threads: int) -> None:
     torch.manual_seed(size)
     x, weight = torch.randn(rows, size).to(dtype), (torch.rand(size) + 0.5).to(dtype)
-    assert_close(ops.rms_norm(Workspace(kernels, threads), x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5), dtype)
+    assert_close(cpu_ops.rms_norm(Workspace(kernels, threads), x, weight, 1e-5), cpu_reference.rms_norm(x, weight, 1e-5), dtype)
 
 
 def test_extreme_gates(kernels: CpuKernels) -> None:
@@ -175,18 +177,22 @@ def test_extreme_gates(kernels: CpuKernels) -> None:
     x = torch.zeros(1, 16)
     x[0, 0] = 1.0
     packed = PackedLinear(kernels, [weight], dtype=torch.float32, threads=1, interleaved=True)
-    torch.testing.assert_close(ops.gated_linear(Workspace(kernels, 1), x, packed)[0], F.silu(gate), rtol=1e-6, atol=1e-30)
+    torch.testing.assert_close(cpu_ops.gated_linear(Workspace(kernels, 1), x, packed)[0], F.silu(gate), rtol=1e-6, atol=1e-30)
 
 
 def test_what_is_refused(kernels: CpuKernels) -> None:
     workspace = Workspace(kernels, 1)
     packed = PackedLinear(kernels, [torch.randn(8, 16)], dtype=torch.float32, threads=1)
     with pytest.raises(ValueError, match=r"\(2, 15\)"):
-        ops.linear(workspace, torch.randn(2, 15), packed)
+        cpu_ops.linear(workspace, torch.randn(2, 15), packed)
     with pytest.raises(ValueError, match="bfloat16"):
-        ops.linear(workspace, torch.randn(2, 16).bfloat16(), packed)
+        cpu_ops.linear(workspace, torch.randn(2, 16).bfloat16(), packed)
     with pytest.raises(ValueError, match="interleaved"):
-        ops.gated_linear(workspace, torch.randn(2, 16), packed)
+        ops.logits(
+            workspace, torch.randn(2, 16), PackedLinear(kernels, [torch.randn(8, 16)], dtype=torch.float32, threads=1, interleaved=True)
+        )
+    with pytest.raises(ValueError, match="interleaved"):
+        cpu_ops.gated_linear(workspace, torch.randn(2, 16), packed)
     with pytest.raises(ValueError, match="contiguous columns"):
         PackedLinear(kernels, [torch.randn(16, 8).T], dtype=torch.float32, threads=1)
     with pytest.raises(ValueError, match="float16"):

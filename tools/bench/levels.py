@@ -78,7 +78,7 @@ def level_costs(threads: int, runs: int) -> Sequence[LevelCost]:
         packed = [PackedLinear(kernels, [matrix], dtype=dtype, threads=threads) for matrix in plain]
         for rows in ROWS:
             x = torch.randn(rows, IN_FEATURES).to(dtype)
-            ours = _milliseconds([functools.partial(ops.linear, workspace, x, matrix) for matrix in packed], runs)
+            ours = _milliseconds([functools.partial(ops.logits, workspace, x, matrix) for matrix in packed], runs)
             theirs = _milliseconds([functools.partial(torch.nn.functional.linear, x, matrix) for matrix in plain], runs)
             costs.append(LevelCost(kernels.level.value, str(dtype).removeprefix("torch."), rows, ours, theirs))
     return costs

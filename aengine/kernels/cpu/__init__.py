@@ -1,7 +1,7 @@
 """CPU kernels in C++ behind a plain C interface: packed products, norms, rotary, paged attention, and whole decoder stacks.
 
-Owns everything between tensors and machine code: choosing a build level, compiling, layouts, calling. `reference.py` says in plain torch
-what each kernel computes. Importing this compiles and loads nothing; `load_kernels` does.
+Owns everything between tensors and machine code: choosing a build level, compiling, layouts, calling. Importing this compiles and loads
+nothing; `load_kernels` does.
 """
 
 from __future__ import annotations

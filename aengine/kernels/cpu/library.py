@@ -24,7 +24,7 @@ BLOCK = 16  # tokens of a KV block
 MAX_HEAD_DIM = 256
 ELEMENTS = {torch.bfloat16: 0, torch.float32: 1}
 BF16_PAIRS, F32_WORDS, INT8_QUADS = 0, 1, 2
-STORE, ADD, SILU_MUL, LOGITS = 0, 1, 2, 3
+LOGITS = 3  # `Epilogue` of a product whose result is float32
 
 
 class CPackedLinear(Structure):

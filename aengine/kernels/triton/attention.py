@@ -1,8 +1,7 @@
 """Paged attention on the device: the launches of `attention_kernels`, with the sizes of their blocks.
 
-Computes what `aengine/kernels/cpu/reference.py: attention` does, over caches as the kernels' module describes them. Knows tensors and
-shapes; nothing of steps, layers or pools. Nothing here waits for the device, and a launch depends on shapes and strides alone, so all but
-`attend_prefills`, which is given tiles, can be captured in a graph.
+Caches are as the kernels' module describes them. Knows tensors and shapes; nothing of steps, layers or pools. Nothing here waits for the
+device, and a launch depends on shapes and strides alone, so all but `attend_prefills`, which is given tiles, can be captured in a graph.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every kernel computes, in plain torch and float32: the yardstick of the tests.
+"""What every CPU kernel computes, in plain torch and float32.
 
 Knows nothing of packing, pages' layouts or threads. Inputs of any dtype are widened first; results are float32.
 """
