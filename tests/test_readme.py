@@ -1,4 +1,4 @@
-"""What the README shows is run, and its tables are those of the code.
+"""What the README shows is run, and its figures are those of docs/performance.md. (Links and lines: test_docs.py.)
 
 `make demo` and `make test` build an environment and run a command in it. That command is read from the Makefile and compared; the
 demo's is run, with this interpreter instead of a fresh environment, and the suite's is running right now.
@@ -14,12 +14,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
-
-from aengine import EngineConfig, SamplingParams
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -119,40 +116,32 @@ def test_server_and_client() -> None:
     assert re.search(r"\n\[[A-Z_]+, \d+ tokens in \d+ ms\]\n$", done.stdout)
 
 
-def table(start: str) -> dict[str, str]:
-    """Field -> default, of the table that follows `start`."""
-    rows = README.partition(start)[2].partition("\n\n")[2].partition("\n\n")[0]
-    return {match[1]: match[2] for match in re.finditer(r"^\| `(\w+)` \| (.*?) \|", rows, re.MULTILINE)}
+def rows(text: str, start: str) -> dict[str, list[str]]:
+    """Label -> cells, of the first table after `start`."""
+    table = re.search(r"(?:^\|.*\n)+", text.partition(start)[2], re.MULTILINE)
+    assert table is not None
+    cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in table[0].splitlines())
+    return {label: values for label, *values in cells if not label.startswith("---")}
 
 
-def test_engine_config_table() -> None:
-    shown = table("`EngineConfig`: ")
-    assert list(shown) == [field.name for field in fields(EngineConfig)]
-    config = EngineConfig(model="demo")
-    assert {name: shown[name] for name in shown if name != "model"} == {
-        name: f"`{getattr(config, name)}`" for name in shown if name != "model"
-    }
+def test_the_figures_are_those_of_performance_md() -> None:
+    """Each row is a part of the row there, in the same order."""
+    shown = rows(README, "## What it is fast at")
+    measured = rows((ROOT / "docs" / "performance.md").read_text(encoding="utf-8"), "## Against vLLM")
+    for label, values in shown.items():
+        left = iter(measured[label])
+        assert all(value in left for value in values), label
 
 
-def test_sampling_params_table() -> None:
-    shown = table("`SamplingParams`: ")
-    assert list(shown) == [field.name for field in fields(SamplingParams)]
-    defaults = SamplingParams().with_defaults_of(SamplingParams())
-    for name in shown:
-        if (value := getattr(defaults, name)) is not None:
-            assert shown[name] == f"`{value}`", name
+def test_the_picture_is_that_of_the_results() -> None:
+    subprocess.run([sys.executable, "tools/step_picture.py", "--check"], cwd=ROOT, check=True)
+    assert "](docs/step-times.svg)" in README
 
 
-def test_links_lead_somewhere() -> None:
-    targets = re.findall(r"\]\(([^)#]+)\)", README)
-    missing = [target for target in targets if "://" not in target and not (ROOT / target).exists()]
-    assert targets
-    assert not missing
-
-
-@pytest.mark.parametrize("path", ["README.md", "aengine/params.py", "protos/aengine/v1/sampling.proto"])
+@pytest.mark.parametrize("path", ["docs/sampling.md", "aengine/params.py", "protos/aengine/v1/sampling.proto"])
 def test_where_equal_tokens_are_promised_the_exceptions_are_named(path: str) -> None:
     """Only our CPU kernels give equal bits in any company (tests/runner/test_greedy.py)."""
     words = " ".join(re.sub(r"^\s*//", "", (ROOT / path).read_text(encoding="utf-8"), flags=re.MULTILINE).split())
-    (promise,) = re.findall("same tokens whatever runs beside it(.{60})", words)
-    assert "on CUDA and in plain torch" in promise.replace("On", "on")
+    promises = re.findall("same tokens whatever runs beside it(.{60})", words)
+    assert promises
+    assert all("on CUDA and in plain torch" in promise.replace("On", "on") for promise in promises)

@@ -21,7 +21,7 @@ from aengine.outputs import RequestState
 
 pytestmark = pytest.mark.anyio
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "sampling.md"
 
 
 class TestSeveralSequences:
@@ -47,8 +47,8 @@ class TestSeveralSequences:
             assert expected <= engine.runner.num_computed <= expected + 5 * (ahead is not Ahead.NEVER)  # one step ahead runs past an end
 
     async def test_each_can_be_replayed_alone(self) -> None:
-        """With the formula of the README, which is kept for users."""
-        (formula,) = re.findall(r"`(int\.from_bytes\(blake2b.*)`", README.read_text(encoding="utf-8"))
+        """With the formula of docs/sampling.md, which is kept for users."""
+        (formula,) = re.findall(r"`(int\.from_bytes\(blake2b.*)`", DOCS.read_text(encoding="utf-8"))
 
         def seed_of(seed: int, index: int) -> int:
             return int(eval(formula, {"blake2b": blake2b, "seed": seed, "index": index})) if index else seed

@@ -1,0 +1,97 @@
+"""The documents are readable and not stale: lines have at most 120 characters, links lead somewhere, tables are those of the code."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from aengine import SamplingParams, StructuredOutput
+from aengine.params import MAX_INT32, MOST_ENTRIES, MOST_GRAMMAR_BYTES
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import field_tables  # noqa: E402
+
+DOCUMENTS = ["README.md", "docs/configuration.md", "docs/sampling.md"]
+MOST_CHARACTERS = 120
+
+
+def read(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def prose(text: str) -> str:
+    """`text` without fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+def test_lines_are_short(path: str) -> None:
+    """Rows of tables cannot be broken, and neither can what has no space."""
+    lines = enumerate(read(path).splitlines(), 1)
+    long = [number for number, line in lines if len(line) > MOST_CHARACTERS and not line.startswith("|") and " " in line.strip()]
+    assert not long, f"{path}: lines {long} have more than {MOST_CHARACTERS} characters"
+
+
+def anchors(text: str) -> set[str]:
+    """The names that headings can be linked by."""
+    titles = re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+def test_links_lead_somewhere(path: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"", prose(read(path))):
+        link = target[0] or target[1]
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        found = (ROOT / path).parent / file if file else ROOT / path
+        assert found.exists(), link
+        if anchor:
+            assert anchor in anchors(found.read_text(encoding="utf-8")), link
+
+
+@pytest.mark.parametrize("path", field_tables.FILES)
+def test_the_tables_of_fields_are_those_of_the_code(path: str) -> None:
+    text = read(f"docs/{path}")
+    assert field_tables.MARKERS.search(text)
+    assert field_tables.filled(text) == text, f"run {sys.executable} tools/field_tables.py"
+
+
+@pytest.mark.parametrize("cls", [SamplingParams, StructuredOutput])
+def test_a_default_that_is_told_is_the_default(cls: type) -> None:
+    docs = field_tables.field_docs(cls)
+    values = SamplingParams().with_defaults_of(SamplingParams())
+    for field in fields(cls):
+        words = field_tables.split_default(docs[field.name])[1]
+        value = getattr(values, field.name, None)
+        if words is not None and isinstance(value, float | int) and not isinstance(value, bool):
+            assert f"{value:g}" in words or str(value) in words, field.name
+
+
+@pytest.mark.parametrize("field", fields(SamplingParams), ids=lambda field: field.name)
+def test_a_docstring_tells_the_range_that_is_checked(field: field_tables.Field[object]) -> None:
+    """SamplingParams' table has no column of what is accepted: its docstrings tell it, as those of the schema do."""
+    doc = field_tables.field_docs(SamplingParams)[field.name]
+    accepted = field_tables.accepted(SamplingParams, field.name)
+    if found := re.search(r"([\[(])(.*), (.*)\]", accepted):
+        low, high = found[2], found[3]
+        forms = [f"{found[1]}{low}, {high}]"] if found[1] == "(" else [f"[{low}, {high}]", f"{low}..{high}"]
+        if high == str(MAX_INT32):
+            forms += [f">= {low}", f"{low}..max_"]
+        assert any(form in doc for form in forms) or "The same" in doc, accepted
+    if field.name in MOST_ENTRIES:
+        assert str(MOST_ENTRIES[field.name]) in doc
+
+
+def test_the_sizes_of_structured_output_are_told() -> None:
+    docs = field_tables.field_docs(StructuredOutput)
+    for name, most in MOST_GRAMMAR_BYTES.items():
+        size = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most >> 10} KiB"
+        assert size in docs[name]

@@ -1,0 +1,120 @@
+"""Writes the tables of fields in docs/ from the dataclasses; with --check only compares and fails on a difference.
+
+A table stands between `<!-- fields of NAME -->` and `<!-- end of fields -->`. What a field accepts is read from the error that its class
+raises for a value of another type; the meaning, and a default that is more than a value, from the docstring below the field.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, Field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from aengine.client.config import ClientConfig
+from aengine.config import EngineConfig
+from aengine.errors import FieldError
+from aengine.params import SamplingParams, StructuredOutput
+from aengine.server.options import GROUPS, ServerConfig
+from aengine.server.settings import _field_docs as field_docs
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+FILES = ("configuration.md", "sampling.md")
+NEEDED: dict[type, dict[str, Any]] = {EngineConfig: {"model": "demo"}}  # the fields without a default
+MARKERS = re.compile(r"(?<=<!-- fields of )(\w+)( -->\n\n)(.*?)(?=<!-- end of fields -->)", re.DOTALL)
+
+
+class Other:
+    """A value that no field accepts."""
+
+    def __repr__(self) -> str:
+        return "OTHER"
+
+
+def accepted(cls: type, name: str) -> str:
+    """What the field accepts, in the words of the class's error, for example "integer in [1, 128]"."""
+    try:
+        cls(**{**NEEDED.get(cls, {}), name: Other()})
+    except FieldError as error:
+        text = next(one.description for one in error.violations if one.field == name)
+        return re.sub(r"^(OTHER is not |must consist of )(an? )?", "", text).replace(str(2**64 - 1), "2^64-1")
+    raise AssertionError(f"{cls.__name__}.{name} accepts anything")
+
+
+def accepts_none(cls: type, name: str) -> bool:
+    try:
+        cls(**{**NEEDED.get(cls, {}), name: None})
+    except FieldError:
+        return False
+    return True
+
+
+def default(field: Field[Any]) -> Any:
+    """MISSING where the field has to be given."""
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def split_default(doc: str) -> tuple[str, str | None]:
+    """The docstring of a field without its last sentences from "Default: " on, and these."""
+    meaning, found, words = doc.partition("Default: ")
+    return meaning.strip(), words.strip().removesuffix(".") if found else None
+
+
+def cells(cls: type, field: Field[Any], doc: str, ranges: bool) -> list[str]:
+    meaning, words = split_default(doc)
+    value = default(field)
+    if words is None:
+        words = "needed" if value is MISSING else f"`{value}`"
+    accept = [accepted(cls, field.name) + (" or None" if accepts_none(cls, field.name) else "")] if ranges else []
+    return [f"`{field.name}`", words, *accept, meaning]
+
+
+def table(cls: type, names: Iterable[str] = (), ranges: bool = True) -> str:
+    """The table of a dataclass, or of its fields `names`."""
+    docs = field_docs(cls)
+    chosen = [field for field in fields(cls) if not names or field.name in names]
+    heads = ["field", "default", *(["accepted"] if ranges else []), "meaning"]
+    rows = [heads, ["---"] * len(heads), *(cells(cls, field, docs[field.name], ranges) for field in chosen)]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows) + "\n"
+
+
+def server_tables() -> str:
+    return "".join(f"### {title.capitalize()}\n\n{table(ServerConfig, names)}" for title, names in GROUPS)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "EngineConfig": partial(table, EngineConfig),
+    "ServerConfig": server_tables,
+    "ClientConfig": partial(table, ClientConfig),
+    "SamplingParams": partial(table, SamplingParams, ranges=False),
+    "StructuredOutput": partial(table, StructuredOutput, ranges=False),
+}
+
+
+def filled(text: str) -> str:
+    """`text` with its tables as they are in the code."""
+    return MARKERS.sub(lambda match: match[1] + match[2] + TABLES[match[1]](), text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a table is not that of the code")
+    check = parser.parse_args().check
+    stale = 0
+    for name in FILES:
+        text = (DOCS / name).read_text(encoding="utf-8")
+        if filled(text) != text:
+            stale += 1
+            if check:
+                print(f"docs/{name} is out of date: run tools/field_tables.py", file=sys.stderr)
+            else:
+                (DOCS / name).write_text(filled(text), encoding="utf-8")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
