@@ -11,7 +11,7 @@ from aengine import SamplingParams
 from aengine.bench import cli
 from aengine.config import EngineConfig
 from aengine.server import process
-from aengine.server.options import ServerConfig
+from aengine.server.config.options import ServerConfig
 from aengine.switching import SWITCH_INTERVAL, switch_often
 
 

@@ -37,8 +37,8 @@ from aengine.bench.workload import (
 from aengine.config import EngineConfig
 from aengine.errors import AEngineError
 from aengine.outputs import ModelInfo
-from aengine.server.settings import Option, is_flag, metavar, read_settings
-from aengine.server.settings import options as options_of_server
+from aengine.server.config.settings import Option, is_flag, metavar, read_settings
+from aengine.server.config.settings import options as options_of_server
 from aengine.switching import switch_often
 
 DEFAULT_VOCAB = 32_000  # for servers that do not tell theirs

@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, Any
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aengine.errors import AEngineError
-from aengine.server.access_log import AccessLog
-from aengine.server.admin import AdminServicer
-from aengine.server.admission import Admission
-from aengine.server.auth import Authenticator
-from aengine.server.backend import Backend
-from aengine.server.calls import CallInterceptor
-from aengine.server.engine_info import EngineServicer
-from aengine.server.errors import DrainingError
-from aengine.server.exposition import MetricsServer
-from aengine.server.generation import GenerationServicer
-from aengine.server.health import HealthServicer
-from aengine.server.loop_lag import LoopLag
-from aengine.server.metrics import Metrics
-from aengine.server.model import ModelServicer
-from aengine.server.observers import Observers
-from aengine.server.options import ServerConfig
-from aengine.server.port import make_server
-from aengine.server.reflection import add_reflection_to_server, service_names
-from aengine.server.tls import Certificates
-from aengine.server.tokenizer import TokenizerServicer
-from aengine.server.underway import CallsUnderWay
+from aengine.server.calls.auth import Authenticator
+from aengine.server.calls.errors import DrainingError
+from aengine.server.calls.interceptor import CallInterceptor
+from aengine.server.calls.observers import Observers
+from aengine.server.calls.port import make_server
+from aengine.server.calls.tls import Certificates
+from aengine.server.calls.underway import CallsUnderWay
+from aengine.server.config.options import ServerConfig
+from aengine.server.generation.admission import Admission
+from aengine.server.generation.backend import Backend
+from aengine.server.services.admin import AdminServicer
+from aengine.server.services.engine_info import EngineServicer
+from aengine.server.services.generation import GenerationServicer
+from aengine.server.services.health import HealthServicer
+from aengine.server.services.model import ModelServicer
+from aengine.server.services.reflection import add_reflection_to_server, service_names
+from aengine.server.services.tokenizer import TokenizerServicer
+from aengine.server.telemetry.access_log import AccessLog
+from aengine.server.telemetry.exposition import MetricsServer
+from aengine.server.telemetry.loop_lag import LoopLag
+from aengine.server.telemetry.metrics import Metrics
 from aengine.v1 import admin_service_pb2, engine_service_pb2, generation_service_pb2, model_service_pb2, tokenizer_service_pb2
 from aengine.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 from aengine.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_server

@@ -16,7 +16,7 @@ from typing import Any
 
 from aengine import __version__
 from aengine.errors import AEngineError, ConfigError
-from aengine.server.settings import (
+from aengine.server.config.settings import (
     CONFIG_VARIABLE,
     Option,
     Settings,
@@ -55,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def serve(settings: Settings) -> int:
     """Run the process. Raises what starting raises, and `EngineDeadError`."""
-    from aengine.server.logs import configure_logging
     from aengine.server.process import run_process
+    from aengine.server.telemetry.logs import configure_logging
 
     configure_logging(settings.server)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC core reports a failed bind in its own words, beside ours
@@ -69,9 +69,9 @@ def check(settings: Settings) -> int:
     """Look at all that can be looked at without loading the model, and print the configuration in effect, as TOML. Raises what is
     wrong."""
     from aengine.models.hub import is_local, resolve_model
-    from aengine.server.auth import token_files
+    from aengine.server.calls.auth import token_files
+    from aengine.server.calls.tls import Certificates
     from aengine.server.process import uses_uvloop
-    from aengine.server.tls import Certificates
 
     uses_uvloop(settings.server)
     for file in token_files(settings.server).values():

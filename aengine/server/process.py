@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError, EngineDeadError
-from aengine.server.options import ServerConfig
+from aengine.server.config.options import ServerConfig
 from aengine.switching import switch_often
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from aengine.errors import (
     QueueFullError,
     RequestIdInUseError,
 )
-from aengine.server.errors import describe, to_status
+from aengine.server.calls.errors import describe, to_status
 from aengine.v1.model_service_pb2 import GetModelRequest
 from aengine.wire import PUSHBACK_KEY
 
@@ -92,7 +92,7 @@ def test_addresses(address: str) -> None:
 )
 @pytest.mark.parametrize("answered", [False, True])
 def test_the_errors_of_an_engine_arrive_as_they_are(error: AEngineError, answered: bool) -> None:
-    from aengine.server.convert import located
+    from aengine.server.generation.convert import located
     from aengine.v1.generation_pb2 import GenerationSpec
 
     sent: Exception = error
@@ -110,7 +110,7 @@ def test_the_errors_of_an_engine_arrive_as_they_are(error: AEngineError, answere
 
 
 def test_too_many_calls_are_what_a_full_queue_is() -> None:
-    from aengine.server.errors import TooManyCallsError
+    from aengine.server.calls.errors import TooManyCallsError
 
     failure = read_failure(rpc_error(TooManyCallsError("8192 calls are under way")), NOBODY)
     assert (type(failure.error), str(failure.error), failure.pushback) == (QueueFullError, "8192 calls are under way", 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aengine.server.records import CallRecord, GenerationRecord
+from aengine.server.calls.records import CallRecord, GenerationRecord
 
 
 class Seen:

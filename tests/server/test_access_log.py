@@ -14,9 +14,9 @@ from grpc import aio
 from grpc_harness import events_of, serving, stream_request
 from raw_h2 import framed, raw_connection
 
-from aengine.server.access_log import AccessLog
-from aengine.server.logs import FIELDS, JsonFormatter, TextFormatter, is_fit
-from aengine.server.records import Caller, CallRecord
+from aengine.server.calls.records import Caller, CallRecord
+from aengine.server.telemetry.access_log import AccessLog
+from aengine.server.telemetry.logs import FIELDS, JsonFormatter, TextFormatter, is_fit
 from aengine.v1.model_service_pb2 import GetModelRequest
 
 pytestmark = pytest.mark.anyio
@@ -127,8 +127,8 @@ def test_json_holds_tracebacks_in_the_same_line() -> None:
 def test_the_format_is_that_of_the_whole_log() -> None:
     code = """
 import logging, warnings
-from aengine.server.logs import configure_logging
-from aengine.server.options import ServerConfig
+from aengine.server.telemetry.logs import configure_logging
+from aengine.server.config.options import ServerConfig
 configure_logging(ServerConfig(log_format="json", log_level="warning"))
 logging.getLogger("someone.else").warning("here")
 logging.getLogger("aengine.server").info("not here")

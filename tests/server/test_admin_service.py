@@ -14,10 +14,10 @@ from grpc import aio
 from grpc_harness import stream_request, text_spec
 
 from aengine import AsyncEngine, InvalidRequestError
-from aengine.server.admin import AdminServicer
-from aengine.server.admission import Admission
-from aengine.server.backend import Backend
-from aengine.server.generation import GenerationServicer
+from aengine.server.generation.admission import Admission
+from aengine.server.generation.backend import Backend
+from aengine.server.services.admin import AdminServicer
+from aengine.server.services.generation import GenerationServicer
 from aengine.v1.admin_service_pb2 import (
     PAUSE_MODE_CANCEL,
     PAUSE_MODE_KEEP,

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from aengine.errors import EngineDeadError
 from aengine.outputs import EngineStats
 from aengine.server.app import MAX_PENDING_CALLS, SERVICES, BindError, Server, channel_options
-from aengine.server.options import ServerConfig
+from aengine.server.config.options import ServerConfig
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 

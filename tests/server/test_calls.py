@@ -21,14 +21,14 @@ from records_seen import Seen
 
 from aengine.errors import InvalidRequestError, QueueFullError
 from aengine.outputs import Token
-from aengine.server import calls
-from aengine.server.auth import Authenticator
-from aengine.server.calls import CallInterceptor
-from aengine.server.errors import DrainingError
-from aengine.server.observers import CURRENT_CALL, Observers
-from aengine.server.options import ServerConfig
-from aengine.server.port import make_server
-from aengine.server.underway import CallsUnderWay, reader_stalled
+from aengine.server.calls import interceptor
+from aengine.server.calls.auth import Authenticator
+from aengine.server.calls.errors import DrainingError
+from aengine.server.calls.interceptor import CallInterceptor
+from aengine.server.calls.observers import CURRENT_CALL, Observers
+from aengine.server.calls.port import make_server
+from aengine.server.calls.underway import CallsUnderWay, reader_stalled
+from aengine.server.config.options import ServerConfig
 from aengine.v1.generation_service_pb2 import GenerateRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 
@@ -221,13 +221,13 @@ async def test_calls_can_be_ended_from_outside(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["many", "chat"])
 async def test_a_call_that_is_ended_while_its_headers_are_sent_is_told_why(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC takes no status in that moment."""
-    send_headers = calls._send_headers
+    send_headers = interceptor._send_headers
 
-    async def ended_meanwhile(call: calls.Call, context: calls.Context) -> None:
+    async def ended_meanwhile(call: interceptor.Call, context: interceptor.Context) -> None:
         asyncio.get_running_loop().call_soon(call.end, DrainingError("the end"))
         await send_headers(call, context)
 
-    monkeypatch.setattr(calls, "_send_headers", ended_meanwhile)
+    monkeypatch.setattr(interceptor, "_send_headers", ended_meanwhile)
     async with client() as asking:
         call = asking.call(kind, "a")
         assert await code_of(call) is grpc.StatusCode.UNAVAILABLE

@@ -17,8 +17,8 @@ from server_process import COMMAND, TIMEOUT, server_process
 
 import aengine
 from aengine.server.cli import build_parser, main
-from aengine.server.options import GROUPS
-from aengine.server.settings import options, read_settings
+from aengine.server.config.options import GROUPS
+from aengine.server.config.settings import options, read_settings
 from aengine.v1.generation_pb2 import FINISH_REASON_MAX_TOKENS
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub
 

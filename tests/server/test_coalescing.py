@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from aengine import AsyncEngine
 from aengine.outputs import FinishReason, Timing, Token, Usage
-from aengine.server.events import EventWriter
-from aengine.server.fold import EventFold
-from aengine.server.records import GenerationRecord
+from aengine.server.calls.records import GenerationRecord
+from aengine.server.generation.events import EventWriter
+from aengine.server.generation.fold import EventFold
 from aengine.v1.generation_pb2 import (
     FINISH_REASON_CANCELLED,
     FINISH_REASON_DEADLINE,

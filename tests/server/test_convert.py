@@ -15,8 +15,8 @@ from google.protobuf.message import Message
 from aengine.errors import FieldViolation, InvalidRequestError, RequestIdInUseError
 from aengine.outputs import FinishReason
 from aengine.params import SamplingParams, StructuredOutput
-from aengine.server import convert
-from aengine.server.convert import EngineRequest, effective_spec, located, write_model
+from aengine.server.generation import convert
+from aengine.server.generation.convert import EngineRequest, effective_spec, located, write_model
 from aengine.v1 import generation_pb2
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, GenerationSpec, LogprobOptions, Prompt, TokenIds
 from aengine.v1.generation_service_pb2 import GenerateRequest

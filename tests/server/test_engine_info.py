@@ -18,8 +18,9 @@ from oracle_engine import OracleEngine
 import aengine
 from aengine import SamplingParams
 from aengine.outputs import EngineStats
-from aengine.server import app, engine_info
-from aengine.server.engine_info import EngineServicer
+from aengine.server import app
+from aengine.server.services import engine_info
+from aengine.server.services.engine_info import EngineServicer
 from aengine.v1.engine_service_pb2 import GetLoadRequest, GetServerInfoRequest, Load, WatchLoadRequest
 from aengine.v1.engine_service_pb2_grpc import EngineServiceStub
 

@@ -32,7 +32,7 @@ from aengine.errors import (
 )
 from aengine.outputs import Token
 from aengine.params import SamplingParams
-from aengine.server import errors
+from aengine.server.calls import errors
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, GenerateRequest, StreamGenerateRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 

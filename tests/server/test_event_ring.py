@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aengine.errors import InvalidRequestError
-from aengine.server.errors import EventsDroppedError
-from aengine.server.replay import EVENT_BYTES, EventRing
+from aengine.server.calls.errors import EventsDroppedError
+from aengine.server.generation.replay import EVENT_BYTES, EventRing
 
 LIMIT = 8 * (EVENT_BYTES + 30)
 

@@ -13,8 +13,8 @@ from oracle_requests import check_whole, ids_of, nothing_left, num_generated, or
 from raw_h2 import DEFAULT_WINDOW, GENERATION, RawCall, RawConnection, framed, raw_connection
 from records_seen import Seen
 
-from aengine.server import calls
-from aengine.server.source import READ_TOKENS
+from aengine.server.calls import interceptor
+from aengine.server.generation.source import READ_TOKENS
 
 pytestmark = pytest.mark.anyio
 
@@ -175,7 +175,7 @@ GENERATE = GENERATION + "Generate"
 @pytest.mark.parametrize("method", [STREAM, GENERATE])
 async def test_a_client_that_never_reads_is_cut_off(method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing of its call is left, in gRPC neither, though its window stays closed and its connection open."""
-    monkeypatch.setattr(calls, "ABORT_SECONDS", 0.1)
+    monkeypatch.setattr(interceptor, "ABORT_SECONDS", 0.1)
     seen = Seen()
     async with (
         make_engine() as engine,

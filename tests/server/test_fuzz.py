@@ -26,7 +26,7 @@ from oracle_requests import check_whole, nothing_left, oracle_request
 from raw_h2 import FRAME_HEADER, GENERATION, framed, raw_connection
 
 from aengine import SamplingParams
-from aengine.server.logs import is_fit
+from aengine.server.telemetry.logs import is_fit
 from aengine.v1 import engine_service_pb2, generation_service_pb2, model_service_pb2, tokenizer_service_pb2
 
 pytestmark = pytest.mark.anyio

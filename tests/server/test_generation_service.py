@@ -13,8 +13,8 @@ from grpc import aio
 from grpc_harness import events_of, failure_of, serving, stream_request, text_spec
 
 from aengine.outputs import FinishReason, Token, TokenLogprob
-from aengine.server.events import MAX_PROMPT_LOGPROBS_BYTES
-from aengine.server.fold import EventFold
+from aengine.server.generation.events import MAX_PROMPT_LOGPROBS_BYTES
+from aengine.server.generation.fold import EventFold
 from aengine.v1.generation_pb2 import (
     FINISH_REASON_CANCELLED,
     FINISH_REASON_DEADLINE,

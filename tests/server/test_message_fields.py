@@ -13,8 +13,8 @@ from grpc_harness import failure_of, serving
 from wire_bytes import field, unpacked
 
 from aengine.errors import InvalidRequestError
-from aengine.server import message_fields
-from aengine.server.message_fields import MAX_FIELDS, UNCOUNTED_BYTES, check_fields
+from aengine.server.calls import message_fields
+from aengine.server.calls.message_fields import MAX_FIELDS, UNCOUNTED_BYTES, check_fields
 from aengine.v1.generation_pb2 import GenerationSpec
 from aengine.v1.generation_service_pb2 import BatchGenerateRequest, SessionRequest, StreamGenerateRequest
 

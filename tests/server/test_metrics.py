@@ -28,11 +28,11 @@ import aengine
 from aengine import EngineDeadError, FinishReason, SamplingParams
 from aengine.histogram import HistogramSnapshot
 from aengine.outputs import EngineStats
-from aengine.server import exposition
-from aengine.server.exposition import MetricsBindError, MetricsCollector, MetricsServer
-from aengine.server.loop_lag import LoopLag
-from aengine.server.metrics import METHODS, Metrics
-from aengine.server.records import CallRecord, GenerationRecord
+from aengine.server.calls.records import CallRecord, GenerationRecord
+from aengine.server.telemetry import exposition
+from aengine.server.telemetry.exposition import MetricsBindError, MetricsCollector, MetricsServer
+from aengine.server.telemetry.loop_lag import LoopLag
+from aengine.server.telemetry.metrics import METHODS, Metrics
 from aengine.v1.generation_pb2 import GenerationSpec
 from aengine.v1.generation_service_pb2 import GenerateRequest
 

@@ -17,8 +17,8 @@ from oracle_engine import until
 
 from aengine import SamplingParams
 from aengine.outputs import FinishReason, Token
-from aengine.server.replay import ReplayLimits
-from aengine.server.resume import GENERATION_BYTES, ResumeLimits
+from aengine.server.generation.replay import ReplayLimits
+from aengine.server.generation.resume import GENERATION_BYTES, ResumeLimits
 from aengine.v1.generation_pb2 import GenerationEvent, StreamOptions
 from aengine.v1.generation_service_pb2 import (
     REQUEST_STATE_FINISHED,

@@ -19,8 +19,8 @@ from oracle_engine import until
 from raw_h2 import GENERATION, RawCall, framed, raw_connection
 from records_seen import Seen
 
-from aengine.server.logs import FIELDS
-from aengine.server.reflection import NEW, OLD
+from aengine.server.services.reflection import NEW, OLD
+from aengine.server.telemetry.logs import FIELDS
 from aengine.v1.model_service_pb2 import GetModelRequest
 
 pytestmark = pytest.mark.anyio

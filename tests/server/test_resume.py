@@ -17,9 +17,9 @@ from oracle_engine import OracleEngine, StepGate, idle, until
 
 from aengine.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from aengine.outputs import FinishReason, Token
-from aengine.server.records import Caller
-from aengine.server.replay import ReplayLimits
-from aengine.server.resume import GENERATION_BYTES, ResumableStreams, ResumeLimits
+from aengine.server.calls.records import Caller
+from aengine.server.generation.replay import ReplayLimits
+from aengine.server.generation.resume import GENERATION_BYTES, ResumableStreams, ResumeLimits
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, GenerationEvent, GenerationSpec, OutputOptions, StreamOptions
 from aengine.v1.generation_service_pb2 import (
     REQUEST_STATE_FINISHED,

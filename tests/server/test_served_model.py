@@ -18,7 +18,7 @@ from grpc_harness import Serving, events_of, failure_of, serving, stream_request
 
 from aengine import AsyncEngine, SamplingParams
 from aengine.outputs import TokenLogprob
-from aengine.server.fold import EventFold
+from aengine.server.generation.fold import EventFold
 from aengine.v1.generation_pb2 import (
     FINISH_REASON_CANCELLED,
     FINISH_REASON_DEADLINE,

@@ -15,13 +15,13 @@ from oracle_engine import until
 from session_client import SessionClient, begin, cancellation, kinds, more_credit, opening, submission
 
 from aengine.outputs import FinishReason, Token, TokenLogprob
-from aengine.server import session
-from aengine.server.admission import Admission
-from aengine.server.backend import Backend
-from aengine.server.events import MAX_PROMPT_LOGPROBS_BYTES
-from aengine.server.fold import EventFold
-from aengine.server.records import GenerationRecord
-from aengine.server.session import session_responses
+from aengine.server.calls.records import GenerationRecord
+from aengine.server.generation import session
+from aengine.server.generation.admission import Admission
+from aengine.server.generation.backend import Backend
+from aengine.server.generation.events import MAX_PROMPT_LOGPROBS_BYTES
+from aengine.server.generation.fold import EventFold
+from aengine.server.generation.session import session_responses
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, LogprobOptions, OutputOptions, StreamOptions
 from aengine.v1.generation_service_pb2 import GenerateRequest
 

@@ -14,7 +14,7 @@ from session_client import SessionClient, begin, more_credit, opening, submissio
 
 from aengine.errors import EngineDeadError, QueueFullError
 from aengine.outputs import Token
-from aengine.server import session
+from aengine.server.generation import session
 from aengine.v1.generation_pb2 import StreamOptions
 from aengine.v1.generation_service_pb2 import SessionRequest
 

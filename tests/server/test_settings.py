@@ -9,8 +9,8 @@ import pytest
 
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
-from aengine.server.options import GROUPS, ServerConfig
-from aengine.server.settings import Settings, SettingsError, options, read_settings
+from aengine.server.config.options import GROUPS, ServerConfig
+from aengine.server.config.settings import Settings, SettingsError, options, read_settings
 
 
 def refused(flags: dict[str, object] | None = None, environ: dict[str, str] | None = None, file: str | None = None) -> str:

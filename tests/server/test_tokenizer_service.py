@@ -23,7 +23,7 @@ import aengine
 from aengine import AsyncEngine
 from aengine.engine.tokenizer import MAX_UNCUT_CHARACTERS, EncodedPiece, Tokenizer
 from aengine.requests import MAX_CHAT_MESSAGES
-from aengine.server.tokenizer import MAX_NAMED_IDS, MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS
+from aengine.server.services.tokenizer import MAX_NAMED_IDS, MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, GenerationSpec, LogprobOptions, OutputOptions, TokenIds
 from aengine.v1.generation_service_pb2 import GenerateRequest
 from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatRequest, TokenizeRequest

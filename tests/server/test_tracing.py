@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aengine.server.tracing import TraceParent, parse_traceparent
+from aengine.server.calls.tracing import TraceParent, parse_traceparent
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

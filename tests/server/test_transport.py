@@ -17,7 +17,7 @@ from oracle_engine import until
 from raw_h2 import GENERATION, framed, raw_connection
 from server_process import server_process
 
-from aengine.server.options import ServerConfig
+from aengine.server.config.options import ServerConfig
 from aengine.v1.generation_pb2 import FINISH_REASON_MAX_TOKENS
 from aengine.v1.generation_service_pb2 import GenerateRequest
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub

@@ -12,7 +12,7 @@ from oracle_engine import until
 from session_client import SessionClient, begin, opening, submission
 
 from aengine.errors import InvalidRequestError
-from aengine.server.turns import AT_ONCE, each_in_turn
+from aengine.server.generation.turns import AT_ONCE, each_in_turn
 from aengine.v1.generation_service_pb2 import BatchGenerateRequest, GenerateRequest
 
 pytestmark = pytest.mark.anyio

@@ -1,0 +1,181 @@
+"""Who may call what: bearer tokens from files, and names of clients' certificates.
+
+Owns the decision; does not know what calls do, nor how a refusal is told. Tokens are kept and compared as digests, all of them for
+every call, so that the time it takes tells nothing about them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from aengine.errors import ConfigError
+from aengine.server.calls.certificate_name import CertificateName
+from aengine.server.calls.errors import AdminOnlyError, BadCredentialsError, NoCredentialsError
+from aengine.server.calls.files import Fingerprint, fingerprint
+from aengine.server.calls.records import Caller
+from aengine.server.config.options import ServerConfig
+
+ADMIN_PREFIX = "/aengine.v1.AdminService/"
+RELOAD_SECONDS = 1.0
+"""How often, at most, the files are looked at."""
+_TOKEN = re.compile(r"[\x21-\x7e]+")  # what metadata can carry
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    name: str
+    digest: bytes
+
+
+class TokenFile:
+    """The tokens of one file. `field` is the option that names it."""
+
+    def __init__(self, field: str, path: str) -> None:
+        self._field = field
+        self._path = Path(path)
+        self._entries: tuple[_Entry, ...] = ()
+        self._seen: Fingerprint | None = None
+
+    def load(self) -> None:
+        """Raises `ConfigError` where the file cannot be read or is not what it should be; the tokens known so far then stay. Blocks."""
+        try:
+            self._seen = fingerprint(self._path)
+            self._entries = tuple(_parse(self._path.read_text("utf-8")))
+        except OSError as error:
+            raise ConfigError.of(self._field, f"cannot read {self._path}: {error.strerror}") from error
+        except ValueError as error:  # UnicodeDecodeError is one, and tells bytes of the file
+            reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+            raise ConfigError.of(self._field, f"{self._path}: {reason}") from None
+
+    def refresh(self) -> None:
+        """Load again if the file is another one than before; whatever is wrong with it is logged once. Blocks."""
+        try:
+            if fingerprint(self._path) == self._seen:
+                return
+            self.load()
+        except OSError as error:
+            if self._seen is not None:
+                logger.error("%s: cannot read %s: %s; the tokens known so far stay valid", self._field, self._path, error.strerror)
+            self._seen = None
+        except ConfigError as error:
+            logger.error("%s; the tokens known so far stay valid", error)
+        else:
+            logger.info("%s: read %d tokens from %s", self._field, len(self._entries), self._path)
+
+    def find(self, token: str) -> str | None:
+        """The name of the token, None if it is not one of the file's."""
+        digest = _digest(token)
+        found = None
+        for entry in self._entries:
+            if hmac.compare_digest(entry.digest, digest):
+                found = entry.name
+        return found
+
+
+def token_files(config: ServerConfig) -> dict[str, TokenFile]:
+    """The token files of a configuration by option, not loaded."""
+    paths = {"token_file": config.token_file, "admin_token_file": config.admin_token_file}
+    return {field: TokenFile(field, path) for field, path in paths.items() if path is not None}
+
+
+class Authenticator:
+    """Applies a configuration. To be used from one event loop."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        files = token_files(config)
+        self._files = tuple(files.values())
+        self._tokens = files.get("token_file")
+        self._admin_tokens = files.get("admin_token_file")
+        self._admin_names = frozenset(config.admin_client_names)
+        self._distinguishes = bool(files) or config.tls_client_ca is not None  # or else all callers are one
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="aengine-tokens")
+        self._checked = 0.0
+
+    async def start(self) -> None:
+        """Read the files. Raises `ConfigError`."""
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._load)
+        self._checked = time.monotonic()
+
+    def stop(self) -> None:
+        self._worker.shutdown(wait=False)
+
+    async def authorize(self, method: str, authorization: Sequence[str], certificate: CertificateName | None) -> Caller:
+        """Who calls. `authorization`: the values of that metadata key; `certificate`: that of
+        the client, if it has one. Raises `NoCredentialsError`, `BadCredentialsError` or `AdminOnlyError`."""
+        await self._refresh()
+        administrates = method.startswith(ADMIN_PREFIX)
+        name, is_admin = self._name_of(authorization)
+        if authorization and name is None and (administrates or self._tokens is not None):
+            raise BadCredentialsError("the token in the metadata 'authorization' is not accepted")
+        certified = None if certificate is None else certificate.name
+        if is_admin or (certificate is not None and certificate.is_common_name and certified in self._admin_names):
+            return Caller(name or certified, True)
+        if administrates:
+            if name is None and certificate is None and self._admin_tokens is not None:
+                raise NoCredentialsError("AdminService needs an administrator's token: metadata 'authorization: Bearer <token>'")
+            raise AdminOnlyError("AdminService is for administrators" if self._can_administrate else "this server has no administrators")
+        if self._tokens is not None and name is None:
+            raise NoCredentialsError("the call needs a token: metadata 'authorization: Bearer <token>'")
+        return Caller(name or certified, not self._distinguishes)
+
+    @property
+    def _can_administrate(self) -> bool:
+        return self._admin_tokens is not None or bool(self._admin_names)
+
+    def _name_of(self, authorization: Sequence[str]) -> tuple[str | None, bool]:
+        """Whose token it is, and whether it is an administrator's."""
+        if len(authorization) != 1:
+            return None, False
+        scheme, _, token = authorization[0].partition(" ")
+        if scheme.lower() != "bearer":
+            return None, False
+        admin = self._admin_tokens.find(token) if self._admin_tokens is not None else None
+        user = self._tokens.find(token) if self._tokens is not None else None
+        return admin or user, admin is not None
+
+    async def _refresh(self) -> None:
+        now = time.monotonic()
+        if self._files and now - self._checked >= RELOAD_SECONDS:
+            self._checked = now
+            await asyncio.get_running_loop().run_in_executor(self._worker, self._reload)
+
+    def _load(self) -> None:
+        for file in self._files:
+            file.load()
+
+    def _reload(self) -> None:
+        for file in self._files:
+            file.refresh()
+
+
+def _parse(text: str) -> list[_Entry]:
+    """Raises `ValueError`, which never quotes the file."""
+    entries: list[_Entry] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) > 2:
+            raise ValueError(f"line {number} is not `name token` or `token`")
+        name, token = words if len(words) == 2 else (f"line-{number}", words[0])
+        if not _TOKEN.fullmatch(token):
+            raise ValueError(f"line {number}: a token consists of visible ASCII characters")
+        entries.append(_Entry(name, _digest(token)))
+    if not entries:
+        raise ValueError("it holds no token")
+    return entries
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "backslashreplace")).digest()

@@ -1,0 +1,287 @@
+"""The boundary of a call: who may make it, how it runs, what its exceptions become, and what is recorded of it.
+
+Owns how handlers run; knows nothing of what they do. Every call, whatever its kind, begins here before its first message is read, so
+that a stranger's message is never taken in. All are driven with the reader and writer API of grpc.aio: a client that goes away then shows
+as `CancelledError` at one place, also while a write waits for the client, the servicer's generator is closed at once rather than when it
+is garbage collected, and nothing waits for a client for longer than `CallsUnderWay` lets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc import aio
+from grpc_status import rpc_status
+
+from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.server.calls.auth import Authenticator
+from aengine.server.calls.certificate_name import certificate_name
+from aengine.server.calls.errors import (
+    AnswerTooLargeError,
+    MetadataTooLargeError,
+    MethodNotFoundError,
+    ReaderStalledError,
+    describe,
+    to_status,
+)
+from aengine.server.calls.message_fields import check_fields
+from aengine.server.calls.observers import CURRENT_CALL
+from aengine.server.calls.port import CARRIER, NO_METHOD
+from aengine.server.calls.records import CallRecord, Observer
+from aengine.server.calls.tracing import parse_traceparent
+from aengine.server.calls.underway import Call, CallsUnderWay, reader_stalled, sender_stalled
+from aengine.server.config.options import ServerConfig
+from aengine.wire import PUSHBACK_KEY
+
+REQUEST_ID_KEY = "x-request-id"
+HEALTH_PREFIX = "/grpc.health."
+ABORT_SECONDS = 1.0
+"""How long the status of a failed call may take to reach a client when nothing is in its way, or when the client has had its time."""
+FIELD_BYTES = 32
+"""What HTTP/2 counts for an entry of metadata beside its own bytes."""
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_METADATA: ContextVar[Any] = ContextVar("_METADATA")  # of the call that a task runs: gRPC makes them anew whenever it is asked
+
+Context = aio.ServicerContext[Any, Any]
+Unary = Callable[[Any, Context], Awaitable[Any]]
+Stream = Callable[[Any, Context], AsyncGenerator[Any, None]]
+Coder = Callable[[Any], Any]
+
+
+class CallInterceptor(aio.ServerInterceptor):
+    """Wraps all methods. Those of health, which load balancers ask without credentials, are neither recorded nor for some callers only."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        authenticator: Authenticator,
+        under_way: CallsUnderWay,
+        health_under_way: CallsUnderWay,
+        observer: Observer,
+    ) -> None:
+        """`health_under_way`: apart, so that neither kind of call can take the place of the other."""
+        self.config = config
+        self._authenticator = authenticator
+        self._under_way = under_way
+        self._health_under_way = health_under_way
+        self._observer = observer
+        self._handlers: dict[str, Any] = {}  # only of methods that exist
+        self._no_handler: Any = grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        method = handler_call_details.method
+        _METADATA.set(handler_call_details.invocation_metadata or ())
+        handler = self._handlers.get(method)
+        if handler is None:
+            inner = await continuation(handler_call_details)
+            if inner is None:
+                return self._no_handler
+            handler = self._handlers[method] = _Method(self, method, inner).handler()
+        return handler
+
+    async def _refuse(self, requests: AsyncIterator[Any], context: Context) -> None:
+        async def work(call: Call) -> NoReturn:
+            raise MethodNotFoundError("the server has no such method")
+
+        await self.run(NO_METHOD, context, work)
+
+    async def run(self, method: str, context: Context, work: Callable[[Call], Awaitable[None]]) -> None:
+        """One call, from its headers to its last status. Its record is complete and told before the client learns how it ended."""
+        metadata = _METADATA.get()
+        num_bytes = _size(metadata)
+        known = metadata if num_bytes <= self.config.max_metadata_bytes else ()
+        call = Call(CallRecord(method, context.peer(), _request_id(known), _trace_id(known)))
+        record = call.record
+        context.set_trailing_metadata(((REQUEST_ID_KEY, record.request_id),))
+        CURRENT_CALL.set(record)
+        under_way = self._health_under_way if _is_health(method) else self._under_way
+        try:
+            try:
+                under_way.add(call)
+                if num_bytes > self.config.max_metadata_bytes:
+                    raise MetadataTooLargeError(f"{num_bytes} bytes of metadata are more than {self.config.max_metadata_bytes}")
+                if not _is_health(method):
+                    certificate = certificate_name(context.auth_context()) if self.config.tls_client_ca else None
+                    record.caller = await self._authenticator.authorize(method, _values(metadata, "authorization"), certificate)
+                await work(call)
+            except asyncio.CancelledError:
+                if call.error is None:
+                    passed = context.time_remaining() == 0
+                    self._end(call, grpc.StatusCode.DEADLINE_EXCEEDED if passed else grpc.StatusCode.CANCELLED)
+                    raise
+                error = call.error
+            except aio.AbortError:
+                self._end(call, context.code() or grpc.StatusCode.UNKNOWN)
+                raise
+            except aio.BaseError as gone:  # while a message was on its way to the client
+                self._end(call, grpc.StatusCode.CANCELLED)
+                _cut(gone)
+            except Exception as raised:
+                error = raised
+            else:
+                self._end(call, grpc.StatusCode.OK)
+                return
+            await self._abort(call, context, error)
+        finally:
+            under_way.discard(call)
+
+    async def _abort(self, call: Call, context: Context, error: Exception) -> NoReturn:
+        record = call.record
+        answered = record.messages_sent > 0 or call.waits is reader_stalled  # the client may have what is on its way to it
+        failure = describe(error, answered=answered)
+        error.__traceback__ = None  # it holds this call, which holds it: gRPC's part would stay until garbage is collected
+        status = rpc_status.to_status(to_status(failure, debug=self.config.debug_errors))
+        metadata = (*(status.trailing_metadata or ()), (REQUEST_ID_KEY, record.request_id))
+        if failure.retry_delay is not None:
+            metadata += ((PUSHBACK_KEY, str(int(failure.retry_delay.total_seconds() * 1000))),)
+        self._end(call, failure.code, failure.reason)
+        if not call.mute:
+            # In HTTP/2 the status comes after all messages, so where the client reads slowly it waits behind them.
+            waits_behind = answered and not isinstance(error, ReaderStalledError)
+            seconds = self._under_way.stall_seconds if waits_behind else ABORT_SECONDS
+            try:
+                await asyncio.wait_for(context.abort(status.code, status.details, metadata), seconds)
+            except aio.AbortError:
+                raise
+            except (asyncio.TimeoutError, aio.BaseError):
+                pass  # the client does not take the status either, or went away
+        _cut(error)
+
+    def _end(self, call: Call, code: grpc.StatusCode, reason: str = "") -> None:
+        record = call.record
+        record.code = code
+        record.reason = reason
+        record.seconds = time.monotonic() - record.start
+        if not _is_health(record.method):
+            self._observer.on_call_end(record)
+
+
+class _Method:
+    """How one method is run. A request that is not a stream is read here, after the caller was checked."""
+
+    def __init__(self, interceptor: CallInterceptor, name: str, inner: Any) -> None:
+        self._interceptor = interceptor
+        self._name = name
+        self._inner = inner
+        self._encode = _encoder(inner.response_serializer, interceptor.config.max_message_bytes)
+
+    def handler(self) -> Any:
+        answer = self._answer_stream if self._inner.response_streaming else self._answer_once
+        return grpc.stream_stream_rpc_method_handler(answer, _decoder(self._inner.request_deserializer), self._encode)
+
+    async def _answer_once(self, requests: AsyncIterator[Any], context: Context) -> None:
+        answer: Unary = self._inner.stream_unary if self._inner.request_streaming else self._inner.unary_unary
+
+        async def work(call: Call) -> None:
+            message = self._encode(await answer(await self._request(requests, context, call), context))
+            call.waits, call.mute = reader_stalled, True  # the headers go with it, which saves a turn
+            await context.write(message)
+            call.record.messages_sent = 1
+
+        await self._interceptor.run(self._name, context, work)
+
+    async def _answer_stream(self, requests: AsyncIterator[Any], context: Context) -> None:
+        answer: Stream = self._inner.stream_stream if self._inner.request_streaming else self._inner.unary_stream
+
+        async def work(call: Call) -> None:
+            write, record = context.write, call.record
+            async with aclosing(answer(await self._request(requests, context, call), context)) as responses:
+                async for response in responses:  # for every token of every stream: what is added here is paid often
+                    if not record.messages_sent:  # apart: while they wait with a message, the call could be told no status
+                        await _send_headers(call, context)
+                    call.waits = reader_stalled
+                    await write(response)
+                    call.waits = None
+                    record.messages_sent += 1
+
+        await self._interceptor.run(self._name, context, work)
+
+    async def _request(self, requests: AsyncIterator[Any], context: Context, call: Call) -> Any:
+        if self._inner.request_streaming:
+            return requests
+        call.waits = sender_stalled
+        request = await context.read()
+        call.waits = None
+        if request is aio.EOF:  # the client sent none, or one that gRPC has refused and ended the call for
+            raise InvalidRequestError((FieldViolation("request", "there is no message"),))
+        return request
+
+
+async def _send_headers(call: Call, context: Context) -> None:
+    call.waits, call.mute = reader_stalled, True
+    await context.send_initial_metadata(())
+    call.waits, call.mute = None, False
+    if call.error is not None:
+        raise call.error
+
+
+def _cut(error: Exception) -> NoReturn:
+    """End the call without a status. gRPC has not a word in the log for a cancellation."""
+    carrier = CARRIER.get()
+    if carrier is not None:
+        carrier.cut()
+    raise asyncio.CancelledError from error
+
+
+def _decoder(decode: Coder) -> Coder:
+    """`decode`: the `FromString` of a message."""
+    kind = decode.__self__.DESCRIPTOR  # type: ignore[attr-defined]
+
+    def read(raw: bytes) -> Any:
+        check_fields(raw, kind)
+        try:
+            return decode(raw)
+        except DecodeError as error:
+            raise InvalidRequestError((FieldViolation("request", "it is not a message of the method's type"),)) from error
+
+    return read
+
+
+def _encoder(encode: Coder, max_bytes: int) -> Coder:
+    """Servicers may answer with what they have serialised themselves."""
+
+    def write(message: Any) -> bytes:
+        raw: bytes = message if type(message) is bytes else encode(message)
+        if len(raw) > max_bytes:
+            raise AnswerTooLargeError(f"the answer takes {len(raw)} bytes in one message, which are more than {max_bytes}")
+        return raw
+
+    return write
+
+
+def _is_health(method: str) -> bool:
+    return method.startswith(HEALTH_PREFIX)
+
+
+def _size(metadata: Any) -> int:
+    """Bytes, as HTTP/2 counts them."""
+    return sum(len(key) + len(value) + FIELD_BYTES for key, value in metadata)
+
+
+def _values(metadata: Any, name: str) -> list[str]:
+    return [value for key, value in metadata if key == name]
+
+
+def _request_id(metadata: Any) -> str:
+    """The client's, if it is usable; else one that is drawn."""
+    given = _values(metadata, REQUEST_ID_KEY)
+    return given[0] if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]) else uuid.uuid4().hex
+
+
+def _trace_id(metadata: Any) -> str | None:
+    given = _values(metadata, "traceparent")
+    parent = parse_traceparent(given[0]) if len(given) == 1 else None
+    return None if parent is None else parent.trace_id

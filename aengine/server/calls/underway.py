@@ -1,0 +1,111 @@
+"""The calls that are under way: how many may be, how they are ended from outside, and how one whose client stands still is found.
+
+Knows nothing of gRPC's side of a call; a call that is ended here learns it as a cancellation with an error beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from aengine.errors import AEngineError
+from aengine.server.calls.errors import ReaderStalledError, SenderStalledError, TooManyCallsError
+from aengine.server.calls.records import CallRecord
+
+MAX_CHECK_SECONDS = 5.0
+
+
+def reader_stalled(seconds: float) -> AEngineError:
+    """What becomes of a call whose message the client does not take."""
+    return ReaderStalledError(f"the client has not read for {seconds:g} s")
+
+
+def sender_stalled(seconds: float) -> AEngineError:
+    """What becomes of a call whose request does not come."""
+    return SenderStalledError(f"the client has not sent its message for {seconds:g} s")
+
+
+class Call:
+    """One call, made in the task that runs it."""
+
+    __slots__ = ("error", "mute", "record", "seen", "task", "waits", "waits_since")
+
+    def __init__(self, record: CallRecord) -> None:
+        self.record = record
+        self.task = asyncio.current_task()
+        self.error: Exception | None = None  # why it was ended from outside
+        self.mute = False  # gRPC sends its headers, and takes no status until they are sent
+        self.waits: Callable[[float], AEngineError] | None = None  # for the client, and what it is called when that takes too long
+        self.seen: object = None  # what it waited for when it was last looked at
+        self.waits_since = 0.0
+
+    def end(self, error: Exception) -> None:
+        """Have it fail with `error`: at once, or where it is mute when it no longer is, unless it has come to its end then."""
+        if self.error is None and self.task is not None:
+            self.error = error
+            if not self.mute:
+                self.task.cancel()
+
+    def give_up(self, error: Exception) -> None:
+        """Have it fail with `error` at once, whether or not that can be told."""
+        if (self.error is None or self.mute) and self.task is not None:
+            self.error = error
+            self.task.cancel()
+
+
+class CallsUnderWay:
+    """To be used from one event loop. A call that waits for its client longer than `stall_seconds` is ended, within a quarter more."""
+
+    def __init__(self, max_calls: int, stall_seconds: float) -> None:
+        self.stall_seconds = stall_seconds
+        self._max_calls = max_calls
+        self._calls: set[Call] = set()
+        self._reaper: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, call: Call) -> None:
+        """Raises `TooManyCallsError`."""
+        if len(self._calls) >= self._max_calls:
+            raise TooManyCallsError(f"{self._max_calls} calls are under way, which is the limit")
+        self._calls.add(call)
+
+    def discard(self, call: Call) -> None:
+        self._calls.discard(call)
+
+    def start(self) -> None:
+        """Begin to look for calls whose client stands still."""
+        self._reaper = asyncio.get_running_loop().create_task(self._reap(), name="aengine-stalled-calls")
+
+    def stop(self) -> None:
+        if self._reaper is not None:
+            self._reaper.cancel()
+            self._reaper = None
+
+    async def end_all(self, error: Exception, seconds: float) -> None:
+        """Have all calls fail with `error`; returns when they have told their clients, or after `seconds`."""
+        tasks = [call.task for call in self._calls if call.task is not None]
+        for call in tuple(self._calls):
+            call.end(error)
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+
+    async def _reap(self) -> None:
+        # One look at all calls now and then, rather than a timer for each message.
+        while True:
+            await asyncio.sleep(min(self.stall_seconds / 8, MAX_CHECK_SECONDS))
+            self.check(time.monotonic())
+
+    def check(self, now: float) -> None:
+        """End the calls that have waited too long. `now`: on time.monotonic."""
+        for call in tuple(self._calls):
+            if call.waits is None:
+                call.seen = None
+                continue
+            seen = (call.waits, call.record.messages_sent)
+            if call.seen != seen:
+                call.seen, call.waits_since = seen, now
+            elif now - call.waits_since >= self.stall_seconds:
+                call.give_up(call.waits(self.stall_seconds))

@@ -1,0 +1,1 @@
+"""Generations between proto messages and the engine: read, submitted, written as events, batched, resumed."""

@@ -1,0 +1,98 @@
+"""What the services share: the engine, who may begin a generation, who is told of it, and whose requests are under way.
+
+A request belongs to the caller who made it: the name of a token or of a certificate, and where neither is asked for all callers are one.
+Others neither see it nor meet its id, unless they are administrators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from aengine.errors import FieldViolation, RequestIdInUseError
+from aengine.outputs import ModelInfo, RequestInfo, RequestState
+from aengine.server.calls.errors import ModelNotFoundError
+from aengine.server.calls.records import Caller, Observer
+from aengine.server.generation.admission import Admission
+
+if TYPE_CHECKING:
+    from aengine.engine.async_engine import AsyncEngine
+    from aengine.engine.stream import TokenStream
+
+Thing = TypeVar("Thing")
+
+
+class RequestIndex(Generic[Thing]):
+    """What is known under a request's id, and whose it is. An id may stand for several things."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, dict[Thing, str | None]] = {}  # with the name of the owner, in the order in which they came
+
+    def add(self, request_id: str, owner: Caller, thing: Thing) -> None:
+        self._by_id.setdefault(request_id, {})[thing] = owner.name
+
+    def discard(self, request_id: str, thing: Thing) -> None:
+        things = self._by_id.get(request_id, {})
+        things.pop(thing, None)
+        if not things:
+            self._by_id.pop(request_id, None)
+
+    def __iter__(self) -> Iterator[Thing]:
+        return chain.from_iterable(self._by_id.values())
+
+    def find(self, request_id: str, caller: Caller) -> list[Thing]:
+        """What the caller may know of: its own from the newest on, then the others'."""
+        things = self._by_id.get(request_id, {})
+        own = [thing for thing, owner in things.items() if owner == caller.name]
+        others = [thing for thing, owner in things.items() if owner != caller.name] if caller.sees_all else []
+        return own[::-1] + others[::-1]
+
+
+def require_model(engine: AsyncEngine, name: str) -> ModelInfo:
+    """The model that `name` means. Empty is the served one; raises `ModelNotFoundError` for another name."""
+    info = engine.model_info
+    if name not in ("", info.name):
+        raise ModelNotFoundError(name, info.name)
+    return info
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What generations need of the server."""
+
+    engine: AsyncEngine
+    admission: Admission
+    observers: Sequence[Observer] = ()
+    max_answer_bytes: int = 16 * 1024 * 1024  # of one message
+    streams: RequestIndex[TokenStream] = field(default_factory=RequestIndex)  # of generations under way
+
+    def find(self, request_id: str, caller: Caller) -> RequestInfo | None:
+        """How far a request has come; None when it is over and was sent, was never known, or is another's. Raises what
+        `AsyncEngine.request_info` raises."""
+        streams = self.streams.find(request_id, caller)
+        if streams:
+            return streams[0].info()
+        info = self.engine.request_info(request_id)  # of the program around this server
+        return info if caller.sees_all else None
+
+    def engine_id(self, request_id: str | None, caller: Caller) -> str | None:
+        """What the engine is to call a new request: the same, unless another caller's is called so there; None lets it draw one. Raises
+        `RequestIdInUseError`."""
+        if request_id is None:
+            return None
+        known = self.find(request_id, caller)
+        if known is not None and known.state is not RequestState.FINISHED:
+            raise RequestIdInUseError((FieldViolation("request_id", f"{request_id!r} is in use by a request in flight"),))
+        return request_id if self.engine.request_info(request_id) is None else None
+
+    async def cancel(self, request_id: str, caller: Caller) -> bool:
+        """End the caller's request of that id, those of others too where the caller is an administrator. Returns when their pages are
+        free: whether any was in flight."""
+        streams = self.streams.find(request_id, caller)
+        if not streams and caller.sees_all:
+            return await self.engine.cancel(request_id)
+        # One that is gone may have left its id in the engine to another.
+        ids = [stream.request_id for stream in streams if not stream.gone]
+        return any([await self.engine.cancel(engine_id) for engine_id in ids])

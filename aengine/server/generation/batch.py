@@ -1,0 +1,118 @@
+"""`BatchGenerate`: many requests in one call, each answered when it is whole.
+
+All of them are submitted at once, and the engine orders them. Nothing is read from the engine while answers wait for the client, so the
+requests of a client that does not read park.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from aengine.checks import shown
+from aengine.errors import FieldViolation, InvalidRequestError, RequestIdInUseError
+from aengine.server.calls.errors import to_error
+from aengine.server.generation.backend import Backend, require_model
+from aengine.server.generation.fold import EventFold
+from aengine.server.generation.source import stream_responses
+from aengine.server.generation.turns import each_in_turn
+from aengine.v1.generation_service_pb2 import BatchGenerateRequest, BatchGenerateResponse, GenerateRequest, GenerateResponse
+
+MAX_REQUESTS = 1024
+FRAME_BYTES = 64
+"""More than what is around an answer in its message."""
+MAX_UNSENT = 16
+"""Answers that may wait for the client before the others are read no further."""
+SUBMIT_AT_ONCE = 16
+"""Requests that are submitted before the event loop gets its turn, at most;"""
+SUBMIT_BYTES = 64 * 1024
+"""and how large they may be together."""
+
+
+async def batch_responses(
+    backend: Backend, request: BatchGenerateRequest, *, remaining: float | None
+) -> AsyncGenerator[BatchGenerateResponse, None]:
+    """Answers in the order of their ends. Raises only where no request could be served; leaving cancels what runs."""
+    requests = request.requests
+    if not 1 <= len(requests) <= MAX_REQUESTS:
+        raise InvalidRequestError((FieldViolation("requests", f"{len(requests)} requests are not 1 to {MAX_REQUESTS}"),))
+    require_model(backend.engine, "")
+    deadline = None if remaining is None else time.monotonic() + remaining
+    with backend.admission.enter():  # until the last answer was sent
+        batch = _Batch(backend, deadline)
+        try:
+            await batch.submit(requests)
+            for _ in requests:
+                yield await batch.next()
+        finally:
+            await batch.cancel()
+
+
+class _Batch:
+    """The requests of one call under way, and their answers."""
+
+    def __init__(self, backend: Backend, deadline: float | None) -> None:
+        """`deadline`: on the clock of time.monotonic."""
+        self._backend = backend
+        self._deadline = deadline
+        self._tasks: list[asyncio.Task[None]] = []
+        self._unsent: deque[BatchGenerateResponse] = deque()
+        self._news = asyncio.Event()
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        named: dict[str, int] = {}  # by request id the first request that has it
+        count = size = 0  # since the last turn
+        for index, request in enumerate(requests):
+            first = named.setdefault(request.request_id, index) if request.HasField("request_id") else index
+            self._tasks.append(asyncio.create_task(self._answer(index, request, first)))
+            count, size = count + 1, size + request.ByteSize()
+            if count == SUBMIT_AT_ONCE or size >= SUBMIT_BYTES:
+                await asyncio.sleep(0)
+                count = size = 0
+
+    async def next(self) -> BatchGenerateResponse:
+        """The answer that was whole first, of those not sent."""
+        while not self._unsent:
+            self._news.clear()
+            await self._news.wait()
+        response = self._unsent.popleft()
+        if len(self._unsent) < MAX_UNSENT:
+            self._may_read.set()
+        return response
+
+    async def cancel(self) -> None:
+        """Returns when nothing of the requests is left in the engine."""
+
+        def end(task: asyncio.Task[None]) -> asyncio.Task[None]:
+            task.cancel()
+            return task
+
+        await each_in_turn(self._tasks, end)
+
+    async def _answer(self, index: int, request: GenerateRequest, first: int) -> None:
+        response = BatchGenerateResponse(index=index)
+        try:
+            if first != index:
+                description = f"{shown(request.request_id)} is in use by requests[{first}] of the batch"
+                raise RequestIdInUseError((FieldViolation("request_id", description),))
+            response.response.CopyFrom(await self._generate(request))
+        except Exception as error:
+            response.error.CopyFrom(to_error(error))
+        self._unsent.append(response)
+        if len(self._unsent) >= MAX_UNSENT:
+            self._may_read.clear()
+        self._news.set()
+
+    async def _generate(self, request: GenerateRequest) -> GenerateResponse:
+        remaining = None if self._deadline is None else self._deadline - time.monotonic()
+        answer = EventFold(self._backend.max_answer_bytes - FRAME_BYTES)
+        async with aclosing(stream_responses(self._backend, request, remaining=remaining)) as responses:
+            async for response in responses:
+                answer.add(response.event)
+                await self._may_read.wait()
+        return answer.response()

@@ -1,0 +1,199 @@
+"""What is kept of a generation so that it can be read again: its serialised events, in bounds, and the one who reads them.
+
+Owns back-pressure between whoever writes the events and the reader, with or without a connection. Knows nothing of gRPC, of how
+events come about, or of how long they are kept. To be used from one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.server.calls.errors import EventsDroppedError, Failure, ReaderReplacedError, ToldError
+
+READ_EVENTS = 64
+"""Most events taken from the ring at a time: these count as sent while a slow client is still being sent the first of them."""
+
+EVENT_BYTES = 48
+"""What it takes to keep an event, beside its own bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayLimits:
+    """How much is kept of a generation."""
+
+    events: int = 8192
+    bytes: int = 2 * 1024 * 1024  # with EVENT_BYTES for each
+
+
+class EventRing:
+    """The latest events of a generation, and how far they were sent.
+
+    Half of it is for events that wait to be sent, the rest for those that were sent and may be asked for again. What was not sent is
+    never dropped: the writer must wait for `has_room`.
+    """
+
+    def __init__(self, max_events: int, max_bytes: int) -> None:
+        self._max_events = max_events
+        self._max_bytes = max_bytes
+        self._events: deque[bytes] = deque()
+        self._unsent_bytes = 0
+        self.num_bytes = 0
+        self.first = 0  # number of the oldest event that is kept
+        self.position = 0  # number of the next event to send
+
+    @property
+    def end(self) -> int:
+        """The number of the next event to come."""
+        return self.first + len(self._events)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more event may be appended, however large it is."""
+        return self.end - self.position < self._max_events // 2 and self._unsent_bytes < self._max_bytes // 2
+
+    def append(self, event: bytes) -> None:
+        self._events.append(event)
+        self.num_bytes += _size(event)
+        self._unsent_bytes += _size(event)
+        while self.first < self.position and (len(self._events) > self._max_events or self.num_bytes > self._max_bytes):
+            self.num_bytes -= _size(self._events.popleft())
+            self.first += 1
+
+    def take(self, most: int) -> list[bytes]:
+        """The next events to send, which count as sent from now on."""
+        start = self.position - self.first
+        events = [self._events[index] for index in range(start, min(start + most, len(self._events)))]
+        self.position += len(events)
+        self._unsent_bytes -= sum(map(_size, events))
+        return events
+
+    def seek(self, number: int) -> None:
+        """Send from event `number` on. Raises `EventsDroppedError` for the past, `InvalidRequestError` for the future."""
+        if number < self.first:
+            raise EventsDroppedError(f"event {number} is no longer kept; the oldest is {self.first}")
+        if number > self.end:
+            description = f"{number} is not yet known; the next event is {self.end}"
+            raise InvalidRequestError((FieldViolation("next_event_number", description),))
+        self.position = number
+        self._unsent_bytes = sum(_size(self._events[index]) for index in range(number - self.first, len(self._events)))
+
+
+class Replay:
+    """A generation that can be read again, by one reader at a time."""
+
+    def __init__(self, limits: ReplayLimits, changed: Callable[[], None]) -> None:
+        """`changed` is called when a reader came or left, and at the end."""
+        self.ended = False
+        self._ring = EventRing(limits.events, limits.bytes)
+        self._changed = changed
+        self._reader: Reader | None = None
+        self._failure: Failure | None = None
+        self._moved = asyncio.Event()  # the reader went on, came or left
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the events that are kept."""
+        return self._ring.num_bytes
+
+    @property
+    def next_event_number(self) -> int:
+        return self._ring.end
+
+    @property
+    def has_reader(self) -> bool:
+        return self._reader is not None
+
+    # ---- the writer ----------------------------------------------------------------------------------------------------
+
+    async def append(self, event: bytes) -> None:
+        """Keep `event`, once there is room for it."""
+        while not self._ring.has_room:
+            await self._move()
+        self._ring.append(event)
+        self._news()
+
+    def end(self, failure: Failure | None = None) -> None:
+        """Nothing follows; `failure` is what every reader gets at the end. Ignored when it has ended."""
+        if self.ended:
+            return
+        self.ended = True
+        self._failure = failure
+        self._news()
+        self._changed()
+
+    async def wait_sent(self) -> None:
+        """Return when the reader was sent everything and waits for more, or there is none."""
+        while (reader := self._reader) is not None and not (reader.waits and self._ring.position == self._ring.end):
+            await self._move()
+
+    # ---- the reader ----------------------------------------------------------------------------------------------------
+
+    def attach(self, number: int) -> Reader:
+        """A reader from event `number` on, in place of the present one. Raises `EventsDroppedError` or `InvalidRequestError`."""
+        self._ring.seek(number)
+        self._news()  # the present one, if any, learns that it is replaced
+        self._reader = Reader(self)
+        self._moved.set()
+        self._changed()
+        return self._reader
+
+    def detach(self, reader: Reader) -> None:
+        if self._reader is reader:
+            self._reader = None
+            self._moved.set()
+            self._changed()
+
+    async def read(self, reader: Reader) -> list[bytes]:
+        """See `Reader.read`."""
+        while self._reader is reader:
+            if events := self._ring.take(READ_EVENTS):
+                self._moved.set()
+                return events
+            if self._failure is not None:
+                raise ToldError(self._failure)
+            if self.ended:
+                return []
+            reader.waits = True
+            reader.news.clear()
+            self._moved.set()
+            await reader.news.wait()
+            reader.waits = False
+        raise ReaderReplacedError("another reader has taken over the stream")
+
+    # ---- inside --------------------------------------------------------------------------------------------------------
+
+    def _news(self) -> None:
+        if self._reader is not None:
+            self._reader.news.set()
+
+    async def _move(self) -> None:
+        self._moved.clear()
+        await self._moved.wait()
+
+
+class Reader:
+    """Reads a `Replay`: a context manager that lets go of it."""
+
+    def __init__(self, replay: Replay) -> None:
+        self.news = asyncio.Event()  # there may be something to read, or another reader has come
+        self.waits = False
+        self._replay = replay
+
+    async def read(self) -> list[bytes]:
+        """The next events, at least one. Empty at the end; raises `ToldError` in its place if the generation failed, and
+        `ReaderReplacedError` once another reader has come."""
+        return await self._replay.read(self)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._replay.detach(self)
+
+
+def _size(event: bytes) -> int:
+    return len(event) + EVENT_BYTES

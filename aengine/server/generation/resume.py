@@ -1,0 +1,244 @@
+"""Resumable streams: generations that outlive the call that asked for them, and the calls that read them.
+
+Each runs in a task of its own, the pump, which writes events into a `Replay`; the call that began it is its first reader. Owns how long
+a generation goes on without a reader, how long its events are kept, and how many bytes that may take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.outputs import RequestInfo
+from aengine.server.calls.errors import DrainingError, NotResumableError, RequestNotFoundError, clip, describe
+from aengine.server.calls.observers import current_caller
+from aengine.server.calls.records import Caller
+from aengine.server.generation.backend import Backend, RequestIndex
+from aengine.server.generation.replay import Replay, ReplayLimits
+from aengine.server.generation.source import Generation, stream_responses
+from aengine.server.generation.stream_options import read_stream_options
+from aengine.v1.generation_service_pb2 import ResumeGenerateRequest, StreamGenerateRequest
+
+if TYPE_CHECKING:
+    from aengine.engine.stream import TokenStream
+
+TOKEN_BYTES = 16
+GENERATION_BYTES = 4096
+"""What it takes to keep a generation, beside its events."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeLimits:
+    """How much a server keeps."""
+
+    generation: ReplayLimits = field(default_factory=ReplayLimits)
+    kept_bytes: int = 64 * 1024 * 1024  # of all generations that are over, with GENERATION_BYTES for each
+
+
+class Resumable:
+    """One resumable generation."""
+
+    def __init__(self, limits: ReplayLimits, retain_seconds: float, owner: Caller, changed: Callable[[Resumable], None]) -> None:
+        self.owner = owner
+        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self.retain_seconds = retain_seconds
+        self.replay = Replay(limits, lambda: changed(self))
+        self.request_id = ""  # until its first event, which tells it
+        self.dropped = False
+        self.pump: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None  # runs out when nobody comes to read
+        self._stream: TokenStream | None = None
+        self._info: RequestInfo | None = None
+
+    def begin(self, generation: Generation) -> None:
+        """The first event is there; it comes from `generation`."""
+        self.request_id = generation.request_id
+        self._stream = generation.stream
+
+    def let_go(self) -> None:
+        """The pump is over: neither it nor the engine's stream, with all its tokens, is needed any more."""
+        self.pump = None
+        if self._stream is not None:
+            self._info, self._stream = self._stream.info(), None
+
+    def is_from(self, stream: TokenStream) -> bool:
+        """Whether its events come from `stream`."""
+        return self._stream is stream
+
+    @property
+    def info(self) -> RequestInfo:
+        """How far it has come. It has begun."""
+        info = self._info if self._stream is None else self._stream.info()
+        assert info is not None
+        return info
+
+    @property
+    def num_bytes(self) -> int:
+        return GENERATION_BYTES + self.replay.num_bytes
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class ResumableStreams:
+    """The resumable generations of a server: those under way, and those that are over and still kept.
+
+    Without a reader, one under way is cancelled and one that is over dropped, when its `retain` has passed since the last reader left or,
+    if that is later, since its end. The deadline of a call ends the call alone; `time_limit` is what bounds the request.
+
+    One of the same id takes nothing from those before it: each is resumed with its own token. Where those that are over take too much room,
+    the oldest of the caller that has most of them is dropped, so that nobody drops another's by keeping much.
+    """
+
+    def __init__(self, backend: Backend, limits: ResumeLimits | None = None) -> None:
+        self._backend = backend
+        self._limits = limits or ResumeLimits()
+        self._begun: RequestIndex[Resumable] = RequestIndex()  # those that can be resumed
+        self._over: defaultdict[str | None, dict[Resumable, None]] = defaultdict(dict)  # that have ended, oldest first, by their owners
+        self._over_bytes: Counter[str | None] = Counter()
+        self._pumps: set[asyncio.Task[None]] = set()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of the generations that are over."""
+        return self._over_bytes.total()
+
+    def find(self, request_id: str, caller: Caller) -> Resumable | None:
+        """The latest that can be resumed, of those that the caller may know of."""
+        return next(iter(self._begun.find(request_id, caller)), None)
+
+    async def generate(self, request: StreamGenerateRequest) -> AsyncGenerator[bytes, None]:
+        """Begin a generation and read it: serialised responses. Raises `ToldError` if it fails, or `ReaderReplacedError`."""
+        retain = read_stream_options(request.spec.stream, []).retain_seconds  # out of range, it is refused before it matters
+        resumable = Resumable(self._limits.generation, retain, current_caller(), self._changed)
+        self._start(resumable, request)
+        try:
+            async with aclosing(_read(resumable.replay, 0)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            if not resumable.request_id and resumable.pump is not None:
+                resumable.pump.cancel()  # nobody was told how to resume it
+
+    async def resume(self, request: ResumeGenerateRequest) -> AsyncGenerator[bytes, None]:
+        """The rest of a generation: serialised responses.
+
+        Raises `InvalidRequestError`, `RequestNotFoundError`, `NotResumableError` or `EventsDroppedError` for the request, and what
+        `generate` raises.
+        """
+        missing = [name for name in ("request_id", "resume_token") if not getattr(request, name)]
+        if missing:
+            raise InvalidRequestError([FieldViolation(name, "must not be empty") for name in missing])
+        caller = current_caller()
+        found = self._begun.find(request.request_id, caller)
+        if not found and self._backend.find(request.request_id, caller) is not None:
+            raise NotResumableError(f"request {clip(request.request_id)!r} was not asked to be resumable")
+        resumable = next((one for one in found if secrets.compare_digest(one.token, request.resume_token)), None)
+        if resumable is None:
+            raise RequestNotFoundError(request.request_id)
+        async with aclosing(_read(resumable.replay, request.next_event_number)) as events:
+            async for event in events:
+                yield event
+
+    async def aclose(self) -> None:
+        """Cancel what is under way and drop what is kept; returns when nothing of it is left."""
+        for resumable in list(self._begun):
+            self._drop(resumable)
+        pumps = list(self._pumps)
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+    # ---- inside --------------------------------------------------------------------------------------------------------
+
+    def _start(self, resumable: Resumable, request: StreamGenerateRequest) -> None:
+        def over(pump: asyncio.Task[None]) -> None:
+            self._pumps.discard(pump)
+            resumable.let_go()
+            if not resumable.replay.ended:  # cancelled; a reader must not wait for ever
+                resumable.replay.end(describe(DrainingError("the server is shutting down")))
+
+        resumable.pump = asyncio.create_task(self._pump(resumable, request))
+        resumable.pump.add_done_callback(over)
+        self._pumps.add(resumable.pump)
+
+    async def _pump(self, resumable: Resumable, request: StreamGenerateRequest) -> None:
+        """Write the events of a generation, whoever reads them. It counts as in flight until a reader there is was sent them."""
+        replay = resumable.replay
+        try:
+            generated = stream_responses(
+                self._backend, request, resume_token=resumable.token, on_begin=lambda generation: self._begin(resumable, generation)
+            )
+            async with aclosing(generated) as responses:
+                async for response in responses:
+                    await replay.append(response.SerializeToString())
+                    if response.event.HasField("finished"):
+                        await replay.wait_sent()
+            replay.end()
+        except Exception as error:  # told to every reader in the same words
+            replay.end(describe(error, answered=replay.next_event_number > 0))
+
+    def _begin(self, resumable: Resumable, generation: Generation) -> None:
+        """From now on it can be found."""
+        resumable.begin(generation)
+        self._begun.add(resumable.request_id, resumable.owner, resumable)
+        self._changed(resumable)
+
+    def _changed(self, resumable: Resumable) -> None:
+        """It has begun or ended, or its reader came or left."""
+        resumable.stop_timer()
+        if not resumable.request_id:
+            return
+        if resumable.dropped:
+            self._end_unread(resumable)
+            return
+        replay = resumable.replay
+        if not replay.has_reader:
+            resumable.timer = asyncio.get_running_loop().call_later(resumable.retain_seconds, self._drop, resumable)
+        owner = resumable.owner.name
+        if replay.ended and resumable not in self._over[owner]:
+            self._over[owner][resumable] = None
+            self._over_bytes[owner] += resumable.num_bytes
+        while self.kept_bytes > self._limits.kept_bytes and (last := self._least_needed()) is not None:
+            self._drop(last)
+
+    def _least_needed(self) -> Resumable | None:
+        """The oldest that nobody reads, of the owner that keeps most."""
+        for owner, _ in self._over_bytes.most_common():
+            for resumable in self._over[owner]:
+                if not resumable.replay.has_reader:
+                    return resumable
+        return None
+
+    def _drop(self, resumable: Resumable) -> None:
+        """It can be resumed no more, and goes on only as long as somebody reads it."""
+        resumable.stop_timer()
+        resumable.dropped = True
+        self._begun.discard(resumable.request_id, resumable)
+        owner = resumable.owner.name
+        if resumable in self._over[owner]:
+            del self._over[owner][resumable]
+            self._over_bytes[owner] -= resumable.num_bytes
+        if not self._over[owner]:
+            del self._over[owner], self._over_bytes[owner]
+        self._end_unread(resumable)
+
+    def _end_unread(self, resumable: Resumable) -> None:
+        if resumable.pump is not None and not resumable.replay.has_reader:
+            resumable.pump.cancel()
+
+
+async def _read(replay: Replay, number: int) -> AsyncGenerator[bytes, None]:
+    """Every event from `number` on to the end."""
+    with replay.attach(number) as reader:
+        while events := await reader.read():
+            for event in events:
+                yield event

@@ -1,0 +1,266 @@
+"""`Session`: many generations over one stream, with one message for all of them per step of the engine.
+
+Owns the rules of a session's messages, who may be sent what and when, and the generations under their tags. Nothing is read from the
+engine while a message waits for the client or for credit, so requests park when their client does not keep up. Each generation is one of
+`aengine.server.generation.source`, and what becomes of one does not touch the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+
+from aengine.engine.stream_group import Reading, StreamGroup
+from aengine.errors import FieldViolation, InvalidRequestError, QueueFullError
+from aengine.server.calls.errors import to_error
+from aengine.server.generation.backend import Backend
+from aengine.server.generation.source import READ_TOKENS, Generation, open_generation
+from aengine.server.generation.turns import each_in_turn
+from aengine.v1.error_pb2 import Error
+from aengine.v1.generation_pb2 import GenerationEvent
+from aengine.v1.generation_service_pb2 import SessionCredit, SessionRequest, SessionResponse, SessionSubmit, StreamGenerateRequest
+
+MAX_OPEN = 4096
+"""Requests of one session that have not ended."""
+MAX_UNSENT_ERRORS = 4096
+"""Refused requests whose client has not been told yet."""
+MAX_CREDIT = 2**31
+MESSAGE_BYTES = 512 * 1024
+"""A message that is estimated to be as large is sent before more is added to it."""
+_TOKEN_BYTES = 64  # of a token with its text and its part of the events around it, usually
+_ENTRY_BYTES = 9  # at most, of a float and a varint of 32 bits
+
+
+async def session_responses(
+    backend: Backend, requests: AsyncIterator[SessionRequest], *, remaining: float | None
+) -> AsyncGenerator[SessionResponse, None]:
+    """The messages of a session whose call has `remaining` seconds until its deadline. Ends when the client has closed its half and
+    every request has ended; leaving cancels them.
+
+    Raises `InvalidRequestError` when the client breaks a rule, and `QueueFullError` when it does not read what was refused.
+    """
+    session = _Session(backend, None if remaining is None else time.monotonic() + remaining)
+    reader = asyncio.create_task(session.read(requests))
+    reader.add_done_callback(lambda _: session.wake())
+    messages = session.messages()
+    try:
+        while True:
+            if reader.done():
+                reader.result()  # raises if a rule was broken
+                if session.idle:
+                    break
+                if not session.credit:
+                    raise _broken("credit.messages", "none is left for what is still to be sent, and none can follow")
+            response = next(messages) if session.credit else None
+            if response is None:
+                await session.wait()
+                continue
+            session.credit -= 1
+            yield response
+            session.leave_ended()
+    finally:
+        reader.cancel()
+        await session.leave_all()
+        await asyncio.gather(reader, return_exceptions=True)
+
+
+class _Tagged:
+    """A request of the session that was accepted."""
+
+    def __init__(self, stack: AsyncExitStack, generation: Generation) -> None:
+        """`stack` ends `generation` when it is left."""
+        self.stack = stack
+        self.generation = generation
+        self.begun = False
+        logprobs = generation.stream.effective_params.logprobs
+        self.token_bytes = _TOKEN_BYTES + (0 if logprobs is None else 2 * _ENTRY_BYTES * (1 + logprobs))  # estimated
+
+
+class _Session:
+    def __init__(self, backend: Backend, deadline: float | None) -> None:
+        """`deadline`: on the clock of time.monotonic."""
+        self.credit: float = math.inf  # messages that may be sent; infinite for a client that does not count them
+        self._backend = backend
+        self._deadline = deadline
+        self._group: StreamGroup[int] = StreamGroup()  # by tag, as everything here
+        self._tagged: dict[int, _Tagged] = {}
+        self._refused: dict[int, Error] = {}  # requests whose client has not been told yet
+        self._ended: list[tuple[_Tagged, Exception | None]] = []  # their last event is in a message, which may not be sent yet
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._response = SessionResponse()  # the message that is being written
+        self._num_bytes = 0  # of it, estimated
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to be sent."""
+        return not (self._tagged or self._refused)
+
+    def wake(self) -> None:
+        self._group.wake()
+
+    async def wait(self) -> None:
+        """Until there may be something to send, or a reason to end."""
+        await self._group.wait()
+
+    # ---- what the client says ------------------------------------------------------------------------------------------
+
+    async def read(self, requests: AsyncIterator[SessionRequest]) -> None:
+        """Do what the client asks for, until it closes its half. Raises `InvalidRequestError` when it breaks a rule."""
+        is_open = False
+        async for request in requests:
+            kind = request.WhichOneof("request")
+            if is_open != (kind != "open"):
+                raise _broken("open", "must be the first message, and only that")
+            match kind:
+                case "open":
+                    is_open = True
+                    if request.open.HasField("initial_credit"):
+                        self.credit = 0
+                        self._add_credit("open.initial_credit", request.open.initial_credit)
+                case "submit":
+                    await self._submit(request.submit)
+                case "cancel":
+                    if request.cancel.tag in self._tagged:
+                        self._tagged[request.cancel.tag].generation.stream.cancel()
+                case "credit":
+                    self._on_credit(request.credit)
+                case _:
+                    raise _broken("request", "exactly one of submit, cancel, credit must be set")
+        if not is_open:
+            raise _broken("open", "must be the first message")
+
+    def _on_credit(self, credit: SessionCredit) -> None:
+        if not credit.messages:
+            raise _broken("credit.messages", "must be at least 1")
+        self._add_credit("credit.messages", credit.messages)
+
+    def _add_credit(self, field: str, messages: int) -> None:
+        if MAX_CREDIT < self.credit + messages < math.inf:
+            raise _broken(field, f"{messages} make more than the {MAX_CREDIT} messages that can be outstanding")
+        self.credit += messages
+        self.wake()
+
+    async def _submit(self, submit: SessionSubmit) -> None:
+        tag = submit.tag
+        if tag in self._tagged or tag in self._refused:
+            raise _broken("submit.tag", f"{tag} is in use by a request that has not ended")
+        try:
+            self._tagged[tag] = await self._open(tag, submit.request)
+        except Exception as error:
+            if len(self._refused) >= MAX_UNSENT_ERRORS:
+                raise QueueFullError(f"{MAX_UNSENT_ERRORS} refused requests wait for the client to read") from error
+            self._refused[tag] = to_error(error)  # not the exception, which holds the whole request
+            self.wake()
+
+    async def _open(self, tag: int, request: StreamGenerateRequest) -> _Tagged:
+        """Submit a request to the engine. Raises what is wrong with it."""
+        if len(self._tagged) >= MAX_OPEN:
+            raise QueueFullError(f"{MAX_OPEN} requests of the session have not ended yet, which is the limit")
+        if request.spec.stream.resumable:
+            raise _broken("spec.stream.resumable", "a request of a session cannot be resumed")
+
+        def new_event() -> GenerationEvent:
+            entry = self._response.events.add()
+            entry.tag = tag
+            return entry.event
+
+        remaining = None if self._deadline is None else self._deadline - time.monotonic()
+        stack = AsyncExitStack()
+        generation = await stack.enter_async_context(open_generation(self._backend, request, new_event, remaining=remaining))
+        self._group.add(tag, generation.stream)
+        return _Tagged(stack, generation)
+
+    # ---- what is sent --------------------------------------------------------------------------------------------------
+
+    def messages(self) -> Iterator[SessionResponse | None]:
+        """What there is to send; None whenever that is nothing for now."""
+        while True:
+            for tag in list(self._refused):
+                yield from self._write_error(tag, self._refused.pop(tag))
+            for reading in self._group.take(READ_TOKENS):
+                yield from self._write(reading)
+            yield self._finish_message()
+
+    def _write(self, reading: Reading[int]) -> Iterator[SessionResponse | None]:
+        """The events of what a request brought. Yields the messages that are full with them."""
+        tag, tagged = reading.tag, self._tagged[reading.tag]
+        generation = tagged.generation
+        try:
+            if reading.error is not None:
+                raise reading.error
+            if not tagged.begun:
+                tagged.begun = True
+                generation.begin()
+            if reading.tokens:
+                for _ in generation.prompt():
+                    yield self._finish_message()
+                generation.write(reading.tokens)
+        except Exception as error:
+            self._end(tag, error)
+            yield from self._write_error(tag, to_error(generation.located(error), answered=tagged.begun))
+        else:
+            if reading.stream.ended:
+                self._end(tag, None)
+            yield from self._grow(len(reading.tokens) * tagged.token_bytes)
+
+    def _write_error(self, tag: int, error: Error) -> Iterator[SessionResponse | None]:
+        self._response.events.add(tag=tag, error=error)
+        yield from self._grow(error.ByteSize())
+
+    def _grow(self, num_bytes: int) -> Iterator[SessionResponse | None]:
+        self._num_bytes += num_bytes
+        if self._num_bytes >= MESSAGE_BYTES:
+            yield self._finish_message()
+
+    def _finish_message(self) -> SessionResponse | None:
+        """The message that was being written, unless it is empty."""
+        if not self._response.events:
+            return None
+        response, self._response = self._response, SessionResponse()
+        self._num_bytes = 0
+        return response
+
+    # ---- leaving -------------------------------------------------------------------------------------------------------
+
+    def _end(self, tag: int, error: Exception | None) -> None:
+        """The last event of a request is written; its tag is free."""
+        self._group.discard(tag)
+        self._ended.append((self._tagged.pop(tag), error))
+
+    def leave_ended(self) -> None:
+        """Let go of the requests whose last event was sent. What the engine still has of them goes in the background."""
+        for tagged, error in self._ended:
+            self._leave(tagged, error)
+        self._ended.clear()
+
+    async def leave_all(self) -> None:
+        """Let go of every request; returns when nothing of them is left in the engine."""
+        for tag in list(self._tagged):
+            self._end(tag, None)
+        ended, self._ended = self._ended, []
+        await each_in_turn(ended, lambda entry: self._leave(*entry))
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+
+    def _leave(self, tagged: _Tagged, error: Exception | None) -> asyncio.Task[None]:
+        leaving = asyncio.create_task(_leave(tagged, error))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        return leaving
+
+
+async def _leave(tagged: _Tagged, error: Exception | None) -> None:
+    """`error` is what the request failed with, which its client was told."""
+    try:
+        async with tagged.stack:
+            if error is not None:
+                raise error
+    except Exception:
+        if error is None:
+            raise
+
+
+def _broken(field: str, rule: str) -> InvalidRequestError:
+    return InvalidRequestError([FieldViolation(field, rule)])

@@ -1,0 +1,66 @@
+"""`AdminService`: what an operator can change while the server runs.
+
+Knows nothing of who may call it: calls that come here were let through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.server.generation.durations import read_seconds
+from aengine.v1 import admin_service_pb2 as messages
+from aengine.v1.admin_service_pb2_grpc import AdminServiceServicer
+
+if TYPE_CHECKING:
+    import grpc
+
+    from aengine.engine.async_engine import AsyncEngine
+    from aengine.server.generation.admission import Admission
+
+
+class AdminServicer(AdminServiceServicer):
+    """Operates `engine` and its server, whose generations `admission` counts.
+
+    `drain` begins to shut the server down and returns at once; its argument is the grace in seconds, None for that of the
+    server's configuration.
+    """
+
+    def __init__(self, engine: AsyncEngine, admission: Admission, drain: Callable[[float | None], None]) -> None:
+        self._engine = engine
+        self._admission = admission
+        self._drain = drain
+
+    async def FlushCache(self, request: messages.FlushCacheRequest, context: grpc.ServicerContext) -> messages.FlushCacheResponse:
+        return messages.FlushCacheResponse(freed_pages=await self._engine.flush_cache())
+
+    async def PauseGeneration(
+        self, request: messages.PauseGenerationRequest, context: grpc.ServicerContext
+    ) -> messages.PauseGenerationResponse:
+        match request.mode:
+            case messages.PAUSE_MODE_UNSPECIFIED | messages.PAUSE_MODE_KEEP:
+                cancel = False
+            case messages.PAUSE_MODE_CANCEL:
+                cancel = True
+            case _:
+                names = f"{messages.PAUSE_MODE_KEEP} (PAUSE_MODE_KEEP), {messages.PAUSE_MODE_CANCEL} (PAUSE_MODE_CANCEL)"
+                raise InvalidRequestError([FieldViolation("mode", f"{request.mode} is none of {names}")])
+        return messages.PauseGenerationResponse(cancelled_requests=await self._engine.pause(cancel=cancel))
+
+    async def ContinueGeneration(
+        self, request: messages.ContinueGenerationRequest, context: grpc.ServicerContext
+    ) -> messages.ContinueGenerationResponse:
+        self._engine.unpause()
+        return messages.ContinueGenerationResponse()
+
+    async def Drain(self, request: messages.DrainRequest, context: grpc.ServicerContext) -> messages.DrainResponse:
+        violations: list[FieldViolation] = []
+        grace = read_seconds(request.grace, "grace", violations) if request.HasField("grace") else None
+        if grace is not None and grace < 0:
+            violations.append(FieldViolation("grace", f"{grace:g} s is not 0 s or more"))
+        if violations:
+            raise InvalidRequestError(violations)
+        response = messages.DrainResponse(requests_in_flight=self._admission.in_flight)
+        self._drain(grace)
+        return response

@@ -1,0 +1,92 @@
+"""`GenerationService`: a generation is one stream of the engine, sent as events or folded into one answer.
+
+Leaving a stream for whatever reason (the end, a client that went away, an error) cancels the engine's request, unless it is resumable;
+nothing here catches a cancellation. Exceptions become statuses in `aengine.server.calls.interceptor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.server.calls.observers import current_caller
+from aengine.server.generation.backend import Backend, require_model
+from aengine.server.generation.batch import batch_responses
+from aengine.server.generation.fold import EventFold
+from aengine.server.generation.requests import describe_request
+from aengine.server.generation.resume import ResumableStreams, ResumeLimits
+from aengine.server.generation.session import session_responses
+from aengine.server.generation.source import stream_responses
+from aengine.server.generation.turns import AT_ONCE
+from aengine.v1 import generation_service_pb2 as messages
+from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer
+
+if TYPE_CHECKING:
+    import grpc
+
+MAX_CANCEL_IDS = 1024
+
+
+class GenerationServicer(GenerationServiceServicer):
+    """Answers with the tokens of the backend's engine."""
+
+    def __init__(self, backend: Backend, limits: ResumeLimits | None = None) -> None:
+        """`limits`: of what is kept of resumable streams."""
+        self._backend = backend
+        self._resumables = ResumableStreams(backend, limits)
+
+    async def aclose(self) -> None:
+        """End the resumable streams, which outlive their calls; returns when nothing of them is left."""
+        await self._resumables.aclose()
+
+    async def Generate(self, request: messages.GenerateRequest, context: grpc.ServicerContext) -> messages.GenerateResponse:
+        answer = EventFold(self._backend.max_answer_bytes)
+        async with aclosing(stream_responses(self._backend, request, remaining=context.time_remaining())) as responses:
+            async for response in responses:
+                answer.add(response.event)
+        return answer.response()
+
+    # The streams are handed on as they are: another generator around them would run for every message.
+
+    def StreamGenerate(
+        self, request: messages.StreamGenerateRequest, context: grpc.ServicerContext
+    ) -> AsyncGenerator[Any, None]:  # messages, or such that are already serialised
+        if request.spec.stream.resumable:
+            return self._resumables.generate(request)
+        return stream_responses(self._backend, request, remaining=context.time_remaining())
+
+    async def CancelRequests(
+        self, request: messages.CancelRequestsRequest, context: grpc.ServicerContext
+    ) -> messages.CancelRequestsResponse:
+        if not 1 <= len(request.request_ids) <= MAX_CANCEL_IDS:
+            description = f"{len(request.request_ids)} ids are not 1 to {MAX_CANCEL_IDS}"
+            raise InvalidRequestError([FieldViolation("request_ids", description)])
+        require_model(self._backend.engine, "")  # before the start there is nothing to cancel, nor a way to ask
+        caller = current_caller()
+        ids = tuple(dict.fromkeys(request.request_ids))
+        response = messages.CancelRequestsResponse()
+        for start in range(0, len(ids), AT_ONCE):  # each of these leaves in one step
+            some = ids[start : start + AT_ONCE]
+            cancelled = await asyncio.gather(*(self._backend.cancel(request_id, caller) for request_id in some))
+            for request_id, was_in_flight in zip(some, cancelled, strict=True):
+                (response.cancelled_request_ids if was_in_flight else response.unknown_request_ids).append(request_id)
+        return response
+
+    def BatchGenerate(
+        self, request: messages.BatchGenerateRequest, context: grpc.ServicerContext
+    ) -> AsyncGenerator[messages.BatchGenerateResponse, None]:
+        return batch_responses(self._backend, request, remaining=context.time_remaining())
+
+    def Session(
+        self, request_iterator: AsyncIterator[messages.SessionRequest], context: grpc.ServicerContext
+    ) -> AsyncGenerator[messages.SessionResponse, None]:
+        return session_responses(self._backend, request_iterator, remaining=context.time_remaining())
+
+    def ResumeGenerate(self, request: messages.ResumeGenerateRequest, context: grpc.ServicerContext) -> AsyncGenerator[Any, None]:
+        return self._resumables.resume(request)
+
+    async def GetRequest(self, request: messages.GetRequestRequest, context: grpc.ServicerContext) -> messages.GetRequestResponse:
+        return describe_request(self._backend, self._resumables, request)

@@ -1,0 +1,32 @@
+"""`ModelService`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aengine.server.generation.backend import require_model
+from aengine.server.generation.convert import write_model
+from aengine.v1.model_service_pb2 import GetModelRequest, GetModelResponse, ListModelsRequest, ListModelsResponse
+from aengine.v1.model_service_pb2_grpc import ModelServiceServicer
+
+if TYPE_CHECKING:
+    import grpc
+
+    from aengine.engine.async_engine import AsyncEngine
+
+
+class ModelServicer(ModelServiceServicer):
+    """Describes the model of `engine`."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def GetModel(self, request: GetModelRequest, context: grpc.ServicerContext) -> GetModelResponse:
+        response = GetModelResponse()
+        write_model(require_model(self._engine, request.model), response.model)
+        return response
+
+    async def ListModels(self, request: ListModelsRequest, context: grpc.ServicerContext) -> ListModelsResponse:
+        response = ListModelsResponse()
+        write_model(require_model(self._engine, ""), response.models.add())
+        return response
