@@ -89,7 +89,7 @@ class HostPasses:
         else:
             token_ids = np.concatenate((np.zeros(layout.num_decodes, np.int32), step.token_ids))
             wanted = layout.qo_indptr[1:][step.sampled] - 1
-        greedy, draws = step.only_argmax and not step.all_hidden, None
+        greedy, draws = step.greedy and not step.all_hidden, None
         if not greedy and not step.all_hidden:
             draws = self._draws(step.sampled_rows, step.next_positions)
         chooses = greedy or draws is not None

@@ -95,7 +95,7 @@ class ModelRunner:
             self._landings: Landings | None = None
             self._passes: Passes | HostPasses
             if isinstance(self._executor, HostExecutor) and capture is None:
-                self._passes = HostPasses(self._executor, self.max_num_seqs, self._sampler.draws)
+                self._passes = HostPasses(self._executor, self.max_num_seqs, self._sampler.draw_params)
             else:
                 self._passes = Passes(self._executor, self.max_num_seqs, self.device)
                 self._landings = Landings(self.max_num_seqs, self.device)
@@ -161,7 +161,7 @@ class ModelRunner:
             return LaunchedStep(number, step.sampled_rows, SampledTokens(chosen), None, None, None, None)
         with self._lane.enter():
             sampled, scores = self._run(step, run)
-            sampler = None if step.only_argmax else self._sampler
+            sampler = None if step.greedy else self._sampler
             return LaunchedStep.of(number, step.sampled_rows, sampled, scores, sampler, self._landings)
 
     def _update(self, new_rows: tuple[NewRow, ...]) -> None:
@@ -196,7 +196,7 @@ class ModelRunner:
         self, layout: StepLayout, rows: NDArray[np.int32], samples: NDArray[np.bool_], token_ids: NDArray[np.int32]
     ) -> tuple[HostStep, StepRun]:
         """The step, and its way through the model."""
-        step = HostStep.of(layout, rows, samples, token_ids, all_hidden=self._scorer.has_prompts, only_argmax=self._sampler.only_argmax)
+        step = HostStep.of(layout, rows, samples, token_ids, all_hidden=self._scorer.has_prompts, greedy=self._sampler.is_greedy)
         return step, self._passes.prepare(step)
 
     def _run(self, step: HostStep, run: StepRun) -> tuple[SampledTokens | None, PromptScores | None]:
@@ -206,7 +206,7 @@ class ModelRunner:
             return None, scores
         if done.chosen is not None:
             return SampledTokens(done.chosen), scores
-        if step.only_argmax:
+        if step.greedy:
             tokens = done.argmax()
             if not done.keeps_argmax:
                 self._passes.keep(done, tokens)

@@ -31,7 +31,7 @@ class HostStep:
     next_positions: NDArray[np.int32]  # [m], of the tokens to sample
     token_ids: NDArray[np.int32]  # of the prompts
     all_hidden: bool  # whether logits of other tokens are wanted, too
-    only_argmax: bool  # whether nothing but the argmax of the logits is wanted of the sampled ones
+    greedy: bool  # whether nothing but the argmax of the logits is wanted of the sampled ones
 
     @classmethod
     def of(
@@ -42,14 +42,14 @@ class HostStep:
         token_ids: NDArray[np.int32],
         *,
         all_hidden: bool,
-        only_argmax: Callable[[NDArray[np.int32]], bool],
+        greedy: Callable[[NDArray[np.int32]], bool],
     ) -> HostStep:
-        """`samples` [n], as in a `StepPlan`. `only_argmax` tells it of sampled rows."""
+        """`samples` [n], as in a `StepPlan`. `greedy` tells it of sampled rows."""
         if layout.num_decodes == len(rows):
-            return cls(layout, rows, np.arange(len(rows)), rows, layout.seq_lens, token_ids, all_hidden, only_argmax(rows))
+            return cls(layout, rows, np.arange(len(rows)), rows, layout.seq_lens, token_ids, all_hidden, greedy(rows))
         sampled = samples.nonzero()[0]
         sampled_rows = rows[sampled]
-        return cls(layout, rows, sampled, sampled_rows, layout.seq_lens[sampled], token_ids, all_hidden, only_argmax(sampled_rows))
+        return cls(layout, rows, sampled, sampled_rows, layout.seq_lens[sampled], token_ids, all_hidden, greedy(sampled_rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aengine.kernels.draws import HIGHEST_LOGIT
 from aengine.kernels.upload import to_device
-from aengine.scheduler.plan import NewRow, RowParams
+from aengine.scheduler.plan import Features, NewRow
 
 _FIRST_ENTRIES = 256
 _LEAST = float(np.finfo(np.float32).tiny)  # repetition_penalty divides, and less may be zero in float32
@@ -46,7 +46,7 @@ class Penalties:
             if slot >= 0:
                 self._free.append(slot)
                 self._slots[new.row] = -1
-        penalised = [new for new in new_rows if is_penalised(new.params)]
+        penalised = [new for new in new_rows if new.params.features & Features.PENALTIES]
         if not penalised:
             return
         lists = [_entries(new) for new in penalised]
@@ -129,10 +129,6 @@ class Penalties:
 
     def _put(self, array: NDArray[np.generic]) -> Tensor:
         return to_device(array, self._device)
-
-
-def is_penalised(params: RowParams) -> bool:
-    return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
 
 
 def _entries(new: NewRow) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

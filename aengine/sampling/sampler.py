@@ -19,18 +19,20 @@ from torch import Tensor
 
 from aengine.errors import NothingToChooseError
 from aengine.kernels.upload import to_device
-from aengine.params import GREEDY_BELOW
 from aengine.sampling.bad_words import BadWords
 from aengine.sampling.custom import CustomProcessors
 from aengine.sampling.device_draw import DeviceDraw
 from aengine.sampling.draw import Drawer
 from aengine.sampling.logprobs import DeviceLogprobs, token_logprobs
 from aengine.sampling.masks import LogitMasks, tokens_in
-from aengine.sampling.penalties import Penalties, is_penalised
-from aengine.scheduler.plan import NewRow, RowParams
+from aengine.sampling.penalties import Penalties
+from aengine.scheduler.plan import Features, NewRow
 
 if TYPE_CHECKING:
     from aengine.sampling.grammar import GrammarRows
+
+_PROCESSED, _LAST_TOKEN = int(Features.PROCESSED), int(Features.LAST_TOKEN)
+_MORE_THAN_A_DRAW = int(Features.PROCESSED | Features.LOGPROBS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,9 @@ class Sampler:
         """`draws`: as of `Drawer`."""
         self.vocab_size = vocab_size
         self.device = device
-        self._processed = np.zeros(max_rows, dtype=np.bool_)  # rows whose logits change before the draw
-        self._observed = np.zeros(max_rows, dtype=np.bool_)  # rows whose tokens the host has to know
+        self._features = np.zeros(max_rows, dtype=np.int32)  # of `Features`
+        self._greedy = np.zeros(max_rows, dtype=np.bool_)  # whose token is the argmax, without logprobs
         self._num_logprobs = np.full(max_rows, -1, dtype=np.int32)
-        self._plain = np.zeros(max_rows, dtype=np.bool_)  # rows of which nothing but the argmax is wanted
         self._masks = LogitMasks(max_rows, vocab_size, device)
         self._bad_words = BadWords(max_rows, device)
         self._penalties = Penalties(max_rows, device)
@@ -77,9 +78,8 @@ class Sampler:
         if not new_rows:
             return
         for new in new_rows:
-            self._processed[new.row] = _is_processed(new.params)
-            self._observed[new.row] = new.params.needs_last_token
-            self._plain[new.row] = new.params.temperature < GREEDY_BELOW and new.params.logprobs is None and not self._processed[new.row]
+            self._features[new.row] = new.params.features
+            self._greedy[new.row] = not new.params.features & (Features.RANDOM | Features.LOGPROBS | Features.PROCESSED)
             self._num_logprobs[new.row] = -1 if new.params.logprobs is None else min(new.params.logprobs, self.vocab_size)
         self._drawer.update(new_rows)
         self._masks.update(new_rows)
@@ -93,13 +93,14 @@ class Sampler:
         if self._grammars is not None:
             self._grammars.update(new_rows)
 
-    def only_argmax(self, rows: NDArray[np.int32]) -> bool:
-        """Whether `sample` for these rows would come to the argmax of the logits and nothing else."""
-        return int(np.count_nonzero(self._plain[rows])) == len(rows)  # faster than all(), and asked for in every step
+    def is_greedy(self, rows: NDArray[np.int32]) -> bool:
+        """Whether all that `sample` gives for these rows is the argmax of the model's logits."""
+        return int(np.count_nonzero(self._greedy[rows])) == len(rows)  # faster than all(), and called in every step
 
-    def draws(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.void] | None:
-        """[m] `DRAW`, where `sample` for these rows would come to these draws from the logits and nothing else. `positions`: as there."""
-        if np.count_nonzero(self._processed[rows]) or np.count_nonzero(self._num_logprobs[rows] >= 0):
+    def draw_params(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.void] | None:
+        """[m] `DRAW`: how to draw the tokens of these rows at `positions` from the model's logits. None: `sample` does more than that for
+        one of the rows."""
+        if np.count_nonzero(self._features[rows] & _MORE_THAN_A_DRAW):
             return None
         return self._drawer.draws(rows, positions)
 
@@ -113,7 +114,7 @@ class Sampler:
         """
         count = self._num_logprobs[rows]
         wanted = np.flatnonzero(count >= 0)
-        processed = np.flatnonzero(self._processed[rows])
+        processed = np.flatnonzero(self._features[rows] & _PROCESSED)
         raw: Tensor | None = None
         if len(wanted):
             untouched = len(processed) == 0 and len(wanted) == len(rows)
@@ -175,7 +176,7 @@ class Sampler:
 
         Returns the rows that cannot go on with their token, with the reason.
         """
-        observed = self._observed[rows]
+        observed = (self._features[rows] & _LAST_TOKEN) != 0
         if not np.count_nonzero(observed):
             return {}
         rows, tokens = rows[observed], tokens[observed]
@@ -201,13 +202,3 @@ class Sampler:
 
     def _put(self, array: NDArray[np.generic]) -> Tensor:
         return to_device(array, self.device)
-
-
-def _is_processed(params: RowParams) -> bool:
-    return (
-        is_penalised(params)
-        or bool(params.logit_bias or params.banned_token_ids or params.bad_words or params.processors)
-        or params.allowed_token_ids is not None
-        or params.grammar is not None
-        or (params.min_tokens > 0 and bool(params.stop_ids))
-    )

@@ -6,13 +6,14 @@ index. Nothing here refers to requests, streams or devices.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.params import LogitsProcessor
+from aengine.params import GREEDY_BELOW, LogitsProcessor
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -20,6 +21,23 @@ FloatArray = NDArray[np.float32]
 
 def _no_ints() -> IntArray:
     return np.zeros(0, np.int32)
+
+
+class Features(enum.IntFlag):
+    """What a row needs beyond the likeliest token of the model's logits."""
+
+    RANDOM = 1  # its tokens are drawn
+    LOGPROBS = 2
+    PROMPT_LOGPROBS = 4
+    MASKS = 8  # allowed, banned or biased ids, bad words, min_tokens
+    LONG_BAD_WORDS = 16  # of several tokens
+    PENALTIES = 32
+    GRAMMAR = 64
+    PROCESSORS = 128
+
+    PROCESSED = MASKS | PENALTIES | GRAMMAR | PROCESSORS  # its logits change before a token is sampled
+    LAST_TOKEN = LONG_BAD_WORDS | GRAMMAR | PROCESSORS  # the host must know a token before it can process the logits of the next
+    HISTORY = PROMPT_LOGPROBS | PENALTIES | LAST_TOKEN  # the runner must know the tokens before the row's first step
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,33 +63,35 @@ class RowParams:
     grammar: object | None = None  # a compiled grammar, opaque to everyone but the sampler
     processors: tuple[LogitsProcessor, ...] = ()
 
-    @property
-    def needs_history(self) -> bool:
-        """Whether the runner needs the ids of the tokens before the first step of the row."""
-        return (
-            self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-            or self.repetition_penalty != 1.0
-            or bool(self.bad_words)
-            or self.min_tokens > 0
-            or self.prompt_logprobs is not None
-            or self.needs_last_token
-        )
+    features: Features = field(init=False, repr=False, compare=False)
 
-    @property
-    def needs_last_token(self) -> bool:
-        """Whether the host must know a token before it can prepare the choice of the next: no step ahead is possible."""
-        return self.grammar is not None or bool(self.processors) or any(len(word) > 1 for word in self.bad_words)
+    def __post_init__(self) -> None:
+        masks = (self.logit_bias, self.banned_token_ids, self.bad_words, self.allowed_token_ids is not None)
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        features = Features(0)
+        for feature, needed in (
+            (Features.RANDOM, self.temperature >= GREEDY_BELOW),
+            (Features.LOGPROBS, self.logprobs is not None),
+            (Features.PROMPT_LOGPROBS, self.prompt_logprobs is not None),
+            (Features.MASKS, any(masks) or (self.min_tokens > 0 and bool(self.stop_ids))),
+            (Features.LONG_BAD_WORDS, any(len(word) > 1 for word in self.bad_words)),
+            (Features.PENALTIES, penalties != (0.0, 0.0, 1.0)),
+            (Features.GRAMMAR, self.grammar is not None),
+            (Features.PROCESSORS, bool(self.processors)),
+        ):
+            if needed:
+                features |= feature
+        object.__setattr__(self, "features", features)
 
 
 @dataclass(frozen=True, slots=True)
 class NewRow:
-    """A row that a sequence takes over in this step. Whatever the runner kept for the row before is void."""
+    """A row that is assigned to a new sequence in this step. What the runner holds of the row from before is void."""
 
     row: int
     params: RowParams
     prompt_len: int = 0  # how many tokens of the sequence are its prompt; later ones are output of before a preemption
-    tokens: IntArray = field(default_factory=_no_ints)  # every token so far, where `params.needs_history`; empty otherwise
+    tokens: IntArray = field(default_factory=_no_ints)  # every token so far, with Features.HISTORY; else empty
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.cache import PageCache
-from aengine.scheduler.plan import NewRow
+from aengine.scheduler.plan import Features, NewRow
 from aengine.scheduler.prefixes import PrefixesInFlight
 from aengine.scheduler.request import Sequence
 from aengine.scheduler.rows import RowTable
@@ -156,7 +156,7 @@ class Residency:
         claims = sequence.chain.digests[len(hits) :]
         self.prefixes.claim(sequence, [*claims, fork_digest(request.key)] if request.num_forks else claims)
         self._num_protected += protected
-        history = tokens if request.params.needs_history else _EMPTY
+        history = tokens if request.params.features & Features.HISTORY else _EMPTY
         self._news.admissions[row] = Admission(NewRow(row, request.params, len(request.prompt), history), pages, copy)
 
     # ---- being there ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.scheduler.plan import Features
 from aengine.scheduler.request import Sequence
 
 IntArray = NDArray[np.int32]
@@ -67,7 +68,7 @@ class RowTable:
         self.active[row] = True
         self.decoding[row] = self._ready[row] = False
         self.parked[row] = sequence.parked
-        self.lockstep[row] = request.params.needs_last_token
+        self.lockstep[row] = bool(request.params.features & Features.LAST_TOKEN)
         self.tenants[row] = tenant
         self.priorities[row] = request.priority
         self.arrivals[row] = request.arrival

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aengine.runner.base import Runner
-from aengine.scheduler.plan import NewRow, RowParams, StepPlan, StepResult
+from aengine.scheduler.plan import Features, NewRow, RowParams, StepPlan, StepResult
 
 GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
@@ -85,7 +85,7 @@ class Driver:
         page_rows, page_cols, page_ids, new_rows = [], [], [], []
         for s, length in entries:
             if not s.known:
-                tokens = s.tokens if s.params.needs_history else []
+                tokens = s.tokens if s.params.features & Features.HISTORY else []
                 new_rows.append(NewRow(s.row, s.params, len(s.prompt), _int32(tokens)))
                 s.known = True
             while s.pages * self.runner.page_size < s.computed + length:

@@ -118,7 +118,7 @@ def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
         overlaps = chooses = has_begun = False
 
         def __init__(self, step: HostStep) -> None:
-            self.inner = inner(dataclasses.replace(step, only_argmax=False))
+            self.inner = inner(dataclasses.replace(step, greedy=False))
 
         def begin(self) -> None:
             pass

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from aengine.sampling import SampledTokens, Sampler
-from aengine.scheduler.plan import NewRow, RowParams
+from aengine.scheduler.plan import Features, NewRow, RowParams
 
 GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
@@ -66,7 +66,7 @@ class Row:
     prompt_len: int
 
     def new(self) -> NewRow:
-        tokens = self.tokens if self.params.needs_history else []
+        tokens = self.tokens if self.params.features & Features.HISTORY else []
         return NewRow(self.row, self.params, self.prompt_len, np.array(tokens, dtype=np.int32))
 
 

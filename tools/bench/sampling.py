@@ -24,7 +24,7 @@ from aengine.runner.landing import as_int32
 from aengine.sampling import Sampler
 from aengine.sampling.cpu_draw import CpuDraw
 from aengine.sampling.grammar import CompiledGrammar
-from aengine.scheduler.plan import NewRow, RowParams
+from aengine.scheduler.plan import Features, NewRow, RowParams
 
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 28, 1024, 3072, 16, 8, 128, 151_936
 SPREAD = 5.0  # standard deviation of the logits: some ten tokens share most of the mass of the large vocabulary
@@ -105,7 +105,9 @@ def sampling_cost(case: str, params: RowParams, batch: int, vocab_size: int, flo
                 row,
                 replace(params, seed=row),
                 prompt_len=HISTORY if params.grammar else HISTORY // 2,
-                tokens=rng.integers(0, vocab_size, HISTORY).astype(np.int32) if params.needs_history else np.zeros(0, np.int32),
+                tokens=rng.integers(0, vocab_size, HISTORY).astype(np.int32)
+                if params.features & Features.HISTORY
+                else np.zeros(0, np.int32),
             )
             for row in range(batch)
         ]
