@@ -9,8 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, GraphStep
-from aengine.attention.layouts import Layouts
-from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
+from aengine.attention.metadata import AttentionMetadata, Layouts, StepLayout, build_layout
 from aengine.attention.torch_native import TorchNativeBackend
 from aengine.errors import ConfigError
 
@@ -71,8 +70,10 @@ def _flashinfer(spec: AttentionSpec) -> AttentionBackend:
 
 
 def _triton(spec: AttentionSpec) -> AttentionBackend:
-    from aengine.attention.triton import TritonBackend
-
+    try:
+        from aengine.attention.triton import TritonBackend
+    except ImportError as error:
+        raise BackendUnavailableError(f"Triton cannot be imported: {error}") from error
     return TritonBackend(spec)
 
 

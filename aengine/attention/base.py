@@ -1,20 +1,25 @@
-"""What an attention backend is. Owns the contract; knows nothing of models, schedulers or of how a backend stores KV.
+"""What an attention backend is, and the page storage that all backends have. Knows nothing of models or schedulers.
 
-A backend owns the KV tensors and their layout: everyone else counts pages and hands over slots. Page 0 is reserved: it is
-never given to a sequence, nothing is written to it, and padding points at it.
+A backend owns the KV tensors: everyone else counts pages and hands over slots. Page 0 is reserved: it is never given to a
+sequence, nothing is written to it, and padding points at it.
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.metadata import AttentionMetadata, StepLayout
+from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
+from aengine.kernels.cpu.memory import lazy_zeros
+from aengine.kernels.paged_cache import PagedCache, as_bytes
+from aengine.kernels.upload import to_device
 
 
 class BackendUnavailableError(Exception):
@@ -44,7 +49,7 @@ class AttentionSpec:
 
     def scales(self, layer: int) -> tuple[float, float]:
         """Of K and of V."""
-        return (1.0, 1.0) if self.kv_scales is None else self.kv_scales[layer]
+        return (1.0, 1.0) if self.kv_scales is None or self.cache_dtype.itemsize > 1 else self.kv_scales[layer]
 
 
 class AttentionStep(Protocol):
@@ -69,28 +74,93 @@ class GraphStep(AttentionStep, Protocol):
         current stream. It has as many rows as the buffers, each with one query; padding rows have length 1, page 0 and slot -1."""
 
 
-class AttentionBackend(Protocol):
+class AttentionBackend(ABC):
     """KV storage of all layers and the attention over it."""
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
+    page_axis: ClassVar[int] = 0
+    """The dimension of pages in the tensors of `caches`, which are [num_pages, page_size, num_kv_heads, head_dim], or where this is 1
+    [num_kv_heads, num_pages, page_size, head_dim]."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self.spec = spec
+        self.caches: list[PagedCache] = []  # by layer
 
     def bytes_per_page(self) -> int:
         """Bytes that one page takes in all layers together, K and V."""
+        spec = self.spec
+        return 2 * len(spec.windows) * spec.page_size * spec.num_kv_heads * spec.head_dim * spec.cache_dtype.itemsize
 
     def allocate(self, num_pages: int) -> None:
         """Creates the KV tensors, zeroed; `num_pages` includes the reserved page 0. Frees what was allocated before."""
+        self.caches = []  # the old pool is freed before the new one is allocated
+        spec = self.spec
+        pages = (num_pages, spec.page_size)
+        shape = (*pages, spec.num_kv_heads, spec.head_dim) if self.page_axis == 0 else (spec.num_kv_heads, *pages, spec.head_dim)
+        self.caches = [
+            PagedCache(_zeros(shape, spec.cache_dtype, spec.device), _zeros(shape, spec.cache_dtype, spec.device), *spec.scales(layer))
+            for layer in range(len(spec.windows))
+        ]
 
     def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
         """Copies page sources[i] to page destinations[i], [c] each, K and V of all layers, after the writes of steps before.
 
         No page is twice a destination, and all sources are read before any destination is written.
         """
+        read, write = to_device(np.stack((sources, destinations)).astype(np.int64), self.spec.device)
+        for cache in self.caches:
+            for pages in map(as_bytes, (cache.keys, cache.values)):
+                pages.index_copy_(self.page_axis, write, pages.index_select(self.page_axis, read))
 
+    @abstractmethod
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
         """Prepares a step. Its result is valid until the next `plan`."""
 
+    @abstractmethod
     def graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
         """For graphs over `buffers`: device arrays of a fixed number of rows, `kv_indices` as long as all pages of the pool or of that
         many rows; `buffers.host` is a layout that fits them. `write` skips slot -1 on the device. None: this backend is not for graphs.
         """
+
+    def _run_once(self) -> None:
+        """A step of one decoding row and a prefill of two tokens, on a pool of its own, in one layer of every window: builds and loads all
+        that a model needs, so that nothing is compiled or allocated for the first time in a step or while a graph is captured."""
+        spec = self.spec
+        table = np.array([[1, 0], [2, 3]], dtype=np.int32)
+        starts, lengths = np.zeros(2, dtype=np.int32), np.array([1, 2], dtype=np.int32)
+        layout = build_layout(np.arange(2, dtype=np.int32), 1, starts, lengths, table, spec.page_size)
+        heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+        fused = torch.zeros((layout.num_tokens, sum(heads), spec.head_dim), dtype=spec.dtype, device=spec.device)
+        query, key, value = torch.split(fused, heads, dim=1)
+        self.allocate(4)
+        step = self.plan(AttentionMetadata.of(layout, spec.device))
+        for layer in {window: layer for layer, window in enumerate(spec.windows)}.values():
+            step.write(layer, key, value)
+            step.attend(layer, query)
+        self.caches = []
+
+
+def check_graph_layout(layout: StepLayout, buffers: AttentionMetadata) -> None:
+    """Raises ValueError for a layout that is not one query for each row of a graph's `buffers`, or has more pages than they hold."""
+    num_rows, num_pages = len(buffers.last_page_len), len(buffers.kv_indices)
+    if not layout.num_rows == layout.num_decodes == layout.num_tokens == num_rows:
+        raise ValueError(
+            f"a graph of {num_rows} decode rows was given {layout.num_rows} rows, {layout.num_decodes} of them decoding, "
+            f"with {layout.num_tokens} tokens"
+        )
+    if len(layout.kv_indices) > num_pages:
+        raise ValueError(f"a graph with room for {num_pages} pages was given {len(layout.kv_indices)}")
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an error and what went wrong, in one line. Builds report pages, in which a compiler's first complaint is what counts."""
+    lines = str(error).strip().splitlines()
+    complaint = [line.strip() for line in lines[1:] if "error:" in line.lower()][:1]
+    return ": ".join([type(error).__name__, *(line.rstrip(":") for line in lines[:1]), *complaint])
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU memory is committed when it is first written, so that a large pool costs nothing at the start."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return lazy_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)

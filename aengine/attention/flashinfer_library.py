@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import BackendUnavailableError
+from aengine.attention.base import BackendUnavailableError, first_line
 from aengine.kernels.upload import staged
 
 _log = logging.getLogger("aengine")
@@ -79,7 +79,7 @@ def load_flashinfer(device: torch.device) -> FlashInfer:
     except ModuleNotFoundError as error:
         raise BackendUnavailableError(f"FlashInfer is not installed (no module {error.name}): pip install aengine[cuda]") from error
     except Exception as error:
-        raise BackendUnavailableError(f"FlashInfer cannot be imported: {_first_line(error)}") from error
+        raise BackendUnavailableError(f"FlashInfer cannot be imported: {first_line(error)}") from error
     check_version(str(library.__version__))
     return cast(FlashInfer, library)
 
@@ -118,15 +118,8 @@ def building(library: FlashInfer, what: str, device: torch.device) -> Iterator[N
         raise
     except Exception as error:
         _log.debug("FlashInfer failed", exc_info=True)
-        raise BackendUnavailableError(f"FlashInfer {library.__version__} cannot run here: {_first_line(error)}") from error
+        raise BackendUnavailableError(f"FlashInfer {library.__version__} cannot run here: {first_line(error)}") from error
     _log.info("FlashInfer modules for %s ready after %.1f s", what, time.monotonic() - begin)
-
-
-def _first_line(error: BaseException) -> str:
-    """What went wrong, in one line. Builds report pages, in which a compiler's first complaint is what counts."""
-    lines = str(error).strip().splitlines()
-    complaint = [line.strip() for line in lines[1:] if "error:" in line.lower()][:1]
-    return ": ".join([type(error).__name__, *(line.rstrip(":") for line in lines[:1]), *complaint])
 
 
 def host_tensors(arrays: Mapping[str, NDArray[np.int32]], device: torch.device) -> list[Tensor]:

@@ -17,6 +17,7 @@ from aengine.attention.base import AttentionSpec
 from aengine.attention.flashinfer_library import Event, FlashInfer, host_tensors, require_int32
 from aengine.attention.flashinfer_workspace import PlanBounds, Processors
 from aengine.attention.metadata import AttentionMetadata, StepLayout
+from aengine.kernels.paged_cache import PagedCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +102,11 @@ class _PagedWrapper:
         finally:
             self._copied.record()
 
-    def run(self, query: Tensor, keys: Tensor, values: Tensor, scales: tuple[float, float], out: Tensor) -> None:
-        """Attention of the planned rows' [t, num_heads, head_dim] queries, last dimension contiguous, into `out`, contiguous.
-
-        `keys` and `values` are [num_pages, page_size, num_kv_heads, head_dim] of equal strides and are multiplied with `scales`.
-        """
-        key_scale, value_scale = scales  # floats: a tensor would be read by the host, and a 1 that is no float costs a kernel
-        self._wrapper.run(q=query, paged_kv_cache=(keys, values), k_scale=float(key_scale), v_scale=float(value_scale), out=out)
+    def run(self, query: Tensor, cache: PagedCache, out: Tensor) -> None:
+        """Attention of the planned rows' [t, num_heads, head_dim] queries, last dimension contiguous, into `out`, contiguous."""
+        # Scales are floats: a tensor would be read by the host, and a 1 that is no float costs a kernel.
+        scales = {"k_scale": float(cache.key_scale), "v_scale": float(cache.value_scale)}
+        self._wrapper.run(q=query, paged_kv_cache=(cache.keys, cache.values), **scales, out=out)
 
 
 class DecodeWrapper(_PagedWrapper):

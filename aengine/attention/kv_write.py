@@ -5,18 +5,16 @@ Owns the choice between our Triton kernel and plain torch. Knows nothing of step
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from aengine.kernels.paged_cache import PagedCache, as_bytes, stored
 
-class KvWrite(Protocol):
-    def __call__(
-        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor, scales: tuple[float, float]
-    ) -> None:
-        """Stores [T, num_kv_heads, head_dim] keys and values at `slots` [T] int32; -1 is skipped. Float8 caches hold value / scale,
-        saturated. Nothing depends on what the tensors hold, so it may be captured in a graph."""
+KvWrite = Callable[[Tensor, Tensor, PagedCache, Tensor], None]
+"""(key, value, cache, slots): stores [T, num_kv_heads, head_dim] keys and values at `slots` [T] int32; -1 is skipped. What is launched does
+not depend on what the tensors hold, so it may be captured in a graph."""
 
 
 def kv_write_for(device: torch.device) -> KvWrite:
@@ -24,27 +22,15 @@ def kv_write_for(device: torch.device) -> KvWrite:
     if device.type != "cuda":
         return kv_write_torch
     try:
-        from aengine.kernels.triton.attention import PagedCache, write
+        from aengine.kernels.triton.attention import write
     except ImportError:
         return kv_write_torch
-
-    def kv_write_triton(
-        key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor, scales: tuple[float, float]
-    ) -> None:
-        write(key, value, PagedCache(key_cache, value_cache, *scales), slots)
-
-    return kv_write_triton
+    return write
 
 
-def kv_write_torch(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor, scales: tuple[float, float]) -> None:
-    """Satisfies `KvWrite`, except that what is to be skipped goes to slot 0: it belongs to the reserved page 0, whose contents only padding
-    rows read. Which tokens are skipped is known on the device alone, and a graph cannot leave some out."""
+def kv_write_torch(key: Tensor, value: Tensor, cache: PagedCache, slots: Tensor) -> None:
+    """A `KvWrite`, except that what is to be skipped goes to slot 0: it belongs to the reserved page 0, whose contents only padding rows
+    read. Which tokens are skipped is known on the device alone, and a graph cannot leave some out."""
     where = slots.clamp(min=0).long()
-    for new, cache, scale in ((key, key_cache, scales[0]), (value, value_cache, scales[1])):
-        flat = cache.view(-1, *cache.shape[2:])
-        if cache.dtype == new.dtype:
-            flat.index_copy_(0, where, new)
-        else:  # torch copies float8 by index as bytes only
-            limit = torch.finfo(cache.dtype).max  # some versions of torch make NaN of what is larger
-            scaled = (new.float() / scale).clamp_(-limit, limit).to(cache.dtype)
-            flat.view(torch.uint8).index_copy_(0, where, scaled.view(torch.uint8))
+    for new, pages, scale in ((key, cache.keys, cache.key_scale), (value, cache.values, cache.value_scale)):
+        as_bytes(pages).view(-1, *pages.shape[2:]).index_copy_(0, where, stored(new, pages.dtype, scale))

@@ -1,7 +1,8 @@
 """The one attention metadata format, shared by every backend.
 
-Owns how a step's rows and page table become ragged index arrays. Pure numpy in, numpy out; `AttentionMetadata` pairs the
-host arrays (which some backends plan from) with the same arrays on the device. Knows nothing of models, layouts or kernels.
+Owns how a step's rows and page table become ragged index arrays: `build_layout`, and `Layouts` for steps that follow one another.
+`AttentionMetadata` pairs the host arrays (which some backends plan from) with the same arrays on the device. Knows nothing of models or
+kernels.
 
 Names follow FlashInfer's paged-KV convention: row i owns queries `qo_indptr[i]:qo_indptr[i+1]` and the pages
 `kv_indices[kv_indptr[i]:kv_indptr[i+1]]`, the last of which holds `last_page_len[i]` tokens (1..page_size).
@@ -12,8 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from aengine.kernels.upload import to_device
 
 IntArray = NDArray[np.int32]
 
@@ -55,6 +59,12 @@ class AttentionMetadata:
     last_page_len: Tensor
     slot_mapping: Tensor
 
+    @classmethod
+    def of(cls, layout: StepLayout, device: torch.device) -> AttentionMetadata:
+        """With each array copied to `device`; on a CPU the tensors share the arrays' memory."""
+        names = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "slot_mapping")
+        return cls(layout, *(to_device(getattr(layout, name), device) for name in names))
+
 
 def build_layout(rows: IntArray, num_decodes: int, starts: IntArray, lengths: IntArray, page_table: IntArray, page_size: int) -> StepLayout:
     """The layout of a step in which row `rows[i]` computes positions `starts[i] .. starts[i] + lengths[i] - 1`.
@@ -83,6 +93,51 @@ def build_layout(rows: IntArray, num_decodes: int, starts: IntArray, lengths: In
         positions=positions,
         slot_mapping=written_pages * page_size + positions % page_size,
     )
+
+
+class Layouts:
+    """Layouts of steps that follow one another, as `build_layout` makes them.
+
+    Most steps decode the rows of the step before, each within its last page: such a layout is made from the one before, in a third of the
+    time.
+    """
+
+    def __init__(self, page_table: IntArray, page_size: int) -> None:
+        """`page_table`: [max rows, max pages per row], which changes from step to step."""
+        self._page_table = page_table
+        self._page_size = page_size
+        self._rows: IntArray | None = None  # of the latest step, if that was decodes alone
+        self._latest: StepLayout | None = None
+
+    def next(self, rows: IntArray, num_decodes: int, starts: IntArray, lengths: IntArray, *, same_pages: bool) -> StepLayout:
+        """As `build_layout`. `same_pages`: nothing was written to the page table since the last call."""
+        latest = self._latest
+        if latest is not None and same_pages and num_decodes == len(rows) and self._follows(latest, rows, starts):
+            layout = StepLayout(
+                page_size=self._page_size,
+                num_decodes=num_decodes,
+                qo_indptr=latest.qo_indptr,
+                kv_indptr=latest.kv_indptr,
+                kv_indices=latest.kv_indices,
+                last_page_len=latest.last_page_len + 1,
+                seq_lens=starts + 1,
+                positions=starts,
+                slot_mapping=latest.slot_mapping + 1,
+            )
+        else:
+            layout = build_layout(rows, num_decodes, starts, lengths, self._page_table, self._page_size)
+        self._rows, self._latest = (rows, layout) if num_decodes == len(rows) else (None, None)
+        return layout
+
+    def _follows(self, latest: StepLayout, rows: IntArray, starts: IntArray) -> bool:
+        """Whether decodes of `rows` at `starts` go on where the latest step ended, each within its last page."""
+        return (
+            self._rows is not None
+            and len(rows) == len(self._rows)
+            and not np.count_nonzero(rows != self._rows)
+            and not np.count_nonzero(starts != latest.seq_lens)
+            and not np.count_nonzero(latest.last_page_len == self._page_size)
+        )
 
 
 def _indptr(lengths: IntArray) -> IntArray:

@@ -12,75 +12,44 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import AttentionSpec, AttentionStep, GraphStep
+from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, GraphStep
 from aengine.attention.metadata import AttentionMetadata, StepLayout
+from aengine.kernels.paged_cache import PagedCache, as_bytes, stored
 
-_ALIGNMENT = 64  # bytes; a cache line and the widest vector register
 _GATHER_ELEMENTS = 1 << 23  # of one padded K (or V) of decode rows: 32 MiB in float32
 _SCORE_ELEMENTS = 1 << 24  # of one block of prefill scores: 64 MiB in float32
 
 
-class TorchNativeBackend:
-    """See the module. Satisfies `AttentionBackend`."""
+class TorchNativeBackend(AttentionBackend):
+    """See the module."""
 
     name = "torch_native"
-
-    def __init__(self, spec: AttentionSpec) -> None:
-        self.spec = spec
-        self._keys: list[_Cache] = []
-        self._values: list[_Cache] = []
-
-    def bytes_per_page(self) -> int:
-        spec = self.spec
-        return 2 * len(spec.windows) * spec.num_kv_heads * spec.page_size * spec.head_dim * spec.cache_dtype.itemsize
-
-    def allocate(self, num_pages: int) -> None:
-        self._keys, self._values = [], []  # the old pool goes before the new one comes
-        spec = self.spec
-        shape = (spec.num_kv_heads, num_pages, spec.page_size, spec.head_dim)
-        for layer in range(len(spec.windows)):
-            for caches, scale in zip((self._keys, self._values), spec.scales(layer), strict=True):
-                caches.append(_Cache.zeros(shape, spec.cache_dtype, scale, spec.device))
-
-    def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
-        read, write = (torch.from_numpy(pages.astype(np.int64)).to(self.spec.device) for pages in (sources, destinations))
-        for cache in (*self._keys, *self._values):
-            cache.raw.index_copy_(1, write, cache.raw.index_select(1, read))
+    page_axis = 1
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
-        return _Step(self.spec, self._keys, self._values, metadata)
+        return _Step(self, metadata)
 
     def graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
         """Of a kind that is planned anew each time, for what stands in for graphs on a CPU."""
         return _GraphStep(self, buffers) if self.spec.device.type == "cpu" else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Cache:
-    """K or V of one layer, [num_kv_heads, num_pages, page_size, head_dim]."""
+def _put(cache: Tensor, scale: float, slots: Tensor, rows: Tensor) -> None:
+    """[n, num_kv_heads, head_dim] to the slots [n] int64."""
+    flat = as_bytes(cache).view(cache.shape[0], -1, cache.shape[3])
+    flat.index_copy_(1, slots, stored(rows, cache.dtype, scale).transpose(0, 1))
 
-    raw: Tensor  # bytes where the dtype is float8, which torch cannot index everywhere
-    dtype: torch.dtype
-    scale: float  # of what is stored as float8
 
-    @classmethod
-    def zeros(cls, shape: tuple[int, ...], dtype: torch.dtype, scale: float, device: torch.device) -> _Cache:
-        return cls(_zeros(shape, torch.uint8 if dtype.itemsize == 1 else dtype, device), dtype, scale)
+def _take(cache: Tensor, scale: float, pages: Tensor) -> Tensor:
+    """[num_kv_heads, n, page_size, head_dim] float32 of the pages [n]."""
+    taken = as_bytes(cache).index_select(1, pages).view(cache.dtype).float()
+    return taken if scale == 1.0 else taken * scale
 
-    def put(self, slots: Tensor, rows: Tensor) -> None:
-        """[n, num_kv_heads, head_dim] to the slots [n] int64."""
-        if self.raw.dtype != self.dtype:
-            limit = torch.finfo(self.dtype).max
-            rows = (rows.float() / self.scale).clamp_(-limit, limit).to(self.dtype).view(torch.uint8)
-        self.raw.view(self.raw.shape[0], -1, self.raw.shape[3]).index_copy_(1, slots, rows.transpose(0, 1).to(self.raw.dtype))
 
-    def take(self, pages: Tensor) -> Tensor:
-        """[num_kv_heads, n, page_size, head_dim] float32 of the pages [n]."""
-        taken = self.raw.index_select(1, pages)
-        return taken.float() if self.raw.dtype == self.dtype else taken.view(self.dtype).float() * self.scale
+def _take_both(cache: PagedCache, pages: Tensor) -> tuple[Tensor, Tensor]:
+    return _take(cache.keys, cache.key_scale, pages), _take(cache.values, cache.value_scale, pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,53 +68,43 @@ class _Scoring:
         return scores.masked_fill_(hidden, -math.inf).softmax(-1)
 
 
-class _GraphStep:
-    def __init__(self, backend: TorchNativeBackend, buffers: AttentionMetadata) -> None:
-        self._backend = backend
-        self._buffers = buffers
-        self.prepare(buffers.host)
-
-    def prepare(self, layout: StepLayout) -> None:
-        self._step = self._backend.plan(replace(self._buffers, host=layout, slot_mapping=torch.from_numpy(layout.slot_mapping)))
-
-    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        self._step.write(layer, key, value)
-
-    def attend(self, layer: int, query: Tensor) -> Tensor:
-        return self._step.attend(layer, query)
-
-
 class _Step:
-    def __init__(self, spec: AttentionSpec, keys: list[_Cache], values: list[_Cache], metadata: AttentionMetadata) -> None:
-        self._spec = spec
-        self._keys = keys
-        self._values = values
+    def __init__(self, backend: TorchNativeBackend, metadata: AttentionMetadata) -> None:
+        self._backend = backend
+        self._spec = spec = backend.spec
         host = metadata.host
-        device = spec.device
         self._slots = metadata.slot_mapping.long()
         self._written: Tensor | None = None  # the tokens with a slot, where not all have one
         if len(host.slot_mapping) and host.slot_mapping.min() < 0:
             written = np.flatnonzero(host.slot_mapping >= 0)
-            self._written = torch.from_numpy(written).to(device)
-            self._slots = torch.from_numpy(host.slot_mapping[written]).to(device).long()
+            self._written = torch.from_numpy(written).to(spec.device)
+            self._slots = torch.from_numpy(host.slot_mapping[written]).to(spec.device).long()
         self._decodes = _plan_decodes(spec, host)
         self._prefills = _plan_prefills(host, metadata.kv_indices)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        for cache, new in ((self._keys[layer], key), (self._values[layer], value)):
-            rows = new if self._written is None else new.index_select(0, self._written)
-            cache.put(self._slots, rows)
+        cache = self._backend.caches[layer]
+        for pages, scale, new in ((cache.keys, cache.key_scale, key), (cache.values, cache.value_scale, value)):
+            _put(pages, scale, self._slots, new if self._written is None else new.index_select(0, self._written))
 
     def attend(self, layer: int, query: Tensor) -> Tensor:
-        keys, values = self._keys[layer], self._values[layer]
+        cache = self._backend.caches[layer]
         scoring = _Scoring(self._spec.scale, self._spec.soft_cap, self._spec.windows[layer])
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         for group in self._decodes:
-            one = group.attend(query.index_select(0, group.rows), keys, values, scoring)
-            out.index_copy_(0, group.rows, one)
+            out.index_copy_(0, group.rows, group.attend(query.index_select(0, group.rows), cache, scoring))
         for prefill in self._prefills:
-            prefill.attend(query, keys, values, scoring, out)
+            prefill.attend(query, cache, scoring, out)
         return out
+
+
+class _GraphStep(_Step):
+    def __init__(self, backend: TorchNativeBackend, buffers: AttentionMetadata) -> None:
+        self._buffers = buffers
+        super().__init__(backend, buffers)
+
+    def prepare(self, layout: StepLayout) -> None:
+        super().__init__(self._backend, replace(self._buffers, host=layout, slot_mapping=torch.from_numpy(layout.slot_mapping)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +118,10 @@ class _DecodeGroup:
     unused: Tensor  # [g, page_size, 1] bool, the slots of the last page beyond the row's length
     offsets: Tensor  # [P * page_size] int32, 0, 1, ...
 
-    def attend(self, query: Tensor, keys: _Cache, values: _Cache, scoring: _Scoring) -> Tensor:
+    def attend(self, query: Tensor, cache: PagedCache, scoring: _Scoring) -> Tensor:
         """[g, num_heads, head_dim] -> the same shape."""
         rows, num_heads, head_dim = query.shape
-        key, value = keys.take(self.pages), values.take(self.pages)
+        key, value = _take_both(cache, self.pages)
         num_kv_heads = len(key)
         # A weight of zero does not silence a NaN: what a page's former owner left must not reach the weighted sum.
         value.index_copy_(1, self.last_pages, value.index_select(1, self.last_pages).masked_fill_(self.unused, 0.0))
@@ -185,10 +144,10 @@ class _Prefill:
     length: int
     pages: Tensor  # [P] int32
 
-    def attend(self, query: Tensor, keys: _Cache, values: _Cache, scoring: _Scoring, out: Tensor) -> None:
+    def attend(self, query: Tensor, cache: PagedCache, scoring: _Scoring, out: Tensor) -> None:
         num_heads = query.shape[1]
         seq_len = self.start + self.length
-        key, value = (cache.take(self.pages).flatten(1, 2)[:, :seq_len] for cache in (keys, values))
+        key, value = (taken.flatten(1, 2)[:, :seq_len] for taken in _take_both(cache, self.pages))
         num_kv_heads, _, head_dim = key.shape
         window = scoring.window
         block = max(1, _SCORE_ELEMENTS // (num_heads * seq_len))
@@ -260,13 +219,3 @@ def _plan_prefills(host: StepLayout, kv_indices: Tensor) -> list[_Prefill]:
         pages = kv_indices[int(host.kv_indptr[row]) : int(host.kv_indptr[row + 1])]
         prefills.append(_Prefill(first, int(host.seq_lens[row]) - (end - first), end - first, pages))
     return prefills
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy's zeros come from calloc: memory is committed page by page at first use, so a large pool costs nothing at start.
-    size = math.prod(shape) * dtype.itemsize
-    raw = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
-    shift = -raw.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(raw[shift : shift + size]).view(dtype).view(shape)

@@ -168,7 +168,7 @@ def test_a_graph_is_for_its_number_of_decode_rows() -> None:
     pair.allocate(rows.num_pages)
     buffers = Buffers(4, 100, CPU)
     step = pair.backend.graph_step(buffers.metadata(padded(rows.decodes(np.arange(1)), 4)))
-    with pytest.raises(ValueError, match=r"2 rows.*4 decode rows"):
+    with pytest.raises(ValueError, match=r"4 decode rows was given 2 rows"):
         step.prepare(rows.decodes(np.arange(2)))
     with pytest.raises(TypeError, match="kv_indptr must be int32"):
         pair.backend.graph_step(dataclasses.replace(buffers.metadata(rows.decodes(np.arange(4))), kv_indptr=torch.zeros(5).long()))
@@ -259,8 +259,6 @@ def test_index_arrays_that_are_not_int32_are_refused() -> None:
         wide = dataclasses.replace(layout, **{name: getattr(layout, name).astype(np.int64)})
         with pytest.raises(TypeError, match=f"{name} must be int32, not int64"):
             pair.backend.plan(dataclasses.replace(metadata, host=wide))
-    with pytest.raises(TypeError, match="sources must be int32"):
-        pair.backend.copy_pages(np.array([1]), np.array([2]))
 
 
 def test_host_tensors_are_copies() -> None:
@@ -360,4 +358,4 @@ def test_building_is_logged_and_everything_runs_once(caplog: pytest.LogCaptureFi
     assert second.startswith("FlashInfer modules for attention ready after ")
     assert sorted(library.calls) == ["decode.plan"] * 2 + ["decode.run"] * 2 + ["prefill.plan"] * 2 + ["prefill.run"] * 2
     assert len(library.wrappers) == 4  # each has memory of its own
-    assert backend._caches == []
+    assert backend.caches == []

@@ -80,7 +80,7 @@ def test_plain_torch_writes_the_same(scales: tuple[tuple[float, float], ...] | N
     """Where there is no triton."""
     case = Case("plain", kv_scales=scales)
     pair = make(case)
-    pair.backend._kv_write = kv_write_torch
+    pair.backend.kv_write = kv_write_torch
     rows = Rows(case, 4)
     pair.allocate(rows.num_pages)
     for _ in range(4):

@@ -283,7 +283,7 @@ def test_a_graph_step_refuses_what_does_not_fit(device: str) -> None:
     buffers = Buffers(crowd, 2)
     graph_step = backend.graph_step(buffers.metadata)
     assert graph_step is not None
-    with pytest.raises(ValueError, match="2 decoding rows was given 1 rows, 1 of them decoding, with 1 tokens"):
+    with pytest.raises(ValueError, match="2 decode rows was given 1 rows, 1 of them decoding, with 1 tokens"):
         graph_step.prepare(crowd.layout([0], {}))
     with pytest.raises(ValueError, match="given 2 rows, 1 of them decoding"):
         graph_step.prepare(crowd.layout([0], {1: 1}))

@@ -240,14 +240,15 @@ def test_padding_touches_no_row(tiny: pathlib.Path) -> None:
     driver.run_step([one, other])
     last = runner._passes.last_tokens.clone()
     backend = runner._executor._backend
-    pages = [cache.raw.clone() for cache in (*backend._keys, *backend._values)]
+    caches = [pages for cache in backend.caches for pages in (cache.keys, cache.values)]
+    before = [cache.clone() for cache in caches]
     driver.run_step([one])
     changed = (runner._passes.last_tokens != last).nonzero()[:, 0].tolist()
     assert set(changed) <= {one.row, 24}
-    for cache, old in zip((*backend._keys, *backend._values), pages, strict=True):
-        slots = (cache.raw != old).any(-1).any(0)  # [pages, page_size]
+    for cache, old in zip(caches, before, strict=True):
+        slots = (cache != old).any(-1).any(0)  # [pages, page_size]
         assert slots.sum() == 1, "one token was written"
-        assert not cache.raw[:, 0].any(), "nothing is on page 0"
+        assert not cache[:, 0].any(), "nothing is on page 0"
 
 
 def test_logits_may_be_changed(tiny: pathlib.Path) -> None:

@@ -1,7 +1,8 @@
 """Paged attention on the device: the launches of `attention_kernels`, with the sizes of their blocks.
 
-Caches are as the kernels' module describes them. Knows tensors and shapes; nothing of steps, layers or pools. Nothing here waits for the
-device, and a launch depends on shapes and strides alone, so all but `attend_prefills`, which is given tiles, can be captured in a graph.
+Caches are [num_pages, page_size, num_kv_heads, head_dim], contiguous. Knows tensors and shapes; nothing of steps, layers or pools.
+Nothing here waits for the device, and a launch depends on shapes and strides alone, so all but `attend_prefills`, which is given tiles,
+can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
+from aengine.kernels.paged_cache import PagedCache
 from aengine.kernels.triton.attention_kernels import combine_kernel, decode_kernel, prefill_kernel, write_kernel
 
 MAX_HEAD_DIM = 256
@@ -22,16 +24,6 @@ MAX_HEAD_DIM = 256
 _MIN_DOT = 16  # rows and columns of the smallest product of matrices
 _KEY_BLOCK_BYTES = 16384
 _QUERY_BLOCK_BYTES = 16384
-
-
-@dataclass(frozen=True, slots=True)
-class PagedCache:
-    """K and V of one layer, [num_pages, page_size, num_kv_heads, head_dim] each, contiguous, of one dtype."""
-
-    keys: Tensor
-    values: Tensor
-    key_scale: float = 1.0  # what a stored number is multiplied with
-    value_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
