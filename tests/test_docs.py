@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 import sys
 from dataclasses import fields
@@ -9,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from aengine import SamplingParams, StructuredOutput
+import aengine
+from aengine import AsyncEngine, SamplingParams, StructuredOutput
 from aengine.params import MAX_INT32, MOST_ENTRIES, MOST_GRAMMAR_BYTES
+from tools import field_tables
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
 
-import field_tables  # noqa: E402
-
-DOCUMENTS = ["README.md", "docs/configuration.md", "docs/sampling.md"]
+DOCUMENTS = ["README.md", "docs/grpc.md", "docs/engine.md", "docs/configuration.md", "docs/sampling.md"]
 MOST_CHARACTERS = 120
 
 
@@ -95,3 +96,21 @@ def test_the_sizes_of_structured_output_are_told() -> None:
     for name, most in MOST_GRAMMAR_BYTES.items():
         size = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most >> 10} KiB"
         assert size in docs[name]
+
+
+def test_the_methods_of_the_engine_are_shown_as_they_are() -> None:
+    for name, shown in re.findall(r"^(?:await )?engine\.(\w+)\((.*)\)$", read("docs/engine.md"), re.MULTILINE):
+        parameters = list(inspect.signature(getattr(AsyncEngine, name)).parameters.values())[1:]
+        words = [one.name if one.default is one.empty else f"{one.name}={json.dumps(one.default)}" for one in parameters]
+        keywords = next((i for i, one in enumerate(parameters) if one.kind is one.KEYWORD_ONLY), None)
+        if keywords is not None:
+            words.insert(keywords, "*")
+        assert shown == ", ".join(words).replace("null", "None").replace("false", "False"), name
+
+
+def test_the_options_of_a_request_and_the_errors_are_those_of_the_code() -> None:
+    tables = re.findall(r"^\| `(\w+)` \|", read("docs/engine.md"), re.MULTILINE)
+    signature = inspect.signature(AsyncEngine.stream)
+    options = [name for name, one in signature.parameters.items() if one.kind is one.KEYWORD_ONLY]
+    errors = [name for name in aengine.__all__ if name.endswith("Error") and name != "AEngineError"]
+    assert sorted(tables) == sorted([*options, *errors])

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from v1_schema import services
 
+from aengine.server.options import ServerConfig
+
 DOCS = (Path(__file__).resolve().parents[2] / "docs" / "grpc.md").read_text(encoding="utf-8")
 
 
@@ -26,3 +28,11 @@ def test_the_configuration_passes_the_check(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "metrics_port = 9400" in done.stdout
+
+
+def test_the_table_of_limits_has_the_defaults() -> None:
+    units = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+    rows = re.findall(r"^\| [^|]* \| `(\w+)` \((\d+) ?(\w*)\) \|", DOCS, re.MULTILINE)
+    assert len(rows) == 5
+    for name, number, unit in rows:
+        assert getattr(ServerConfig(), name) == int(number) * units[unit], name
