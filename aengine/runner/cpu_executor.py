@@ -14,7 +14,7 @@ from aengine.attention import StepLayout
 from aengine.kernels.cpu import DecoderStack, KernelsUnavailableError, KvPool, PreparedStep, Workspace, load_kernels, ops, unsupported
 from aengine.kernels.cpu.memory import lazy_zeros, warm_zeros
 from aengine.kernels.cpu.pool import page_bytes
-from aengine.kernels.feed import NOTHING, Feed
+from aengine.kernels.cpu.step import NO_LAST_TOKENS, LastTokens
 from aengine.layers.rotary import cos_sin_cache
 from aengine.runner.base import Hold
 from aengine.runner.capture import Capture
@@ -27,13 +27,14 @@ _log = logging.getLogger("aengine")
 class CpuRun:
     """Satisfies `HostRun`."""
 
-    def __init__(self, stack: DecoderStack, workspace: Workspace, step: PreparedStep, *, all_hidden: bool) -> None:
+    def __init__(self, executor: CpuExecutor, stack: DecoderStack, workspace: Workspace, step: PreparedStep, *, all_hidden: bool) -> None:
+        self._executor = executor
         self._stack = stack
         self._workspace = workspace
         self._step = step
         self._all = all_hidden
         # What follows another step takes torch's threads, which go on spinning on the cores that the next step needs.
-        self.overlaps = step.chosen is not None and workspace.threads > 1
+        self.overlaps = step.sampled is not None and workspace.threads > 1
 
     def begin(self) -> None:
         if self.overlaps:
@@ -45,10 +46,11 @@ class CpuRun:
 
     def follow(self, hold: Hold) -> None:
         if self.overlaps:
-            self._step.follow(hold)
+            self._executor.following = (self._step, hold)
 
     def run(self) -> CpuHidden:
-        self._step.run()
+        following, self._executor.following = self._executor.following, None
+        self._step.run(*(following or ()))
         return CpuHidden(self._stack, self._workspace, self._step, all_hidden=self._all)
 
 
@@ -66,10 +68,10 @@ class CpuHidden:
 
     @property
     def chosen(self) -> NDArray[np.int64] | None:
-        return self._step.chosen
+        return self._step.sampled
 
     def argmax(self, indices: Tensor) -> Tensor:
-        return self._stack.greedy(self._workspace, self._of(indices))
+        return self.logits(indices).argmax(-1)
 
     def _of(self, indices: Tensor) -> Tensor:
         hidden = self._step.hidden
@@ -81,6 +83,7 @@ class CpuExecutor:
     """Satisfies `Executor`. Making one raises KernelsUnavailableError before it reads any weights, or ModelLoadError."""
 
     name = "cpu"
+    following: tuple[PreparedStep, Hold] | None = None
 
     def __init__(self, setup: ExecutorSetup) -> None:
         reason = unsupported(setup.spec, setup.dtype)
@@ -135,13 +138,13 @@ class CpuExecutor:
         all_hidden: bool,
         greedy: bool = False,
         draws: NDArray[np.void] | None = None,
-        feed: Feed = NOTHING,
+        feed: LastTokens = NO_LAST_TOKENS,
     ) -> CpuRun:
         assert self._pool is not None, "allocated"
         if all_hidden:
             wanted = np.arange(len(token_ids), dtype=np.int32)
-        step = self._stack.prepare(self._workspace, self._pool, layout, token_ids, wanted, greedy=greedy, draws=draws, feed=feed)
-        return CpuRun(self._stack, self._workspace, step, all_hidden=all_hidden)
+        step = self._stack.prepare(self._workspace, self._pool, layout, token_ids, wanted, greedy=greedy, draws=draws, last_tokens=feed)
+        return CpuRun(self, self._stack, self._workspace, step, all_hidden=all_hidden)
 
     def draw(self, logits: Tensor, draws: NDArray[np.void]) -> Tensor:
         return ops.draw(self._workspace, logits, draws)

@@ -20,7 +20,7 @@ from torch import Tensor
 from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
-from aengine.kernels.feed import NOTHING, Feed
+from aengine.kernels.cpu.step import NO_LAST_TOKENS, LastTokens
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.kv_scales import stored_kv_scales
 from aengine.models.spec import ModelSpec
@@ -215,7 +215,7 @@ class HostExecutor(Executor, Protocol):
         all_hidden: bool,
         greedy: bool = False,
         draws: NDArray[np.void] | None = None,
-        feed: Feed = NOTHING,
+        feed: LastTokens = NO_LAST_TOKENS,
     ) -> HostRun:
         """The layers over [T] `token_ids`, the first of which may come of `feed` when they begin. `wanted`: as the `logits_indices` of a
         `StepInput`. The step chooses what follows them where it is `greedy` or has `draws`, which say how (`aengine.kernels.draws`); not

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.kernels.feed import NOTHING, Feed
+from aengine.kernels.cpu.step import LastTokens
 from aengine.runner.executor import HostExecutor, HostHidden, HostRun, StepPass
 from aengine.runner.landing import as_int32
 from aengine.runner.passes import HostStep
@@ -93,7 +93,7 @@ class HostPasses:
         if not greedy and not step.all_hidden:
             draws = self._draws(step.sampled_rows, step.next_positions)
         chooses = greedy or draws is not None
-        feed = Feed(self.last, step.rows[: layout.num_decodes], step.sampled_rows if chooses else NOTHING.kept)
+        feed = LastTokens(self.last, step.rows[: layout.num_decodes], step.sampled_rows if chooses else step.rows[:0])
         run = self._executor.prepare(layout, token_ids, wanted, all_hidden=step.all_hidden, greedy=greedy, draws=draws, feed=feed)
         return HostPassRun(run, step, wanted, chooses=chooses)
 

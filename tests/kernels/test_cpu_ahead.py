@@ -11,11 +11,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from slow_cases import slow_but
-from test_cpu_stack import everything, hidden_states, layouts, pool_of, random_weights, stack_of, tiny_spec, token_ids
+from test_cpu_stack import everything, hidden_states, layouts, pool_of, random_weights, run_step, stack_of, tiny_spec, token_ids
 
 from aengine.attention import StepLayout, build_layout
 from aengine.kernels.cpu import CpuKernels, DecoderStack, KvPool, PreparedStep, Workspace
-from aengine.kernels.feed import Feed
+from aengine.kernels.cpu.step import LastTokens
 
 
 class Setup:
@@ -32,7 +32,7 @@ class Setup:
 
 
 def loiter(seconds: float) -> None:
-    """Keeps the interpreter busy, as planning the next step does."""
+    """Keeps the GIL, as planning the next step does."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
@@ -55,9 +55,9 @@ def test_it_brings_the_same(some_kernels: CpuKernels, threads: int, dtype: torch
                 loiter(late)
                 one.run()
             assert step.hidden is not None
-            assert greedy.chosen is not None
+            assert greedy.sampled is not None
             assert torch.equal(step.hidden, expected[number])
-            assert greedy.chosen.tolist() == reference.stack.greedy(reference.workspace, expected[number]).tolist()
+            assert greedy.sampled.tolist() == reference.stack.logits(reference.workspace, expected[number]).argmax(-1).tolist()
 
 
 def test_it_goes_ahead_by_itself(some_kernels: CpuKernels) -> None:
@@ -78,14 +78,14 @@ def test_thousands_in_a_row(some_kernels: CpuKernels) -> None:
     layout = layouts(16)[4]
     step = made.prepare(layout, 4, greedy=True)
     step.run()
-    assert step.chosen is not None
-    expected = step.chosen.copy()
+    assert step.sampled is not None
+    expected = step.sampled.copy()
     for i in range(2000):
-        step.chosen[:] = -1
+        step.sampled[:] = -1
         step.begin()
         loiter(i % 40 * 1e-6)
         step.run()
-        assert np.array_equal(step.chosen, expected)
+        assert np.array_equal(step.sampled, expected)
 
 
 def test_token_ids_are_read_when_it_begins(some_kernels: CpuKernels) -> None:
@@ -97,11 +97,11 @@ def test_token_ids_are_read_when_it_begins(some_kernels: CpuKernels) -> None:
     ids[:] = token_ids(layout, 0)
     step.begin()
     step.run()
-    assert np.array_equal(step.chosen, expected.chosen)
+    assert np.array_equal(step.sampled, expected.sampled)
 
 
 ROWS = np.array([3, 1], np.int32)
-LATEST = np.array([90, 5, 91, 17, 92], np.int32)  # of five rows
+LAST_TOKENS = np.array([90, 5, 91, 17, 92], np.int32)  # of five rows
 NO_HOLD = ctypes.c_int32(0)
 
 
@@ -111,27 +111,27 @@ def decodes(step: int) -> StepLayout:
     return build_layout(ROWS, 2, np.full(2, step, np.int32), np.ones(2, np.int32), table, 16)
 
 
-class Fed:
-    """Steps that take the tokens which the one before chose."""
+class Decoding:
+    """Steps whose input ids are the tokens that the step before sampled."""
 
     def __init__(self, kernels: CpuKernels, threads: int) -> None:
         self.made = Setup(kernels, threads)
-        self.latest = LATEST.copy()
+        self.last_tokens = LAST_TOKENS.copy()
 
-    def step(self, number: int, fed: NDArray[np.int32] = ROWS, kept: NDArray[np.int32] = ROWS) -> PreparedStep:
+    def step(self, number: int, input_rows: NDArray[np.int32] = ROWS, output_rows: NDArray[np.int32] = ROWS) -> PreparedStep:
         made, layout = self.made, decodes(number)
         ids = np.full(2, -1, np.int32)
-        feed = Feed(self.latest, fed, kept)
-        return made.stack.prepare(made.workspace, made.pool, layout, ids, everything(layout), greedy=True, feed=feed)
+        last_tokens = LastTokens(self.last_tokens, input_rows, output_rows)
+        return made.stack.prepare(made.workspace, made.pool, layout, ids, everything(layout), greedy=True, last_tokens=last_tokens)
 
 
-def chosen_by_hand(kernels: CpuKernels, count: int) -> list[list[int]]:
-    made, ids, found = Setup(kernels, 1), LATEST[ROWS], []
+def sampled_by_hand(kernels: CpuKernels, count: int) -> list[list[int]]:
+    made, ids, found = Setup(kernels, 1), LAST_TOKENS[ROWS], []
     for number in range(count):
         step = made.stack.prepare(made.workspace, made.pool, decodes(number), ids, everything(decodes(number)), greedy=True)
         step.run()
-        assert step.chosen is not None
-        ids = step.chosen.astype(np.int32)
+        assert step.sampled is not None
+        ids = step.sampled.astype(np.int32)
         found.append(ids.tolist())
     return found
 
@@ -139,76 +139,69 @@ def chosen_by_hand(kernels: CpuKernels, count: int) -> list[list[int]]:
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("held_every", slow_but([None, 3], [None, 1, 3, 100]))
-def test_each_goes_on_with_what_the_one_before_chose(some_kernels: CpuKernels, threads: int, begun: bool, held_every: int | None) -> None:
-    """Called or begun before; with `held_every` it follows by itself, where it is not held."""
-    expected = chosen_by_hand(some_kernels, 30)
-    fed = Fed(some_kernels, threads)
+def test_each_goes_on_with_what_the_one_before_sampled(some_kernels: CpuKernels, threads: int, begun: bool, held_every: int | None) -> None:
+    """Run or begun before; with `held_every` it begins right after the one before, unless it is held."""
+    expected = sampled_by_hand(some_kernels, 30)
+    decoding = Decoding(some_kernels, threads)
     hold = ctypes.c_int32(0)
-    step, found = fed.step(0), []
+    step, found = decoding.step(0), []
     for number in range(30):
-        following = fed.step(number + 1)
+        following = decoding.step(number + 1)
         if begun and not step.has_begun:
             step.begin()
-        if held_every is not None:
-            hold.value = number % held_every == 0
-            following.follow(hold)
+        hold.value = held_every is not None and number % held_every == 0
         follows = step.has_begun and held_every is not None and not hold.value
-        step.run()
+        step.run(*(() if held_every is None else (following, hold)))
         assert (step.has_begun, following.has_begun) == (False, follows)
-        assert step.chosen is not None
-        found.append(step.chosen.tolist())
+        assert step.sampled is not None
+        found.append(step.sampled.tolist())
         step = following
     step.run()
     assert found == expected
-    assert np.delete(fed.latest, ROWS).tolist() == np.delete(LATEST, ROWS).tolist()
+    assert np.delete(decoding.last_tokens, ROWS).tolist() == np.delete(LAST_TOKENS, ROWS).tolist()
 
 
-def test_only_what_is_under_way_is_followed(some_kernels: CpuKernels) -> None:
+def test_nothing_begins_after_a_step_that_had_not_begun(some_kernels: CpuKernels) -> None:
     """One that was run at once may be followed by work on the same memory."""
-    fed = Fed(some_kernels, 2)
-    first, second, third = (fed.step(number) for number in range(3))
-    second.follow(NO_HOLD)
-    first.run()
+    decoding = Decoding(some_kernels, 2)
+    first, second = (decoding.step(number) for number in range(2))
+    first.run(second, NO_HOLD)
     assert not second.has_begun
     second.begin()
     second.run()
-    assert not third.has_begun
-    third.run()
 
 
 def test_one_that_is_refused_does_not_follow(some_kernels: CpuKernels) -> None:
-    fed = Fed(some_kernels, 2)
+    decoding = Decoding(some_kernels, 2)
     nobody = np.array([3, 5], np.int32)
-    for bad in (fed.step(1, fed=nobody), fed.step(1, kept=nobody), fed.step(1, fed=-ROWS)):
-        first = fed.step(0)
+    for bad in (decoding.step(1, input_rows=nobody), decoding.step(1, output_rows=nobody), decoding.step(1, input_rows=-ROWS)):
+        first = decoding.step(0)
         first.begin()
-        bad.follow(NO_HOLD)
-        first.run()
+        first.run(bad, NO_HOLD)
         assert not bad.has_begun
-        with pytest.raises(ValueError, match="a row of the step has no latest token"):
+        with pytest.raises(ValueError, match="a row of the step has no last token"):
             bad.run()
-    with pytest.raises(ValueError, match="2 rows are fed and 1 kept, of 2 tokens and 2 chosen ones"):
-        fed.step(1, kept=ROWS[:1])
-    fed.latest = fed.latest.astype(np.int64)
-    with pytest.raises(ValueError, match="the latest tokens are not contiguous int32, but int64"):
-        fed.step(1)
-    fed.latest = LATEST.copy()
-    fed.step(1).run()
+    with pytest.raises(ValueError, match="2 input rows and 1 output rows do not fit 2 tokens, 2 sampled"):
+        decoding.step(1, output_rows=ROWS[:1])
+    decoding.last_tokens = decoding.last_tokens.astype(np.int64)
+    with pytest.raises(ValueError, match="the last tokens are not contiguous int32, but int64"):
+        decoding.step(1)
+    decoding.last_tokens = LAST_TOKENS.copy()
+    decoding.step(1).run()
 
 
 def test_the_workspace_serves_nothing_else(some_kernels: CpuKernels) -> None:
     made, steps = Setup(some_kernels, 2), layouts(16)
-    hidden = made.stack.run(made.workspace, made.pool, steps[0], token_ids(steps[0], 0), everything(steps[0]))
+    hidden = run_step(made.stack, made.workspace, made.pool, steps[0], token_ids(steps[0], 0), everything(steps[0]))
     step, other = made.prepare(steps[1], 1, greedy=True), made.prepare(steps[2], 2, greedy=True)
     pages = np.array([1], np.int32)
     step.begin()
     for refused in (
         other.run,
         lambda: made.stack.logits(made.workspace, hidden),
-        lambda: made.stack.greedy(made.workspace, hidden),
         lambda: made.pool.copy_pages(made.workspace, pages, pages + 1),
     ):
-        with pytest.raises(RuntimeError, match="a step that has begun and was not finished"):
+        with pytest.raises(RuntimeError, match="a step that has begun and is not finished"):
             refused()
     other.begin()  # does nothing
     step.run()
@@ -220,7 +213,7 @@ def test_what_is_refused_does_not_begin(some_kernels: CpuKernels) -> None:
     made, layout = Setup(some_kernels, 2), layouts(16)[0]
     bad = made.stack.prepare(made.workspace, made.pool, layout, np.full(37, 199, np.int32), everything(layout), greedy=True)
     bad.begin()
-    assert made.workspace.under_way is None
+    assert made.workspace.running is None
     with pytest.raises(ValueError, match="a token id of the step is not one of the embedding's"):
         bad.run()
     assert not any(memory.any() for memory in made.pool._memory)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from draw_limits import VOCAB, denormals, wrong
-from test_cpu_stack import everything, layouts, pool_of, random_weights, stack_of, tiny_spec, token_ids
+from test_cpu_stack import everything, layouts, pool_of, random_weights, run_step, stack_of, tiny_spec, token_ids
 from torch import Tensor
 
 from aengine.kernels.cpu import CpuKernels, Workspace, ops
@@ -185,7 +185,7 @@ def test_a_step_that_draws(some_kernels: CpuKernels, dtype: torch.dtype, threads
         draws["top_p"] = np.where(wanted % 3 == 1, 0.7, 1.0)
         draws["top_k"] = np.where(wanted % 5 == 2, 10, 0)
         draws["seed"], draws["position"] = 77 * wanted, layout.positions + 1
-        hidden = stack.run(workspace, pool, layout, ids, wanted)
+        hidden = run_step(stack, workspace, pool, layout, ids, wanted)
         expected = ops.draw(workspace, stack.logits(workspace, hidden), draws).tolist()
         step = stack.prepare(workspace, pool, layout, ids, wanted, draws=draws)
         for begins in (False, True):
@@ -193,8 +193,8 @@ def test_a_step_that_draws(some_kernels: CpuKernels, dtype: torch.dtype, threads
                 step.begin()
             step.run()
             assert step.hidden is None
-            assert step.chosen is not None
-            assert step.chosen.tolist() == expected
+            assert step.sampled is not None
+            assert step.sampled.tolist() == expected
         nobody = stack.prepare(workspace, pool, layout, ids, wanted[:0], draws=draws[:0])
         nobody.run()
     with pytest.raises(ValueError, match="are not 4 of"):

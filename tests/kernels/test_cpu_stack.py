@@ -109,8 +109,8 @@ def torch_logits(spec: ModelSpec, weights: dict[str, Tensor], dtype: torch.dtype
     out = []
     for number, layout in enumerate(steps):
         metadata = AttentionMetadata(layout, *(torch.from_numpy(getattr(layout, name)) for name in names))
-        ids, positions, wanted = map(torch.from_numpy, (token_ids(layout, number), layout.positions, everything(layout)))
-        batch = ForwardBatch(ids, positions, wanted, backend.plan(metadata))
+        ids, positions, indices = map(torch.from_numpy, (token_ids(layout, number), layout.positions, everything(layout)))
+        batch = ForwardBatch(ids, positions, indices, backend.plan(metadata))
         out.append(decoder.logits(decoder(batch), batch))
     return out
 
@@ -126,8 +126,16 @@ def pool_of(spec: ModelSpec, dtype: torch.dtype, page_size: int) -> KvPool:
     return KvPool(**shape, num_pages=num_pages(page_size), page_size=page_size, dtype=dtype)
 
 
+def run_step(stack: DecoderStack, workspace: Workspace, pool: KvPool, layout: StepLayout, ids: IntArray, indices: IntArray) -> Tensor:
+    """The hidden states at the logits indices of one step."""
+    step = stack.prepare(workspace, pool, layout, ids, indices)
+    step.run()
+    assert step.hidden is not None
+    return step.hidden
+
+
 def hidden_states(workspace: Workspace, stack: DecoderStack, pool: KvPool, steps: list[StepLayout]) -> list[Tensor]:
-    return [stack.run(workspace, pool, layout, token_ids(layout, number), everything(layout)) for number, layout in enumerate(steps)]
+    return [run_step(stack, workspace, pool, layout, token_ids(layout, number), everything(layout)) for number, layout in enumerate(steps)]
 
 
 @pytest.mark.parametrize(
@@ -141,9 +149,7 @@ def test_float32_gives_the_decoders_logits(kernels: CpuKernels, family: str, pag
     stack = stack_of(workspace, spec, weights, torch.float32)
     hidden = hidden_states(workspace, stack, pool_of(spec, torch.float32, page_size), steps)
     for mine, expected in zip(hidden, torch_logits(spec, weights, torch.float32, steps), strict=True):
-        logits = stack.logits(workspace, mine)
-        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-        assert torch.equal(stack.greedy(workspace, mine), logits.argmax(-1))
+        torch.testing.assert_close(stack.logits(workspace, mine), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2"])
@@ -174,7 +180,7 @@ def test_int8_is_near(kernels: CpuKernels, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("int8", [False, True])
-def test_bits_do_not_depend_on_threads_or_on_who_is_wanted(kernels: CpuKernels, dtype: torch.dtype, int8: bool) -> None:
+def test_bits_do_not_depend_on_threads_or_on_the_logits_indices(kernels: CpuKernels, dtype: torch.dtype, int8: bool) -> None:
     spec = tiny_spec("qwen3-partly-windowed")
     weights, steps = random_weights(spec), layouts(16)
     stack = stack_of(Workspace(kernels, 1), spec, weights, dtype, int8=int8)
@@ -183,9 +189,9 @@ def test_bits_do_not_depend_on_threads_or_on_who_is_wanted(kernels: CpuKernels, 
         workspace, pool = Workspace(kernels, threads), pool_of(spec, dtype, 16)
         for number, layout in enumerate(steps):
             last = (layout.qo_indptr[1:] - 1)[::-1]
-            wanted = {2: last, 4: last[:0], 7: last[:1].repeat(3000)}[threads]  # also none, and more than there are tokens
-            hidden = stack.run(workspace, pool, layout, token_ids(layout, number), wanted)
-            assert torch.equal(hidden, expected[number][torch.from_numpy(wanted.astype(np.int64))])
+            indices = {2: last, 4: last[:0], 7: last[:1].repeat(3000)}[threads]  # also none, and more than there are tokens
+            hidden = run_step(stack, workspace, pool, layout, token_ids(layout, number), indices)
+            assert torch.equal(hidden, expected[number][torch.from_numpy(indices.astype(np.int64))])
 
 
 @pytest.mark.parametrize("int8", [False, True])
@@ -199,13 +205,13 @@ def test_a_greedy_step_brings_the_argmax(kernels: CpuKernels, family: str, dtype
         for number, layout in enumerate(layouts(16)):
             step = stack.prepare(workspace, pool, layout, token_ids(layout, number), everything(layout)[::-1], greedy=True)
             step.run()
-            assert step.chosen is not None
-            hidden = stack.run(workspace, pool, layout, token_ids(layout, number), everything(layout)[::-1])
-            assert step.chosen.tolist() == stack.logits(workspace, hidden).argmax(-1).tolist()
+            assert step.sampled is not None
+            hidden = run_step(stack, workspace, pool, layout, token_ids(layout, number), everything(layout)[::-1])
+            assert step.sampled.tolist() == stack.logits(workspace, hidden).argmax(-1).tolist()
             nobody = stack.prepare(workspace, pool, layout, token_ids(layout, number), everything(layout)[:0], greedy=True)
             nobody.run()
-            assert nobody.chosen is not None
-            assert nobody.chosen.shape == (0,)
+            assert nobody.sampled is not None
+            assert nobody.sampled.shape == (0,)
 
 
 def test_two_engines_in_one_process(kernels: CpuKernels) -> None:
@@ -222,7 +228,7 @@ def test_two_engines_in_one_process(kernels: CpuKernels) -> None:
             rows = [[], []]
             for number, layout in enumerate(steps):
                 for one, (workspace, stack, pool) in zip(rows, made, strict=True):
-                    one.append(stack.run(workspace, pool, layout, token_ids(layout, number), everything(layout)))
+                    one.append(run_step(stack, workspace, pool, layout, token_ids(layout, number), everything(layout)))
             results.append(rows)
         else:
             results.append([hidden_states(workspace, stack, pool, steps) for workspace, stack, pool in made])
@@ -236,22 +242,22 @@ def test_a_refused_step_writes_nothing(kernels: CpuKernels) -> None:
     stack = stack_of(workspace, spec, random_weights(spec), torch.float32)
     pool = pool_of(spec, torch.float32, 16)
     layout = layouts(16)[0]
-    ids, wanted = token_ids(layout, 0), np.array([36], np.int32)
+    ids, indices = token_ids(layout, 0), np.array([36], np.int32)
     for bad in (-1, spec.vocab_size):
         changed = ids.copy()
         changed[36] = bad
         with pytest.raises(ValueError, match="a token id"):
-            stack.run(workspace, pool, layout, changed, wanted)
+            run_step(stack, workspace, pool, layout, changed, indices)
     for bad_token in (-1, 37):
-        with pytest.raises(ValueError, match="wanted"):
-            stack.run(workspace, pool, layout, ids, np.array([bad_token], np.int32))
+        with pytest.raises(ValueError, match="a logits index"):
+            run_step(stack, workspace, pool, layout, ids, np.array([bad_token], np.int32))
     with pytest.raises(ValueError, match="a position"):
-        stack.run(workspace, pool, dataclasses.replace(layout, positions=layout.positions + POSITIONS), ids, wanted)
+        run_step(stack, workspace, pool, dataclasses.replace(layout, positions=layout.positions + POSITIONS), ids, indices)
     with pytest.raises(ValueError, match="36 token ids for 37"):
-        stack.run(workspace, pool, layout, ids[:36], wanted)
+        run_step(stack, workspace, pool, layout, ids[:36], indices)
     assert not any(memory.any() for memory in pool._memory)
     with pytest.raises(ValueError, match="are not the model's"):
-        stack.run(workspace, pool_of(spec, torch.bfloat16, 16), layout, ids, wanted)
+        run_step(stack, workspace, pool_of(spec, torch.bfloat16, 16), layout, ids, indices)
 
 
 def test_weights_are_checked(kernels: CpuKernels) -> None:

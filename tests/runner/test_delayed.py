@@ -156,7 +156,7 @@ def test_the_tokens_are_those_of_one_after_the_other(tiny: pathlib.Path, dtype: 
         following = launch_decode(driver, sequences)
         withdrawn = step % 3 == 0
         flight.wait(None if held is None else Hold(held or withdrawn))
-        assert (runner._executor._workspace.under_way is not None) is (held is False and not withdrawn)
+        assert (runner._executor._workspace.running is not None) is (held is False and not withdrawn)
         if withdrawn:
             assert following.withdraw()
             for one in sequences:
@@ -207,9 +207,9 @@ def test_a_runner_that_is_closed_in_the_middle(tiny: pathlib.Path) -> None:
         workspace = runner._executor._workspace
         launch_decode(driver, sequences)
         launch_decode(driver, sequences)
-        assert workspace.under_way is not None
+        assert workspace.running is not None
         runner.close()
-        assert workspace.under_way is None
+        assert workspace.running is None
 
 
 def test_results_do_not_change_later(tiny: pathlib.Path) -> None:

@@ -102,19 +102,19 @@ class CStep(Structure):
         ("kv_indptr", c_void_p),
         ("kv_indices", c_void_p),
         ("last_page_len", c_void_p),
-        ("wanted", c_void_p),
-        ("latest", c_void_p),
-        ("fed", c_void_p),
-        ("kept", c_void_p),
+        ("logits_indices", c_void_p),
+        ("last_tokens", c_void_p),
+        ("input_rows", c_void_p),
+        ("output_rows", c_void_p),
         ("hidden", c_void_p),
-        ("chosen", c_void_p),
+        ("sampled", c_void_p),
         ("draws", c_void_p),
         ("num_tokens", c_int64),
         ("num_rows", c_int64),
-        ("num_wanted", c_int64),
-        ("num_latest", c_int64),
-        ("num_fed", c_int64),
-        ("num_kept", c_int64),
+        ("num_logits", c_int64),
+        ("num_last_tokens", c_int64),
+        ("num_input_rows", c_int64),
+        ("num_output_rows", c_int64),
     ]
 
 
@@ -142,7 +142,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_run_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
     "aengine_begin_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
     "aengine_finish_layers": (None, c_void_p),
-    "aengine_go_on": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int, POINTER(c_int32)),
+    "aengine_finish_and_begin": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int, POINTER(c_int32)),
     "aengine_copy_pages": (c_int, POINTER(CPool), c_void_p, c_void_p, c_int64, c_void_p, c_int),
 }
 
@@ -168,10 +168,8 @@ class CpuKernels:
 class Workspace:
     """Scratch memory, and how many threads a call may use. Serves one call at a time; freed with the object."""
 
-    under_way: object | None = None
-    """What holds the memory of a step that was begun and not finished."""
-    following: tuple[Any, c_int32] | None = None
-    """The `PreparedStep` that begins after it, unless it is held."""
+    running: object | None = None
+    """The `PreparedStep` that has begun and is not finished; the reference keeps its memory."""
 
     def __init__(self, kernels: CpuKernels, threads: int) -> None:
         if threads < 1:

@@ -19,8 +19,7 @@ from aengine.kernels.cpu.library import BLOCK, ELEMENTS, MAX_HEAD_DIM, PANEL, CL
 from aengine.kernels.cpu.memory import Allocate, lazy_zeros
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
-from aengine.kernels.cpu.step import IntArray, Layout, StepArguments, check
-from aengine.kernels.feed import NOTHING, Feed
+from aengine.kernels.cpu.step import NO_LAST_TOKENS, IntArray, LastTokens, Layout, StepArguments, check
 
 
 class StackSpec(Protocol):
@@ -60,49 +59,47 @@ def unsupported(spec: StackSpec, dtype: torch.dtype) -> str | None:
 
 
 class PreparedStep:
-    """One step of a stack. Nothing is left to do but the call, which releases the GIL at once. Token ids may change until then."""
+    """One step of a stack, ready for the call, which releases the GIL at once. Token ids may change until then."""
 
     def __init__(
-        self, workspace: Workspace, arguments: tuple[Any, ...], keep: object, hidden: Tensor | None, chosen: NDArray[np.int64] | None
+        self, workspace: Workspace, arguments: tuple[Any, ...], keep: object, hidden: Tensor | None, sampled: NDArray[np.int64] | None
     ) -> None:
         self._workspace = workspace
         self._arguments = arguments
         self._keep = keep  # what the arguments point to
         self.hidden = hidden
-        """[m, hidden_size]: after `run`, normed hidden states of the wanted tokens, ready for the head; of a step that does not choose."""
-        self.chosen = chosen
-        """[m]: after `run`, the tokens that follow the wanted ones; of a step that chooses."""
+        """[m, hidden_size], filled by `run`: normed hidden states at the logits indices, for the head. None: the step samples."""
+        self.sampled = sampled
+        """[m], filled by `run`: the next tokens at the logits indices, of a step that samples."""
 
     def begin(self) -> None:
-        """Lets other threads go ahead with it. Until `run` takes part and sees it through, the workspace serves nothing else.
+        """Starts the step on other threads and returns at once. The workspace serves nothing else until `run` has returned.
 
-        Nothing happens where `run` will raise an error.
+        Does nothing for a step that `run` will refuse with an error.
         """
         if self._workspace.kernels.begin_layers(*self._arguments) == 0:
-            self._workspace.under_way = self
+            self._workspace.running = self
 
     @property
     def has_begun(self) -> bool:
-        return self._workspace.under_way is self
+        """Whether it has begun and is not finished."""
+        return self._workspace.running is self
 
-    def follow(self, hold: ctypes.c_int32) -> None:
-        """Begins when the step that is under way and run next is over, unless `hold` is not 0 by then; `has_begun` tells."""
-        self._workspace.following = (self, hold)
+    def run(self, following: PreparedStep | None = None, hold: ctypes.c_int32 | None = None) -> None:
+        """Runs the step, or its rest if it has begun. In that case `following` begins right after it, within the same call, unless `hold`
+        is not 0 at that moment.
 
-    def run(self) -> None:
-        """Raises ValueError for ids, positions, slots or pages out of range; nothing is written then."""
+        Raises ValueError for ids, positions, slots or pages out of range; nothing is written then.
+        """
         workspace = self._workspace
-        following, workspace.following = workspace.following, None
-        if workspace.under_way is not self:
+        if workspace.running is not self:
             check(workspace.kernels.run_layers(*self._arguments))
             return
-        workspace.under_way = None
+        workspace.running = None
         if following is None:
             workspace.kernels.finish_layers(workspace.handle)
-            return
-        step, hold = following
-        if workspace.kernels.go_on(*step._arguments, hold) == 0:
-            workspace.under_way = step
+        elif workspace.kernels.finish_and_begin(*following._arguments, hold) == 0:
+            workspace.running = following
 
 
 class DecoderStack:
@@ -168,50 +165,38 @@ class DecoderStack:
         """The output head: [vocab_size, hidden_size]."""
         return self._linears["head"]
 
-    def run(self, workspace: Workspace, pool: KvPool, layout: Layout, token_ids: IntArray, wanted: IntArray) -> Tensor:
-        """The hidden states of a step that is prepared and run at once."""
-        step = self.prepare(workspace, pool, layout, token_ids, wanted)
-        step.run()
-        assert step.hidden is not None, "not greedy"
-        return step.hidden
-
     def prepare(
         self,
         workspace: Workspace,
         pool: KvPool,
         layout: Layout,
         token_ids: IntArray,
-        wanted: IntArray,
+        logits_indices: IntArray,
         *,
         greedy: bool = False,
         draws: NDArray[np.void] | None = None,
-        feed: Feed = NOTHING,
+        last_tokens: LastTokens = NO_LAST_TOKENS,
     ) -> PreparedStep:
-        """One step, ready to run: it will write keys and values of the T `token_ids` at the layout's slots and bring the hidden states of
-        the tokens `wanted` (indices into the step). Or it chooses what follows them: what is likeliest if it is `greedy`, else as each of
-        [m] `draws` (of `DRAW`) says. With `feed` it reads the first ids when it begins, and keeps what it chose.
+        """A step that writes keys and values of [T] `token_ids` at the layout's slots.
 
-        Results of a token depend on its own sequence alone: not on other rows, the cut into chunks, or the number of threads.
+        At the [m] `logits_indices` it brings hidden states; or next tokens, if it is `greedy` or has [m] `draws` (of `DRAW`).
+        What a token gets depends on its own sequence alone: not on other rows, the cut into chunks, or the number of threads.
         Raises ValueError for a pool of another shape, and for another number of ids or draws than there are tokens.
         """
         shape = (pool.c.num_layers, pool.c.kv_heads, pool.c.head_dim, pool.c.element)
         if shape != (self._c.num_layers, self._c.kv_heads, self._c.head_dim, self._c.element):
             raise ValueError("the pool's layers, KV heads, head_dim or dtype are not the model's")
-        chooses = greedy or draws is not None
-        hidden = None if chooses else torch.empty(len(wanted), self._hidden_stride, dtype=self.dtype)
-        chosen = np.empty(len(wanted), np.int64) if chooses else None
-        step = StepArguments(layout, token_ids, wanted, hidden, chosen, draws, feed)
+        samples = greedy or draws is not None
+        hidden = None if samples else torch.empty(len(logits_indices), self._hidden_stride, dtype=self.dtype)
+        sampled = np.empty(len(logits_indices), np.int64) if samples else None
+        step = StepArguments(layout, token_ids, logits_indices, hidden, sampled, draws, last_tokens)
         arguments = (ctypes.byref(self._c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
         used = None if hidden is None else hidden[:, : self.spec.hidden_size]
-        return PreparedStep(workspace, arguments, (self, pool, step), used, chosen)
+        return PreparedStep(workspace, arguments, (self, pool, step), used, sampled)
 
     def logits(self, workspace: Workspace, hidden: Tensor) -> Tensor:
-        """[m, hidden_size] of `run` -> [m, vocab_size] float32."""
+        """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32."""
         return ops.logits(workspace, hidden, self.head)
-
-    def greedy(self, workspace: Workspace, hidden: Tensor) -> Tensor:
-        """[m, hidden_size] of `run` -> [m] int64: the argmax of `logits`, which are not written. A greedy step brings it for less."""
-        return ops.argmax(workspace, hidden, self.head)
 
     def _take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Tensor]]], int8: bool, allocate: Allocate) -> None:
         spec = self.spec

@@ -29,10 +29,10 @@ enum Status : i32 {
   BAD_SLOT = 4,
   BAD_PAGE = 5,
   BAD_ROW_LENGTH = 6,
-  BAD_WANTED = 7,
-  BUSY = 8,     // the workspace is in a step that has begun and was not finished
+  BAD_LOGITS_INDEX = 7,
+  BUSY = 8,  // the workspace is in a step that has begun and is not finished
   BAD_ROW = 9,
-  HELD = 10,  // it was not to begin
+  HELD = 10,  // the step did not begin because it was held
 };
 
 enum Epilogue : i32 { STORE = 0, ADD = 1, SILU_MUL = 2, LOGITS = 3 };
@@ -104,14 +104,14 @@ struct Step {
   const i32* kv_indptr;
   const i32* kv_indices;
   const i32* last_page_len;
-  const i32* wanted;  // [num_wanted], tokens whose hidden states are asked for
-  i32* latest;        // [num_latest], the token that each row goes on from
-  const i32* fed;     // [num_fed], rows whose latest tokens are the first `token_ids`, from when the step begins
-  const i32* kept;    // [num_kept], rows whose latest tokens are the `chosen` ones, when it ends; as many as these, or none
-  void* hidden;        // [num_wanted, round_up(hidden, 64)]; null: not asked for
-  i64* chosen;         // [num_wanted], the token that follows each; null: not asked for
-  const Draw* draws;   // [num_wanted], how it is drawn; null: it is the likeliest
-  i64 num_tokens, num_rows, num_wanted, num_latest, num_fed, num_kept;
+  const i32* logits_indices;  // [num_logits], the tokens of the step whose hidden states or next tokens are computed
+  i32* last_tokens;           // [num_last_tokens], the last token of each row
+  const i32* input_rows;      // [num_input_rows], rows whose last tokens become the first `token_ids` when the step begins
+  const i32* output_rows;     // [num_output_rows], rows whose last tokens become the `sampled` ones when the step ends; num_logits or 0
+  void* hidden;               // [num_logits, round_up(hidden, 64)]; null: not stored
+  i64* sampled;               // [num_logits], the next token of each; null: nothing is sampled
+  const Draw* draws;          // [num_logits], how each is sampled; null: greedy
+  i64 num_tokens, num_rows, num_logits, num_last_tokens, num_input_rows, num_output_rows;
 };
 
 constexpr i64 PANEL = 64;  // output columns

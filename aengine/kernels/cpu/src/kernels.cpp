@@ -29,7 +29,7 @@ void multiply_with(const Member& member, i32 kind, const E* x, i64 x_stride, i64
 Status check_step(const Model& model, const Pool& pool, const Step& step, const Workspace& space) {
   if (space.crew.busy()) return BUSY;
   if (const Status status = check_tokens(model, pool, step)) return status;
-  if (const Status status = feed(step)) return status;
+  if (const Status status = read_last_tokens(step)) return status;
   if (const Status status = check_ids(model, step)) return status;
   return check_rows(pool, step);
 }
@@ -134,7 +134,7 @@ i32 aengine_attention(const Pool* pool, i64 layer_index, const Step* step, const
   });
 }
 
-// A whole step: token ids in, normed hidden states of the wanted tokens and their likeliest successors out, keys and values written.
+// A whole step: writes keys and values, and brings hidden states or sampled tokens at the logits indices.
 i32 aengine_run_layers(const Model* model, const Pool* pool, const Step* step, Workspace* space, int threads) {
   if (const Status status = check_step(*model, *pool, *step, *space)) return status;
   return with_element(model->element, [&](auto e) -> i32 { return run_layers<decltype(e)>(*model, *pool, *step, *space, threads); });
@@ -148,8 +148,8 @@ i32 aengine_begin_layers(const Model* model, const Pool* pool, const Step* step,
 }
 void aengine_finish_layers(Workspace* space) { space->crew.finish(); }
 
-// Finishes the step that has begun, and begins the one that follows it, unless `hold` is not 0 by then.
-i32 aengine_go_on(const Model* model, const Pool* pool, const Step* next, Workspace* space, int threads, const i32* hold) {
+// Finishes the step that has begun, then begins the next one, unless `hold` is not 0 by then.
+i32 aengine_finish_and_begin(const Model* model, const Pool* pool, const Step* next, Workspace* space, int threads, const i32* hold) {
   space->crew.finish();
   if (__atomic_load_n(hold, __ATOMIC_ACQUIRE)) return HELD;
   return aengine_begin_layers(model, pool, next, space, threads);

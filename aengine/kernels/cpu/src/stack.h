@@ -27,22 +27,22 @@ inline Status check_tokens(const Model& model, const Pool& pool, const Step& ste
   return OK;
 }
 
-// Takes over the latest tokens of rows, where all rows exist.
-inline Status feed(const Step& step) {
-  const auto exists = [&](i32 row) { return row >= 0 && row < step.num_latest; };
-  if (!std::all_of(step.fed, step.fed + step.num_fed, exists)) return BAD_ROW;
-  if (!std::all_of(step.kept, step.kept + step.num_kept, exists)) return BAD_ROW;
-  for (i64 i = 0; i < step.num_fed; i++) step.token_ids[i] = step.latest[step.fed[i]];
+// Copies the last tokens of the input rows to the token ids, if all rows exist.
+inline Status read_last_tokens(const Step& step) {
+  const auto exists = [&](i32 row) { return row >= 0 && row < step.num_last_tokens; };
+  if (!std::all_of(step.input_rows, step.input_rows + step.num_input_rows, exists)) return BAD_ROW;
+  if (!std::all_of(step.output_rows, step.output_rows + step.num_output_rows, exists)) return BAD_ROW;
+  for (i64 i = 0; i < step.num_input_rows; i++) step.token_ids[i] = step.last_tokens[step.input_rows[i]];
   return OK;
 }
 
-// Token ids of a step, and the tokens that are wanted of it.
+// Token ids and logits indices of a step.
 inline Status check_ids(const Model& model, const Step& step) {
   for (i64 i = 0; i < step.num_tokens; i++) {
     if (step.token_ids[i] < 0 || step.token_ids[i] >= model.vocab) return BAD_TOKEN_ID;
   }
-  for (i64 i = 0; i < step.num_wanted; i++) {
-    if (step.wanted[i] < 0 || step.wanted[i] >= step.num_tokens) return BAD_WANTED;
+  for (i64 i = 0; i < step.num_logits; i++) {
+    if (step.logits_indices[i] < 0 || step.logits_indices[i] >= step.num_tokens) return BAD_LOGITS_INDEX;
   }
   return OK;
 }
@@ -90,7 +90,7 @@ class Stack {
     attended_ = space.attended.as<E>(), gated_ = space.gated.as<E>();
   }
 
-  // Embeds the tokens, runs all layers, writes the normed hidden states of the wanted tokens, and chooses what follows them.
+  // Embeds the tokens, runs all layers, then stores the normed hidden states at the logits indices, or samples the next tokens there.
   void run(const Member& member) const {
     const E* embedding = static_cast<const E*>(m_.embedding);
     gather_rows(member, embedding, m_.hidden, step_.token_ids, step_.num_tokens, m_.hidden, residual_, strides_.hidden);
@@ -101,19 +101,19 @@ class Stack {
         mlp_half(member, layer, residual_, normed_, attended_, step_.num_tokens);
         continue;
       }
-      // After the last attention tokens no longer meet: only the wanted ones go on. What they read is moved out of the way first.
-      gather_rows(member, residual_, strides_.hidden, step_.wanted, step_.num_wanted, strides_.hidden, normed_, strides_.hidden);
-      gather_rows(member, attended_, strides_.attended, step_.wanted, step_.num_wanted, strides_.attended, qkv_, strides_.attended);
-      mlp_half(member, layer, normed_, residual_, qkv_, step_.num_wanted);
+      // After the last attention tokens no longer meet, so only those of the logits indices are computed. What they read is moved first.
+      gather_rows(member, residual_, strides_.hidden, step_.logits_indices, step_.num_logits, strides_.hidden, normed_, strides_.hidden);
+      gather_rows(member, attended_, strides_.attended, step_.logits_indices, step_.num_logits, strides_.attended, qkv_, strides_.attended);
+      mlp_half(member, layer, normed_, residual_, qkv_, step_.num_logits);
     }
     E* hidden = step_.hidden ? static_cast<E*>(step_.hidden) : residual_;
-    norm_rows(member, normed_, strides_.hidden, m_.final_norm, hidden, strides_.hidden, step_.num_wanted, m_.hidden, m_.eps);
-    if (!step_.chosen) return;
-    if (!step_.draws) return multiply(member, hidden, strides_.hidden, step_.num_wanted, *m_.head, KeepLargest::of(step_.chosen, *m_.head), space_);
+    norm_rows(member, normed_, strides_.hidden, m_.final_norm, hidden, strides_.hidden, step_.num_logits, m_.hidden, m_.eps);
+    if (!step_.sampled) return;
+    if (!step_.draws) return multiply(member, hidden, strides_.hidden, step_.num_logits, *m_.head, KeepLargest::of(step_.sampled, *m_.head), space_);
     float* logits = space_.logits.as<float>();
     const i64 vocab = m_.head->out_features;
-    multiply(member, hidden, strides_.hidden, step_.num_wanted, *m_.head, StoreLogits{logits, vocab}, space_);
-    draw_tokens(member, logits, step_.num_wanted, vocab, step_.draws, step_.chosen, space_);
+    multiply(member, hidden, strides_.hidden, step_.num_logits, *m_.head, StoreLogits{logits, vocab}, space_);
+    draw_tokens(member, logits, step_.num_logits, vocab, step_.draws, step_.sampled, space_);
   }
 
  private:
@@ -150,25 +150,25 @@ class StackJob final : public Job {
   StackJob(const Model& model, const Pool& pool, const Step& step, Workspace& space) : m_(model), pool_(pool), step_(step), space_(space) {}
 
   Status prepare(int threads) {
-    if (!reserve_step<E>(space_, m_, Strides(m_), larger(step_.num_tokens, step_.num_wanted), threads)) return OUT_OF_MEMORY;
+    if (!reserve_step<E>(space_, m_, Strides(m_), larger(step_.num_tokens, step_.num_logits), threads)) return OUT_OF_MEMORY;
     if (!plan_attention(step_, m_.heads, m_.kv_heads, m_.head_dim, pool_.page_size, threads, space_, plan_)) return OUT_OF_MEMORY;
     const i64 vocab = m_.head->out_features;
     if (is_drawn()) {
-      if (!space_.logits.reserve<float>(step_.num_wanted * vocab)) return OUT_OF_MEMORY;
-      if (!reserve_draws(space_, step_.num_wanted, vocab, threads)) return OUT_OF_MEMORY;
-    } else if (step_.chosen) {
-      KeepLargest::begin(step_.chosen, step_.num_wanted);
+      if (!space_.logits.reserve<float>(step_.num_logits * vocab)) return OUT_OF_MEMORY;
+      if (!reserve_draws(space_, step_.num_logits, vocab, threads)) return OUT_OF_MEMORY;
+    } else if (step_.sampled) {
+      KeepLargest::begin(step_.sampled, step_.num_logits);
     }
     return OK;
   }
   AE_NOINLINE void work(const Member& member) const override { Stack<E>(m_, pool_, step_, plan_, space_).run(member); }
   void end() const override {
-    if (step_.chosen && !is_drawn()) KeepLargest::finish(step_.chosen, step_.num_wanted);
-    for (i64 i = 0; i < step_.num_kept; i++) step_.latest[step_.kept[i]] = (i32)step_.chosen[i];
+    if (step_.sampled && !is_drawn()) KeepLargest::finish(step_.sampled, step_.num_logits);
+    for (i64 i = 0; i < step_.num_output_rows; i++) step_.last_tokens[step_.output_rows[i]] = (i32)step_.sampled[i];
   }
 
  private:
-  bool is_drawn() const { return step_.chosen && step_.draws; }
+  bool is_drawn() const { return step_.sampled && step_.draws; }
 
   const Model& m_;
   const Pool& pool_;
