@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.checks import shown
-from aengine.engine.tokenizer import Tokenizer
+from aengine.engine.tokenizer import PIECE_CHARACTERS, Tokenizer
 from aengine.engine.workers import Steps
 from aengine.errors import CapacityViolation, ContextLengthError, FieldViolation, InvalidRequestError, KVCapacityError, refusal
 from aengine.outputs import ModelInfo
@@ -28,6 +28,8 @@ INLINE_ENTRIES = 8192
 """Longer lists are read there too."""
 QUICK_CHARACTERS = 65536
 """Longer texts are tokenized in a thread of their own."""
+CHARACTERS_PER_TOKEN = 4
+"""Of ordinary text, about. A text of more for each token that fits is counted before it is encoded."""
 
 NEEDS_TOKENIZER = "needs a tokenizer, and this model has none"
 
@@ -41,6 +43,10 @@ class Limits:
     model: ModelInfo
     kv_tokens: int  # tokens that the whole page pool holds
     max_logprobs: int
+
+    @property
+    def tokens(self) -> int:
+        return min(self.model.max_model_len, self.kv_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,16 +216,15 @@ def at_once(steps: Steps[Prepared]) -> Prepared:
 
 
 def _encode(text: str, tokenizer: Tokenizer, limits: Limits, *, add_special_tokens: bool) -> Steps[IntArray]:
-    """Raises `ContextLengthError` or `KVCapacityError` before all of a text is tokenized that cannot fit."""
+    """Raises `ContextLengthError` or `KVCapacityError`: of a text that is much too long before the whole is encoded."""
     if len(text) > QUICK_CHARACTERS:
         num_bytes = len(text.encode(errors="replace"))
         _raise_misfit(tokenizer.least_tokens(num_bytes), limits, f" or more, for {num_bytes} bytes of text,")
-    ids: list[int] = []
-    for piece in tokenizer.encode_in_pieces(text, add_special_tokens=add_special_tokens):
-        ids += piece.ids
-        _raise_misfit(len(ids), limits, " or more" if piece.left else "")
-        yield piece.left
-    return _read_ids(ids, limits.model)
+    if len(text) > CHARACTERS_PER_TOKEN * limits.tokens:
+        for read, at_least in enumerate(tokenizer.count_pieces(text), 1):
+            _raise_misfit(at_least, limits, " or more")
+            yield 2 * len(text) - read * PIECE_CHARACTERS
+    return _read_ids(tokenizer.encode(text, add_special_tokens=add_special_tokens), limits.model)
 
 
 def _raise_misfit(prompt_len: int, limits: Limits, qualified: str) -> None:
@@ -235,7 +240,7 @@ def make_requests(
     model, prompt = limits.model, prepared.prompt
     eos_token_ids = frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
     stop_token_ids = frozenset(params.stop_token_ids)
-    room = min(model.max_model_len, limits.kv_tokens) - len(prompt)
+    room = limits.tokens - len(prompt)
     assert params.seed is not None
     row_params = RowParams(
         temperature=0.0 if params.greedy else _set(params.temperature),

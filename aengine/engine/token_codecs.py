@@ -8,14 +8,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-
-from aengine.engine.text_cuts import TextCuts
 
 _HEX = "0123456789abcdefABCDEF"
 _MANY_IDS = 1000  # decoding so many takes about as long as another thread should wait for the GIL
@@ -35,14 +32,10 @@ class TokenizedText:
 class Codec(Protocol):
     """What a tokenizer library must do for us."""
 
+    is_slow: bool
+    """Whether it runs in Python, and holds the GIL."""
+
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
-
-    @property
-    def special_around(self) -> tuple[list[int], list[int]] | None:
-        """The special tokens that are added before a text and after it, where it can be encoded in pieces."""
-
-    def may_cut(self, left: str, right: str) -> bool:
-        """Whether the ids of a text are those of its pieces, one after the other, if it is cut between these two characters."""
 
     def longest_token(self) -> int:
         """Bytes of the vocabulary's longest spelling."""
@@ -58,6 +51,8 @@ class Codec(Protocol):
 class TokenizersCodec:
     """The `tokenizers` library, alone."""
 
+    is_slow = False
+
     def __init__(self, core: tokenizers.Tokenizer) -> None:
         core.no_truncation()
         core.no_padding()
@@ -68,26 +63,6 @@ class TokenizersCodec:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-
-    @cached_property
-    def _cuts(self) -> TextCuts | None:
-        return TextCuts.of(self._core)
-
-    @cached_property
-    def special_around(self) -> tuple[list[int], list[int]] | None:
-        found = {self._special_around(probe) for probe in ("a", "b c d")} if self._cuts is not None else set()
-        before_and_after = found.pop() if len(found) == 1 else None
-        return None if before_and_after is None else (list(before_and_after[0]), list(before_and_after[1]))
-
-    def _special_around(self, probe: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        bare, whole = self.encode(probe, False), self.encode(probe, True)
-        for start in range(len(whole) - len(bare) + 1):
-            if whole[start : start + len(bare)] == bare:
-                return tuple(whole[:start]), tuple(whole[start + len(bare) :])
-        return None
-
-    def may_cut(self, left: str, right: str) -> bool:
-        return self._cuts is not None and self._cuts.may_cut(left, right)
 
     def longest_token(self) -> int:
         return max(len(piece.encode()) for piece in self._core.get_vocab())
@@ -125,6 +100,8 @@ class TokenizersCodec:
 class TransformersCodec:
     """A tokenizer that transformers runs in Python. It holds the GIL."""
 
+    is_slow = True
+
     def __init__(self, auto: Any) -> None:
         self._auto = auto
         self._special = frozenset(auto.all_special_ids)
@@ -133,13 +110,6 @@ class TransformersCodec:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._auto.encode(text, add_special_tokens=add_special_tokens))
-
-    @property
-    def special_around(self) -> None:
-        return None
-
-    def may_cut(self, left: str, right: str) -> bool:
-        return False
 
     def longest_token(self) -> int:
         return max(len(piece.encode()) for piece in self._auto.get_vocab())

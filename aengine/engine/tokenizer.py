@@ -14,14 +14,13 @@ A directory without tokenizer.json is read by transformers' AutoTokenizer, which
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tokenizers
 
@@ -31,9 +30,9 @@ from aengine.engine.token_codecs import Codec, TokenizedText, TokenizersCodec, T
 from aengine.errors import FieldViolation, InvalidRequestError, ModelLoadError
 
 PIECE_CHARACTERS = 16384
-"""Of a text that is encoded in pieces, which take some 10 ms each."""
-MAX_UNCUT_CHARACTERS = 1 << 19
-"""Of a piece, where a text offers no place to cut it for long, or nothing is known of its tokenizer. It takes up to a second."""
+"""Of a text whose tokens are counted in pieces, which take some 10 ms each."""
+MAX_SLOW_CHARACTERS = 1 << 19
+"""Of a text for a tokenizer that runs in Python."""
 MAX_CHAT_CHARACTERS = 4 << 20
 """Of all messages of a chat. A template may leave out most of them, so the context does not bound this."""
 ASSUMED_TOKEN_BYTES = 64
@@ -47,13 +46,6 @@ TOKENIZER_FILES = (
 )
 MAX_REASON = 300
 """Characters of what a library says that are handed on."""
-
-
-class EncodedPiece(NamedTuple):
-    """A part of a text's ids."""
-
-    ids: list[int]
-    left: int  # characters of the text behind it
 
 
 class Tokenizer:
@@ -102,57 +94,39 @@ class Tokenizer:
 
     def least_tokens(self, num_bytes: int) -> int:
         """How many tokens a text of `num_bytes` in UTF-8 has at least; see ASSUMED_TOKEN_BYTES. The first call takes long."""
-        return -(-num_bytes // max(self._longest_token, ASSUMED_TOKEN_BYTES))
+        return -(-num_bytes // self._longest_token)
 
     @cached_property
     def _longest_token(self) -> int:
-        return self._codec.longest_token()
+        """In bytes."""
+        return max(self._codec.longest_token(), ASSUMED_TOKEN_BYTES)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`, with the special tokens that the post-processor adds. Long texts do not hold the GIL.
+    def count_pieces(self, text: str) -> Iterator[int]:
+        """How many tokens `text` has at least, as far as it was read: grows with each piece. A piece takes some 10 ms without the GIL.
 
-        Special tokens written out in `text` become their ids. Raises what `encode_in_pieces` raises.
-        """
-        return [token_id for piece in self.encode_in_pieces(text, add_special_tokens=add_special_tokens) for token_id in piece.ids]
-
-    def encode_in_pieces(self, text: str, *, add_special_tokens: bool = True) -> Iterator[EncodedPiece]:
-        """What `encode` gives, in parts that take a bounded time each.
-
-        Raises `InvalidRequestError` (prompt) for text that is not Unicode, on which the tokenizer fails, or with more than
-        MAX_UNCUT_CHARACTERS between which no cut is known to leave the ids as they are.
+        A piece is encoded by itself, and a cut may go through a token, whose bytes are then tokens of their own at most, and change how the
+        characters beside it are merged. So a piece counts for as many tokens less as the longest token of the vocabulary has bytes, and
+        64 at least. Raises what `encode` raises.
         """
         _check_unicode(text, "prompt")
-        around = self._codec.special_around if len(text) > PIECE_CHARACTERS else None
-        if around is None:
-            if len(text) > MAX_UNCUT_CHARACTERS:
-                raise _refusal(f"{len(text)} characters that are tokenized in one go are more than {MAX_UNCUT_CHARACTERS}")
-            yield EncodedPiece(self._encode(text, add_special_tokens), 0)
-            return
-        before, after = around if add_special_tokens else ([], [])
-        yield EncodedPiece(before, len(text))
-        start = 0
-        while start < len(text):
-            end = self._end_of_piece(text, start)
-            yield EncodedPiece(self._encode(text[start:end], False), len(text) - end)
-            start = end
-        yield EncodedPiece(after, 0)
+        count = 0
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            piece = self.encode(text[start : start + PIECE_CHARACTERS], add_special_tokens=False)
+            count += max(0, len(piece) - self._longest_token)
+            yield count
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`, with the special tokens that the post-processor adds. Takes up to a second per million characters, without
+        the GIL if the tokenizers library does it.
+
+        Special tokens written out in `text` become their ids. Raises `InvalidRequestError` (prompt) for text that is not Unicode, on which
+        the tokenizer fails, or with more than MAX_SLOW_CHARACTERS for a tokenizer that runs in Python.
+        """
+        _check_unicode(text, "prompt")
+        if self._codec.is_slow and len(text) > MAX_SLOW_CHARACTERS:
+            raise _refusal(f"{len(text)} characters are more than {MAX_SLOW_CHARACTERS}, as many as this model's tokenizer can take")
         with _refusing_failures("prompt"):
             return self._codec.encode(text, add_special_tokens)
-
-    def _end_of_piece(self, text: str, start: int) -> int:
-        """Where the piece that begins at `start` may end: at most PIECE_CHARACTERS later, or else as soon after that as can be."""
-        wanted, end = start + PIECE_CHARACTERS, len(text)
-        if wanted >= end:
-            return end
-        may_cut = self._codec.may_cut
-        for cut in itertools.chain(range(wanted, start, -1), range(wanted + 1, min(end, start + MAX_UNCUT_CHARACTERS + 1))):
-            if may_cut(text[cut - 1], text[cut]):
-                return cut
-        if end - start > MAX_UNCUT_CHARACTERS:
-            raise _refusal(f"more than {MAX_UNCUT_CHARACTERS} characters that must be tokenized in one go, from character {start} on")
-        return end
 
     def encode_located(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
         """The ids that `encode` gives, and where in `text` they come from.

@@ -34,7 +34,7 @@ class TokenizeRequest(_message.Message):
     """The model, as in GenerationSpec.model. Default: empty, which is the served model."""
     text: _builtins.str
     """The text. May be empty. At most 4 MiB, or 256 KiB with with_pieces; and at most 524288 characters
-    that must be tokenised in one go, which ordinary text never has.
+    for a tokenizer that has no tokenizer.json and runs in Python.
     """
     add_special_tokens: _builtins.bool
     """Whether to add the special tokens that a prompt of this text gets. Default: true."""

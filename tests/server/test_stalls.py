@@ -87,7 +87,6 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes], str]] = {  # method, message,
     "tenant": (GENERATE, lambda: spec(TEXT, field(11, of_size("é".encode()))), "spec.tenant"),
     "batch": (BATCH, lambda: of_size(EMPTY), "request"),
     "tokenize": (TOKENIZE, lambda: field(2, of_size(b"a")), "text"),
-    "tokenize one word": (TOKENIZE, lambda: field(2, of_size(b" ", 4 << 20)), "text"),
     "render": (CHAT, lambda: field(2, field(1, field(1, b"user") + field(2, of_size(b"a")))), "chat"),
 }
 HOSTILE |= {
@@ -102,7 +101,8 @@ HOSTILE |= {
     )
 }
 LONG: dict[str, tuple[str, Callable[[], bytes]]] = {  # what is done, and takes long
-    "tokenize": (TOKENIZE, lambda: field(2, of_size(b"it is a truth ", 1 << 20))),
+    "tokenize": (TOKENIZE, lambda: field(2, of_size(b"it is a truth ", 4 << 20))),
+    "tokenize one word": (TOKENIZE, lambda: field(2, of_size(b" ", 4 << 20)) + b"\x20\x01"),  # count_only
     "detokenize": ("/aengine.v1.TokenizerService/Detokenize", lambda: field(2, of_size(b"\x07", 1 << 20))),
     "masks that are all costly": (GENERATE, lambda: wanting(n=128, regex="(.*a.{30}){1,50}")),
     "properties": (GENERATE, lambda: wanting(json_schema=json.dumps({"properties": {f"p{i}": {} for i in range(2000)}}))),

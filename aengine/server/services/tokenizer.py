@@ -110,21 +110,15 @@ def _tokenize(tokenizer: Tokenizer, request: TokenizeRequest) -> Steps[TokenizeR
         return TokenizeResponse(
             num_tokens=len(tokens.ids), token_ids=tokens.ids, pieces=tokens.pieces, start_offsets=tokens.starts, end_offsets=tokens.ends
         )
-    response = TokenizeResponse()
-    for piece in tokenizer.encode_in_pieces(request.text, add_special_tokens=with_special):
-        response.num_tokens += len(piece.ids)
-        if not request.count_only:
-            response.token_ids.extend(piece.ids)
-        yield piece.left
-    return response
+    yield len(request.text)
+    ids = tokenizer.encode(request.text, add_special_tokens=with_special)
+    return TokenizeResponse(num_tokens=len(ids), token_ids=() if request.count_only else ids)
 
 
 def _render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> Steps[RenderChatResponse]:
-    response = RenderChatResponse(text=tokenizer.chat_text(messages, add_generation_prompt=add_generation_prompt))
-    for piece in tokenizer.encode_in_pieces(response.text, add_special_tokens=False):
-        response.token_ids.extend(piece.ids)
-        yield piece.left
-    return response
+    text = tokenizer.chat_text(messages, add_generation_prompt=add_generation_prompt)
+    yield len(text)
+    return RenderChatResponse(text=text, token_ids=tokenizer.encode(text, add_special_tokens=False))
 
 
 def _detokenize(tokenizer: Tokenizer, request: DetokenizeRequest, vocab_size: int) -> Steps[DetokenizeResponse]:
