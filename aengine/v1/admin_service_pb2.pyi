@@ -27,7 +27,7 @@ class _PauseModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PauseMode.V
     PAUSE_MODE_UNSPECIFIED: _PauseMode.ValueType  # 0
     """As PAUSE_MODE_KEEP."""
     PAUSE_MODE_KEEP: _PauseMode.ValueType  # 1
-    """They stand still, keep their pages and go on afterwards."""
+    """They keep their pages and continue after the pause."""
     PAUSE_MODE_CANCEL: _PauseMode.ValueType  # 2
     """They end with FINISH_REASON_CANCELLED."""
 
@@ -37,14 +37,14 @@ class PauseMode(_PauseMode, metaclass=_PauseModeEnumTypeWrapper):
 PAUSE_MODE_UNSPECIFIED: PauseMode.ValueType  # 0
 """As PAUSE_MODE_KEEP."""
 PAUSE_MODE_KEEP: PauseMode.ValueType  # 1
-"""They stand still, keep their pages and go on afterwards."""
+"""They keep their pages and continue after the pause."""
 PAUSE_MODE_CANCEL: PauseMode.ValueType  # 2
 """They end with FINISH_REASON_CANCELLED."""
 Global___PauseMode: _TypeAlias = PauseMode  # noqa: Y015
 
 @_typing.final
 class FlushCacheRequest(_message.Message):
-    """Asks to empty the prefix cache."""
+    """A request to empty the prefix cache."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -61,13 +61,13 @@ Global___FlushCacheRequest: _TypeAlias = FlushCacheRequest  # noqa: Y015
 
 @_typing.final
 class FlushCacheResponse(_message.Message):
-    """What emptying the prefix cache did."""
+    """The result of emptying the prefix cache."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FREED_PAGES_FIELD_NUMBER: _builtins.int
     freed_pages: _builtins.int
-    """Pages that were kept and are free now."""
+    """Cached pages that are free now."""
     def __init__(
         self,
         *,
@@ -83,13 +83,13 @@ Global___FlushCacheResponse: _TypeAlias = FlushCacheResponse  # noqa: Y015
 
 @_typing.final
 class PauseGenerationRequest(_message.Message):
-    """Asks to stop computing."""
+    """A request to pause the engine."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODE_FIELD_NUMBER: _builtins.int
     mode: Global___PauseMode.ValueType
-    """What becomes of the requests in flight. Default: PAUSE_MODE_KEEP."""
+    """What happens to the requests in flight. Default: PAUSE_MODE_KEEP."""
     def __init__(
         self,
         *,
@@ -105,7 +105,7 @@ Global___PauseGenerationRequest: _TypeAlias = PauseGenerationRequest  # noqa: Y0
 
 @_typing.final
 class PauseGenerationResponse(_message.Message):
-    """The step under way has ended and no other one follows."""
+    """The current step has ended and no other one follows."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -127,7 +127,7 @@ Global___PauseGenerationResponse: _TypeAlias = PauseGenerationResponse  # noqa: 
 
 @_typing.final
 class ContinueGenerationRequest(_message.Message):
-    """Asks to go on computing."""
+    """A request to end a pause."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -144,7 +144,7 @@ Global___ContinueGenerationRequest: _TypeAlias = ContinueGenerationRequest  # no
 
 @_typing.final
 class ContinueGenerationResponse(_message.Message):
-    """Computing goes on."""
+    """The pause has ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -161,14 +161,14 @@ Global___ContinueGenerationResponse: _TypeAlias = ContinueGenerationResponse  # 
 
 @_typing.final
 class DrainRequest(_message.Message):
-    """Asks to shut down."""
+    """A request to shut down."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
-        """How long requests in flight may go on. At least 0. Default: that of the server's configuration."""
+        """How long requests in flight may continue. At least 0. Default: the server's configuration."""
 
     def __init__(
         self,

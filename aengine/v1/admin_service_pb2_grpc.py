@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Changes how the server runs. Every call needs a permission of its own; without it, or on a server
-    that was not configured to give it to anyone, it ends with PERMISSION_DENIED (ADMIN_ONLY).
+    """Changes how the server runs. Every call needs the admin permission; without it, or on a server that
+    gives it to no one, the call ends with PERMISSION_DENIED (ADMIN_ONLY).
     """
 
     def __init__(self, channel):
@@ -59,27 +59,27 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """Changes how the server runs. Every call needs a permission of its own; without it, or on a server
-    that was not configured to give it to anyone, it ends with PERMISSION_DENIED (ADMIN_ONLY).
+    """Changes how the server runs. Every call needs the admin permission; without it, or on a server that
+    gives it to no one, the call ends with PERMISSION_DENIED (ADMIN_ONLY).
     """
 
     def FlushCache(self, request, context):
-        """Forgets what the prefix cache keeps beyond the requests in flight.
+        """Drops all prefix cache entries that no request in flight uses.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PauseGeneration(self, request, context):
-        """Stops computing after the step under way. Requests are still accepted, and wait; cancellations and
-        time limits still hold.
+        """Pauses the engine after the current step. Requests are still accepted, and wait; cancellations and
+        time limits still apply.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ContinueGeneration(self, request, context):
-        """Goes on computing.
+        """Ends a pause.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ class AdminServiceServicer:
 
     def Drain(self, request, context):
         """Begins to shut the server down, as SIGTERM does: refuses new requests, lets those in flight finish
-        within the grace, ends the rest, and exits. Answers at once.
+        within the grace period, cancels the rest, and exits. Returns at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,8 +125,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Changes how the server runs. Every call needs a permission of its own; without it, or on a server
-    that was not configured to give it to anyone, it ends with PERMISSION_DENIED (ADMIN_ONLY).
+    """Changes how the server runs. Every call needs the admin permission; without it, or on a server that
+    gives it to no one, the call ends with PERMISSION_DENIED (ADMIN_ONLY).
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """Changes how the server runs. Every call needs a permission of its own; without it, or on a server
-    that was not configured to give it to anyone, it ends with PERMISSION_DENIED (ADMIN_ONLY).
+    """Changes how the server runs. Every call needs the admin permission; without it, or on a server that
+    gives it to no one, the call ends with PERMISSION_DENIED (ADMIN_ONLY).
     """
 
     @_typing.overload
@@ -36,41 +36,41 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.FlushCacheRequest, _admin_service_pb2.FlushCacheResponse]
-    """Forgets what the prefix cache keeps beyond the requests in flight."""
+    """Drops all prefix cache entries that no request in flight uses."""
     PauseGeneration: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.PauseGenerationRequest, _admin_service_pb2.PauseGenerationResponse]
-    """Stops computing after the step under way. Requests are still accepted, and wait; cancellations and
-    time limits still hold.
+    """Pauses the engine after the current step. Requests are still accepted, and wait; cancellations and
+    time limits still apply.
     """
     ContinueGeneration: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ContinueGenerationRequest, _admin_service_pb2.ContinueGenerationResponse]
-    """Goes on computing."""
+    """Ends a pause."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DrainRequest, _admin_service_pb2.DrainResponse]
     """Begins to shut the server down, as SIGTERM does: refuses new requests, lets those in flight finish
-    within the grace, ends the rest, and exits. Answers at once.
+    within the grace period, cancels the rest, and exits. Returns at once.
     """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """Changes how the server runs. Every call needs a permission of its own; without it, or on a server
-    that was not configured to give it to anyone, it ends with PERMISSION_DENIED (ADMIN_ONLY).
+    """Changes how the server runs. Every call needs the admin permission; without it, or on a server that
+    gives it to no one, the call ends with PERMISSION_DENIED (ADMIN_ONLY).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.FlushCacheRequest, _admin_service_pb2.FlushCacheResponse]  # type: ignore[assignment]
-    """Forgets what the prefix cache keeps beyond the requests in flight."""
+    """Drops all prefix cache entries that no request in flight uses."""
     PauseGeneration: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.PauseGenerationRequest, _admin_service_pb2.PauseGenerationResponse]  # type: ignore[assignment]
-    """Stops computing after the step under way. Requests are still accepted, and wait; cancellations and
-    time limits still hold.
+    """Pauses the engine after the current step. Requests are still accepted, and wait; cancellations and
+    time limits still apply.
     """
     ContinueGeneration: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ContinueGenerationRequest, _admin_service_pb2.ContinueGenerationResponse]  # type: ignore[assignment]
-    """Goes on computing."""
+    """Ends a pause."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainRequest, _admin_service_pb2.DrainResponse]  # type: ignore[assignment]
     """Begins to shut the server down, as SIGTERM does: refuses new requests, lets those in flight finish
-    within the grace, ends the rest, and exits. Answers at once.
+    within the grace period, cancels the rest, and exits. Returns at once.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Changes how the server runs. Every call needs a permission of its own; without it, or on a server
-    that was not configured to give it to anyone, it ends with PERMISSION_DENIED (ADMIN_ONLY).
+    """Changes how the server runs. Every call needs the admin permission; without it, or on a server that
+    gives it to no one, the call ends with PERMISSION_DENIED (ADMIN_ONLY).
     """
 
     @_abc_1.abstractmethod
@@ -79,7 +79,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.FlushCacheRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.FlushCacheResponse, _abc.Awaitable[_admin_service_pb2.FlushCacheResponse]]:
-        """Forgets what the prefix cache keeps beyond the requests in flight."""
+        """Drops all prefix cache entries that no request in flight uses."""
 
     @_abc_1.abstractmethod
     def PauseGeneration(
@@ -87,8 +87,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.PauseGenerationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.PauseGenerationResponse, _abc.Awaitable[_admin_service_pb2.PauseGenerationResponse]]:
-        """Stops computing after the step under way. Requests are still accepted, and wait; cancellations and
-        time limits still hold.
+        """Pauses the engine after the current step. Requests are still accepted, and wait; cancellations and
+        time limits still apply.
         """
 
     @_abc_1.abstractmethod
@@ -97,7 +97,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ContinueGenerationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ContinueGenerationResponse, _abc.Awaitable[_admin_service_pb2.ContinueGenerationResponse]]:
-        """Goes on computing."""
+        """Ends a pause."""
 
     @_abc_1.abstractmethod
     def Drain(
@@ -106,7 +106,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.DrainResponse, _abc.Awaitable[_admin_service_pb2.DrainResponse]]:
         """Begins to shut the server down, as SIGTERM does: refuses new requests, lets those in flight finish
-        within the grace, ends the rest, and exits. Answers at once.
+        within the grace period, cancels the rest, and exits. Returns at once.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

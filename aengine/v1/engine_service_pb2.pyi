@@ -20,7 +20,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GetServerInfoRequest(_message.Message):
-    """Asks what the server is."""
+    """A request for information about the server."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -135,7 +135,7 @@ Global___ServerLimits: _TypeAlias = ServerLimits  # noqa: Y015
 
 @_typing.final
 class GetLoadRequest(_message.Message):
-    """Asks how busy the server is."""
+    """A request for the load."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -152,14 +152,14 @@ Global___GetLoadRequest: _TypeAlias = GetLoadRequest  # noqa: Y015
 
 @_typing.final
 class GetLoadResponse(_message.Message):
-    """How busy the server is."""
+    """The load of the server."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LOAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def load(self) -> Global___Load:
-        """The load now."""
+        """The current load."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ Global___GetLoadResponse: _TypeAlias = GetLoadResponse  # noqa: Y015
 
 @_typing.final
 class WatchLoadRequest(_message.Message):
-    """Asks to be told how busy the server is."""
+    """A request for a stream of loads."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -200,14 +200,14 @@ Global___WatchLoadRequest: _TypeAlias = WatchLoadRequest  # noqa: Y015
 
 @_typing.final
 class WatchLoadResponse(_message.Message):
-    """How busy the server is."""
+    """The load of the server."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LOAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def load(self) -> Global___Load:
-        """The load now."""
+        """The current load."""
 
     def __init__(
         self,
@@ -246,27 +246,27 @@ class Load(_message.Message):
     waiting: _builtins.int
     """Sequences that wait for their first step; a request with n > 1 is n of them."""
     parked: _builtins.int
-    """Sequences that stand still until their readers catch up."""
+    """Sequences that are not scheduled until their readers catch up."""
     pages_used: _builtins.int
     """Pages of the KV cache that sequences hold."""
     pages_total: _builtins.int
     """Pages of the KV cache."""
     cached_tokens: _builtins.int
-    """Tokens whose KV is kept in the prefix cache beyond that."""
+    """Tokens whose KV is in the prefix cache and held by no sequence."""
     prompt_tokens: _builtins.int
     """Prompt tokens of requests so far."""
     cached_prompt_tokens: _builtins.int
-    """Those of them that were found in the prefix cache."""
+    """Prompt tokens that were found in the prefix cache."""
     completion_tokens: _builtins.int
     """Generated tokens so far."""
     steps: _builtins.int
     """Steps so far."""
     preemptions: _builtins.int
-    """Sequences that gave way to others so far, and were or will be computed anew."""
+    """Preemptions so far; a preempted sequence is recomputed."""
     draining: _builtins.bool
-    """Whether the server refuses new requests because it shuts down."""
+    """Whether the server refuses new requests because it is shutting down."""
     paused: _builtins.bool
-    """Whether AdminService.PauseGeneration holds."""
+    """Whether the engine is paused by AdminService.PauseGeneration."""
     def __init__(
         self,
         *,

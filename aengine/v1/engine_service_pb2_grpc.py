@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EngineServiceStub:
-    """Tells about the server; changes nothing.
+    """Information about the server.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class EngineServiceStub:
 
 
 class EngineServiceServicer:
-    """Tells about the server; changes nothing.
+    """Information about the server.
     """
 
     def GetServerInfo(self, request, context):
@@ -64,14 +64,14 @@ class EngineServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """How busy it is.
+        """The current load.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """How busy it is, whenever that changes and at least once a second.
+        """The load, whenever it changes and at least once a second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +104,7 @@ def add_EngineServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EngineService:
-    """Tells about the server; changes nothing.
+    """Information about the server.
     """
 
     @staticmethod

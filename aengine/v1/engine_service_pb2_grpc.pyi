@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class EngineServiceStub:
-    """Tells about the server; changes nothing."""
+    """Information about the server."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -36,24 +36,24 @@ class EngineServiceStub:
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_engine_service_pb2.GetServerInfoRequest, _engine_service_pb2.GetServerInfoResponse]
     """What the server is: versions, limits."""
     GetLoad: _grpc.UnaryUnaryMultiCallable[_engine_service_pb2.GetLoadRequest, _engine_service_pb2.GetLoadResponse]
-    """How busy it is."""
+    """The current load."""
     WatchLoad: _grpc.UnaryStreamMultiCallable[_engine_service_pb2.WatchLoadRequest, _engine_service_pb2.WatchLoadResponse]
-    """How busy it is, whenever that changes and at least once a second."""
+    """The load, whenever it changes and at least once a second."""
 
 @_typing.type_check_only
 class EngineServiceAsyncStub(EngineServiceStub):
-    """Tells about the server; changes nothing."""
+    """Information about the server."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_engine_service_pb2.GetServerInfoRequest, _engine_service_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """What the server is: versions, limits."""
     GetLoad: _aio.UnaryUnaryMultiCallable[_engine_service_pb2.GetLoadRequest, _engine_service_pb2.GetLoadResponse]  # type: ignore[assignment]
-    """How busy it is."""
+    """The current load."""
     WatchLoad: _aio.UnaryStreamMultiCallable[_engine_service_pb2.WatchLoadRequest, _engine_service_pb2.WatchLoadResponse]  # type: ignore[assignment]
-    """How busy it is, whenever that changes and at least once a second."""
+    """The load, whenever it changes and at least once a second."""
 
 class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Tells about the server; changes nothing."""
+    """Information about the server."""
 
     @_abc_1.abstractmethod
     def GetServerInfo(
@@ -69,7 +69,7 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_service_pb2.GetLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_engine_service_pb2.GetLoadResponse, _abc.Awaitable[_engine_service_pb2.GetLoadResponse]]:
-        """How busy it is."""
+        """The current load."""
 
     @_abc_1.abstractmethod
     def WatchLoad(
@@ -77,6 +77,6 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_service_pb2.WatchLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_engine_service_pb2.WatchLoadResponse], _abc.AsyncIterator[_engine_service_pb2.WatchLoadResponse]]:
-        """How busy it is, whenever that changes and at least once a second."""
+        """The load, whenever it changes and at least once a second."""
 
 def add_EngineServiceServicer_to_server(servicer: EngineServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

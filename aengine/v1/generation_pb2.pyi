@@ -29,11 +29,11 @@ class _FinishReason:
 class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
-    """Not an end."""
+    """Not set."""
     FINISH_REASON_EOS: _FinishReason.ValueType  # 1
     """The model produced one of its end-of-sequence ids."""
     FINISH_REASON_STOP_STRING: _FinishReason.ValueType  # 2
-    """The text holds one of the request's stop_strings."""
+    """The text contains one of the request's stop_strings."""
     FINISH_REASON_STOP_TOKEN: _FinishReason.ValueType  # 3
     """The model produced one of the request's stop_token_ids."""
     FINISH_REASON_MAX_TOKENS: _FinishReason.ValueType  # 5
@@ -46,14 +46,14 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """CancelRequests named the request."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
-    """The kinds of ends."""
+    """Why a sequence can end."""
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
-"""Not an end."""
+"""Not set."""
 FINISH_REASON_EOS: FinishReason.ValueType  # 1
 """The model produced one of its end-of-sequence ids."""
 FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 2
-"""The text holds one of the request's stop_strings."""
+"""The text contains one of the request's stop_strings."""
 FINISH_REASON_STOP_TOKEN: FinishReason.ValueType  # 3
 """The model produced one of the request's stop_token_ids."""
 FINISH_REASON_MAX_TOKENS: FinishReason.ValueType  # 5
@@ -83,11 +83,11 @@ class GenerationSpec(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """The model to use. Must be the name of the served model, as ModelService.GetModel tells it;
+    """The model to use. Must be the name of the served model, as ModelService.GetModel returns it;
     another name is refused with NOT_FOUND. Default: empty, which is the served model.
     """
     priority: _builtins.int
-    """Order among requests that wait; lower runs first, equal ones by arrival. -100 to 100.
+    """Order among waiting requests; lower runs first, equal ones by arrival. -100 to 100.
     Default: 0.
     """
     tenant: _builtins.str
@@ -101,7 +101,7 @@ class GenerationSpec(_message.Message):
 
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
-        """How tokens are chosen. Default: all fields unset."""
+        """How tokens are sampled. Default: all fields unset."""
 
     @_builtins.property
     def stopping(self) -> _sampling_pb2.StoppingCriteria:
@@ -121,7 +121,7 @@ class GenerationSpec(_message.Message):
 
     @_builtins.property
     def stream(self) -> Global___StreamOptions:
-        """How the events of the answer are sent. Default: all fields unset."""
+        """How the events of the response are sent. Default: all fields unset."""
 
     def __init__(
         self,
@@ -149,7 +149,9 @@ Global___GenerationSpec: _TypeAlias = GenerationSpec  # noqa: Y015
 
 @_typing.final
 class Prompt(_message.Message):
-    """A prompt in one of its forms. It must have 1 to max_model_len - 1 tokens, so that one can follow."""
+    """A prompt in one of its forms. It must have 1 to max_model_len - 1 tokens, which leaves room for one
+    generated token.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -158,7 +160,8 @@ class Prompt(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, tokenised by the model's tokenizer. Not empty. Refused without being tokenised if it has
-    more bytes than so many tokens can have: 64 each, or as many as the longest token has.
+    more bytes than max_model_len tokens can have: 64 per token, or the length of the longest token
+    if that is more.
     """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
@@ -166,7 +169,7 @@ class Prompt(_message.Message):
 
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
-        """A conversation, rendered with the model's chat template up to the start of the next answer."""
+        """A conversation, rendered with the model's chat template up to the start of the next assistant message."""
 
     def __init__(
         self,
@@ -242,9 +245,9 @@ class ChatMessage(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """Who speaks: system, user, assistant, or what else the model's chat template knows. Not empty."""
+    """The author: system, user, assistant, or another role of the model's chat template. Not empty."""
     content: _builtins.str
-    """What was said. May be empty."""
+    """The text. May be empty."""
     def __init__(
         self,
         *,
@@ -272,20 +275,20 @@ class OutputOptions(_message.Message):
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     EFFECTIVE_PARAMS_FIELD_NUMBER: _builtins.int
     text: _builtins.bool
-    """Whether to send text. Default: where the model has a tokenizer."""
+    """Whether to send text. Default: true if the model has a tokenizer."""
     token_ids: _builtins.bool
     """Whether to send token ids. Default: false."""
     skip_special_tokens: _builtins.bool
     """Whether the text leaves out special tokens, such as end-of-sequence ids. Default: true."""
     effective_params: _builtins.bool
-    """Whether to tell the parameters in use. Default: false."""
+    """Whether to report the parameters in use. Default: false."""
     @_builtins.property
     def logprobs(self) -> Global___LogprobOptions:
-        """Whether and how to report the logprob of each generated token. Default: unset, which is not."""
+        """Whether and how to report the logprob of each generated token. Default: unset, no logprobs."""
 
     @_builtins.property
     def prompt_logprobs(self) -> Global___LogprobOptions:
-        """Whether and how to report the logprob of each token of the prompt. Default: unset, which is not."""
+        """Whether and how to report the logprob of each token of the prompt. Default: unset, no logprobs."""
 
     def __init__(
         self,
@@ -322,8 +325,8 @@ Global___OutputOptions: _TypeAlias = OutputOptions  # noqa: Y015
 
 @_typing.final
 class LogprobOptions(_message.Message):
-    """What to report of the model's distribution. Being there asks for the logprob and rank of the token
-    itself.
+    """What to report of the model's distribution. If the message is set, the logprob and the rank of each
+    token itself are reported.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -350,7 +353,7 @@ Global___LogprobOptions: _TypeAlias = LogprobOptions  # noqa: Y015
 
 @_typing.final
 class StreamOptions(_message.Message):
-    """How events are sent. A unary reply heeds none of it."""
+    """How events are sent. A unary call ignores it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -361,15 +364,15 @@ class StreamOptions(_message.Message):
     max_tokens_per_delta: _builtins.int
     """Most tokens in one delta. 1 to 1024. Default: 1."""
     resumable: _builtins.bool
-    """Whether the request goes on when the connection is lost, so that ResumeGenerate can take it up.
+    """Whether the request continues when the connection is lost, so that ResumeGenerate can resume it.
     Cancelling the call, or its gRPC deadline, then ends the request only after `retain`; time_limit
     and CancelRequests still end it.
     Refused in a Session, which cannot be resumed. Default: false.
     """
     @_builtins.property
     def max_delay(self) -> _duration_pb2.Duration:
-        """How long a token may wait for others to share its delta; the first token of the answer never
-        waits. 0 to 1 second; 0 puts together only what is there already. Default: 0.
+        """How long a token may wait for others to share its delta; the first token of a request never
+        waits. 0 to 1 second; 0 joins only tokens that are generated already. Default: 0.
         """
 
     @_builtins.property
@@ -454,7 +457,7 @@ class GenerationEvent(_message.Message):
 
     @_builtins.property
     def delta(self) -> Global___GenerationDelta:
-        """A sequence grew."""
+        """A sequence has new output."""
 
     @_builtins.property
     def sequence_finished(self) -> Global___SequenceFinished:
@@ -499,14 +502,14 @@ class GenerationStarted(_message.Message):
     request_id: _builtins.str
     """Names the request, for CancelRequests."""
     model: _builtins.str
-    """Name of the model that answers."""
+    """Name of the model."""
     seed: _builtins.int
-    """The seed in use: the given one or the one that was drawn."""
+    """The seed in use: the given one or a random one."""
     resume_token: _builtins.bytes
-    """What ResumeGenerate asks for. Empty unless StreamOptions.resumable is set."""
+    """The token to pass to ResumeGenerate. Empty unless StreamOptions.resumable is set."""
     @_builtins.property
     def prompt(self) -> Global___PromptInfo:
-        """What the prompt became."""
+        """The tokenised prompt."""
 
     @_builtins.property
     def effective_spec(self) -> Global___GenerationSpec:
@@ -571,17 +574,17 @@ class TokenLogprobs(_message.Message):
     """How many of the most likely tokens are reported for each token."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Of the tokens themselves. NaN for the first token of a prompt, which nothing precedes."""
+        """Logprobs of the tokens themselves. NaN for the first token of a prompt, which nothing precedes."""
 
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Their places among all tokens of the vocabulary, 1 for the most likely one. 0 where the logprob
-        is NaN.
-        """
+        """Their ranks in the vocabulary, 1 for the most likely token. 0 where the logprob is NaN."""
 
     @_builtins.property
     def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Those ids: top_k for each token, most likely first. 0 where the logprob is NaN."""
+        """The ids of these most likely tokens: top_k for each token, most likely first. 0 where the logprob
+        is NaN.
+        """
 
     @_builtins.property
     def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -648,11 +651,11 @@ class GenerationDelta(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
-    """Which of the request's sequences grew, counted from 0."""
+    """Index of the sequence in the request, counted from 0."""
     token_offset: _builtins.int
     """Index of the first new token in the sequence's output, counted from 0."""
     num_tokens: _builtins.int
-    """How many tokens are new. 0 when only text follows that had been held back."""
+    """Number of new tokens. 0 if the delta has only text that was held back before."""
     text: _builtins.str
     """The new text. Always whole characters: one that spans tokens comes with the token that completes
     it, so this may be empty; what is still incomplete at the end is flushed with the last delta.
@@ -699,7 +702,7 @@ class SequenceFinished(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
-    """Which of the request's sequences ended, counted from 0."""
+    """Index of the sequence in the request, counted from 0."""
     num_tokens: _builtins.int
     """Length of its output in tokens."""
     @_builtins.property
@@ -731,7 +734,7 @@ class Finish(_message.Message):
     STOP_STRING_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
-    """The kind of end."""
+    """The reason."""
     stop_string: _builtins.str
     """The string that ended the sequence, for FINISH_REASON_STOP_STRING."""
     stop_token_id: _builtins.int
@@ -755,7 +758,7 @@ Global___Finish: _TypeAlias = Finish  # noqa: Y015
 
 @_typing.final
 class GenerationFinished(_message.Message):
-    """Last event: what the request took."""
+    """Last event: token counts and durations of the request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -795,7 +798,7 @@ class Usage(_message.Message):
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     cached_prompt_tokens: _builtins.int
-    """Those of them that were found in the prefix cache."""
+    """Prompt tokens that were found in the prefix cache."""
     completion_tokens: _builtins.int
     """Generated tokens of all sequences."""
     def __init__(
@@ -869,7 +872,7 @@ Global___Timing: _TypeAlias = Timing  # noqa: Y015
 
 @_typing.final
 class GeneratedSequence(_message.Message):
-    """One finished sequence: the fold of its deltas and its end."""
+    """One finished sequence: its deltas and its end in one message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -880,7 +883,7 @@ class GeneratedSequence(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Which of the request's sequences this is, counted from 0."""
+    """Index of the sequence in the request, counted from 0."""
     text: _builtins.str
     """The whole text. Empty if OutputOptions.text is false."""
     num_tokens: _builtins.int

@@ -29,7 +29,7 @@ class _RequestState:
 class _RequestStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     REQUEST_STATE_UNSPECIFIED: _RequestState.ValueType  # 0
-    """Unknown."""
+    """Not set."""
     REQUEST_STATE_PREPARING: _RequestState.ValueType  # 1
     """Its prompt is being tokenised or its grammar compiled."""
     REQUEST_STATE_WAITING: _RequestState.ValueType  # 2
@@ -37,15 +37,15 @@ class _RequestStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestS
     REQUEST_STATE_RUNNING: _RequestState.ValueType  # 3
     """It is being computed."""
     REQUEST_STATE_PARKED: _RequestState.ValueType  # 4
-    """It stands still until its reader catches up."""
+    """It is not scheduled until its reader catches up."""
     REQUEST_STATE_FINISHED: _RequestState.ValueType  # 5
-    """It is over; its events are still being read, or kept for ResumeGenerate."""
+    """It has finished; its events are still being read, or kept for ResumeGenerate."""
 
 class RequestState(_RequestState, metaclass=_RequestStateEnumTypeWrapper):
-    """What a request can be doing."""
+    """The states of a request."""
 
 REQUEST_STATE_UNSPECIFIED: RequestState.ValueType  # 0
-"""Unknown."""
+"""Not set."""
 REQUEST_STATE_PREPARING: RequestState.ValueType  # 1
 """Its prompt is being tokenised or its grammar compiled."""
 REQUEST_STATE_WAITING: RequestState.ValueType  # 2
@@ -53,14 +53,14 @@ REQUEST_STATE_WAITING: RequestState.ValueType  # 2
 REQUEST_STATE_RUNNING: RequestState.ValueType  # 3
 """It is being computed."""
 REQUEST_STATE_PARKED: RequestState.ValueType  # 4
-"""It stands still until its reader catches up."""
+"""It is not scheduled until its reader catches up."""
 REQUEST_STATE_FINISHED: RequestState.ValueType  # 5
-"""It is over; its events are still being read, or kept for ResumeGenerate."""
+"""It has finished; its events are still being read, or kept for ResumeGenerate."""
 Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
-    """Asks for one whole answer."""
+    """A request for one complete response."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -92,7 +92,7 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
-    """A whole answer: the fold of the events that StreamGenerate sends for the same request."""
+    """A complete response: everything that StreamGenerate sends as events for the same request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -108,12 +108,12 @@ class GenerateResponse(_message.Message):
     request_id: _builtins.str
     """Names the request."""
     model: _builtins.str
-    """Name of the model that answered."""
+    """Name of the model."""
     seed: _builtins.int
-    """The seed that was used: the given one or the one that was drawn."""
+    """The seed in use: the given one or a random one."""
     @_builtins.property
     def prompt(self) -> _generation_pb2.PromptInfo:
-        """What the prompt became."""
+        """The tokenised prompt."""
 
     @_builtins.property
     def prompt_logprobs(self) -> _generation_pb2.TokenLogprobs:
@@ -160,7 +160,7 @@ Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
 class StreamGenerateRequest(_message.Message):
-    """Asks for a stream of events."""
+    """A request for a stream of events."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -216,14 +216,14 @@ Global___StreamGenerateResponse: _TypeAlias = StreamGenerateResponse  # noqa: Y0
 
 @_typing.final
 class CancelRequestsRequest(_message.Message):
-    """Asks to end requests."""
+    """A request to cancel requests."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The requests to end. 1 to 1024."""
+        """The requests to cancel. 1 to 1024."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ Global___CancelRequestsRequest: _TypeAlias = CancelRequestsRequest  # noqa: Y015
 
 @_typing.final
 class CancelRequestsResponse(_message.Message):
-    """Tells which requests were ended."""
+    """Which requests were cancelled."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -248,11 +248,11 @@ class CancelRequestsResponse(_message.Message):
     UNKNOWN_REQUEST_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cancelled_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Those that were in flight and are cancelled now."""
+        """Requests that were in flight and are cancelled now."""
 
     @_builtins.property
     def unknown_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Those that are not in flight: unknown here, over, or another caller's. Each once."""
+        """Requests that are not in flight: unknown, finished, or another caller's. Each once."""
 
     def __init__(
         self,
@@ -270,14 +270,14 @@ Global___CancelRequestsResponse: _TypeAlias = CancelRequestsResponse  # noqa: Y0
 
 @_typing.final
 class BatchGenerateRequest(_message.Message):
-    """Asks for answers to many requests."""
+    """Many requests in one call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerateRequest]:
-        """The requests. 1 to 1024. One that cannot be served fails alone."""
+        """The requests. 1 to 1024. An invalid request fails alone."""
 
     def __init__(
         self,
@@ -294,7 +294,7 @@ Global___BatchGenerateRequest: _TypeAlias = BatchGenerateRequest  # noqa: Y015
 
 @_typing.final
 class BatchGenerateResponse(_message.Message):
-    """How one request of a batch came out."""
+    """The outcome of one request of a batch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -302,14 +302,14 @@ class BatchGenerateResponse(_message.Message):
     RESPONSE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Which of the requests this is, counted from 0."""
+    """Index of the request in the batch, counted from 0."""
     @_builtins.property
     def response(self) -> Global___GenerateResponse:
-        """The whole answer."""
+        """The complete response."""
 
     @_builtins.property
     def error(self) -> _error_pb2.Error:
-        """Why there is none."""
+        """Why the request failed."""
 
     def __init__(
         self,
@@ -330,7 +330,7 @@ Global___BatchGenerateResponse: _TypeAlias = BatchGenerateResponse  # noqa: Y015
 
 @_typing.final
 class SessionRequest(_message.Message):
-    """One thing that the client of a session asks for."""
+    """One message of the client of a session."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -352,7 +352,7 @@ class SessionRequest(_message.Message):
 
     @_builtins.property
     def credit(self) -> Global___SessionCredit:
-        """Lets the server send more."""
+        """Allows the server to send more messages."""
 
     def __init__(
         self,
@@ -380,10 +380,10 @@ class SessionOpen(_message.Message):
 
     INITIAL_CREDIT_FIELD_NUMBER: _builtins.int
     initial_credit: _builtins.int
-    """How many messages the server may send before it needs credit; without credit it sends nothing and
-    the requests park once they lag. Closing the client's half with too little credit for what is
-    still to be sent ends the session with INVALID_ARGUMENT (`credit.messages`). Default: unset, which
-    is no limit but that of the transport.
+    """How many messages the server may send before it needs credit. Without credit it sends nothing, and
+    requests are parked once their unread tokens reach the limit. Closing the client's half with too
+    little credit for the remaining messages ends the session with INVALID_ARGUMENT
+    (`credit.messages`). Default: unset, which leaves only the transport's flow control.
     """
     def __init__(
         self,
@@ -414,7 +414,7 @@ class SessionSubmit(_message.Message):
     """
     @_builtins.property
     def request(self) -> Global___StreamGenerateRequest:
-        """What to generate. One that cannot be served is answered with an error under its tag."""
+        """What to generate. An invalid request gets an error under its tag."""
 
     def __init__(
         self,
@@ -432,13 +432,13 @@ Global___SessionSubmit: _TypeAlias = SessionSubmit  # noqa: Y015
 
 @_typing.final
 class SessionCancel(_message.Message):
-    """Cancels what was submitted under a tag."""
+    """Cancels the request of a tag."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TAG_FIELD_NUMBER: _builtins.int
     tag: _builtins.int
-    """The tag. One that is not in use is ignored: its request has just ended."""
+    """The tag. A tag that is not in use is ignored: its request has just ended."""
     def __init__(
         self,
         *,
@@ -454,7 +454,7 @@ Global___SessionCancel: _TypeAlias = SessionCancel  # noqa: Y015
 
 @_typing.final
 class SessionCredit(_message.Message):
-    """Lets the server send more messages."""
+    """Allows the server to send more messages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -476,14 +476,14 @@ Global___SessionCredit: _TypeAlias = SessionCredit  # noqa: Y015
 
 @_typing.final
 class SessionResponse(_message.Message):
-    """What one step of the engine brought."""
+    """The events of one step of the engine."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionEvent]:
-        """In order for each tag. Not empty."""
+        """The events, in order for each tag. Not empty."""
 
     def __init__(
         self,
@@ -508,7 +508,7 @@ class SessionEvent(_message.Message):
     EVENT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     tag: _builtins.int
-    """Whose event it is."""
+    """The tag of the request."""
     @_builtins.property
     def event(self) -> _generation_pb2.GenerationEvent:
         """As StreamGenerate would have sent it."""
@@ -536,7 +536,7 @@ Global___SessionEvent: _TypeAlias = SessionEvent  # noqa: Y015
 
 @_typing.final
 class ResumeGenerateRequest(_message.Message):
-    """Asks for the rest of a stream."""
+    """A request for the rest of a stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -548,7 +548,7 @@ class ResumeGenerateRequest(_message.Message):
     resume_token: _builtins.bytes
     """The resume_token of its GenerationStarted. Required."""
     next_event_number: _builtins.int
-    """The first event wanted: one more than the event_number of the last one that was received."""
+    """The first event to send: one more than the event_number of the last one that was received."""
     def __init__(
         self,
         *,
@@ -566,7 +566,7 @@ Global___ResumeGenerateRequest: _TypeAlias = ResumeGenerateRequest  # noqa: Y015
 
 @_typing.final
 class ResumeGenerateResponse(_message.Message):
-    """One message of a resumed stream. On the wire it is equal to the StreamGenerateResponse it repeats."""
+    """One message of a resumed stream, equal on the wire to the StreamGenerateResponse that it repeats."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -590,7 +590,7 @@ Global___ResumeGenerateResponse: _TypeAlias = ResumeGenerateResponse  # noqa: Y0
 
 @_typing.final
 class GetRequestRequest(_message.Message):
-    """Asks about a request."""
+    """A request for the state of a request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -612,7 +612,7 @@ Global___GetRequestRequest: _TypeAlias = GetRequestRequest  # noqa: Y015
 
 @_typing.final
 class GetRequestResponse(_message.Message):
-    """How far a request has come."""
+    """The state of a request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -625,14 +625,14 @@ class GetRequestResponse(_message.Message):
     request_id: _builtins.str
     """Names the request."""
     state: Global___RequestState.ValueType
-    """What it is doing."""
+    """Its state."""
     resumable: _builtins.bool
-    """Whether ResumeGenerate can take it up."""
+    """Whether ResumeGenerate can resume it."""
     next_event_number: _builtins.int
-    """The number of its next event, where it is resumable."""
+    """The number of its next event, if it is resumable."""
     @_builtins.property
     def usage(self) -> _generation_pb2.Usage:
-        """Token counts so far; completion_tokens counts what was generated, read or not."""
+        """Token counts so far; completion_tokens counts generated tokens, read or not."""
 
     @_builtins.property
     def arrival(self) -> _timestamp_pb2.Timestamp:

@@ -29,9 +29,9 @@ class GenerationServiceStub:
     """Generates. A client that goes away, cancels its call or passes its gRPC deadline cancels the
     request within one step of the engine.
 
-    A request belongs to its caller, who is the name of the call's token or certificate: nobody else
-    sees it, ends it or meets its id, but administrators, who see all. To a server that asks for neither
-    all callers are one.
+    A request belongs to its caller, identified by the name of the call's token or certificate. Only the
+    caller and administrators can see it, cancel it or resume it, and its id is the caller's own. On a
+    server without tokens and client certificates all calls have the same caller.
 
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
     domain `aengine` and one of the reasons that the message Error lists.
@@ -84,17 +84,17 @@ class GenerationServiceServicer:
     """Generates. A client that goes away, cancels its call or passes its gRPC deadline cancels the
     request within one step of the engine.
 
-    A request belongs to its caller, who is the name of the call's token or certificate: nobody else
-    sees it, ends it or meets its id, but administrators, who see all. To a server that asks for neither
-    all callers are one.
+    A request belongs to its caller, identified by the name of the call's token or certificate. Only the
+    caller and administrators can see it, cancel it or resume it, and its id is the caller's own. On a
+    server without tokens and client certificates all calls have the same caller.
 
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
     domain `aengine` and one of the reasons that the message Error lists.
     """
 
     def Generate(self, request, context):
-        """Generates and answers once, with the fold of the events that StreamGenerate would have sent. An
-        answer of more than 16 MiB ends with RESOURCE_EXHAUSTED; many sequences with logprobs are better
+        """Generates and responds once, with everything that StreamGenerate would have sent as events. A
+        response of more than 16 MiB ends with RESOURCE_EXHAUSTED; many sequences with logprobs are better
         streamed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -109,8 +109,8 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelRequests(self, request, context):
-        """Ends requests of the caller that are in flight, whichever of its calls sent them. Those calls end
-        with OK and FINISH_REASON_CANCELLED. For an administrator it ends the requests of all callers that
+        """Cancels requests of the caller that are in flight, whichever of its calls sent them. Those calls end
+        with OK and FINISH_REASON_CANCELLED. For an administrator it cancels the requests of all callers that
         have these ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -118,8 +118,8 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def BatchGenerate(self, request, context):
-        """Generates answers to many requests and sends each when it is whole, in the order of their ends. A
-        request that fails has an error in place of its answer; the others go on.
+        """Runs many requests and sends the response of each when it is complete, in the order in which they
+        end. A request that fails has an error in place of its response; the others continue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,30 +127,30 @@ class GenerationServiceServicer:
 
     def Session(self, request_iterator, context):
         """Generates for many requests over one stream, with one message per step of the engine for all of
-        them: what a router wants. Closing the client's half lets what runs finish; cancelling the call
-        cancels all of it.
+        them, as a router needs it. Requests that run finish after the client has closed its half;
+        cancelling the call cancels them all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeGenerate(self, request, context):
-        """Takes up a resumable stream whose connection was lost: repeats its events from next_event_number
-        on, byte for byte, and goes on with those to come. A second reader replaces the first, whose call
+        """Resumes a stream whose connection was lost: repeats its events from next_event_number on, byte
+        for byte, and continues with new ones. A second reader replaces the first, whose call
         ends with ABORTED (READER_REPLACED). NOT_FOUND (REQUEST_NOT_FOUND) if the request is unknown here,
         another caller's, no longer kept, or the token is not its own; FAILED_PRECONDITION (NOT_RESUMABLE)
-        if it was not asked to be resumable; DATA_LOSS (EVENTS_DROPPED) if the events asked for are no
-        longer kept; INVALID_ARGUMENT if they are not yet known. A later request of the same id takes
-        nothing from an earlier one, whose token is another.
+        if it is not resumable; DATA_LOSS (EVENTS_DROPPED) if the requested events are no
+        longer kept; INVALID_ARGUMENT if they do not exist yet. A later request of the same id does not
+        affect an earlier one, which has another token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRequest(self, request, context):
-        """Tells how far a request has come, the latest of the caller under this id. NOT_FOUND
-        (REQUEST_NOT_FOUND) when it is over and nothing of it is kept, was never known, or is another
-        caller's. An administrator is told of its own first, then of any.
+        """Returns the state of a request, the caller's latest of this id. NOT_FOUND (REQUEST_NOT_FOUND) if it
+        has finished and nothing of it is kept, is unknown, or is another caller's. An administrator gets
+        its own request of this id first, then any other caller's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -206,9 +206,9 @@ class GenerationService:
     """Generates. A client that goes away, cancels its call or passes its gRPC deadline cancels the
     request within one step of the engine.
 
-    A request belongs to its caller, who is the name of the call's token or certificate: nobody else
-    sees it, ends it or meets its id, but administrators, who see all. To a server that asks for neither
-    all callers are one.
+    A request belongs to its caller, identified by the name of the call's token or certificate. Only the
+    caller and administrators can see it, cancel it or resume it, and its id is the caller's own. On a
+    server without tokens and client certificates all calls have the same caller.
 
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
     domain `aengine` and one of the reasons that the message Error lists.

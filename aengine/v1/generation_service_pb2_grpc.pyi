@@ -30,9 +30,9 @@ class GenerationServiceStub:
     """Generates. A client that goes away, cancels its call or passes its gRPC deadline cancels the
     request within one step of the engine.
 
-    A request belongs to its caller, who is the name of the call's token or certificate: nobody else
-    sees it, ends it or meets its id, but administrators, who see all. To a server that asks for neither
-    all callers are one.
+    A request belongs to its caller, identified by the name of the call's token or certificate. Only the
+    caller and administrators can see it, cancel it or resume it, and its id is the caller's own. On a
+    server without tokens and client certificates all calls have the same caller.
 
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
     domain `aengine` and one of the reasons that the message Error lists.
@@ -43,39 +43,39 @@ class GenerationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.GenerateRequest, _generation_service_pb2.GenerateResponse]
-    """Generates and answers once, with the fold of the events that StreamGenerate would have sent. An
-    answer of more than 16 MiB ends with RESOURCE_EXHAUSTED; many sequences with logprobs are better
+    """Generates and responds once, with everything that StreamGenerate would have sent as events. A
+    response of more than 16 MiB ends with RESOURCE_EXHAUSTED; many sequences with logprobs are better
     streamed.
     """
     StreamGenerate: _grpc.UnaryStreamMultiCallable[_generation_service_pb2.StreamGenerateRequest, _generation_service_pb2.StreamGenerateResponse]
     """Generates and streams events as they happen."""
     CancelRequests: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.CancelRequestsRequest, _generation_service_pb2.CancelRequestsResponse]
-    """Ends requests of the caller that are in flight, whichever of its calls sent them. Those calls end
-    with OK and FINISH_REASON_CANCELLED. For an administrator it ends the requests of all callers that
+    """Cancels requests of the caller that are in flight, whichever of its calls sent them. Those calls end
+    with OK and FINISH_REASON_CANCELLED. For an administrator it cancels the requests of all callers that
     have these ids.
     """
     BatchGenerate: _grpc.UnaryStreamMultiCallable[_generation_service_pb2.BatchGenerateRequest, _generation_service_pb2.BatchGenerateResponse]
-    """Generates answers to many requests and sends each when it is whole, in the order of their ends. A
-    request that fails has an error in place of its answer; the others go on.
+    """Runs many requests and sends the response of each when it is complete, in the order in which they
+    end. A request that fails has an error in place of its response; the others continue.
     """
     Session: _grpc.StreamStreamMultiCallable[_generation_service_pb2.SessionRequest, _generation_service_pb2.SessionResponse]
     """Generates for many requests over one stream, with one message per step of the engine for all of
-    them: what a router wants. Closing the client's half lets what runs finish; cancelling the call
-    cancels all of it.
+    them, as a router needs it. Requests that run finish after the client has closed its half;
+    cancelling the call cancels them all.
     """
     ResumeGenerate: _grpc.UnaryStreamMultiCallable[_generation_service_pb2.ResumeGenerateRequest, _generation_service_pb2.ResumeGenerateResponse]
-    """Takes up a resumable stream whose connection was lost: repeats its events from next_event_number
-    on, byte for byte, and goes on with those to come. A second reader replaces the first, whose call
+    """Resumes a stream whose connection was lost: repeats its events from next_event_number on, byte
+    for byte, and continues with new ones. A second reader replaces the first, whose call
     ends with ABORTED (READER_REPLACED). NOT_FOUND (REQUEST_NOT_FOUND) if the request is unknown here,
     another caller's, no longer kept, or the token is not its own; FAILED_PRECONDITION (NOT_RESUMABLE)
-    if it was not asked to be resumable; DATA_LOSS (EVENTS_DROPPED) if the events asked for are no
-    longer kept; INVALID_ARGUMENT if they are not yet known. A later request of the same id takes
-    nothing from an earlier one, whose token is another.
+    if it is not resumable; DATA_LOSS (EVENTS_DROPPED) if the requested events are no
+    longer kept; INVALID_ARGUMENT if they do not exist yet. A later request of the same id does not
+    affect an earlier one, which has another token.
     """
     GetRequest: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.GetRequestRequest, _generation_service_pb2.GetRequestResponse]
-    """Tells how far a request has come, the latest of the caller under this id. NOT_FOUND
-    (REQUEST_NOT_FOUND) when it is over and nothing of it is kept, was never known, or is another
-    caller's. An administrator is told of its own first, then of any.
+    """Returns the state of a request, the caller's latest of this id. NOT_FOUND (REQUEST_NOT_FOUND) if it
+    has finished and nothing of it is kept, is unknown, or is another caller's. An administrator gets
+    its own request of this id first, then any other caller's.
     """
 
 @_typing.type_check_only
@@ -83,9 +83,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """Generates. A client that goes away, cancels its call or passes its gRPC deadline cancels the
     request within one step of the engine.
 
-    A request belongs to its caller, who is the name of the call's token or certificate: nobody else
-    sees it, ends it or meets its id, but administrators, who see all. To a server that asks for neither
-    all callers are one.
+    A request belongs to its caller, identified by the name of the call's token or certificate. Only the
+    caller and administrators can see it, cancel it or resume it, and its id is the caller's own. On a
+    server without tokens and client certificates all calls have the same caller.
 
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
     domain `aengine` and one of the reasons that the message Error lists.
@@ -93,48 +93,48 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.GenerateRequest, _generation_service_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generates and answers once, with the fold of the events that StreamGenerate would have sent. An
-    answer of more than 16 MiB ends with RESOURCE_EXHAUSTED; many sequences with logprobs are better
+    """Generates and responds once, with everything that StreamGenerate would have sent as events. A
+    response of more than 16 MiB ends with RESOURCE_EXHAUSTED; many sequences with logprobs are better
     streamed.
     """
     StreamGenerate: _aio.UnaryStreamMultiCallable[_generation_service_pb2.StreamGenerateRequest, _generation_service_pb2.StreamGenerateResponse]  # type: ignore[assignment]
     """Generates and streams events as they happen."""
     CancelRequests: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.CancelRequestsRequest, _generation_service_pb2.CancelRequestsResponse]  # type: ignore[assignment]
-    """Ends requests of the caller that are in flight, whichever of its calls sent them. Those calls end
-    with OK and FINISH_REASON_CANCELLED. For an administrator it ends the requests of all callers that
+    """Cancels requests of the caller that are in flight, whichever of its calls sent them. Those calls end
+    with OK and FINISH_REASON_CANCELLED. For an administrator it cancels the requests of all callers that
     have these ids.
     """
     BatchGenerate: _aio.UnaryStreamMultiCallable[_generation_service_pb2.BatchGenerateRequest, _generation_service_pb2.BatchGenerateResponse]  # type: ignore[assignment]
-    """Generates answers to many requests and sends each when it is whole, in the order of their ends. A
-    request that fails has an error in place of its answer; the others go on.
+    """Runs many requests and sends the response of each when it is complete, in the order in which they
+    end. A request that fails has an error in place of its response; the others continue.
     """
     Session: _aio.StreamStreamMultiCallable[_generation_service_pb2.SessionRequest, _generation_service_pb2.SessionResponse]  # type: ignore[assignment]
     """Generates for many requests over one stream, with one message per step of the engine for all of
-    them: what a router wants. Closing the client's half lets what runs finish; cancelling the call
-    cancels all of it.
+    them, as a router needs it. Requests that run finish after the client has closed its half;
+    cancelling the call cancels them all.
     """
     ResumeGenerate: _aio.UnaryStreamMultiCallable[_generation_service_pb2.ResumeGenerateRequest, _generation_service_pb2.ResumeGenerateResponse]  # type: ignore[assignment]
-    """Takes up a resumable stream whose connection was lost: repeats its events from next_event_number
-    on, byte for byte, and goes on with those to come. A second reader replaces the first, whose call
+    """Resumes a stream whose connection was lost: repeats its events from next_event_number on, byte
+    for byte, and continues with new ones. A second reader replaces the first, whose call
     ends with ABORTED (READER_REPLACED). NOT_FOUND (REQUEST_NOT_FOUND) if the request is unknown here,
     another caller's, no longer kept, or the token is not its own; FAILED_PRECONDITION (NOT_RESUMABLE)
-    if it was not asked to be resumable; DATA_LOSS (EVENTS_DROPPED) if the events asked for are no
-    longer kept; INVALID_ARGUMENT if they are not yet known. A later request of the same id takes
-    nothing from an earlier one, whose token is another.
+    if it is not resumable; DATA_LOSS (EVENTS_DROPPED) if the requested events are no
+    longer kept; INVALID_ARGUMENT if they do not exist yet. A later request of the same id does not
+    affect an earlier one, which has another token.
     """
     GetRequest: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.GetRequestRequest, _generation_service_pb2.GetRequestResponse]  # type: ignore[assignment]
-    """Tells how far a request has come, the latest of the caller under this id. NOT_FOUND
-    (REQUEST_NOT_FOUND) when it is over and nothing of it is kept, was never known, or is another
-    caller's. An administrator is told of its own first, then of any.
+    """Returns the state of a request, the caller's latest of this id. NOT_FOUND (REQUEST_NOT_FOUND) if it
+    has finished and nothing of it is kept, is unknown, or is another caller's. An administrator gets
+    its own request of this id first, then any other caller's.
     """
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Generates. A client that goes away, cancels its call or passes its gRPC deadline cancels the
     request within one step of the engine.
 
-    A request belongs to its caller, who is the name of the call's token or certificate: nobody else
-    sees it, ends it or meets its id, but administrators, who see all. To a server that asks for neither
-    all callers are one.
+    A request belongs to its caller, identified by the name of the call's token or certificate. Only the
+    caller and administrators can see it, cancel it or resume it, and its id is the caller's own. On a
+    server without tokens and client certificates all calls have the same caller.
 
     Errors are status codes with google.rpc details in `grpc-status-details-bin`; ErrorInfo has the
     domain `aengine` and one of the reasons that the message Error lists.
@@ -146,8 +146,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_service_pb2.GenerateResponse, _abc.Awaitable[_generation_service_pb2.GenerateResponse]]:
-        """Generates and answers once, with the fold of the events that StreamGenerate would have sent. An
-        answer of more than 16 MiB ends with RESOURCE_EXHAUSTED; many sequences with logprobs are better
+        """Generates and responds once, with everything that StreamGenerate would have sent as events. A
+        response of more than 16 MiB ends with RESOURCE_EXHAUSTED; many sequences with logprobs are better
         streamed.
         """
 
@@ -165,8 +165,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.CancelRequestsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_service_pb2.CancelRequestsResponse, _abc.Awaitable[_generation_service_pb2.CancelRequestsResponse]]:
-        """Ends requests of the caller that are in flight, whichever of its calls sent them. Those calls end
-        with OK and FINISH_REASON_CANCELLED. For an administrator it ends the requests of all callers that
+        """Cancels requests of the caller that are in flight, whichever of its calls sent them. Those calls end
+        with OK and FINISH_REASON_CANCELLED. For an administrator it cancels the requests of all callers that
         have these ids.
         """
 
@@ -176,8 +176,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.BatchGenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_service_pb2.BatchGenerateResponse], _abc.AsyncIterator[_generation_service_pb2.BatchGenerateResponse]]:
-        """Generates answers to many requests and sends each when it is whole, in the order of their ends. A
-        request that fails has an error in place of its answer; the others go on.
+        """Runs many requests and sends the response of each when it is complete, in the order in which they
+        end. A request that fails has an error in place of its response; the others continue.
         """
 
     @_abc_1.abstractmethod
@@ -187,8 +187,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_service_pb2.SessionResponse], _abc.AsyncIterator[_generation_service_pb2.SessionResponse]]:
         """Generates for many requests over one stream, with one message per step of the engine for all of
-        them: what a router wants. Closing the client's half lets what runs finish; cancelling the call
-        cancels all of it.
+        them, as a router needs it. Requests that run finish after the client has closed its half;
+        cancelling the call cancels them all.
         """
 
     @_abc_1.abstractmethod
@@ -197,13 +197,13 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.ResumeGenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_service_pb2.ResumeGenerateResponse], _abc.AsyncIterator[_generation_service_pb2.ResumeGenerateResponse]]:
-        """Takes up a resumable stream whose connection was lost: repeats its events from next_event_number
-        on, byte for byte, and goes on with those to come. A second reader replaces the first, whose call
+        """Resumes a stream whose connection was lost: repeats its events from next_event_number on, byte
+        for byte, and continues with new ones. A second reader replaces the first, whose call
         ends with ABORTED (READER_REPLACED). NOT_FOUND (REQUEST_NOT_FOUND) if the request is unknown here,
         another caller's, no longer kept, or the token is not its own; FAILED_PRECONDITION (NOT_RESUMABLE)
-        if it was not asked to be resumable; DATA_LOSS (EVENTS_DROPPED) if the events asked for are no
-        longer kept; INVALID_ARGUMENT if they are not yet known. A later request of the same id takes
-        nothing from an earlier one, whose token is another.
+        if it is not resumable; DATA_LOSS (EVENTS_DROPPED) if the requested events are no
+        longer kept; INVALID_ARGUMENT if they do not exist yet. A later request of the same id does not
+        affect an earlier one, which has another token.
         """
 
     @_abc_1.abstractmethod
@@ -212,9 +212,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.GetRequestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_service_pb2.GetRequestResponse, _abc.Awaitable[_generation_service_pb2.GetRequestResponse]]:
-        """Tells how far a request has come, the latest of the caller under this id. NOT_FOUND
-        (REQUEST_NOT_FOUND) when it is over and nothing of it is kept, was never known, or is another
-        caller's. An administrator is told of its own first, then of any.
+        """Returns the state of a request, the caller's latest of this id. NOT_FOUND (REQUEST_NOT_FOUND) if it
+        has finished and nothing of it is kept, is unknown, or is another caller's. An administrator gets
+        its own request of this id first, then any other caller's.
         """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GetModelRequest(_message.Message):
-    """Asks about a model."""
+    """A request for the description of a model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -43,7 +43,7 @@ Global___GetModelRequest: _TypeAlias = GetModelRequest  # noqa: Y015
 
 @_typing.final
 class GetModelResponse(_message.Message):
-    """The answer to GetModelRequest."""
+    """The response to GetModelRequest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -67,7 +67,7 @@ Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):
-    """Asks what is served."""
+    """A request for the list of models."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -84,7 +84,7 @@ Global___ListModelsRequest: _TypeAlias = ListModelsRequest  # noqa: Y015
 
 @_typing.final
 class ListModelsResponse(_message.Message):
-    """The answer to ListModelsRequest."""
+    """The response to ListModelsRequest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -137,9 +137,9 @@ class Model(_message.Message):
     has_chat_template: _builtins.bool
     """Whether Prompt.chat can be used."""
     without_tokenizer: _builtins.bool
-    """Whether it has no tokenizer: prompts must then be token ids, answers have no text, and stop_strings,
+    """Whether it has no tokenizer: prompts must then be token ids, responses have no text, and stop_strings,
     banned_strings and structured_output are refused, as is OutputOptions.text where it is set to true.
-    TokenizerService answers with FAILED_PRECONDITION (NO_TOKENIZER).
+    TokenizerService then returns FAILED_PRECONDITION (NO_TOKENIZER).
     """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -147,7 +147,9 @@ class Model(_message.Message):
 
     @_builtins.property
     def generation_defaults(self) -> _sampling_pb2.SamplingParams:
-        """What unset fields of SamplingParams mean for this model; unset here, the engine's default holds."""
+        """What unset fields of SamplingParams mean for this model; if also unset here, the engine's default
+        applies.
+        """
 
     def __init__(
         self,

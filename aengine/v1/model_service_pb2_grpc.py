@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub:
-    """Tells about the served model.
+    """Information about the served model.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class ModelServiceStub:
 
 
 class ModelServiceServicer:
-    """Tells about the served model.
+    """Information about the served model.
     """
 
     def GetModel(self, request, context):
@@ -87,7 +87,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
-    """Tells about the served model.
+    """Information about the served model.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ModelServiceStub:
-    """Tells about the served model."""
+    """Information about the served model."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -40,7 +40,7 @@ class ModelServiceStub:
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
-    """Tells about the served model."""
+    """Information about the served model."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.GetModelRequest, _model_service_pb2.GetModelResponse]  # type: ignore[assignment]
@@ -49,7 +49,7 @@ class ModelServiceAsyncStub(ModelServiceStub):
     """Lists what is served: one model. UNAVAILABLE until it is loaded."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Tells about the served model."""
+    """Information about the served model."""
 
     @_abc_1.abstractmethod
     def GetModel(

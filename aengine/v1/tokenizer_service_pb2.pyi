@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class TokenizeRequest(_message.Message):
-    """Asks for the ids of a text."""
+    """A request for the ids of a text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -39,9 +39,9 @@ class TokenizeRequest(_message.Message):
     add_special_tokens: _builtins.bool
     """Whether to add the special tokens that a prompt of this text gets. Default: true."""
     count_only: _builtins.bool
-    """Whether to answer with the number of tokens alone. Default: false."""
+    """Whether to return only the number of tokens. Default: false."""
     with_pieces: _builtins.bool
-    """Whether to tell pieces and offsets of the tokens. Default: false."""
+    """Whether to return pieces and offsets of the tokens. Default: false."""
     def __init__(
         self,
         *,
@@ -72,7 +72,7 @@ Global___TokenizeRequest: _TypeAlias = TokenizeRequest  # noqa: Y015
 
 @_typing.final
 class TokenizeResponse(_message.Message):
-    """The answer to TokenizeRequest."""
+    """The response to TokenizeRequest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -89,17 +89,17 @@ class TokenizeResponse(_message.Message):
 
     @_builtins.property
     def pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The tokens as the vocabulary spells them, one per id. Empty unless asked for."""
+        """The tokens as the vocabulary spells them, one per id. Empty without with_pieces."""
 
     @_builtins.property
     def start_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Where each token begins in the text, in bytes of UTF-8, one per id; added special tokens are empty
-        where they stand. Empty unless asked for.
+        """Where each token begins in the text, in bytes of UTF-8, one per id; added special tokens have
+        length 0. Empty without with_pieces.
         """
 
     @_builtins.property
     def end_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Where each token ends in the text, in bytes of UTF-8. Empty unless asked for."""
+        """Where each token ends in the text, in bytes of UTF-8. Empty without with_pieces."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
 
 @_typing.final
 class DetokenizeRequest(_message.Message):
-    """Asks for the text of ids."""
+    """A request for the text of ids."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -154,7 +154,7 @@ Global___DetokenizeRequest: _TypeAlias = DetokenizeRequest  # noqa: Y015
 
 @_typing.final
 class DetokenizeResponse(_message.Message):
-    """The answer to DetokenizeRequest."""
+    """The response to DetokenizeRequest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -176,7 +176,7 @@ Global___DetokenizeResponse: _TypeAlias = DetokenizeResponse  # noqa: Y015
 
 @_typing.final
 class RenderChatRequest(_message.Message):
-    """Asks how a conversation is written."""
+    """A request to render a conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -186,7 +186,7 @@ class RenderChatRequest(_message.Message):
     model: _builtins.str
     """The model, as in GenerationSpec.model. Default: empty, which is the served model."""
     add_generation_prompt: _builtins.bool
-    """Whether the text ends with the opening of the assistant's turn, as a prompt does. Default: true."""
+    """Whether the text ends with the start of the assistant's message, as a prompt does. Default: true."""
     @_builtins.property
     def chat(self) -> _generation_pb2.ChatPrompt:
         """The conversation. Required. At most 4 MiB."""
@@ -210,7 +210,7 @@ Global___RenderChatRequest: _TypeAlias = RenderChatRequest  # noqa: Y015
 
 @_typing.final
 class RenderChatResponse(_message.Message):
-    """The answer to RenderChatRequest."""
+    """The response to RenderChatRequest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -220,7 +220,7 @@ class RenderChatResponse(_message.Message):
     """The conversation as text, special tokens written out."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Its ids: with add_generation_prompt those that a Prompt.chat of this conversation has."""
+        """Its token ids; with add_generation_prompt those of a Prompt.chat of this conversation."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TokenizerServiceStub:
-    """Turns text into token ids and back, as generation does it.
+    """Tokenises and detokenises, as generation does it.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class TokenizerServiceStub:
 
 
 class TokenizerServiceServicer:
-    """Turns text into token ids and back, as generation does it.
+    """Tokenises and detokenises, as generation does it.
     """
 
     def Tokenize(self, request, context):
@@ -71,7 +71,7 @@ class TokenizerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RenderChat(self, request, context):
-        """A conversation as the model's chat template writes it.
+        """A conversation rendered with the model's chat template.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +104,7 @@ def add_TokenizerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TokenizerService:
-    """Turns text into token ids and back, as generation does it.
+    """Tokenises and detokenises, as generation does it.
     """
 
     @staticmethod

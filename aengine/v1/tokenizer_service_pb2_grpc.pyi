@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TokenizerServiceStub:
-    """Turns text into token ids and back, as generation does it."""
+    """Tokenises and detokenises, as generation does it."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -38,11 +38,11 @@ class TokenizerServiceStub:
     Detokenize: _grpc.UnaryUnaryMultiCallable[_tokenizer_service_pb2.DetokenizeRequest, _tokenizer_service_pb2.DetokenizeResponse]
     """The text of ids."""
     RenderChat: _grpc.UnaryUnaryMultiCallable[_tokenizer_service_pb2.RenderChatRequest, _tokenizer_service_pb2.RenderChatResponse]
-    """A conversation as the model's chat template writes it."""
+    """A conversation rendered with the model's chat template."""
 
 @_typing.type_check_only
 class TokenizerServiceAsyncStub(TokenizerServiceStub):
-    """Turns text into token ids and back, as generation does it."""
+    """Tokenises and detokenises, as generation does it."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Tokenize: _aio.UnaryUnaryMultiCallable[_tokenizer_service_pb2.TokenizeRequest, _tokenizer_service_pb2.TokenizeResponse]  # type: ignore[assignment]
@@ -50,10 +50,10 @@ class TokenizerServiceAsyncStub(TokenizerServiceStub):
     Detokenize: _aio.UnaryUnaryMultiCallable[_tokenizer_service_pb2.DetokenizeRequest, _tokenizer_service_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """The text of ids."""
     RenderChat: _aio.UnaryUnaryMultiCallable[_tokenizer_service_pb2.RenderChatRequest, _tokenizer_service_pb2.RenderChatResponse]  # type: ignore[assignment]
-    """A conversation as the model's chat template writes it."""
+    """A conversation rendered with the model's chat template."""
 
 class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Turns text into token ids and back, as generation does it."""
+    """Tokenises and detokenises, as generation does it."""
 
     @_abc_1.abstractmethod
     def Tokenize(
@@ -77,6 +77,6 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tokenizer_service_pb2.RenderChatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tokenizer_service_pb2.RenderChatResponse, _abc.Awaitable[_tokenizer_service_pb2.RenderChatResponse]]:
-        """A conversation as the model's chat template writes it."""
+        """A conversation rendered with the model's chat template."""
 
 def add_TokenizerServiceServicer_to_server(servicer: TokenizerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
