@@ -19,8 +19,8 @@ from aengine.client.config import ClientConfig
 from aengine.config import EngineConfig
 from aengine.errors import FieldError
 from aengine.params import SamplingParams, StructuredOutput
-from aengine.server.options import GROUPS, ServerConfig
-from aengine.server.settings import _field_docs as field_docs
+from aengine.server.config.options import GROUPS, ServerConfig
+from aengine.server.config.settings import _field_docs as field_docs
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FILES = ("configuration.md", "sampling.md")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from v1_schema import services
 
-from aengine.server.options import ServerConfig
+from aengine.server.config.options import ServerConfig
 
 DOCS = (Path(__file__).resolve().parents[2] / "docs" / "grpc.md").read_text(encoding="utf-8")
 
