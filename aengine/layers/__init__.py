@@ -1,1 +1,1 @@
-"""The building blocks of a decoder: linear, norm, rotary, embedding. Know nothing of models, checkpoints or batches."""
+"""What a decoder does between its matrix products: norms, rotary embedding, activation. Knows nothing of models, checkpoints or batches."""

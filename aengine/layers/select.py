@@ -36,7 +36,7 @@ def _device_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, devic
         except BackendUnavailableError as reason:
             because = f"not flashinfer: {reason}"
     try:
-        from aengine.layers.triton_ops import TritonOps
+        from aengine.kernels.triton.layer_ops import TritonOps
 
         ops = TritonOps()
         run_once(ops, dtype, head_dim, device)

@@ -51,7 +51,7 @@ class TorchExecutor:
         self._graphs: StepGraphs | None = None
         self._may_record = True
         ops = select_ops(self._backend.name, setup.dtype, setup.spec.head_dim, setup.device)
-        self._model = Decoder.build(setup.spec, weights, setup.num_positions, ops)
+        self._model = Decoder(setup.spec, weights, setup.num_positions, ops)
 
     def bytes_per_page(self) -> int:
         return self._backend.bytes_per_page()

@@ -100,7 +100,7 @@ def everything(layout: StepLayout) -> IntArray:
 @torch.no_grad()
 def torch_logits(spec: ModelSpec, weights: dict[str, Tensor], dtype: torch.dtype, steps: list[StepLayout]) -> list[Tensor]:
     """Of all tokens of each step."""
-    decoder = Decoder.build(spec, {name: weight.to(dtype) for name, weight in weights.items()}, POSITIONS)
+    decoder = Decoder(spec, {name: weight.to(dtype) for name, weight in weights.items()}, POSITIONS)
     page_size = steps[0].page_size
     attention = AttentionSpec(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim**-0.5, spec.windows, page_size, dtype, CPU)
     backend = TorchNativeBackend(attention)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from triton_mode import DEVICES, INTERPRETED
 
+from aengine.kernels.triton.layer_ops import TritonOps
 from aengine.layers.ops import LayerOps, TorchOps
 from aengine.layers.rotary import RopeSpec, cos_sin_cache
-from aengine.layers.triton_ops import TritonOps
 
 EPS = 1e-6
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

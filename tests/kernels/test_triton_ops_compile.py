@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the kernels run compile
 
 _LAYER_OPS = """
 import torch
-from aengine.layers.triton_ops import TritonOps
+from aengine.kernels.triton.layer_ops import TritonOps
 
 def layer_ops(dtype, tokens, hidden, heads, kv_heads, head_dim, norms, positions):
     ops, weight = TritonOps(), torch.zeros(hidden, dtype=dtype)

@@ -7,7 +7,6 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from aengine.layers.linear import Linear
 from aengine.layers.ops import TorchOps
 from aengine.layers.rotary import RopeSpec, apply_rotary, cos_sin_cache, inverse_frequencies
 from aengine.models.rope_config import read_rope
@@ -81,13 +80,3 @@ def test_norm_does_not_touch_its_input(dtype: torch.dtype) -> None:
     assert torch.equal(x, before)
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
-
-
-def test_fused_linear_splits_into_its_projections() -> None:
-    linear = Linear(5, 3, 2, bias=True)
-    torch.nn.init.normal_(linear.weight)
-    torch.nn.init.normal_(linear.bias)
-    x = torch.randn(7, 5)
-    first, second = linear.split(x)
-    torch.testing.assert_close(first, x @ linear.weight[:3].T + linear.bias[:3])
-    torch.testing.assert_close(second, x @ linear.weight[3:].T + linear.bias[3:])

@@ -61,7 +61,6 @@ def test_triton_that_cannot_compile(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.delitem(sys.modules, "aengine.layers.triton_ops", raising=False)
     monkeypatch.setitem(sys.modules, "aengine.kernels.triton.layer_ops", None)  # an import of it fails
     monkeypatch.delattr("aengine.kernels.triton.layer_ops", raising=False)
     caplog.set_level(logging.INFO, "aengine")

@@ -58,7 +58,7 @@ def test_fused_parameters_hold_their_parts(tmp_path: pathlib.Path, dtype: torch.
         assert torch.equal(loaded[f"layers.1.qkv.{kind}"], fused.to(dtype))
     mlp = torch.cat([tensors[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up")])
     assert torch.equal(loaded["layers.0.gate_up.weight"], mlp.to(dtype))
-    Decoder.build(spec, loaded, 4)  # strict: the decoder's parameters are exactly the named weights
+    Decoder(spec, loaded, 4)  # strict: the decoder's parameters are exactly the named weights
 
 
 def test_weights_survive_the_file(tmp_path: pathlib.Path) -> None:
@@ -192,3 +192,11 @@ def test_progress_bar_only_on_a_terminal(
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     load(spec_of(), tmp_path)
     assert ("Loading weights" in capsys.readouterr().err) is terminal
+
+
+def test_a_decoder_refuses_other_weights_than_its_own() -> None:
+    spec = spec_of()
+    weights = {name: torch.zeros(weight.shape) for name, weight in named_weights(spec).items()}
+    weights["layers.2.down.weight"] = weights.pop("layers.1.down.weight")
+    with pytest.raises(ValueError, match=r"missing or unknown: layers\.1\.down\.weight, layers\.2\.down\.weight$"):
+        Decoder(spec, weights, 4)

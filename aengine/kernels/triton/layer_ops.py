@@ -15,67 +15,52 @@ _HEADS_AT_ONCE = 8
 _ACTIVATIONS_AT_ONCE = 1024
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """[T, size] -> [T, size], contiguous: x / sqrt(mean(x^2) + eps), rounded, times `weight` [size]."""
-    tokens, size = x.shape
-    out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
-    if tokens:
-        block = triton.next_power_of_2(size)
-        _rms_norm[(tokens,)](x, x.stride(0), weight, out, eps, size, BLOCK=block, num_warps=_warps(block))
-    return out
+class TritonOps:
+    """Satisfies `aengine.layers.ops.LayerOps`. Sums and rotated heads are written where the arguments were, which must not overlap."""
 
+    name = "triton"
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-    """`residual` [T, size] becomes the sum of both, rounded, and `x` [T, size] the `rms_norm` of it. They must not overlap."""
-    tokens, size = x.shape
-    if tokens:
-        block = triton.next_power_of_2(size)
-        _add_rms_norm[(tokens,)](x, x.stride(0), residual, residual.stride(0), weight, eps, size, BLOCK=block, num_warps=_warps(block))
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        tokens, size = x.shape
+        out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
+        if tokens:
+            block = triton.next_power_of_2(size)
+            _rms_norm[(tokens,)](x, x.stride(0), weight, out, eps, size, BLOCK=block, num_warps=_warps(block))
+        return out
 
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        tokens, size = x.shape
+        if tokens:
+            block = triton.next_power_of_2(size)
+            _add_rms_norm[(tokens,)](x, x.stride(0), residual, residual.stride(0), weight, eps, size, BLOCK=block, num_warps=_warps(block))
+        return x, residual
 
-def rotate(
-    query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, eps: float
-) -> None:
-    """Rotates [T, heads, head_dim] queries and keys in place, after a norm of each head where there is a weight [head_dim].
+    def rotate(
+        self, query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        tokens, query_heads, head_dim = query.shape
+        key_heads = key.shape[1]
+        if not tokens:
+            return query, key
+        query_blocks = triton.cdiv(query_heads, _HEADS_AT_ONCE)
+        _rotate[(tokens, query_blocks + triton.cdiv(key_heads, _HEADS_AT_ONCE))](
+            *(query, query.stride(0), query.stride(1), query_heads, query_norm),
+            *(key, key.stride(0), key.stride(1), key_heads, key_norm),
+            *(cos_sin, cos_sin.stride(0), positions, eps, query_blocks),
+            HALF=head_dim // 2,
+            BLOCK=triton.next_power_of_2(head_dim // 2),
+            HEADS=_HEADS_AT_ONCE,
+            num_warps=4,
+        )
+        return query, key
 
-    `cos_sin` is [num_positions, head_dim] float32, cosines then sines; `positions` [T] int32; halves are paired.
-    """
-    tokens, query_heads, head_dim = query.shape
-    key_heads = key.shape[1]
-    if not tokens:
-        return
-    query_blocks = triton.cdiv(query_heads, _HEADS_AT_ONCE)
-    _rotate[(tokens, query_blocks + triton.cdiv(key_heads, _HEADS_AT_ONCE))](
-        query,
-        query.stride(0),
-        query.stride(1),
-        query_heads,
-        query_norm,
-        key,
-        key.stride(0),
-        key.stride(1),
-        key_heads,
-        key_norm,
-        cos_sin,
-        cos_sin.stride(0),
-        positions,
-        eps,
-        query_blocks,
-        HALF=head_dim // 2,
-        BLOCK=triton.next_power_of_2(head_dim // 2),
-        HEADS=_HEADS_AT_ONCE,
-        num_warps=4,
-    )
-
-
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """[T, 2 * size] -> [T, size], contiguous: silu of the first half, rounded, times the second."""
-    tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((tokens, size), dtype=gate_up.dtype, device=gate_up.device)
-    if tokens:
-        grid = (tokens, triton.cdiv(size, _ACTIVATIONS_AT_ONCE))
-        _silu_mul[grid](gate_up, gate_up.stride(0), out, size, BLOCK=_ACTIVATIONS_AT_ONCE, num_warps=4)
-    return out
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty((tokens, size), dtype=gate_up.dtype, device=gate_up.device)
+        if tokens:
+            grid = (tokens, triton.cdiv(size, _ACTIVATIONS_AT_ONCE))
+            _silu_mul[grid](gate_up, gate_up.stride(0), out, size, BLOCK=_ACTIVATIONS_AT_ONCE, num_warps=4)
+        return out
 
 
 def _warps(block: int) -> int:
