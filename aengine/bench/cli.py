@@ -16,17 +16,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 from aengine.bench.load import Outcome, Target, run_load
-from aengine.bench.metrics import Summary, summarise
+from aengine.bench.metrics import summarise
+from aengine.bench.probes import cancel_to_free, loop_lag, start_up_log
 from aengine.bench.report import plot, show_distribution, show_summary, table, write_json
 from aengine.bench.shapes import SHAPES, describe, shape_folder
-from aengine.bench.start_up_log import start_up_log
-from aengine.bench.step_cases import ON_CPU, ON_CUDA, StepsWanted
 from aengine.bench.workload import (
     NANO_REQUESTS,
     NANO_TEMPERATURE,
     Item,
+    Lengths,
     Range,
-    Shape,
     arriving,
     multi_turn,
     nano_vllm,
@@ -41,8 +40,11 @@ from aengine.server.config.settings import Option, is_flag, metavar, read_settin
 from aengine.server.config.settings import options as options_of_server
 from aengine.switching import switch_often
 
-DEFAULT_VOCAB = 32_000  # for servers that do not tell theirs
+DEFAULT_VOCAB = 32_000  # for servers that do not report theirs
 WORKLOADS = ("random", "prefix", "multi-turn", "trace")
+# By the type of the device: batch sizes of decode steps, and prompt lengths of prefill steps.
+DECODES = {"cpu": (1, 8, 32), "cuda": (1, 8, 32, 64, 128, 256)}
+PREFILLS = {"cpu": (1024,), "cuda": (1024, 4096, 8192)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,10 +89,13 @@ def build_parser() -> argparse.ArgumentParser:
         _add_engine(command)
 
     step = commands.add_parser("step", help="bare decode and prefill steps against the floor measured on the spot")
-    for name, what in (("decode", "batch sizes of decode steps"), ("prefill", "prompt lengths of prefill steps")):
-        on_cpu, on_cuda = (",".join(map(str, getattr(defaults, name))) for defaults in (ON_CPU, ON_CUDA))
+    for name, what, defaults in (
+        ("decode", "batch sizes of decode steps", DECODES),
+        ("prefill", "prompt lengths of prefill steps", PREFILLS),
+    ):
+        on_cpu, on_cuda = (",".join(map(str, defaults[device])) for device in ("cpu", "cuda"))
         step.add_argument(f"--{name}", type=_counts, metavar="N,N", help=f"{what} (default: {on_cpu}; on CUDA {on_cuda})")
-    step.add_argument("--context", type=int, default=1024, metavar="N", help="known tokens of each row of a decode step (default: 1024)")
+    step.add_argument("--context", type=int, default=1024, metavar="N", help="computed tokens of each row of a decode step (default: 1024)")
     step.add_argument("--seconds", type=float, default=2.0, help="how long each step is repeated (default: 2)")
     step.set_defaults(run=_step)
     _add_engine(step, several_shapes=True)
@@ -157,7 +162,7 @@ def _engine_options() -> list[Option]:
 
 @contextmanager
 def _engine_config(options: argparse.Namespace, shape: str | None) -> Iterator[tuple[str, EngineConfig]]:
-    """What the model is called, and the configuration, which may be used while inside."""
+    """The model's name, and the configuration, which may be used while inside."""
     given = {option.name: vars(options)[option.name] for option in _engine_options() if option.name in options}
     if shape is None:
         config = read_settings(given, {}).engine
@@ -175,27 +180,27 @@ def _items(options: argparse.Namespace, vocab_size: int) -> list[Item]:
     num_requests = options.num_requests
     if num_requests is None:
         num_requests = NANO_REQUESTS if options.workload == "nano" else 100
-    shape = Shape(num_requests, options.input_len, options.output_len, vocab_size, options.workload_seed)
+    lengths = Lengths(num_requests, options.input_len, options.output_len, vocab_size, options.workload_seed)
     match options.workload:
         case "nano":
             items = nano_vllm(num_requests, vocab_size)
         case "prefix":
-            items = shared_prefix(shape, options.prefix_len, options.num_prefixes)
+            items = shared_prefix(lengths, options.prefix_len, options.num_prefixes)
         case "multi-turn":
-            items = multi_turn(shape, options.turns)
+            items = multi_turn(lengths, options.turns)
         case "trace":
             if options.trace_file is None:
                 raise ValueError("--workload trace needs --trace-file")
             return trace(options.trace_file, vocab_size, options.workload_seed)
         case _:
-            items = random_lengths(shape)
+            items = random_lengths(lengths)
     return arriving(items, options.rate, options.burstiness, options.workload_seed)
 
 
 def _serve(options: argparse.Namespace, command: list[str]) -> int:
-    async def run() -> tuple[str, list[Outcome], list[float]]:
-        from aengine.bench.targets import open_url
+    from aengine.bench.targets import open_url
 
+    async def run() -> tuple[str, list[Outcome], list[float]]:
         async with open_url(options.url, options.api_model, options.token) as (target, vocab_size):
             items = _items(options, options.vocab_size or vocab_size or DEFAULT_VOCAB)
             return target.name, *await _measure(target, items, options)
@@ -205,8 +210,7 @@ def _serve(options: argparse.Namespace, command: list[str]) -> int:
 
 
 def _offline(options: argparse.Namespace, command: list[str]) -> int:
-    from aengine.bench.generation_floor import generation_floor
-    from aengine.bench.probes import cancel_to_free
+    from aengine.bench.floor import generation_floor
     from aengine.bench.targets import EngineTarget
     from aengine.engine.async_engine import AsyncEngine
 
@@ -214,32 +218,29 @@ def _offline(options: argparse.Namespace, command: list[str]) -> int:
 
     async def run(config: EngineConfig) -> tuple[Sequence[Item], list[Outcome], dict[str, list[float]], ModelInfo, list[str]]:
         async with AsyncExitStack() as stack:
-            with start_up_log() as said:
+            with start_up_log() as log:
                 engine = await stack.enter_async_context(AsyncEngine(config))
             items = _items(options, engine.model_info.vocab_size)
             outcomes, lags = await _measure(EngineTarget(engine, NANO_TEMPERATURE if nano else 0.0), items, options)
             freed = await cancel_to_free(engine, list(items[0].prompt))
-            return items, outcomes, {"event loop lag, ms": lags, "cancel to free, ms": freed}, engine.model_info, said
+            return items, outcomes, {"event loop lag, ms": lags, "cancel to free, ms": freed}, engine.model_info, log
 
-    about: dict[str, object] = {}
     with _engine_config(options, options.shape) as (name, config):
-        items, outcomes, probes, info, said = asyncio.run(run(config))
-        about |= {"model": name, "config": {**asdict(config), "model": name}, "start_up": said}
+        items, outcomes, probes, info, log = asyncio.run(run(config))
+        about: dict[str, object] = {"model": name, "config": {**asdict(config), "model": name}, "start_up": log}
         if nano:
-            floor = generation_floor(config, info, items, summarise(outcomes).duration)
-            about["floor"] = floor
-            said = [*said, floor.show()]
-    return _report(f"aengine (in process), {name}", outcomes, probes, options, command, said, about)
+            floor = about["floor"] = generation_floor(config, info, items, summarise(outcomes).duration)
+            log = [*log, floor.show()]
+    return _report(f"aengine (in process), {name}", outcomes, probes, options, command, log, about)
 
 
 async def _measure(target: Target, items: Sequence[Item], options: argparse.Namespace) -> tuple[list[Outcome], list[float]]:
+    """The outcomes, and by how many milliseconds the event loop was late."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
-    from aengine.bench.probes import loop_lag
-
     if options.warmup:
-        shape = Shape(options.warmup, Range(8, 8), Range(4, 4), max(max(item.prompt) for item in items) + 1, seed=-1)
-        failed = [outcome for outcome in await run_load(target, random_lengths(shape)) if outcome.error]
+        short = Lengths(options.warmup, Range(8, 8), Range(4, 4), max(max(item.prompt) for item in items) + 1, seed=-1)
+        failed = [outcome for outcome in await run_load(target, random_lengths(short)) if outcome.error]
         if failed:
             raise RuntimeError(f"the warm-up failed: {failed[0].error}")
     with tqdm(total=len(items), unit="request", disable=not sys.stderr.isatty(), leave=False) as bar:
@@ -251,16 +252,16 @@ async def _measure(target: Target, items: Sequence[Item], options: argparse.Name
 def _report(
     name: str,
     outcomes: Sequence[Outcome],
-    probes: dict[str, list[float]],
+    probes: Mapping[str, list[float]],
     options: argparse.Namespace,
     command: list[str],
-    said: Sequence[str] = (),
+    log: Sequence[str] = (),
     about: Mapping[str, object] | None = None,
 ) -> int:
-    """`said` is printed below the summary, `about` comes before it in the JSON."""
-    summary: Summary = summarise(outcomes, options.goodput)
+    """`log` is printed below the summary, `about` comes before it in the JSON. Returns the exit code."""
+    summary = summarise(outcomes, options.goodput)
     print(show_summary(name, summary))
-    for line in said:
+    for line in log:
         print(f"  {line}")
     for label, values in probes.items():
         print(show_distribution(label, values))
@@ -273,16 +274,20 @@ def _report(
 
 
 def _step(options: argparse.Namespace, command: list[str]) -> int:
-    from aengine.bench.step_report import measure_model
+    from aengine.bench import steps
+    from aengine.runner.device import find_device
 
-    wanted = StepsWanted(options.decode, options.prefill, options.context, options.seconds)
     shapes: list[str | None] = options.shape or [None]
     results: list[object] = []
     failures = 0
     for shape in shapes:
         with _engine_config(options, shape) as (name, config):
             try:
-                measured = measure_model(name, config, wanted)
+                device = find_device(config.device).type
+                decodes = DECODES[device] if options.decode is None else options.decode
+                prefills = PREFILLS[device] if options.prefill is None else options.prefill
+                cases = [*(steps.Case(rows, 1, options.context) for rows in decodes), *(steps.Case(1, length, 0) for length in prefills)]
+                measured = steps.measure_model(name, config, cases, options.seconds)
             except (AEngineError, RuntimeError) as error:
                 if len(shapes) == 1:
                     raise

@@ -1,8 +1,9 @@
-"""The floor of a step, measured on the spot: bytes that must be moved over the bandwidth of a large copy or read, flops over the rate of
-a large matrix product. Knows the shapes of models, nothing of how steps are run."""
+"""The floor of a step and of a whole workload: bytes that must be moved over the bandwidth of a large copy or read, flops over the rate of
+a large matrix product, both measured on the spot. Knows the shapes of models, nothing of how steps are run."""
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections import Counter
@@ -12,8 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from aengine.bench.workload import Item
+from aengine.config import EngineConfig
+from aengine.models.hub import resolve_model
 from aengine.models.named_weights import named_weights
-from aengine.models.spec import ModelSpec
+from aengine.models.spec import ModelSpec, load_spec
+from aengine.outputs import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step cannot do without."""
+    """What a step must move and compute."""
 
     weight_bytes: int
     kv_bytes: int
@@ -35,6 +40,19 @@ class Work:
     def seconds(self, machine: Machine) -> float:
         """If memory and arithmetic could overlap perfectly, the larger of the two alone would do: so this is below any real step."""
         return max((self.weight_bytes + self.kv_bytes) / machine.bytes_per_second, self.flops / machine.flops_per_second)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFloor:
+    machine: Machine
+    seconds: float  # for all requests at once
+    output_tokens_per_second: float
+    fraction: float  # floor over what it took
+
+    def show(self) -> str:
+        at = f"{self.machine.bytes_per_second / 1e9:.0f} GB/s and {self.machine.flops_per_second / 1e12:.3g} TFLOP/s"
+        throughput = f"{self.output_tokens_per_second:.0f} output tok/s"
+        return f"floor {self.seconds:.3g} s, {throughput} at {at}: {100 * self.fraction:.1f} % of it reached"
 
 
 class MachineProbe:
@@ -49,7 +67,7 @@ class MachineProbe:
             self._moved, self._move = 2 * size, lambda: target.copy_(source)
             self._width = 8192
         else:
-            # A decode step reads: the sum of a buffer that fits no cache.
+            # A decode step reads and hardly writes, so this is the sum of a buffer that fits no cache.
             self._moved, self._move = size, source.sum
             self._width = 2048
         left = torch.randn(self._width, self._width, device=device).to(dtype)
@@ -91,7 +109,7 @@ def generation_seconds(
     once for each step of the longest output, and the KV of every request for each of its own tokens."""
     layers, head = _parameters(spec)
     prefill = step_work(spec, list(prompts), [0] * len(prompts), len(prompts), item_bytes, kv_item_bytes)
-    seen = 0  # positions that decode steps look at, over all tokens and layers; the first token of an output comes of the prompt
+    seen = 0  # positions that decode steps attend to, over all tokens and layers; prefill gives the first token of an output
     for window, count in Counter(spec.windows).items():
         seen += count * sum(_pairs(length - 1, context, window) for context, length in zip(prompts, outputs, strict=True))
     num_decodes = sum(outputs) - len(outputs)
@@ -103,14 +121,28 @@ def generation_seconds(
     return prefill.seconds(machine) + decode.seconds(machine)
 
 
+def generation_floor(config: EngineConfig, info: ModelInfo, items: Sequence[Item], duration: float) -> GenerationFloor:
+    """Of independent requests that are all sent at once, on the device that ran them in `duration` seconds. The engine must be closed."""
+    gc.collect()  # what the engine still held
+    device, dtype = torch.device(info.device), getattr(torch, info.dtype)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    machine = MachineProbe(device, dtype).measure(repeats=10)
+    spec = load_spec(resolve_model(config.model, config.revision, weights=False))
+    prompts, outputs = [len(item.prompt) for item in items], [item.output_tokens for item in items]
+    kv_item_bytes = 1 if config.kv_cache_dtype == "fp8" else None
+    seconds = generation_seconds(spec, prompts, outputs, machine, dtype.itemsize, kv_item_bytes)
+    return GenerationFloor(machine, seconds, sum(outputs) / seconds, seconds / duration if duration else 0.0)
+
+
 def _pairs(length: int, context: int, window: int | None) -> int:
-    """Of a query and a position that it attends to, in one layer, where `length` queries follow `context` positions."""
+    """How many pairs of a query and a position that it attends to one layer has, for `length` queries behind `context` positions."""
     seen = np.arange(context + 1, context + length + 1)
     return int((seen if window is None else np.minimum(seen, window)).sum())
 
 
 def _parameters(spec: ModelSpec) -> tuple[int, int]:
-    """Of all layers, and of the head."""
+    """The number of parameters of all layers, and of the head."""
     weights = named_weights(spec)
     layers = sum(math.prod(weight.shape) for name, weight in weights.items() if name not in ("embedding.weight", "head.weight"))
     return layers, spec.hidden_size * spec.vocab_size

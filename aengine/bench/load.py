@@ -1,6 +1,6 @@
 """The load itself: sends the items of a workload to a target and notes when chunks come back.
 
-Owns times and order (arrivals, turns, the limit of requests at once); knows nothing of engines or protocols.
+Owns times and order (arrivals, turns, the limit of concurrent requests); knows nothing of engines or protocols.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -19,24 +18,24 @@ from aengine.bench.workload import Item
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What came at one moment."""
+    """The tokens that came at one moment."""
 
     num_tokens: int
-    token_ids: tuple[int, ...] = ()  # where the target tells them
+    token_ids: tuple[int, ...] = ()  # empty where the target does not report them
 
 
 class Target(Protocol):
-    """Whoever answers."""
+    """The engine or server that is measured."""
 
     name: str
 
     def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
-        """Greedy generation of exactly so many tokens. Closing the generator cancels the request."""
+        """Generation of exactly so many tokens. Closing the generator cancels the request."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one item. Times in seconds on time.perf_counter."""
+    """What became of one item. Moments in seconds on time.perf_counter, durations in milliseconds; durations need a chunk."""
 
     prompt_tokens: int
     sent: float
@@ -46,27 +45,30 @@ class Outcome:
     error: str | None = None
 
     @property
+    def completed(self) -> bool:
+        return self.error is None and bool(self.chunk_times)
+
+    @property
     def output_tokens(self) -> int:
         return sum(self.chunk_tokens)
 
     @property
+    def ttft(self) -> float:
+        return 1e3 * (self.chunk_times[0] - self.sent)
+
+    @property
+    def e2el(self) -> float:
+        return 1e3 * (self.chunk_times[-1] - self.sent)
+
+    @property
+    def tpot(self) -> float:
+        """0 where there is one token."""
+        return (self.e2el - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
+
+    @property
     def gaps(self) -> list[tuple[float, float]]:
-        """Between chunks: when a gap ended, and how long it was."""
-        return [(after, after - before) for before, after in itertools.pairwise(self.chunk_times)]
-
-
-def answered(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Those that did not fail."""
-    return [outcome for outcome in outcomes if outcome.error is None and outcome.chunk_times]
-
-
-def tokens_by_second(outcomes: Sequence[Outcome], start: float) -> Counter[int]:
-    """How many tokens came in each whole second after `start`."""
-    seconds = Counter[int]()
-    for outcome in outcomes:
-        for time_of, tokens in zip(outcome.chunk_times, outcome.chunk_tokens, strict=True):
-            seconds[int(time_of - start)] += tokens
-    return seconds
+        """Between chunks: the moment at which a gap ended, and its duration."""
+        return [(after, 1e3 * (after - before)) for before, after in itertools.pairwise(self.chunk_times)]
 
 
 async def run_load(
@@ -75,33 +77,26 @@ async def run_load(
     """Send every item at its time; returns the outcomes in the order of the items. An item that fails says so in its outcome."""
     gate = asyncio.Semaphore(max_concurrency or max(1, len(items)))
     start = time.perf_counter()
-    done = [asyncio.Event() for _ in items]
-    outcomes: list[Outcome | None] = [None] * len(items)
-    prompts: list[tuple[int, ...]] = [item.prompt for item in items]
+    tasks: list[asyncio.Task[tuple[tuple[int, ...], Outcome]]] = []
 
-    async def one(index: int) -> None:
-        item = items[index]
-        try:
-            if item.after is not None:
-                await done[item.after].wait()
-                before = outcomes[item.after]
-                assert before is not None
-                if item.continues:
-                    prompts[index] = (*prompts[item.after], *before.token_ids, *item.prompt)
-            delay = start + item.arrival - time.perf_counter()
-            if delay > 0:
-                await asyncio.sleep(delay)
-            async with gate:
-                outcome = outcomes[index] = await _measure(target, prompts[index], item.output_tokens)
-            on_done(outcome)
-        finally:
-            done[index].set()
+    async def run(item: Item) -> tuple[tuple[int, ...], Outcome]:
+        """The whole prompt, and the outcome."""
+        prompt = item.prompt
+        if item.after is not None:
+            prompt_before, before = await tasks[item.after]
+            if item.continues:
+                prompt = (*prompt_before, *before.token_ids, *prompt)
+        await asyncio.sleep(max(0.0, start + item.arrival - time.perf_counter()))
+        async with gate:
+            outcome = await _send(target, prompt, item.output_tokens)
+        on_done(outcome)
+        return prompt, outcome
 
-    await asyncio.gather(*(one(index) for index in range(len(items))))
-    return [outcome for outcome in outcomes if outcome is not None]
+    tasks += [asyncio.create_task(run(item)) for item in items]
+    return [outcome for _, outcome in await asyncio.gather(*tasks)]
 
 
-async def _measure(target: Target, prompt: Sequence[int], output_tokens: int) -> Outcome:
+async def _send(target: Target, prompt: Sequence[int], output_tokens: int) -> Outcome:
     clock = time.perf_counter
     outcome = Outcome(len(prompt), clock())
     try:

@@ -1,11 +1,12 @@
-"""What nobody else reports: how late the event loop is under load, and how soon a cancelled request's pages are free."""
+"""What no figure of a request shows: the engine's log while it starts, how late the event loop wakes, how soon cancelled pages are free."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from aengine.params import SamplingParams
@@ -14,6 +15,25 @@ if TYPE_CHECKING:
     from aengine.engine.async_engine import AsyncEngine
 
 LAG_INTERVAL = 0.005
+
+
+@contextmanager
+def start_up_log() -> Iterator[list[str]]:
+    """A list that fills, while inside, with the messages of the package at level INFO and above, from all threads: which attention backend
+    and why, graphs, memory. A figure means little without them."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("aengine")
+    level = logger.level
+    logger.addHandler(handler)
+    if logger.getEffectiveLevel() > logging.INFO:
+        logger.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @asynccontextmanager

@@ -9,26 +9,21 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, astuple
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import aengine
-from aengine.bench.load import Outcome, answered, tokens_by_second
-from aengine.bench.metrics import Distribution, Summary
+from aengine.bench.load import Outcome
+from aengine.bench.metrics import Distribution, Summary, tokens_by_second
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Columns as wide as they need to be; numbers to the right."""
-    cells = [[_cell(value) for value in row] for row in rows]
-    widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(header)]
-    lines = ["  ".join(name.rjust(width) if i else name.ljust(width) for i, (name, width) in enumerate(zip(header, widths, strict=True)))]
-    lines += [
-        "  ".join(cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True)))
-        for row in cells
-    ]
-    return "\n".join(lines)
+    cells = [list(header), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]) for first, *others in cells)
 
 
 def show_summary(name: str, summary: Summary) -> str:
@@ -41,7 +36,7 @@ def show_summary(name: str, summary: Summary) -> str:
     if summary.goodput is not None:
         head.append(f"  goodput {summary.goodput:.2f} requests/s")
     rows = [
-        (f"  {label} ms", *_values(getattr(summary, key)))
+        (f"  {label} ms", *astuple(getattr(summary, key)))
         for key, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2el", "E2EL"))
     ]
     head.append(table(("", "mean", "median", "p90", "p95", "p99", "max", "std"), rows))
@@ -59,7 +54,7 @@ def write_json(path: Path, command: Sequence[str], figures: object) -> None:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": list(command),
         **environment(),
-        "figures": _plain(figures),
+        "figures": json.loads(json.dumps(figures, default=asdict), parse_constant=lambda name: None),  # JSON has no NaN
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=2) + "\n")
@@ -107,15 +102,15 @@ def plot(path: Path, outcomes: Sequence[Outcome], title: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    good = answered(outcomes)
-    start = min((outcome.sent for outcome in good), default=0.0)
+    done = [outcome for outcome in outcomes if outcome.completed]
+    start = min((outcome.sent for outcome in done), default=0.0)
     figure, (first, gaps, rate) = pyplot.subplots(3, 1, sharex=True, figsize=(10, 9))
-    first.scatter([o.sent - start for o in good], [1e3 * (o.chunk_times[0] - o.sent) for o in good], s=8)
+    first.scatter([o.sent - start for o in done], [o.ttft for o in done], s=8)
     first.set_ylabel("TTFT, ms")
-    pairs = [(time - start, 1e3 * gap) for o in good for time, gap in o.gaps]
-    gaps.scatter([time for time, _ in pairs], [gap for _, gap in pairs], s=2, alpha=0.4)
+    pairs = [pair for o in done for pair in o.gaps]
+    gaps.scatter([time - start for time, _ in pairs], [gap for _, gap in pairs], s=2, alpha=0.4)
     gaps.set_ylabel("ITL, ms")
-    seconds = tokens_by_second(good, start)
+    seconds = tokens_by_second(done, start)
     rate.step(sorted(seconds), [seconds[second] for second in sorted(seconds)], where="post")
     rate.set_ylabel("output tokens/s")
     rate.set_xlabel("seconds since the first request")
@@ -134,31 +129,13 @@ def plot(path: Path, outcomes: Sequence[Outcome], title: str) -> None:
     pyplot.close(figure)
 
 
-def _values(distribution: Distribution) -> list[float]:
-    return list(asdict(distribution).values())
-
-
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
     return str(value)
 
 
-def _plain(value: object) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(entry) for name, entry in asdict(value).items()}
-    if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, float) and value != value:
-        return None  # JSON has no NaN
-    return value
-
-
 def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())

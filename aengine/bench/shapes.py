@@ -1,8 +1,8 @@
-"""Shapes of public models, so that a benchmark needs no download: what their config.json says, beside the bundled demo tokenizer.
+"""Shapes of public models, so that a benchmark needs no download: a config.json with what decides their shape, and the demo tokenizer.
 
 Owns the numbers, which are those of the published config files (Qwen/Qwen3-0.6B, Qwen/Qwen3-8B, meta-llama/Llama-3.1-8B), and the folder
-they are written to. Weights are drawn (`load_format` dummy): a step takes as long whatever they are. The tokenizer knows far fewer ids than
-the models; ids that it lacks decode to nothing.
+they are written to. Weights are random (`load_format` dummy): a step takes as long whatever they are. The tokenizer knows far fewer ids
+than the models; ids that it lacks decode to nothing.
 """
 
 from __future__ import annotations
@@ -17,81 +17,54 @@ from typing import Any
 
 from aengine.models.hub import DEMO, resolve_model
 
-_QWEN3: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": None,
-    "rope_theta": 1000000,
-    "sliding_window": None,
-    "torch_dtype": "bfloat16",
-    "use_cache": True,
-    "use_sliding_window": False,
-}
+
+def _qwen3(
+    *, layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, head_dim: int, vocab: int = 151_936, tied_head: bool = True
+) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "bos_token_id": 151643 if vocab > 151643 else None,
+        "eos_token_id": 151645 if vocab > 151645 else None,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": 40960,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "tie_word_embeddings": tied_head,
+        "torch_dtype": "bfloat16",
+        "use_sliding_window": False,
+        "vocab_size": vocab,
+    }
+
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "qwen3-60m": {  # of no published model: small enough for a CPU
-        **_QWEN3,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "head_dim": 64,
-        "hidden_size": 512,
-        "intermediate_size": 1536,
-        "max_window_layers": 8,
-        "num_attention_heads": 8,
-        "num_hidden_layers": 8,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": True,
-        "vocab_size": 65536,
-    },
-    "qwen3-0.6b": {
-        **_QWEN3,
-        "head_dim": 128,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "max_window_layers": 28,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 28,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": True,
-        "vocab_size": 151936,
-    },
-    "qwen3-8b": {
-        **_QWEN3,
-        "head_dim": 128,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "max_window_layers": 36,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 36,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": False,
-        "vocab_size": 151936,
-    },
+    # The first is of no published model: it is small enough for a CPU.
+    "qwen3-60m": _qwen3(layers=8, hidden=512, intermediate=1536, heads=8, kv_heads=4, head_dim=64, vocab=65_536),
+    "qwen3-0.6b": _qwen3(layers=28, hidden=1024, intermediate=3072, heads=16, kv_heads=8, head_dim=128),
+    "qwen3-8b": _qwen3(layers=36, hidden=4096, intermediate=12_288, heads=32, kv_heads=8, head_dim=128, tied_head=False),
     "llama-3.1-8b": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "attention_bias": False,
-        "attention_dropout": 0.0,
         "bos_token_id": 128000,
         "eos_token_id": 128001,
         "hidden_act": "silu",
         "hidden_size": 4096,
-        "initializer_range": 0.02,
         "intermediate_size": 14336,
         "max_position_embeddings": 131072,
         "mlp_bias": False,
         "num_attention_heads": 32,
         "num_hidden_layers": 32,
         "num_key_value_heads": 8,
-        "pretraining_tp": 1,
         "rms_norm_eps": 1e-05,
         "rope_scaling": {
             "factor": 8.0,
@@ -103,7 +76,6 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 500000.0,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
-        "use_cache": True,
         "vocab_size": 128256,
     },
 }

@@ -37,7 +37,8 @@ class StartUp:
 
 
 def measure_startup(settings: dict[str, object], prompt_tokens: int, runs: int) -> Sequence[StartUp]:
-    """`settings`: fields of `EngineConfig`. The first run may find cold file caches. Raises RuntimeError with what a failed run said."""
+    """`settings`: fields of `EngineConfig`. The first run may find cold file caches. Raises RuntimeError with the last line that a
+    failed run wrote."""
     results: list[StartUp] = []
     prompt = [10 + i % 50 for i in range(prompt_tokens)]
     for _ in range(runs):
@@ -46,6 +47,6 @@ def measure_startup(settings: dict[str, object], prompt_tokens: int, runs: int) 
         exited = time.time() - start
         if done.returncode:
             raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}")
-        told = json.loads(done.stdout.splitlines()[-1])
-        results.append(StartUp(told["ready"] - start, told["first_token"] - start, exited))
+        moments = json.loads(done.stdout.splitlines()[-1])
+        results.append(StartUp(moments["ready"] - start, moments["first_token"] - start, exited))
     return results

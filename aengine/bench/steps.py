@@ -1,28 +1,47 @@
-"""Bare steps against the floor: `aengine-bench step`. The runner alone, without scheduler, streams or text.
+"""Bare steps of a model against the floor: `aengine-bench step`. The runner alone, without scheduler, streams or text.
 
-A decode step's context is made up: what the pages hold does not change how long it takes to read them.
+The KV of a decode step's context is arbitrary: reading it takes as long whatever it holds.
 """
 
 from __future__ import annotations
 
+import gc
 import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from aengine.bench.floor import Machine, MachineProbe, step_work
-from aengine.bench.step_cases import Case
+from aengine.bench.probes import start_up_log
+from aengine.bench.report import table
+from aengine.config import EngineConfig
+from aengine.models.hub import resolve_model
 from aengine.runner.base import InFlightStep
 from aengine.runner.model_runner import ModelRunner
 from aengine.scheduler.plan import NewRow, RowParams, StepPlan
 
 ROUNDS = 5
-"""Of a case, with the machine measured in between."""
+"""Of a case, with the machine measured in between, since shared machines drift."""
 GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+HEADER = ("step", "ms", "best ms", "tok/s", "MB moved", "GFLOP", "floor ms", "of floor", "GB/s", "TFLOP/s")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A step in which each of `rows` sequences computes `length` tokens behind `context` computed ones."""
+
+    rows: int
+    length: int
+    context: int
+
+    @property
+    def name(self) -> str:
+        return f"decode {self.rows} x {self.context}" if self.length == 1 else f"prefill {self.rows} x {self.length} @ {self.context}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +57,82 @@ class StepFigures:
     fraction: float  # the floor of the machine right before and after a round, over that round's median; the median of rounds
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    figures: StepFigures
+    machine: Machine
+
+    @property
+    def cells(self) -> Sequence[object]:
+        """Of the table with `HEADER`."""
+        figures, machine = self.figures, self.machine
+        moved = figures.weight_bytes + figures.kv_bytes
+        times = (figures.milliseconds, figures.best_milliseconds, figures.tokens_per_second)
+        floor = (moved / 1e6, figures.flops / 1e9, figures.floor_milliseconds, figures.fraction)
+        return (figures.case.name, *times, *floor, machine.bytes_per_second / 1e9, machine.flops_per_second / 1e12)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    case: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSteps:
+    """All of one model."""
+
+    model: str
+    device: str
+    dtype: str
+    config: Mapping[str, Any]  # fields of EngineConfig
+    start_up: Sequence[str]  # what the runner logged: attention backend, graphs, memory
+    steps: Sequence[MeasuredStep]
+    left_out: Sequence[LeftOut]
+
+    def show(self) -> str:
+        lines = [f"{self.model}: {self.dtype} on {self.device}", *(f"  {line}" for line in self.start_up)]
+        if self.steps:
+            lines.append(table(HEADER, [step.cells for step in self.steps]))
+        lines += [f"not measured: {entry.case}: {entry.reason}" for entry in self.left_out]
+        return "\n".join(lines)
+
+
+def measure_model(name: str, config: EngineConfig, cases: Sequence[Case], seconds: float) -> ModelSteps:
+    """Repeats each case for about `seconds`. Raises what building a runner raises, and what its steps do.
+
+    Where max_num_batched_tokens is left open, it is raised to the longest prompt, so that each prompt is one step.
+    """
+    if config.max_num_batched_tokens is None:
+        config = EngineConfig.of(config, max_num_batched_tokens=max(config.num_seqs, *(case.length for case in cases)))
+    kv_item_bytes = 1 if config.kv_cache_dtype == "fp8" else None
+    with start_up_log() as log:
+        runner = ModelRunner(config, resolve_model(config.model, config.revision, weights=config.load_format != "dummy"))
+    try:
+        reasons = [(case, why_not(runner, case)) for case in cases]
+        return ModelSteps(
+            model=name,
+            device=str(runner.device),
+            dtype=str(runner.dtype).removeprefix("torch."),
+            config={**asdict(config), "model": name},
+            start_up=log,
+            steps=list(measure_steps(runner, [case for case, reason in reasons if reason is None], seconds, kv_item_bytes)),
+            left_out=[LeftOut(case.name, reason) for case, reason in reasons if reason is not None],
+        )
+    finally:
+        runner.close()
+        del runner
+        gc.collect()  # the next model needs the memory
+
+
 def why_not(runner: ModelRunner, case: Case) -> str | None:
     """Why a case cannot be measured with this runner, in a few words; None: it can."""
-    rows, tokens, length = case.rows, case.rows * case.length, case.context + case.length
-    pages = rows * _pages_per_row(runner, case)
-    if rows > runner.max_num_seqs:
+    pages = case.rows * _pages_per_row(runner, case)
+    if case.rows > runner.max_num_seqs:
         return f"max_num_seqs is {runner.max_num_seqs}"
-    if tokens > runner.max_num_batched_tokens:
+    if case.rows * case.length > runner.max_num_batched_tokens:
         return f"max_num_batched_tokens is {runner.max_num_batched_tokens}"
-    if length >= runner.max_model_len:
+    if case.context + case.length >= runner.max_model_len:
         return f"max_model_len is {runner.max_model_len}"
     if pages > runner.num_pages - 1:
         return f"it needs {pages} KV pages of {runner.page_size} tokens, and there are {runner.num_pages - 1}"
@@ -55,11 +141,8 @@ def why_not(runner: ModelRunner, case: Case) -> str | None:
 
 def measure_steps(
     runner: ModelRunner, cases: Sequence[Case], seconds: float = 2.0, kv_item_bytes: int | None = None
-) -> Iterator[tuple[StepFigures, Machine]]:
-    """Runs each case for about so long, in rounds with the machine measured anew between them, since shared machines drift.
-
-    `kv_item_bytes`: of a number in the KV cache; None: as of the weights.
-    """
+) -> Iterator[MeasuredStep]:
+    """Repeats each case for about `seconds`, in rounds. `kv_item_bytes`: of a number in the KV cache; None: as of the weights."""
     probe = MachineProbe(runner.device, runner.dtype)
     numbers = itertools.count()
     for case in cases:
@@ -68,41 +151,39 @@ def measure_steps(
         machines = [probe.measure()]
         rounds: list[Sequence[float]] = []
         for number in range(ROUNDS):
-            rounds.append(_time_steps(runner, case, seconds / ROUNDS, numbers, take_over=number == 0))
+            rounds.append(_time_steps(runner, case, seconds / ROUNDS, numbers, new_rows=number == 0))
             machines.append(probe.measure())
         machine = Machine(
             statistics.median(one.bytes_per_second for one in machines), statistics.median(one.flops_per_second for one in machines)
         )
         times = [taken for one in rounds for taken in one]
         median = statistics.median(times)
-        yield (
-            StepFigures(
-                case=case,
-                milliseconds=1e3 * median,
-                best_milliseconds=1e3 * min(times),
-                tokens_per_second=case.rows * case.length / median,
-                weight_bytes=work.weight_bytes,
-                kv_bytes=work.kv_bytes,
-                flops=work.flops,
-                floor_milliseconds=1e3 * work.seconds(machine),
-                fraction=statistics.median(
-                    (work.seconds(before) + work.seconds(after)) / 2 / statistics.median(one)
-                    for before, after, one in zip(machines, machines[1:], rounds, strict=False)
-                ),
+        figures = StepFigures(
+            case=case,
+            milliseconds=1e3 * median,
+            best_milliseconds=1e3 * min(times),
+            tokens_per_second=case.rows * case.length / median,
+            weight_bytes=work.weight_bytes,
+            kv_bytes=work.kv_bytes,
+            flops=work.flops,
+            floor_milliseconds=1e3 * work.seconds(machine),
+            fraction=statistics.median(
+                (work.seconds(before) + work.seconds(after)) / 2 / statistics.median(one)
+                for (before, after), one in zip(itertools.pairwise(machines), rounds, strict=True)
             ),
-            machine,
         )
+        yield MeasuredStep(figures, machine)
 
 
-def _time_steps(runner: ModelRunner, case: Case, seconds: float, numbers: Iterator[int], *, take_over: bool) -> Sequence[float]:
+def _time_steps(runner: ModelRunner, case: Case, seconds: float, numbers: Iterator[int], *, new_rows: bool) -> Sequence[float]:
     """Seconds of each of some steps, at least one, without the first, which finds caches cold."""
     times: list[float] = []
     flights: deque[tuple[float, InFlightStep]] = deque()
     last = time.perf_counter()
     end = last + seconds
     while len(times) < 2 or time.perf_counter() < end:
-        flights.append((time.perf_counter(), runner.launch(_plan(runner, case, next(numbers), first=take_over))))
-        take_over = False
+        flights.append((time.perf_counter(), runner.launch(_plan(runner, case, next(numbers), new_rows=new_rows))))
+        new_rows = False
         if len(flights) > flights[-1][1].overlaps:  # one step ahead where possible, as the engine does it
             launched, flight = flights.popleft()
             flight.result()
@@ -118,8 +199,8 @@ def _pages_per_row(runner: ModelRunner, case: Case) -> int:
     return -(-(case.context + case.length) // runner.page_size)
 
 
-def _plan(runner: ModelRunner, case: Case, step: int, *, first: bool) -> StepPlan:
-    """The same step again and again; `first` takes over the rows."""
+def _plan(runner: ModelRunner, case: Case, step: int, *, new_rows: bool) -> StepPlan:
+    """The same step again and again; `new_rows`: with the rows' parameters and pages, which the runner then keeps."""
     rows = np.arange(case.rows, dtype=np.int32)
     pages = _pages_per_row(runner, case)
     decode = case.length == 1
@@ -132,8 +213,8 @@ def _plan(runner: ModelRunner, case: Case, step: int, *, first: bool) -> StepPla
         lengths=np.full(case.rows, case.length, np.int32),
         samples=np.ones(case.rows, np.bool_),
         token_ids=empty if decode else np.arange(case.rows * case.length, dtype=np.int32) % runner.spec.vocab_size,
-        new_rows=tuple(NewRow(row, GREEDY, prompt_len=case.context) for row in range(case.rows)) if first else (),
-        page_rows=np.repeat(rows, pages) if first else empty,
-        page_cols=np.tile(np.arange(pages, dtype=np.int32), case.rows) if first else empty,
-        page_ids=np.arange(1, 1 + case.rows * pages, dtype=np.int32) if first else empty,
+        new_rows=tuple(NewRow(row, GREEDY, prompt_len=case.context) for row in range(case.rows)) if new_rows else (),
+        page_rows=np.repeat(rows, pages) if new_rows else empty,
+        page_cols=np.tile(np.arange(pages, dtype=np.int32), case.rows) if new_rows else empty,
+        page_ids=np.arange(1, 1 + case.rows * pages, dtype=np.int32) if new_rows else empty,
     )

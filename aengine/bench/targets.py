@@ -1,4 +1,4 @@
-"""Who can be measured: the engine in this process, an aengine server, any server with OpenAI's completions API, vLLM in process.
+"""What can be measured: the engine in this process, an aengine server, any server with OpenAI's completions API.
 
 Each turns a prompt into chunks; none knows what is measured. Libraries are imported where they are used, so that a peer's environment
 needs nothing of ours but this package.
@@ -7,45 +7,27 @@ needs nothing of ours but this package.
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from aengine.bench.load import Chunk, Target
 from aengine.params import SamplingParams
-
-if TYPE_CHECKING:
-    from aengine.client import AsyncClient
-    from aengine.engine.async_engine import AsyncEngine
+from aengine.protocols import EngineProtocol
 
 
 class EngineTarget:
-    """`AsyncEngine` in this process, through `engine.stream`."""
+    """`AsyncEngine` in this process, or `AsyncClient`, through `stream()`."""
 
-    name = "aengine (in process)"
-
-    def __init__(self, engine: AsyncEngine, temperature: float = 0.0) -> None:
-        """Above 0, `temperature` alone decides, whatever else the model's own defaults would restrict."""
+    def __init__(self, engine: EngineProtocol, temperature: float = 0.0, name: str = "aengine (in process)") -> None:
+        self.name = name
         self._engine = engine
-        self._temperature = temperature
+        # Nothing else restricts what is sampled, whatever the model's own defaults are.
+        self._params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, ignore_eos=True, detokenize=True)
 
     async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
-        async with self._engine.stream(list(prompt), _params(output_tokens, self._temperature)) as stream:
-            async for token in stream:
-                yield Chunk(1, (token.token_id,))
-
-
-class ClientTarget:
-    """An aengine server, through `AsyncClient`."""
-
-    name = "aengine (gRPC)"
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
-
-    async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
-        async with self._client.stream(list(prompt), _params(output_tokens)) as stream:
+        async with self._engine.stream(list(prompt), replace(self._params, max_tokens=output_tokens)) as stream:
             async for token in stream:
                 yield Chunk(1, (token.token_id,))
 
@@ -69,7 +51,7 @@ class OpenAITarget:
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
-        told = 0
+        known = 0
         async with self._client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
                 raise RuntimeError(f"HTTP {response.status_code}: {(await response.aread())[:300]!r}")
@@ -79,42 +61,21 @@ class OpenAITarget:
                 event = json.loads(line[5:])
                 if not event.get("choices"):
                     continue
-                total = (event.get("usage") or {}).get("completion_tokens", told + 1)  # else one per event is the best guess
-                if total > told:
-                    yield Chunk(total - told)
-                    told = total
-
-
-class VllmTarget:
-    """vLLM's `AsyncLLM` in process, as its own server uses it."""
-
-    name = "vLLM (in process)"
-
-    def __init__(self, llm: Any) -> None:
-        self._llm = llm
-
-    async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
-        from vllm import SamplingParams as VllmParams  # type: ignore[import-not-found]
-        from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
-
-        params = VllmParams(
-            temperature=0.0, max_tokens=output_tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
-        )
-        async for output in self._llm.generate({"prompt_token_ids": list(prompt)}, params, uuid.uuid4().hex):
-            ids = tuple(output.outputs[0].token_ids)
-            if ids:
-                yield Chunk(len(ids), ids)
+                total = (event.get("usage") or {}).get("completion_tokens", known + 1)  # else one per event is the best guess
+                if total > known:
+                    yield Chunk(total - known)
+                    known = total
 
 
 @asynccontextmanager
 async def open_url(url: str, model: str | None, token: str | None = None) -> AsyncIterator[tuple[Target, int | None]]:
-    """The server at `grpc://host:port` (aengine) or `http(s)://host:port` (OpenAI's API), and its vocabulary size where it tells it."""
+    """The server at `grpc://host:port` (aengine) or `http(s)://host:port` (OpenAI's API), and its vocabulary size where it reports it."""
     async with AsyncExitStack() as stack:
         if url.startswith("grpc://"):
             from aengine.client import AsyncClient
 
             client = await stack.enter_async_context(AsyncClient(url.removeprefix("grpc://"), token=token))
-            yield ClientTarget(client), client.model_info.vocab_size
+            yield EngineTarget(client, name="aengine (gRPC)"), client.model_info.vocab_size
             return
         import httpx2 as httpx
 
@@ -125,11 +86,5 @@ async def open_url(url: str, model: str | None, token: str | None = None) -> Asy
             try:
                 model = (await http.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
             except (httpx.HTTPError, KeyError, IndexError) as error:
-                raise RuntimeError(f"{url} tells no model at /v1/models: {error!r}") from error
+                raise RuntimeError(f"{url} lists no model at /v1/models: {error!r}") from error
         yield OpenAITarget(http, model), None
-
-
-def _params(output_tokens: int, temperature: float = 0.0) -> SamplingParams:
-    return SamplingParams(
-        temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, max_tokens=output_tokens, ignore_eos=True, detokenize=True
-    )

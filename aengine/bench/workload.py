@@ -1,11 +1,12 @@
-"""What a load test sends, and when: workloads and arrival times. Everything follows from a seed; knows nothing of who answers."""
+"""What a load test sends, and when: workloads and arrival times. Everything follows from a seed; knows nothing of targets."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +18,8 @@ class Item:
     prompt: tuple[int, ...]
     output_tokens: int  # generated exactly: the end of a sequence is ignored
     arrival: float = 0.0  # seconds after the start at which it is sent, at the earliest
-    after: int | None = None  # index of the item whose answer must be there first: the turn before
-    continues: bool = False  # the prompt is the whole conversation so far (prompt and answer of `after`) and then `prompt`
+    after: int | None = None  # index of the item whose output must be complete first: the turn before; a lower one than its own
+    continues: bool = False  # the prompt is the whole conversation so far (prompt and output of `after`) and then `prompt`
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How long things are, and from which ids prompts are drawn."""
+class Lengths:
+    """How many random requests there are, and how long. The ids of their prompts are below `vocab_size`, and FIRST_ID or higher."""
 
     num_requests: int
     input_len: Range
@@ -54,30 +55,32 @@ class Shape:
 
 FIRST_ID = 10  # special tokens tend to have the lowest ids
 NANO_REQUESTS = 256
-NANO_TEMPERATURE = 0.6  # of its requests; nothing else restricts what is drawn
+NANO_TEMPERATURE = 0.6  # of its requests; nothing else restricts what is sampled
 
 
-def random_lengths(shape: Shape) -> list[Item]:
+def random_lengths(lengths: Lengths) -> list[Item]:
     """Independent requests; with equal ends of the ranges all of them are of one size."""
-    rng = random.Random(shape.seed)
-    return [Item(_ids(rng, shape.input_len.draw(rng), shape), shape.output_len.draw(rng)) for _ in range(shape.num_requests)]
-
-
-def shared_prefix(shape: Shape, prefix_len: int, num_prefixes: int = 1) -> list[Item]:
-    """As `random_lengths`, behind one of `num_prefixes` common beginnings of `prefix_len` tokens, in turn."""
-    prefixes = [_ids(random.Random(f"{shape.seed}/{index}"), prefix_len, shape) for index in range(num_prefixes)]
+    rng = random.Random(lengths.seed)
     return [
-        replace(item, prompt=prefix + item.prompt) for item, prefix in zip(random_lengths(shape), itertools.cycle(prefixes), strict=False)
+        Item(_ids(rng, lengths.input_len.draw(rng), lengths.vocab_size), lengths.output_len.draw(rng)) for _ in range(lengths.num_requests)
     ]
 
 
-def multi_turn(shape: Shape, num_turns: int) -> list[Item]:
+def shared_prefix(lengths: Lengths, prefix_len: int, num_prefixes: int = 1) -> list[Item]:
+    """As `random_lengths`, behind one of `num_prefixes` common beginnings of `prefix_len` tokens, in turn."""
+    prefixes = [_ids(random.Random(f"{lengths.seed}/{index}"), prefix_len, lengths.vocab_size) for index in range(num_prefixes)]
+    return [
+        replace(item, prompt=prefix + item.prompt) for item, prefix in zip(random_lengths(lengths), itertools.cycle(prefixes), strict=False)
+    ]
+
+
+def multi_turn(lengths: Lengths, num_turns: int) -> list[Item]:
     """Conversations of `num_turns` turns each; every turn repeats all before it and adds `input_len` tokens."""
     items: list[Item] = []
-    rng = random.Random(shape.seed)
-    for _ in range(shape.num_requests):
+    rng = random.Random(lengths.seed)
+    for _ in range(lengths.num_requests):
         for turn in range(num_turns):
-            prompt, output = _ids(rng, shape.input_len.draw(rng), shape), shape.output_len.draw(rng)
+            prompt, output = _ids(rng, lengths.input_len.draw(rng), lengths.vocab_size), lengths.output_len.draw(rng)
             items.append(Item(prompt, output, after=len(items) - 1 if turn else None, continues=turn > 0))
     return items
 
@@ -85,7 +88,7 @@ def multi_turn(shape: Shape, num_turns: int) -> list[Item]:
 def trace(path: Path, vocab_size: int, seed: int = 0) -> list[Item]:
     """A JSON Lines file of objects with `timestamp` (seconds), `input_length` and `output_length` (tokens).
 
-    Raises ValueError naming the line that is none.
+    Raises ValueError naming a line that is not such an object.
     """
     rng = random.Random(seed)
     items: list[Item] = []
@@ -99,10 +102,9 @@ def trace(path: Path, vocab_size: int, seed: int = 0) -> list[Item]:
             if length < 1 or output < 1:
                 raise ValueError("lengths must be at least 1")
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: {error!r}; wanted are timestamp, input_length, output_length") from error
+            raise ValueError(f"{path}, line {number}: {error!r}; it needs timestamp, input_length, output_length") from error
         start = time if start is None else start
-        ids = tuple(rng.randrange(min(FIRST_ID, vocab_size - 1), vocab_size) for _ in range(length))
-        items.append(Item(ids, output, arrival=max(0.0, time - start)))
+        items.append(Item(_ids(rng, length, vocab_size), output, arrival=max(0.0, time - start)))
     return sorted(items, key=lambda item: item.arrival)
 
 
@@ -123,20 +125,19 @@ def nano_vllm(num_requests: int, vocab_size: int) -> list[Item]:
 def arriving(items: Sequence[Item], rate: float, burstiness: float = 1.0, seed: int = 0) -> list[Item]:
     """The items with arrival times of `rate` requests a second; infinite is all at once.
 
-    Gaps are Gamma distributed with shape `burstiness`: 1 is a Poisson process, less is burstier. Later turns have none of their own.
+    Gaps are Gamma distributed with shape `burstiness`: 1 is a Poisson process, less is burstier. Later turns have no time of their own.
     """
     rng = random.Random(f"{seed}/arrivals")
-    times = _times(rng, rate, burstiness)
-    return [item if item.after is not None else replace(item, arrival=next(times)) for item in items]
-
-
-def _times(rng: random.Random, rate: float, burstiness: float) -> Iterator[float]:
     now = 0.0
-    while True:
-        yield now
-        if rate != float("inf"):
-            now += rng.gammavariate(burstiness, 1.0 / (rate * burstiness))
+    timed: list[Item] = []
+    for item in items:
+        if item.after is None:
+            timed.append(replace(item, arrival=now))
+            now += 0.0 if rate == math.inf else rng.gammavariate(burstiness, 1.0 / (rate * burstiness))
+        else:
+            timed.append(item)
+    return timed
 
 
-def _ids(rng: random.Random, length: int, shape: Shape) -> tuple[int, ...]:
-    return tuple(rng.choices(range(min(FIRST_ID, shape.vocab_size - 1), shape.vocab_size), k=length))
+def _ids(rng: random.Random, length: int, vocab_size: int) -> tuple[int, ...]:
+    return tuple(rng.choices(range(min(FIRST_ID, vocab_size - 1), vocab_size), k=length))

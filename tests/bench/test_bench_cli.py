@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,8 @@ import pytest
 from server_process import server_process
 
 import aengine
-from aengine.bench import cli, step_report
-from aengine.bench.step_cases import StepsWanted
-from aengine.bench.step_report import LeftOut, ModelSteps
+from aengine.bench import cli, steps
+from aengine.bench.steps import Case, LeftOut, ModelSteps
 from aengine.bench.workload import nano_vllm
 from aengine.config import EngineConfig
 from aengine.errors import InsufficientMemoryError
@@ -97,12 +96,12 @@ def test_steps_of_several_shapes_are_measured_in_one_call(tmp_path: Path) -> Non
 
 
 def test_a_shape_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def measure(name: str, config: EngineConfig, wanted: StepsWanted) -> ModelSteps:
+    def measure(name: str, config: EngineConfig, cases: Sequence[Case], seconds: float) -> ModelSteps:
         if name == "qwen3-8b":
             raise InsufficientMemoryError("too large")
         return ModelSteps(name, "cpu", "bfloat16", {}, [], [], [LeftOut("decode 1 x 2", "of no reason")])
 
-    monkeypatch.setattr(step_report, "measure_model", measure)
+    monkeypatch.setattr(steps, "measure_model", measure)
     path = tmp_path / "out.json"
     assert cli.main(["step", "--shape", "qwen3-8b", "--shape", "qwen3-0.6b", "--json", str(path)]) == 1
     out = capsys.readouterr().out

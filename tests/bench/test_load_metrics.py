@@ -10,7 +10,7 @@ import pytest
 
 from aengine.bench.load import Chunk, Outcome, run_load
 from aengine.bench.metrics import summarise
-from aengine.bench.workload import Item, Range, Shape, multi_turn
+from aengine.bench.workload import Item, Lengths, Range, multi_turn
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +43,7 @@ class Echo:
 
 async def test_a_turn_repeats_the_conversation() -> None:
     echo = Echo()
-    items = multi_turn(Shape(1, Range(2, 2), Range(3, 3), 100), num_turns=3)
+    items = multi_turn(Lengths(1, Range(2, 2), Range(3, 3), 100), num_turns=3)
     outcomes = await run_load(echo, items)
     assert [outcome.prompt_tokens for outcome in outcomes] == [2, 7, 12]
     assert echo.prompts[1] == (*items[0].prompt, 2, 2, 2, *items[1].prompt)

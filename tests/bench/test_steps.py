@@ -4,8 +4,7 @@ import pytest
 
 from aengine.bench import steps
 from aengine.bench.floor import Machine, MachineProbe
-from aengine.bench.step_cases import Case
-from aengine.bench.steps import ROUNDS, measure_steps
+from aengine.bench.steps import ROUNDS, Case, measure_steps
 from aengine.config import EngineConfig
 from aengine.models.hub import resolve_model
 from aengine.runner.model_runner import ModelRunner
@@ -28,7 +27,8 @@ def test_the_machine_is_measured_around_every_round(runner: ModelRunner, monkeyp
     rounds = iter([[0.001], [0.002], [0.004], [0.008], [0.016]])
     monkeypatch.setattr(MachineProbe, "measure", measure)
     monkeypatch.setattr(steps, "_time_steps", lambda *arguments, **options: next(rounds))
-    ((figures, machine),) = measure_steps(runner, CASES[:1])
+    (step,) = measure_steps(runner, CASES[:1])
+    figures, machine = step.figures, step.machine
     assert len(measured) == ROUNDS + 1 == 6
     assert machine.bytes_per_second == 3.5e9
     assert figures.milliseconds == 4.0
@@ -42,7 +42,7 @@ def test_the_machine_is_measured_around_every_round(runner: ModelRunner, monkeyp
 
 @pytest.mark.slow
 def test_real_steps(runner: ModelRunner) -> None:
-    found = [figures for figures, _ in measure_steps(runner, CASES, seconds=0.01)]
+    found = [step.figures for step in measure_steps(runner, CASES, seconds=0.01)]
     assert [figures.case for figures in found] == CASES
     for figures in found:
         assert 0 < figures.best_milliseconds <= figures.milliseconds

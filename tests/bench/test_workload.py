@@ -15,8 +15,8 @@ from aengine.bench.targets import EngineTarget
 from aengine.bench.workload import (
     NANO_TEMPERATURE,
     Item,
+    Lengths,
     Range,
-    Shape,
     arriving,
     multi_turn,
     nano_vllm,
@@ -26,21 +26,21 @@ from aengine.bench.workload import (
 )
 from aengine.params import SamplingParams
 
-SHAPE = Shape(50, Range(10, 20), Range(3, 7), vocab_size=100, seed=1)
+LENGTHS = Lengths(50, Range(10, 20), Range(3, 7), vocab_size=100, seed=1)
 
 
 def test_random_lengths_keep_their_ranges_and_follow_the_seed() -> None:
-    items = random_lengths(SHAPE)
+    items = random_lengths(LENGTHS)
     assert len(items) == 50
     assert {len(item.prompt) for item in items} <= set(range(10, 21))
     assert {item.output_tokens for item in items} == set(range(3, 8))
     assert all(10 <= token < 100 for item in items for token in item.prompt)
-    assert items == random_lengths(SHAPE)
-    assert items != random_lengths(Shape(50, Range(10, 20), Range(3, 7), vocab_size=100, seed=2))
+    assert items == random_lengths(LENGTHS)
+    assert items != random_lengths(Lengths(50, Range(10, 20), Range(3, 7), vocab_size=100, seed=2))
 
 
 def test_equal_ends_are_a_fixed_length() -> None:
-    items = random_lengths(Shape(5, Range.parse("16"), Range.parse("4-4"), vocab_size=100))
+    items = random_lengths(Lengths(5, Range.parse("16"), Range.parse("4-4"), vocab_size=100))
     assert {(len(item.prompt), item.output_tokens) for item in items} == {(16, 4)}
 
 
@@ -51,14 +51,14 @@ def test_lengths_that_are_none(text: str) -> None:
 
 
 def test_prefixes_are_shared_in_turn() -> None:
-    items = shared_prefix(SHAPE, prefix_len=8, num_prefixes=2)
+    items = shared_prefix(LENGTHS, prefix_len=8, num_prefixes=2)
     heads = [item.prompt[:8] for item in items]
     assert heads[0] == heads[2] != heads[1] == heads[3]
-    assert [item.prompt[8:] for item in items] == [item.prompt for item in random_lengths(SHAPE)]
+    assert [item.prompt[8:] for item in items] == [item.prompt for item in random_lengths(LENGTHS)]
 
 
 def test_turns_follow_each_other() -> None:
-    items = multi_turn(Shape(2, Range(4, 4), Range(2, 2), 100), num_turns=3)
+    items = multi_turn(Lengths(2, Range(4, 4), Range(2, 2), 100), num_turns=3)
     assert [item.after for item in items] == [None, 0, 1, None, 3, 4]
     assert [item.continues for item in items] == [False, True, True] * 2
 
