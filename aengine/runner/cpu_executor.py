@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention import StepLayout
-from aengine.kernels.cpu import DecoderStack, KernelsUnavailableError, KvPool, PreparedStep, Workspace, load_kernels, ops, unsupported
+from aengine.kernels.cpu import KernelsUnavailableError, KvPool, Workspace, load_kernels, ops
 from aengine.kernels.cpu.memory import lazy_zeros, warm_zeros
 from aengine.kernels.cpu.pool import page_bytes
 from aengine.kernels.cpu.step import NO_LAST_TOKENS, LastTokens
 from aengine.layers.rotary import cos_sin_cache
+from aengine.models.cpu_stack import DecoderStack, PreparedStep, unsupported
 from aengine.runner.base import Hold
 from aengine.runner.capture import Capture
 from aengine.runner.executor import ExecutorSetup, GraphPlan, StepInput

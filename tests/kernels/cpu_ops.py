@@ -7,10 +7,12 @@ import ctypes
 import torch
 from torch import Tensor
 
+from aengine.attention import StepLayout
 from aengine.kernels.cpu import KvPool, PackedLinear, Workspace
 from aengine.kernels.cpu.library import BLOCK, ELEMENTS, PANEL, CLayer, CModel
 from aengine.kernels.cpu.ops import as_rows, norm_weight, row_stride
-from aengine.kernels.cpu.step import Layout, StepArguments, check
+from aengine.kernels.cpu.step import check
+from aengine.models.cpu_stack import StepArguments
 
 STORE, ADD, SILU_MUL = 0, 1, 2  # `Epilogue` of src/abi.h
 
@@ -28,6 +30,18 @@ def add_linear(workspace: Workspace, x: Tensor, weight: PackedLinear, residual: 
 def gated_linear(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:
     """silu(gate) * up of an interleaved weight; [m, out_features / 2]."""
     return _linear(workspace, x, weight, SILU_MUL, weight.out_features // 2)
+
+
+def argmax(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:
+    """[m] int64: the column of the largest of `logits`, without writing them. Of equal ones the lowest; a NaN is the largest."""
+    rows = as_rows(x, weight.in_features, weight.dtype)
+    out = torch.empty(len(x), dtype=torch.int64)
+    status = workspace.kernels.argmax(
+        *(ELEMENTS[x.dtype], rows.data_ptr(), row_stride(rows), len(x), ctypes.byref(weight.c)),
+        *(out.data_ptr(), workspace.handle, workspace.threads),
+    )
+    check(status)
+    return out
 
 
 def rms_norm(workspace: Workspace, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -49,7 +63,7 @@ def rotate_and_write(
     cos_sin: Tensor,
     pool: KvPool,
     layer: int,
-    layout: Layout,
+    layout: StepLayout,
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
@@ -80,7 +94,7 @@ def attention(
     query: Tensor,
     pool: KvPool,
     layer: int,
-    layout: Layout,
+    layout: StepLayout,
     *,
     scale: float,
     window: int | None,

@@ -71,7 +71,7 @@ def test_linear(kernels: CpuKernels, shape, dtype, with_bias, threads, seed) -> 
     assert scores.dtype == torch.float32
     assert scores.is_contiguous()
     torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
-    assert torch.equal(ops.argmax(workspace, x, packed), scores.argmax(-1))
+    assert torch.equal(cpu_ops.argmax(workspace, x, packed), scores.argmax(-1))
 
 
 @given_products
@@ -92,7 +92,7 @@ def test_int8_linear(kernels: CpuKernels, shape, dtype, with_bias, threads, seed
     scores = ops.logits(workspace, x, packed)
     expected = cpu_reference.int8_linear(x, weight, bias)
     torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
-    assert torch.equal(ops.argmax(workspace, x, packed), scores.argmax(-1))
+    assert torch.equal(cpu_ops.argmax(workspace, x, packed), scores.argmax(-1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -154,7 +154,7 @@ def test_argmax_of_ties_nans_and_infinities(kernels: CpuKernels, threads: int) -
         packed = PackedLinear(kernels, [matrix], dtype=torch.float32, threads=1)
         x = torch.zeros(1, 16)
         x[0, 0] = 1.0
-        assert ops.argmax(workspace, x, packed).tolist() == [int(row.argmax())]
+        assert cpu_ops.argmax(workspace, x, packed).tolist() == [int(row.argmax())]
 
 
 @settings(max_examples=40, deadline=None)

@@ -13,9 +13,10 @@ from slow_cases import slow_but
 from torch import Tensor
 
 from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, TorchNativeBackend, build_layout
-from aengine.kernels.cpu import CpuKernels, DecoderStack, KvPool, Workspace, unsupported
+from aengine.kernels.cpu import CpuKernels, KvPool, Workspace
 from aengine.layers.rotary import cos_sin_cache
 from aengine.models.batch import ForwardBatch
+from aengine.models.cpu_stack import DecoderStack, unsupported
 from aengine.models.decoder import Decoder
 from aengine.models.spec import ModelSpec, read_spec
 from aengine.models.weights import drawn_weights

@@ -1,4 +1,4 @@
-"""CPU kernels in C++ behind a plain C interface: packed products, norms, rotary, paged attention, and whole decoder stacks.
+"""CPU kernels in C++ behind a plain C interface: packed products, norms, rotary, paged attention, and whole decoders.
 
 Owns everything between tensors and machine code: choosing a build level, compiling, layouts, calling. Importing this compiles and loads
 nothing; `load_kernels` does.
@@ -10,19 +10,15 @@ from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, supported
 from aengine.kernels.cpu.library import CpuKernels, Workspace, load_kernels, load_level
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
-from aengine.kernels.cpu.stack import DecoderStack, PreparedStep, unsupported
 
 __all__ = [
     "CpuKernels",
-    "DecoderStack",
     "KernelsUnavailableError",
     "KvPool",
     "Level",
     "PackedLinear",
-    "PreparedStep",
     "Workspace",
     "load_kernels",
     "load_level",
     "supported_levels",
-    "unsupported",
 ]

@@ -32,18 +32,6 @@ def logits(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:
     return out
 
 
-def argmax(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:
-    """[m] int64: the column of the largest of `logits`, without writing them. Of equal ones the lowest; a NaN is the largest."""
-    rows = as_rows(x, weight.in_features, weight.dtype)
-    out = torch.empty(len(x), dtype=torch.int64)
-    status = workspace.kernels.argmax(
-        *(ELEMENTS[x.dtype], rows.data_ptr(), row_stride(rows), len(x), ctypes.byref(weight.c)),
-        *(out.data_ptr(), workspace.handle, workspace.threads),
-    )
-    check(status)
-    return out
-
-
 def draw(workspace: Workspace, logits: Tensor, draws: NDArray[np.void]) -> Tensor:
     """[m, vocab] float32 with contiguous rows and m of `DRAW` -> [m] int64 token ids."""
     count, vocab = logits.shape

@@ -1,4 +1,4 @@
-"""A whole decoder in one call per step: what `models/decoder.py` computes, from the same named weights.
+"""The CPU decoder: what `decoder.py` computes, from the same named weights, in one call of our kernels per step.
 
 Owns the packed weights of a model and the C struct that describes it. KV pages and scratch come with the call.
 """
@@ -7,55 +7,84 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.attention import StepLayout
 from aengine.kernels.cpu import ops
-from aengine.kernels.cpu.library import BLOCK, ELEMENTS, MAX_HEAD_DIM, PANEL, CLayer, CModel, CPackedLinear, Workspace
+from aengine.kernels.cpu.library import BLOCK, ELEMENTS, MAX_HEAD_DIM, PANEL, CLayer, CModel, CPackedLinear, CStep, Workspace
 from aengine.kernels.cpu.memory import Allocate, lazy_zeros
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
-from aengine.kernels.cpu.step import NO_LAST_TOKENS, IntArray, LastTokens, Layout, StepArguments, check
+from aengine.kernels.cpu.step import NO_LAST_TOKENS, NO_TOKENS, IntArray, LastTokens, address, address_of_draws, check
+from aengine.models.named_weights import named_weights
+from aengine.models.spec import ModelSpec
 
 
-class StackSpec(Protocol):
-    """The part of `aengine.models.ModelSpec` that shapes the computation."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def intermediate_size(self) -> int: ...
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def rms_norm_eps(self) -> float: ...
-    @property
-    def windows(self) -> tuple[int | None, ...]: ...
-    @property
-    def qk_norm(self) -> bool: ...
-    @property
-    def tied_head(self) -> bool: ...
-
-
-def unsupported(spec: StackSpec, dtype: torch.dtype) -> str | None:
+def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     """Why the kernels cannot run a model, in one line; None: they can."""
     if dtype not in ELEMENTS:
         return f"dtype {dtype} is not bfloat16 or float32"
     if spec.head_dim % BLOCK or not BLOCK <= spec.head_dim <= MAX_HEAD_DIM:
         return f"head_dim {spec.head_dim} is not a multiple of {BLOCK} in [{BLOCK}, {MAX_HEAD_DIM}]"
     return None
+
+
+class StepArguments:
+    """A `CStep` and the arrays that it points to. Valid as long as the object."""
+
+    def __init__(
+        self,
+        layout: StepLayout,
+        token_ids: IntArray | None = None,
+        logits_indices: IntArray | None = None,
+        hidden: Tensor | None = None,
+        sampled: NDArray[np.int64] | None = None,
+        draws: NDArray[np.void] | None = None,
+        last_tokens: LastTokens = NO_LAST_TOKENS,
+    ) -> None:
+        """`draws` are of `DRAW`. Raises ValueError for too many or too few ids, draws or rows, and for last tokens that could not be
+        written back."""
+        given = (  # in the order of the fields of `CStep`
+            NO_TOKENS if token_ids is None else token_ids,
+            layout.positions,
+            layout.slot_mapping,
+            layout.qo_indptr,
+            layout.kv_indptr,
+            layout.kv_indices,
+            layout.last_page_len,
+            NO_TOKENS if logits_indices is None else logits_indices,
+            last_tokens.tokens,
+            last_tokens.input_rows,
+            last_tokens.output_rows,
+        )
+        arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in given]
+        self._keep = (arrays, hidden, sampled, draws)
+        num_tokens, num_logits = len(layout.positions), 0 if logits_indices is None else len(logits_indices)
+        tokens, num_inputs, num_outputs = last_tokens.tokens, len(last_tokens.input_rows), len(last_tokens.output_rows)
+        self.c = CStep(
+            *map(address, arrays),
+            None if hidden is None else hidden.data_ptr(),
+            None if sampled is None else address(sampled),
+            None if draws is None else address_of_draws(draws, num_logits),
+            num_tokens,
+            len(layout.last_page_len),
+            num_logits,
+            len(tokens),
+            num_inputs,
+            num_outputs,
+        )
+        if token_ids is not None and len(token_ids) != num_tokens:
+            raise ValueError(f"there are {len(token_ids)} token ids for {num_tokens} positions")
+        if arrays[-3] is not tokens:
+            raise ValueError(f"the last tokens are not contiguous int32, but {tokens.dtype} with strides {tokens.strides}")
+        num_sampled = 0 if sampled is None else len(sampled)
+        if num_inputs > num_tokens or num_outputs not in (0, num_sampled):
+            raise ValueError(f"{num_inputs} input rows and {num_outputs} output rows do not fit {num_tokens} tokens, {num_sampled} sampled")
 
 
 class PreparedStep:
@@ -108,7 +137,7 @@ class DecoderStack:
     def __init__(
         self,
         workspace: Workspace,
-        spec: StackSpec,
+        spec: ModelSpec,
         weights: Iterable[tuple[str, Sequence[Tensor]]],
         cos_sin: Tensor,
         *,
@@ -169,7 +198,7 @@ class DecoderStack:
         self,
         workspace: Workspace,
         pool: KvPool,
-        layout: Layout,
+        layout: StepLayout,
         token_ids: IntArray,
         logits_indices: IntArray,
         *,
@@ -199,25 +228,23 @@ class DecoderStack:
         return ops.logits(workspace, hidden, self.head)
 
     def _take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Tensor]]], int8: bool, allocate: Allocate) -> None:
-        spec = self.spec
-        shapes = _shapes(spec)
+        missing = named_weights(self.spec)
         for name, parts in weights:
-            stem, _, kind = name.rpartition(".")
-            if stem not in shapes or kind not in ("weight", "bias"):
-                raise ValueError(f"{name} is not a weight of the model")
-            expected = shapes[stem] if kind == "weight" else shapes[stem][:1]
+            expected = missing.pop(name, None)
+            if expected is None:
+                raise ValueError(f"{name} is not a weight of the model, or was given before")
             shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-            if shape != expected:
-                raise ValueError(f"{name} has shape {shape}; the model's is {expected}")
+            if shape != expected.shape:
+                raise ValueError(f"{name} has shape {shape}; the model's is {expected.shape}")
+            stem, _, kind = name.rpartition(".")
             if kind == "bias":
                 self._linears[stem].set_bias(parts)
-            elif len(expected) == 1:
+            elif len(shape) == 1:
                 self._norms[stem] = ops.norm_weight(torch.cat(tuple(parts)))
             else:
                 self._take_matrix(workspace, stem, parts, int8, allocate)
-        missing = shapes.keys() - self._norms.keys() - self._linears.keys() - {"embedding"}
-        if missing or not len(self._embedding):
-            raise ValueError(f"{min(missing, default='embedding')}.weight is missing")
+        if missing:
+            raise ValueError(f"{next(iter(missing))} is missing")
 
     def _take_matrix(self, workspace: Workspace, stem: str, parts: Sequence[Tensor], int8: bool, allocate: Allocate) -> None:
         if stem == "embedding":
@@ -255,22 +282,3 @@ class DecoderStack:
             down=linear("down"),
             window=self.spec.windows[index] or 0,
         )
-
-
-def _shapes(spec: StackSpec) -> dict[str, tuple[int, ...]]:
-    """Of every weight that the model must have, without ".weight"."""
-    hidden, queries, keys = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.vocab_size, hidden), "head": (spec.vocab_size, hidden), "norm": (hidden,)}
-    for index in range(spec.num_layers):
-        layer: dict[str, tuple[int, ...]] = {
-            "attention_norm": (hidden,),
-            "qkv": (queries + 2 * keys, hidden),
-            "output": (hidden, queries),
-            "mlp_norm": (hidden,),
-            "gate_up": (2 * spec.intermediate_size, hidden),
-            "down": (hidden, spec.intermediate_size),
-        }
-        if spec.qk_norm:
-            layer |= {"q_norm": (spec.head_dim,), "k_norm": (spec.head_dim,)}
-        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
-    return shapes
