@@ -31,7 +31,7 @@ class EngineConfig:
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face id."""
     dtype: str = "auto"
-    """Of weights and KV cache: auto (the checkpoint's), float32, bfloat16, float16."""
+    """Data type of weights and KV cache: auto (the checkpoint's), float32, bfloat16, float16."""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:N."""
     threads: int | None = None

@@ -111,7 +111,7 @@ class SamplingParams:
     """
 
     temperature: float | None = None
-    """Finite, 0..100; below 1e-5 decoding is greedy. Default: the model's, then 1.0."""
+    """0..100; below 1e-5 decoding is greedy. Default: the model's, then 1.0."""
     top_p: float | None = None
     """In (0, 1]: keep the smallest set of tokens whose probability reaches top_p. Default: the model's, then 1 (off)."""
     top_k: int | None = None
@@ -133,15 +133,15 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Up to 1024 token ids and what is added to their logits, in [-100, 100]."""
     allowed_token_ids: tuple[int, ...] | None = None
-    """Only these can be chosen: 1 to 262144."""
+    """1 to 262144 ids: only these can be sampled. Default: all."""
     banned_token_ids: tuple[int, ...] = ()
-    """Up to 1024 ids that are never chosen."""
+    """Up to 1024 ids that are never sampled."""
     bad_words: tuple[str, ...] = ()
     """Up to 64 strings of 1..256 bytes whose token sequences, with and without a leading space, are never completed."""
     max_tokens: int | None = None
     """>= 1. Default: up to the end of the context."""
     min_tokens: int = 0
-    """0..max_tokens: until then no end-of-sequence id, stop token or stop string ends the sequence."""
+    """0..max_tokens: before it has so many tokens, no end-of-sequence id, stop token or stop string ends the sequence."""
     stop: tuple[str, ...] = ()
     """Up to 16 strings of 1..256 bytes that end the sequence where the earliest of them begins (a single string is taken too). The text
     of an end-of-sequence id or stop token that ends the sequence is not searched: such an end is EOS or STOP_TOKEN."""

@@ -18,16 +18,7 @@ from tools import field_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 
-DOCUMENTS = [
-    "README.md",
-    "docs/grpc.md",
-    "docs/gpu.md",
-    "docs/metrics.md",
-    "docs/results/README.md",
-    "docs/engine.md",
-    "docs/configuration.md",
-    "docs/sampling.md",
-]
+DOCUMENTS = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("[!a]*.md"))]
 MOST_CHARACTERS = 120
 
 
