@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from aengine.outputs import Completion, EngineStats, FinishReason, Token, TokenLogprob, Usage
     from aengine.params import SamplingParams, StructuredOutput
     from aengine.protocols import EngineProtocol, StreamProtocol
+    from aengine.requests import RequestOptions
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ _HOME = {
     "EngineConfig": "aengine.config",
     "SamplingParams": "aengine.params",
     "StructuredOutput": "aengine.params",
+    "RequestOptions": "aengine.requests",
     "EngineProtocol": "aengine.protocols",
     "StreamProtocol": "aengine.protocols",
     **dict.fromkeys(("Completion", "EngineStats", "FinishReason", "Token", "TokenLogprob", "Usage"), "aengine.outputs"),
@@ -91,6 +93,7 @@ __all__ = [
     "NothingToChooseError",
     "QueueFullError",
     "RequestIdInUseError",
+    "RequestOptions",
     "SamplingParams",
     "ServerError",
     "StepHangError",

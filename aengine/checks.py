@@ -6,7 +6,7 @@ import math
 import reprlib
 from typing import Any
 
-from aengine.errors import FieldViolation
+from aengine.errors import FieldError, FieldViolation
 
 
 class FieldChecks:
@@ -16,7 +16,11 @@ class FieldChecks:
         self.violations: list[FieldViolation] = []
         self._owner = owner
 
+    def add(self, name: str, description: str) -> None:
+        self.violations.append(FieldViolation(name, description))
+
     def refuse(self, name: str, accepted: str) -> None:
+        """The value is not `accepted`."""
         self.violations.append(FieldViolation(name, f"{shown(getattr(self._owner, name))} is not {accepted}"))
 
     def integer(self, name: str, low: int, high: int | None = None, *, optional: bool = False) -> None:
@@ -50,6 +54,11 @@ class FieldChecks:
         value = self._value(name, optional)
         if value is not _ABSENT and (not isinstance(value, str) or not value):
             self.refuse(name, what)
+
+    def finish(self, error: type[FieldError]) -> None:
+        """Raise an `error` of all violations, if there are any."""
+        if self.violations:
+            raise error(self.violations)
 
     def _value(self, name: str, optional: bool) -> Any:
         value = getattr(self._owner, name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from aengine.outputs import Completion, ModelInfo, Timing, Token, Usage
 from aengine.params import SamplingParams
-from aengine.requests import Prompt
+from aengine.requests import OptionFields, Prompt, RequestOptions
 
 
 class StreamProtocol(Protocol):
@@ -81,26 +81,18 @@ class EngineProtocol(Protocol):
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        tenant: str = "",
-        timeout: float | None = None,
-        cache_salt: str | None = None,
+        options: RequestOptions | None = None,
+        **fields: Unpack[OptionFields],
     ) -> StreamProtocol:
-        """Submit a request at once; iterate the result for its tokens. What is wrong with the request is raised here, or by the first
-        iteration and by `StreamProtocol.started()`."""
+        """Submit a request at once; iterate the result for its tokens. `fields` are those of `options`. What is wrong with the request is
+        raised here, or by the first iteration and by `StreamProtocol.started()`."""
 
     async def generate(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        tenant: str = "",
-        timeout: float | None = None,
-        cache_salt: str | None = None,
+        options: RequestOptions | None = None,
+        **fields: Unpack[OptionFields],
     ) -> Completion:
         """`stream()`, read to its end. Cancelling the caller cancels the request."""
 
@@ -109,6 +101,8 @@ class EngineProtocol(Protocol):
 
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from aengine.client import AsyncClient
     from aengine.client.stream import ClientStream
     from aengine.engine.async_engine import AsyncEngine

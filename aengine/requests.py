@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
 
-from aengine.checks import is_positive, shown
-from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.checks import FieldChecks, is_positive, shown
+from aengine.errors import InvalidRequestError
 from aengine.params import SamplingParams
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -28,25 +29,53 @@ def check_params(params: SamplingParams | None) -> SamplingParams:
     if params is None:
         return SamplingParams()
     if not isinstance(params, SamplingParams):
-        raise InvalidRequestError((FieldViolation("params", f"a {type(params).__name__} is not SamplingParams"),))
+        raise InvalidRequestError.of("params", f"a {type(params).__name__} is not SamplingParams")
     return params
 
 
-def option_violations(
-    *, request_id: str | None, priority: int, tenant: str, timeout: float | None, cache_salt: str | None
-) -> list[FieldViolation]:
-    """Every argument that is out of range."""
-    violations: list[FieldViolation] = []
-    if request_id is not None and not (isinstance(request_id, str) and _REQUEST_ID.fullmatch(request_id)):
-        violations.append(FieldViolation("request_id", f"{shown(request_id)} does not match {_REQUEST_ID.pattern}"))
-    if not isinstance(priority, int) or isinstance(priority, bool) or priority not in PRIORITIES:
-        violations.append(FieldViolation("priority", f"{shown(priority)} is not an integer in [{PRIORITIES[0]}, {PRIORITIES[-1]}]"))
-    for name, value in (("tenant", tenant), ("cache_salt", "" if cache_salt is None else cache_salt)):
-        if not isinstance(value, str) or len(value) > MAX_LABEL_LENGTH:
-            violations.append(FieldViolation(name, f"{shown(value)} is not a string of at most {MAX_LABEL_LENGTH} characters"))
-    if timeout is not None and not is_positive(timeout):
-        violations.append(FieldViolation("timeout", f"{shown(timeout)} is not a number of seconds > 0"))
-    return violations
+class OptionFields(TypedDict, total=False):
+    """The fields of `RequestOptions` as keyword arguments."""
+
+    request_id: str | None
+    priority: int
+    tenant: str
+    timeout: float | None
+    cache_salt: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """What a request has beside its prompt and parameters. Raises `InvalidRequestError` naming every field that is out of range."""
+
+    request_id: str | None = None
+    """1..128 of `A-Za-z0-9._:-`, not in use by a request in flight. Default: a fresh random one."""
+    priority: int = 0
+    """-100..100; lower runs first."""
+    tenant: str = ""
+    """Whose fair share the request counts for: at most 128 characters."""
+    timeout: float | None = None
+    """Seconds > 0 after which the request ends with what it has (FinishReason.DEADLINE). Default: none."""
+    cache_salt: str | None = None
+    """At most 128 characters: the request shares cached prefixes only with requests of the same salt."""
+
+    def __post_init__(self) -> None:
+        check = FieldChecks(self)
+        if self.request_id is not None and not (isinstance(self.request_id, str) and _REQUEST_ID.fullmatch(self.request_id)):
+            check.add("request_id", f"{shown(self.request_id)} does not match {_REQUEST_ID.pattern}")
+        check.integer("priority", PRIORITIES[0], PRIORITIES[-1])
+        for name, value in (("tenant", self.tenant), ("cache_salt", "" if self.cache_salt is None else self.cache_salt)):
+            if not isinstance(value, str) or len(value) > MAX_LABEL_LENGTH:
+                check.refuse(name, f"a string of at most {MAX_LABEL_LENGTH} characters")
+        if self.timeout is not None and not is_positive(self.timeout):
+            check.refuse("timeout", "a number of seconds > 0")
+        check.finish(InvalidRequestError)
+
+    @classmethod
+    def of(cls, options: RequestOptions | None, fields: OptionFields) -> RequestOptions:
+        """`options`, or the defaults, with `fields` in place of its own."""
+        if options is None:
+            return cls(**fields)
+        return replace(options, **fields) if fields else options
 
 
 def is_chat(prompt: object) -> bool:

@@ -101,7 +101,10 @@ def test_the_sizes_of_structured_output_are_told() -> None:
 def test_the_methods_of_the_engine_are_shown_as_they_are() -> None:
     for name, shown in re.findall(r"^(?:await )?engine\.(\w+)\((.*)\)$", read("docs/engine.md"), re.MULTILINE):
         parameters = list(inspect.signature(getattr(AsyncEngine, name)).parameters.values())[1:]
-        words = [one.name if one.default is one.empty else f"{one.name}={json.dumps(one.default)}" for one in parameters]
+        stars = {inspect.Parameter.VAR_KEYWORD: "**"}
+        words = [
+            f"{stars.get(one.kind, '')}{one.name}{'' if one.default is one.empty else '=' + json.dumps(one.default)}" for one in parameters
+        ]
         keywords = next((i for i, one in enumerate(parameters) if one.kind is one.KEYWORD_ONLY), None)
         if keywords is not None:
             words.insert(keywords, "*")
@@ -110,7 +113,6 @@ def test_the_methods_of_the_engine_are_shown_as_they_are() -> None:
 
 def test_the_options_of_a_request_and_the_errors_are_those_of_the_code() -> None:
     tables = re.findall(r"^\| `(\w+)` \|", read("docs/engine.md"), re.MULTILINE)
-    signature = inspect.signature(AsyncEngine.stream)
-    options = [name for name, one in signature.parameters.items() if one.kind is one.KEYWORD_ONLY]
+    options = [one.name for one in fields(aengine.RequestOptions)]
     errors = [name for name in aengine.__all__ if name.endswith("Error") and name != "AEngineError"]
     assert sorted(tables) == sorted([*options, *errors])

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -26,15 +26,18 @@ from aengine.client.model import read_load, read_model
 from aengine.client.prompt import settle_prompt
 from aengine.client.request import write_chat, write_request
 from aengine.client.stream import ClientStream
-from aengine.errors import ConnectionLostError, EngineStateError, InvalidRequestError
+from aengine.errors import ConnectionLostError, EngineStateError
 from aengine.outputs import Completion, EngineStats, ModelInfo
 from aengine.params import SamplingParams
-from aengine.requests import Prompt, check_params, draw_seed, option_violations
+from aengine.requests import OptionFields, Prompt, RequestOptions, check_params, draw_seed
 from aengine.v1.engine_service_pb2 import GetLoadRequest
 from aengine.v1.generation_pb2 import StreamOptions
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatRequest, TokenizeRequest
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # Whoever wants the whole answer gets it in fewer messages.
 _WHOLE_DELTA_TOKENS = 64
@@ -137,12 +140,8 @@ class AsyncClient:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        tenant: str = "",
-        timeout: float | None = None,
-        cache_salt: str | None = None,
+        options: RequestOptions | None = None,
+        **fields: Unpack[OptionFields],
     ) -> ClientStream:
         """Submit a request at once; iterate the result for its tokens. See `AsyncEngine.stream` for the arguments.
 
@@ -150,28 +149,19 @@ class AsyncClient:
         the first iteration, and by `ClientStream.started()`. Chat messages have a role and a content, both text; `logits_processors`
         cannot travel. Numbers travel with the precision of 32 bits.
         """
-        return self._open(
-            prompt, params, StreamOptions(), request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt
-        )
+        return self._open(prompt, params, RequestOptions.of(options, fields), StreamOptions())
 
     async def generate(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        tenant: str = "",
-        timeout: float | None = None,
-        cache_salt: str | None = None,
+        options: RequestOptions | None = None,
+        **fields: Unpack[OptionFields],
     ) -> Completion:
         """`stream()`, read to its end. Cancelling the caller cancels the request."""
-        options = StreamOptions(max_tokens_per_delta=_WHOLE_DELTA_TOKENS)
-        options.max_delay.FromMilliseconds(_WHOLE_DELAY_MILLISECONDS)
-        stream = self._open(
-            prompt, params, options, request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt
-        )
-        async with stream:
+        delivery = StreamOptions(max_tokens_per_delta=_WHOLE_DELTA_TOKENS)
+        delivery.max_delay.FromMilliseconds(_WHOLE_DELAY_MILLISECONDS)
+        async with self._open(prompt, params, RequestOptions.of(options, fields), delivery) as stream:
             async for _ in stream:
                 pass
             return stream.completion()
@@ -218,28 +208,15 @@ class AsyncClient:
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
-    def _open(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        options: StreamOptions,
-        *,
-        request_id: str | None,
-        priority: int,
-        tenant: str,
-        timeout: float | None,
-        cache_salt: str | None,
-    ) -> ClientStream:
+    def _open(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, delivery: StreamOptions) -> ClientStream:
         self._check_running()
         params = check_params(params)
-        violations = option_violations(request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt)
-        if violations:
-            raise InvalidRequestError(violations)
         seed = draw_seed() if params.seed is None else params.seed  # here, so that a second attempt says the same
         params = params.with_seed(seed)
-        name = uuid.uuid4().hex if request_id is None else request_id
-        request = write_request(prompt, params, request_id=name, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt)
-        request.spec.stream.CopyFrom(options)
+        name = options.request_id or uuid.uuid4().hex
+        request = write_request(prompt, params, options)
+        request.request_id = name
+        request.spec.stream.CopyFrom(delivery)
         if self.config.auto_resume:
             request.spec.stream.resumable = True
             request.spec.stream.retain.FromNanoseconds(round(self.config.resume_timeout * 1e9))
@@ -248,7 +225,7 @@ class AsyncClient:
         async def know_prompt() -> None:
             arrivals.prompt = await settle_prompt(self._link, request.spec.prompt)
 
-        call = GenerationCall(self._link, request, timeout=timeout, id_is_drawn=request_id is None)
+        call = GenerationCall(self._link, request, timeout=options.timeout, id_is_drawn=options.request_id is None)
         flight = Flight(name, arrivals, call, know_prompt if params.prompt_logprobs is not None else None)
         self._flights[flight] = None
         flight.on_landed(self._flights.pop)

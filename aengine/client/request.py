@@ -9,7 +9,7 @@ import numpy as np
 
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.params import SamplingParams, StructuredOutput
-from aengine.requests import MAX_CHAT_MESSAGES, Prompt, is_chat
+from aengine.requests import MAX_CHAT_MESSAGES, Prompt, RequestOptions, is_chat
 from aengine.token_ids import read_token_ids
 from aengine.v1 import generation_pb2, sampling_pb2
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
@@ -24,17 +24,12 @@ _MESSAGE_KEYS = {"role", "content"}
 def write_request(
     prompt: Prompt,
     params: SamplingParams,
-    *,
-    request_id: str,
-    priority: int,
-    tenant: str,
-    timeout: float | None,
-    cache_salt: str | None,
+    options: RequestOptions,
 ) -> StreamGenerateRequest:
-    """The options are checked. Raises `InvalidRequestError` for what cannot be said in a message."""
+    """Without the id. Raises `InvalidRequestError` for what cannot be said in a message."""
     if params.logits_processors:
         raise _refused("logits_processors", "custom code cannot travel to a server")
-    request = StreamGenerateRequest(request_id=request_id)
+    request = StreamGenerateRequest()
     spec = request.spec
     _write_prompt(prompt, spec.prompt)
     try:
@@ -42,13 +37,13 @@ def write_request(
         write_params(params, STOPPING, spec.stopping)
         if params.structured_output is not None:
             _write_constraint(params.structured_output, spec.structured_output)
-        spec.tenant = tenant
-        spec.cache.salt = cache_salt or ""
+        spec.tenant = options.tenant
+        spec.cache.salt = options.cache_salt or ""
     except ValueError as error:  # a lone surrogate
         raise _refused("params", f"a string is not Unicode text: {error}") from error
-    if timeout is not None:
-        spec.stopping.time_limit.FromNanoseconds(max(1, round(timeout * 1e9)))
-    spec.priority = priority
+    if options.timeout is not None:
+        spec.stopping.time_limit.FromNanoseconds(max(1, round(options.timeout * 1e9)))
+    spec.priority = options.priority
     output = spec.output
     if params.detokenize is not None:
         output.text = params.detokenize

@@ -7,11 +7,10 @@ tokenizer's worker thread. Requests in flight are the `Registry`'s. Must not kno
 from __future__ import annotations
 
 import enum
-import time
 import uuid
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -20,17 +19,28 @@ from aengine.engine.controls import Controls
 from aengine.engine.doorbell import Doorbell
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
-from aengine.engine.prompts import QUICK_CHARACTERS, Options
+from aengine.engine.prompts import QUICK_CHARACTERS
 from aengine.engine.registry import Registry
 from aengine.engine.step_loop import Done, Ready, Report, StepLoop, Stopped
 from aengine.engine.stream import TokenStream
 from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Workers
-from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, NoTokenizerError, RequestIdInUseError, refusal
+from aengine.errors import (
+    EngineDeadError,
+    EngineStateError,
+    FieldViolation,
+    InvalidRequestError,
+    NoTokenizerError,
+    RequestIdInUseError,
+    refusal,
+)
 from aengine.outputs import Completion, EngineStats, ModelInfo, RequestInfo
 from aengine.params import SamplingParams
-from aengine.requests import Prompt, check_params, draw_seed, option_violations
+from aengine.requests import OptionFields, Prompt, RequestOptions, check_params, draw_seed
 from aengine.scheduler import SchedulerConfig, Updates
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class _Phase(enum.Enum):
@@ -138,38 +148,33 @@ class AsyncEngine:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        tenant: str = "",
-        timeout: float | None = None,
-        cache_salt: str | None = None,
+        options: RequestOptions | None = None,
+        **fields: Unpack[OptionFields],
     ) -> TokenStream:
         """Submit a request at once; iterate the result for its tokens.
 
-        `prompt`: text, token ids, or chat messages (rendered with the model's chat template). `request_id`: 1..128 of
-        `A-Za-z0-9._:-`, not in use; drawn if None. `priority`: -100..100, lower runs first. `tenant`: whose fair share it counts for.
-        `timeout`: seconds after which the request ends with what it has (FinishReason.DEADLINE). `cache_salt`: requests share cached
-        prefixes only with requests of the same salt.
+        `prompt`: text, token ids, or chat messages (rendered with the model's chat template). `options`, or `fields` of it as keyword
+        arguments: `request_id`, `priority`, `tenant`, `timeout`, `cache_salt` (see `RequestOptions`).
 
         Raises `InvalidRequestError`, `RequestIdInUseError`, `QueueFullError`, `EngineStateError` or `EngineDeadError`. Long texts
         and chats are tokenized in the background; what is wrong with those is raised by the first iteration, and by
         `TokenStream.started()`.
         """
         self._check_serving()
-        now = time.monotonic()
         params = check_params(params)
-        violations = option_violations(request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt)
+        violations: list[FieldViolation] = []
+        try:
+            options = RequestOptions.of(options, fields)
+        except InvalidRequestError as error:
+            violations.extend(error.violations)
         readable = self._registry.read(prompt, params, violations)
-        if violations:
+        if violations or options is None:
             raise refusal(violations)
-        if request_id is None:
-            request_id = uuid.uuid4().hex
-        elif self._registry.find(request_id) is not None:
-            raise RequestIdInUseError((FieldViolation("request_id", f"{request_id!r} is in use by a request in flight"),))
+        request_id = options.request_id or uuid.uuid4().hex
+        if self._registry.find(request_id) is not None:
+            raise RequestIdInUseError.of("request_id", f"{request_id!r} is in use by a request in flight")
         if params.seed is None:
             params = params.with_seed(draw_seed())
-        options = Options(priority, tenant, None if timeout is None else now + timeout, cache_salt or "")
         return TokenStream(self._registry.open(request_id, readable, params, options))
 
     async def violations(self, prompt: Prompt, params: SamplingParams) -> list[FieldViolation]:
@@ -186,18 +191,11 @@ class AsyncEngine:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        tenant: str = "",
-        timeout: float | None = None,
-        cache_salt: str | None = None,
+        options: RequestOptions | None = None,
+        **fields: Unpack[OptionFields],
     ) -> Completion:
         """`stream()`, read to its end. Cancelling the caller cancels the request."""
-        stream = self.stream(
-            prompt, params, request_id=request_id, priority=priority, tenant=tenant, timeout=timeout, cache_salt=cache_salt
-        )
-        async with stream:
+        async with self.stream(prompt, params, options, **fields) as stream:
             async for _ in stream:
                 pass
             return stream.completion()

@@ -5,6 +5,7 @@ Pure functions over plain data; knows the model's limits and the tokenizer, noth
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -18,7 +19,7 @@ from aengine.engine.workers import Steps
 from aengine.errors import CapacityViolation, ContextLengthError, FieldViolation, InvalidRequestError, KVCapacityError, refusal
 from aengine.outputs import ModelInfo
 from aengine.params import SamplingParams
-from aengine.requests import MAX_CHAT_MESSAGES, Prompt, is_chat
+from aengine.requests import MAX_CHAT_MESSAGES, Prompt, RequestOptions, is_chat
 from aengine.scheduler import Request, RowParams
 from aengine.token_ids import read_token_ids
 
@@ -47,16 +48,6 @@ class Limits:
     @property
     def tokens(self) -> int:
         return min(self.model.max_model_len, self.kv_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The keyword arguments of `stream()`, checked."""
-
-    priority: int
-    tenant: str
-    deadline: float | None  # on time.monotonic
-    cache_salt: str
 
 
 def read_prompt(prompt: Prompt, limits: Limits, violations: list[FieldViolation]) -> tuple[Prompt | IntArray, int]:
@@ -234,9 +225,15 @@ def _raise_misfit(prompt_len: int, limits: Limits, qualified: str) -> None:
 
 
 def make_requests(
-    keys: Sequence[int], prepared: Prepared, params: SamplingParams, options: Options, limits: Limits, now: float
+    keys: Sequence[int],
+    prepared: Prepared,
+    params: SamplingParams,
+    options: RequestOptions,
+    deadline: float | None,
+    limits: Limits,
 ) -> list[Request]:
-    """One request for each sequence, as the scheduler takes them; all but the first are forks of it. `params` are effective."""
+    """One request for each sequence, as the scheduler takes them; all but the first are forks of it. `params` are effective; `deadline` is
+    on time.monotonic."""
     model, prompt = limits.model, prepared.prompt
     eos_token_ids = frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
     stop_token_ids = frozenset(params.stop_token_ids)
@@ -262,6 +259,7 @@ def make_requests(
         grammar=prepared.grammar,
         processors=params.logits_processors,
     )
+    now = time.monotonic()
     return [
         Request(
             key=key,
@@ -274,8 +272,8 @@ def make_requests(
             priority=options.priority,
             tenant=options.tenant,
             arrival=now,
-            deadline=options.deadline,
-            cache_salt=options.cache_salt,
+            deadline=deadline,
+            cache_salt=options.cache_salt or "",
             num_forks=0 if index else len(keys) - 1,
             fork_of=keys[0] if index else None,
         )

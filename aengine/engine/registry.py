@@ -23,7 +23,6 @@ from aengine.engine.output_text import OutputText, StopStrings
 from aengine.engine.prompts import (
     IntArray,
     Limits,
-    Options,
     Prepared,
     at_once,
     effective_params,
@@ -41,7 +40,7 @@ from aengine.engine.workers import Workers
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.outputs import FinishReason
 from aengine.params import SamplingParams, StructuredOutput
-from aengine.requests import Prompt
+from aengine.requests import Prompt, RequestOptions
 from aengine.scheduler import Updates
 from aengine.structured.grammars import GrammarCompiler
 
@@ -116,7 +115,7 @@ class Registry:
             compiling.cancel()
         return []
 
-    def open(self, request_id: str, prompt: Prompt | IntArray, params: SamplingParams, options: Options) -> StreamState:
+    def open(self, request_id: str, prompt: Prompt | IntArray, params: SamplingParams, options: RequestOptions) -> StreamState:
         """Take a request: submit it at once where preparing it is quick, else prepare it in a worker thread first.
 
         Prompt and parameters were `read`, and these have a seed. Raises `InvalidRequestError` or `QueueFullError`, and then nothing of
@@ -125,21 +124,21 @@ class Registry:
         keys = range(self._next_key, self._next_key + params.n)
         self._bound.enter(keys)  # before anything is done for it
         self._next_key = keys.stop
-        state = self._make_state(keys.start, request_id, params)
+        state = self._make_state(keys.start, request_id, params, options)
         if not needs_worker(prompt, params) and params.structured_output is None:
             try:
-                self._submit(state, at_once(prepare(prompt, params, self._loaded.tokenizer, self._limits)), options)
+                self._submit(state, at_once(prepare(prompt, params, self._loaded.tokenizer, self._limits)))
             except BaseException:
                 self._bound.leave(keys)
                 raise
             return state
         self._register(state)
-        self._preparations[state.key] = _Preparation(self._start_timer(state, options))
+        self._preparations[state.key] = _Preparation(self._start_timer(state))
         if params.structured_output is None:
-            self._prepare(state, prompt, options, None)
+            self._prepare(state, prompt, None)
         else:
             assert self._grammars is not None, "else it was refused"
-            self._wait_for(state, self._grammars.compile(params.structured_output), self._on_compiled, prompt, options)
+            self._wait_for(state, self._grammars.compile(params.structured_output), self._on_compiled, prompt)
         return state
 
     def update(self, updates: Updates) -> None:
@@ -195,7 +194,7 @@ class Registry:
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
-    def _make_state(self, key: int, request_id: str, params: SamplingParams) -> StreamState:
+    def _make_state(self, key: int, request_id: str, params: SamplingParams, options: RequestOptions) -> StreamState:
         tokenizer = self._loaded.tokenizer
         stop = StopStrings(params.stop) if params.stop else ()
 
@@ -209,7 +208,7 @@ class Registry:
             )
 
         wants_text = tokenizer is not None and params.detokenize is not False
-        return StreamState(key, request_id, params, new_text if wants_text else None, self._config.max_unread_tokens, self._hooks)
+        return StreamState(key, request_id, params, options, new_text if wants_text else None, self._config.max_unread_tokens, self._hooks)
 
     def _register(self, state: StreamState) -> None:
         self._by_id[state.request_id] = state
@@ -223,9 +222,9 @@ class Registry:
         for key in state.keys:
             self._streams.pop(key, None)
 
-    def _submit(self, state: StreamState, prepared: Prepared, options: Options) -> None:
+    def _submit(self, state: StreamState, prepared: Prepared) -> None:
         params = effective_params(state.params, len(prepared.prompt), self._limits)
-        requests = make_requests(state.keys, prepared, params, options, self._limits, time.monotonic())
+        requests = make_requests(state.keys, prepared, params, state.options, state.deadline, self._limits)
         self._bound.add_tokens(state.keys, len(prepared.prompt))
         self._end_preparation(state)
         self._register(state)
@@ -233,11 +232,11 @@ class Registry:
         self.num_submitted += len(requests)
         self._post(Submit(requests))
 
-    def _start_timer(self, state: StreamState, options: Options) -> Callable[[], object]:
+    def _start_timer(self, state: StreamState) -> Callable[[], object]:
         """For the deadline, of which the step thread does not know yet; returns what stops it."""
-        if options.deadline is None:
+        if state.deadline is None:
             return lambda: None
-        return self._edge.call_later(options.deadline - time.monotonic(), self._drop, state, None, FinishReason.DEADLINE)
+        return self._edge.call_later(state.deadline - time.monotonic(), self._drop, state, None, FinishReason.DEADLINE)
 
     def _wait_for(self, state: StreamState, work: Future[Any], then: Callable[..., None], *args: object) -> None:
         """Have `then(state, *args, work)` called in the loop when `work` is done; it is cancelled if the request ends before."""
@@ -249,26 +248,26 @@ class Registry:
         if preparation is not None:
             preparation.end()
 
-    def _on_compiled(self, state: StreamState, prompt: Prompt | IntArray, options: Options, compiling: Future[CompiledGrammar]) -> None:
+    def _on_compiled(self, state: StreamState, prompt: Prompt | IntArray, compiling: Future[CompiledGrammar]) -> None:
         """A request's grammar is known, or is none."""
         if state.released.is_set():
             return
         try:
-            self._prepare(state, prompt, options, compiling.result())
+            self._prepare(state, prompt, compiling.result())
         except Exception as error:
             self._drop(state, error)
 
-    def _prepare(self, state: StreamState, prompt: Prompt | IntArray, options: Options, grammar: CompiledGrammar | None) -> None:
+    def _prepare(self, state: StreamState, prompt: Prompt | IntArray, grammar: CompiledGrammar | None) -> None:
         steps = prepare(prompt, state.params, self._loaded.tokenizer, self._limits, grammar)
         work = self._workers.submit(steps, size_of(prompt))
-        self._wait_for(state, work, self._on_prepared, options)
+        self._wait_for(state, work, self._on_prepared)
 
-    def _on_prepared(self, state: StreamState, options: Options, work: Future[Prepared]) -> None:
+    def _on_prepared(self, state: StreamState, work: Future[Prepared]) -> None:
         """A request comes back from a worker thread."""
         if state.released.is_set():
             return
         try:
-            self._submit(state, work.result(), options)
+            self._submit(state, work.result())
         except Exception as error:
             self._drop(state, error)
 

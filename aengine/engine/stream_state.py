@@ -17,6 +17,7 @@ import anyio
 from aengine.engine.output_text import OutputText
 from aengine.outputs import FinishReason, RequestInfo, RequestState, Timing, TokenLogprob, Usage
 from aengine.params import SamplingParams
+from aengine.requests import RequestOptions
 from aengine.scheduler import Finished
 
 NO_TOKEN = -1  # token_id of the item that closes a sequence ended from outside
@@ -64,6 +65,7 @@ class StreamState:
         key: int,
         request_id: str,
         params: SamplingParams,
+        options: RequestOptions,
         new_text: Callable[[], OutputText] | None,
         lag_limit: int,
         hooks: StreamHooks,
@@ -72,6 +74,7 @@ class StreamState:
         self.key = key
         self.request_id = request_id
         self.params = params  # with defaults applied, once they are known
+        self.options = options
         self.hooks = hooks
         self.items: deque[Item] = deque()  # not yet read
         self.prompt_tokens = 0
@@ -99,6 +102,11 @@ class StreamState:
     @property
     def keys(self) -> range:
         return range(self.key, self.key + self.params.n)
+
+    @property
+    def deadline(self) -> float | None:
+        """On time.monotonic."""
+        return None if self.options.timeout is None else self._arrival + self.options.timeout
 
     @property
     def finished(self) -> bool:

@@ -29,6 +29,7 @@ from aengine import (
 from aengine.client import AsyncClient
 from aengine.client.arrivals import MAX_UNREAD_TOKENS
 from aengine.client.failures import FIRST_BACKOFF, LONGEST_BACKOFF, Backoff, Failure
+from aengine.requests import RequestOptions
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, ResumeGenerateRequest, StreamGenerateRequest
 
 pytestmark = pytest.mark.anyio
@@ -310,7 +311,6 @@ class TestLeaving:
     def test_what_cannot_travel(self) -> None:
         from aengine.client.request import write_request
 
-        options: dict[str, Any] = {"request_id": "r", "priority": 0, "tenant": "", "timeout": None, "cache_salt": None}
         for prompt, params, field in [
             ("x", SamplingParams(logits_processors=(lambda logits, ids: None,)), "logits_processors"),
             ([{"role": "user", "content": "a", "name": "b"}], SamplingParams(), "prompt"),
@@ -321,5 +321,5 @@ class TestLeaving:
             ("x", SamplingParams(stop=("\ud800",)), "params"),
         ]:
             with pytest.raises(InvalidRequestError) as caught:
-                write_request(prompt, params, **options)  # type: ignore[arg-type]
+                write_request(prompt, params, RequestOptions())  # type: ignore[arg-type]
             assert caught.value.field == field

@@ -26,6 +26,7 @@ from aengine.engine.prompts import derive_seed
 from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Steps
 from aengine.outputs import FinishReason, ModelInfo
+from aengine.requests import RequestOptions
 from aengine.runner.base import Hold
 from aengine.runner.delayed import DelayedStep, DelayedSteps
 from aengine.scheduler import StepPlan, StepResult
@@ -154,15 +155,17 @@ class OracleEngine(AsyncEngine):
         info = ModelInfo("oracle", "Oracle", self.runner.max_model_len, VOCAB_SIZE, (7,), "none", 0, False, SamplingParams())
         return LoadedModel(self.runner, Tokenizer.load(DEMO_DIR), info)
 
-    def stream(self, prompt: Any, params: SamplingParams | None = None, **options: Any) -> Any:
+    def stream(self, prompt: Any, params: SamplingParams | None = None, options: RequestOptions | None = None, **fields: Any) -> Any:
         """The oracle must know a request before its first step: its prompt, and its seed, by which it tells requests apart."""
         if isinstance(prompt, np.ndarray):  # as the server hands ids on
             prompt = prompt.tolist()
         known = isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
         if known and isinstance(params, SamplingParams) and params.seed is not None:
             for seed in seeds_of(params):
-                self.runner.truths[seed] = solo_run(self.request(prompt, replace(params, seed=seed), options.get("cache_salt")), VOCAB_SIZE)
-        return super().stream(prompt, params, **options)
+                self.runner.truths[seed] = solo_run(
+                    self.request(prompt, replace(params, seed=seed), fields.get("cache_salt", options and options.cache_salt)), VOCAB_SIZE
+                )
+        return super().stream(prompt, params, options, **fields)
 
     def request(self, prompt: list[int], params: SamplingParams, cache_salt: str | None = None) -> Request:
         room = self.runner.max_model_len - len(prompt)

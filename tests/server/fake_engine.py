@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import anyio
@@ -13,6 +13,7 @@ import anyio
 from aengine.errors import EngineStateError, FieldViolation, RequestIdInUseError
 from aengine.outputs import Completion, FinishReason, ModelInfo, RequestInfo, RequestState, Timing, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
+from aengine.requests import RequestOptions
 
 INFO = ModelInfo(
     name="fake",
@@ -194,14 +195,15 @@ class FakeEngine:
     async def violations(self, prompt: Any, params: SamplingParams) -> list[FieldViolation]:
         return [FieldViolation("max_tokens", "too many")] if (params.max_tokens or 0) >= INFO.max_model_len else []
 
-    def stream(self, prompt: Any, params: SamplingParams, *, request_id: str | None = None, **options: Any) -> FakeStream:
+    def stream(self, prompt: Any, params: SamplingParams, options: RequestOptions | None = None, **fields: Any) -> FakeStream:
         if self.refusal is not None:
             raise self.refusal
-        request_id = request_id or f"drawn-{len(self.streams)}"
+        options = RequestOptions.of(options, fields)  # type: ignore[arg-type]
+        request_id = options.request_id or f"drawn-{len(self.streams)}"
         if request_id in self.streams:
             raise RequestIdInUseError((FieldViolation("request_id", f"{request_id!r} is in use"),))
         seed = 77 if params.seed is None else params.seed
-        stream = FakeStream(self, request_id, {"prompt": prompt, "params": params, **options}, seed)
+        stream = FakeStream(self, request_id, {"prompt": prompt, "params": params, **asdict(options)}, seed)
         stream.push(self.script)
         self.streams[request_id] = stream
         self.submitted.put_nowait(stream)

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from aengine.errors import FieldViolation, InvalidRequestError, RequestIdInUseError
 from aengine.outputs import FinishReason
 from aengine.params import SamplingParams, StructuredOutput
+from aengine.requests import RequestOptions
 from aengine.server.generation import convert
 from aengine.server.generation.convert import EngineRequest, effective_spec, located, write_model
 from aengine.v1 import generation_pb2
@@ -67,8 +68,8 @@ def a_request(**fields: object) -> GenerateRequest:
 def test_unset_stays_unset() -> None:
     wanted = read_request(a_request())
     assert wanted.params == SamplingParams()
-    assert (wanted.prompt, wanted.request_id, wanted.priority, wanted.tenant) == ("Once", None, 0, "")
-    assert (wanted.timeout, wanted.cache_salt, wanted.text, wanted.token_ids) == (None, None, True, False)
+    assert (wanted.prompt, wanted.options) == ("Once", RequestOptions())
+    assert (wanted.text, wanted.token_ids) == (True, False)
     assert wanted.effective_params is False
 
 
@@ -157,7 +158,7 @@ def test_every_field_arrives() -> None:
         logprobs=4,
         prompt_logprobs=5,
     )
-    assert (wanted.request_id, wanted.timeout, wanted.cache_salt, wanted.priority, wanted.tenant) == ("a.B:1-_", 1.5, "pepper", -100, "a")
+    assert wanted.options == RequestOptions(request_id="a.B:1-_", timeout=1.5, cache_salt="pepper", priority=-100, tenant="a")
     assert (wanted.text, wanted.token_ids, wanted.effective_params) == (False, True, True)
 
 

@@ -46,9 +46,9 @@ class Engine(OracleEngine):
 
     seeds = itertools.count(10_000)
 
-    def stream(self, prompt: Any, params: SamplingParams | None = None, **options: Any) -> Any:
+    def stream(self, prompt: Any, params: SamplingParams | None = None, *options: Any, **fields: Any) -> Any:
         max_tokens = 20 if params is None else min(20, params.max_tokens or 20)
-        return super().stream([1, 2, 3], SamplingParams(seed=next(self.seeds), max_tokens=max_tokens, ignore_eos=True), **options)
+        return super().stream([1, 2, 3], SamplingParams(seed=next(self.seeds), max_tokens=max_tokens, ignore_eos=True), *options, **fields)
 
 
 # ---- what is sent ------------------------------------------------------------------------------------------------------------

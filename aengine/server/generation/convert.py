@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from aengine.errors import FieldErrorT, FieldViolation, InvalidRequestError
 from aengine.outputs import ModelInfo, Usage
 from aengine.params import MAX_CHOICES, SamplingParams, StructuredOutput
-from aengine.requests import Prompt, option_violations
+from aengine.requests import Prompt, RequestOptions
 from aengine.server.generation.chat import read_chat
 from aengine.server.generation.durations import read_seconds
 from aengine.server.generation.stream_options import StreamPolicy, read_stream_options
@@ -30,11 +29,7 @@ class EngineRequest:
 
     prompt: Prompt
     params: SamplingParams
-    request_id: str | None
-    priority: int
-    tenant: str
-    timeout: float | None  # seconds
-    cache_salt: str | None
+    options: RequestOptions
     text: bool
     token_ids: bool
     effective_params: bool
@@ -51,24 +46,15 @@ async def read_request(
     prompt = _read_prompt(spec.prompt, violations)
     params = _read_params(spec, violations)
     policy = read_stream_options(spec.stream, violations)
-    options: dict[str, Any] = {
-        "request_id": request.request_id if request.HasField("request_id") else None,
-        "priority": spec.priority,
-        "tenant": spec.tenant,
-        "timeout": None,
-        "cache_salt": spec.cache.salt or None,
-    }
-    if spec.stopping.HasField("time_limit"):
-        options["timeout"] = read_seconds(spec.stopping.time_limit, path_of("timeout", spec), violations)
-    violations.extend(_located(option_violations(**options), spec))
-    if violations:
+    options = _read_options(request, violations)
+    if violations or options is None:
         named = {violation.field for violation in violations}
         others = _located(await violations_of(prompt, params), spec)
         raise InvalidRequestError([*violations, *(violation for violation in others if violation.field not in named)])
     return EngineRequest(
         prompt=prompt,
         params=params,
-        **options,
+        options=options,
         text=_wants_text(spec.output),
         token_ids=spec.output.token_ids,
         effective_params=spec.output.effective_params,
@@ -151,6 +137,23 @@ def _read_structured_output(spec: generation_pb2.GenerationSpec, violations: lis
     except InvalidRequestError as error:
         violations.extend(_located(error.violations, spec))
     return None
+
+
+def _read_options(request: GenerationRequest, violations: list[FieldViolation]) -> RequestOptions | None:
+    spec, timeout = request.spec, None
+    if spec.stopping.HasField("time_limit"):
+        timeout = read_seconds(spec.stopping.time_limit, path_of("timeout", spec), violations)
+    try:
+        return RequestOptions(
+            request_id=request.request_id if request.HasField("request_id") else None,
+            priority=spec.priority,
+            tenant=spec.tenant,
+            timeout=timeout,
+            cache_salt=spec.cache.salt or None,
+        )
+    except InvalidRequestError as error:
+        violations.extend(_located(error.violations, spec))
+        return None
 
 
 def _wants_text(output: generation_pb2.OutputOptions) -> bool:

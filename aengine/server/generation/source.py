@@ -103,10 +103,11 @@ async def open_generation(
         model = require_model(backend.engine, request.spec.model)
         wanted = await read_request(request, backend.engine.violations)
         # The engine hears of the call's deadline, so that it can end the work in time even if the cancellation is late.
-        by_call = remaining is not None and (wanted.timeout is None or remaining < wanted.timeout)
+        options = wanted.options
+        by_call = remaining is not None and (options.timeout is None or remaining < options.timeout)
         if by_call and remaining is not None and remaining <= 0:
             raise DeadlinePassedError("the deadline had passed when the request arrived")
-        record = GenerationRecord(wanted.request_id or "")
+        record = GenerationRecord(options.request_id or "")
         start = time.monotonic()
         writer = EventWriter(record, new_event, text=wanted.text, token_ids=wanted.token_ids, delta_tokens=wanted.stream.delta_tokens)
         caller = current_caller()
@@ -114,11 +115,9 @@ async def open_generation(
             stream = backend.engine.stream(
                 wanted.prompt,
                 wanted.params,
-                request_id=backend.engine_id(wanted.request_id, caller),
-                priority=wanted.priority,
-                tenant=wanted.tenant,
-                timeout=remaining if by_call else wanted.timeout,
-                cache_salt=wanted.cache_salt,
+                options,
+                request_id=backend.engine_id(options.request_id, caller),
+                timeout=remaining if by_call else options.timeout,
             )
         except RequestIdInUseError as error:
             raise located(error, request.spec) from error
@@ -126,7 +125,7 @@ async def open_generation(
             # Of a grammar it does not know yet whether it can be compiled.
             violations = [] if wanted.params.structured_output is None else await backend.engine.violations(wanted.prompt, wanted.params)
             raise located(refusal(violations) if violations else error, request.spec) from error
-        record.request_id = request_id = wanted.request_id or stream.request_id
+        record.request_id = request_id = options.request_id or stream.request_id
         backend.streams.add(request_id, caller, stream)
         try:
             async with stream:
