@@ -20,7 +20,7 @@ from aengine.kernels.cpu.library import BLOCK, ELEMENTS, MAX_HEAD_DIM, PANEL, CL
 from aengine.kernels.cpu.memory import Allocate, lazy_zeros
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
-from aengine.kernels.cpu.step import NO_LAST_TOKENS, NO_TOKENS, IntArray, LastTokens, address, address_of_draws, check
+from aengine.kernels.cpu.step import NO_LAST_TOKENS, NO_TOKENS, IntArray, LastTokens, address, address_of_params, check
 from aengine.models.named_weights import named_weights
 from aengine.models.spec import ModelSpec
 
@@ -44,11 +44,11 @@ class StepArguments:
         logits_indices: IntArray | None = None,
         hidden: Tensor | None = None,
         sampled: NDArray[np.int64] | None = None,
-        draws: NDArray[np.void] | None = None,
+        draw_params: NDArray[np.void] | None = None,
         last_tokens: LastTokens = NO_LAST_TOKENS,
     ) -> None:
-        """`draws` are of `DRAW`. Raises ValueError for too many or too few ids, draws or rows, and for last tokens that could not be
-        written back."""
+        """`draw_params` are of `DRAW_PARAMS`. Raises ValueError for too many or too few ids, draws or rows, and for last tokens that could
+        not be written back."""
         given = (  # in the order of the fields of `CStep`
             NO_TOKENS if token_ids is None else token_ids,
             layout.positions,
@@ -63,14 +63,14 @@ class StepArguments:
             last_tokens.output_rows,
         )
         arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in given]
-        self._keep = (arrays, hidden, sampled, draws)
+        self._keep = (arrays, hidden, sampled, draw_params)
         num_tokens, num_logits = len(layout.positions), 0 if logits_indices is None else len(logits_indices)
         tokens, num_inputs, num_outputs = last_tokens.tokens, len(last_tokens.input_rows), len(last_tokens.output_rows)
         self.c = CStep(
             *map(address, arrays),
             None if hidden is None else hidden.data_ptr(),
             None if sampled is None else address(sampled),
-            None if draws is None else address_of_draws(draws, num_logits),
+            None if draw_params is None else address_of_params(draw_params, num_logits),
             num_tokens,
             len(layout.last_page_len),
             num_logits,
@@ -203,22 +203,22 @@ class DecoderStack:
         logits_indices: IntArray,
         *,
         greedy: bool = False,
-        draws: NDArray[np.void] | None = None,
+        draw_params: NDArray[np.void] | None = None,
         last_tokens: LastTokens = NO_LAST_TOKENS,
     ) -> PreparedStep:
         """A step that writes keys and values of [T] `token_ids` at the layout's slots.
 
-        At the [m] `logits_indices` it brings hidden states; or next tokens, if it is `greedy` or has [m] `draws` (of `DRAW`).
+        At the [m] `logits_indices` it brings hidden states; or next tokens, if it is `greedy` or has [m] `draw_params` (of `DRAW_PARAMS`).
         What a token gets depends on its own sequence alone: not on other rows, the cut into chunks, or the number of threads.
         Raises ValueError for a pool of another shape, and for another number of ids or draws than there are tokens.
         """
         shape = (pool.c.num_layers, pool.c.kv_heads, pool.c.head_dim, pool.c.element)
         if shape != (self._c.num_layers, self._c.kv_heads, self._c.head_dim, self._c.element):
             raise ValueError("the pool's layers, KV heads, head_dim or dtype are not the model's")
-        samples = greedy or draws is not None
+        samples = greedy or draw_params is not None
         hidden = None if samples else torch.empty(len(logits_indices), self._hidden_stride, dtype=self.dtype)
         sampled = np.empty(len(logits_indices), np.int64) if samples else None
-        step = StepArguments(layout, token_ids, logits_indices, hidden, sampled, draws, last_tokens)
+        step = StepArguments(layout, token_ids, logits_indices, hidden, sampled, draw_params, last_tokens)
         arguments = (ctypes.byref(self._c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
         used = None if hidden is None else hidden[:, : self.spec.hidden_size]
         return PreparedStep(workspace, arguments, (self, pool, step), used, sampled)

@@ -138,17 +138,19 @@ class CpuExecutor:
         *,
         all_hidden: bool,
         greedy: bool = False,
-        draws: NDArray[np.void] | None = None,
+        draw_params: NDArray[np.void] | None = None,
         feed: LastTokens = NO_LAST_TOKENS,
     ) -> CpuRun:
         assert self._pool is not None, "allocated"
         if all_hidden:
             wanted = np.arange(len(token_ids), dtype=np.int32)
-        step = self._stack.prepare(self._workspace, self._pool, layout, token_ids, wanted, greedy=greedy, draws=draws, last_tokens=feed)
+        step = self._stack.prepare(
+            self._workspace, self._pool, layout, token_ids, wanted, greedy=greedy, draw_params=draw_params, last_tokens=feed
+        )
         return CpuRun(self, self._stack, self._workspace, step, all_hidden=all_hidden)
 
-    def draw(self, logits: Tensor, draws: NDArray[np.void]) -> Tensor:
-        return ops.draw(self._workspace, logits, draws)
+    def draw(self, logits: Tensor, draw_params: NDArray[np.void]) -> Tensor:
+        return ops.draw(self._workspace, logits, draw_params)
 
     def forward(self, step: StepInput) -> CpuHidden:
         token_ids, wanted = step.input_ids.numpy(), step.logits_indices.numpy()

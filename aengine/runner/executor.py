@@ -214,14 +214,14 @@ class HostExecutor(Executor, Protocol):
         *,
         all_hidden: bool,
         greedy: bool = False,
-        draws: NDArray[np.void] | None = None,
+        draw_params: NDArray[np.void] | None = None,
         feed: LastTokens = NO_LAST_TOKENS,
     ) -> HostRun:
         """The layers over [T] `token_ids`, the first of which may come of `feed` when they begin. `wanted`: as the `logits_indices` of a
-        `StepInput`. The step chooses what follows them where it is `greedy` or has `draws`, which say how (`aengine.kernels.draws`); not
+        `StepInput`. The step chooses what follows them where it is `greedy` or has `draw_params` (of `DRAW_PARAMS`); not
         with `all_hidden`."""
 
-    def draw(self, logits: Tensor, draws: NDArray[np.void]) -> Tensor:
+    def draw(self, logits: Tensor, draw_params: NDArray[np.void]) -> Tensor:
         """[m, vocab_size] contiguous float32 logits -> [m] int64: what the same step would have chosen."""
 
 

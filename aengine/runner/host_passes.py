@@ -17,7 +17,7 @@ from aengine.runner.executor import HostExecutor, HostHidden, HostRun, StepPass
 from aengine.runner.landing import as_int32
 from aengine.runner.passes import HostStep
 
-Draws = Callable[[NDArray[np.int32], NDArray[np.int32]], "NDArray[np.void] | None"]
+GetDrawParams = Callable[[NDArray[np.int32], NDArray[np.int32]], "NDArray[np.void] | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class HostPassRun:
 
 
 class HostPasses:
-    def __init__(self, executor: HostExecutor, max_num_seqs: int, draws: Draws) -> None:
-        """`draws`: how [m] rows draw their tokens at [m] positions; None where something else is wanted of their logits."""
+    def __init__(self, executor: HostExecutor, max_num_seqs: int, draw_params: GetDrawParams) -> None:
+        """`draw_params`: how [m] rows draw their tokens at [m] positions; None where something else is wanted of their logits."""
         self._executor = executor
-        self._draws = draws
+        self._draw_params = draw_params
         self.last = np.zeros(max_num_seqs, dtype=np.int32)
         self.last_tokens = torch.from_numpy(self.last)
         """[max_num_seqs] int32, by row."""
@@ -89,12 +89,14 @@ class HostPasses:
         else:
             token_ids = np.concatenate((np.zeros(layout.num_decodes, np.int32), step.token_ids))
             wanted = layout.qo_indptr[1:][step.sampled] - 1
-        greedy, draws = step.greedy and not step.all_hidden, None
+        greedy, draw_params = step.greedy and not step.all_hidden, None
         if not greedy and not step.all_hidden:
-            draws = self._draws(step.sampled_rows, step.next_positions)
-        chooses = greedy or draws is not None
+            draw_params = self._draw_params(step.sampled_rows, step.next_positions)
+        chooses = greedy or draw_params is not None
         feed = LastTokens(self.last, step.rows[: layout.num_decodes], step.sampled_rows if chooses else step.rows[:0])
-        run = self._executor.prepare(layout, token_ids, wanted, all_hidden=step.all_hidden, greedy=greedy, draws=draws, feed=feed)
+        run = self._executor.prepare(
+            layout, token_ids, wanted, all_hidden=step.all_hidden, greedy=greedy, draw_params=draw_params, feed=feed
+        )
         return HostPassRun(run, step, wanted, chooses=chooses)
 
     def keep(self, done: StepPass, tokens: Tensor) -> None:

@@ -42,7 +42,6 @@ from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
 from aengine.runner.rehearsal import GREEDY, rehearsal
 from aengine.runner.threads import own_threads
 from aengine.sampling import SampledTokens, Sampler
-from aengine.sampling.cpu_draw import CpuDraw
 from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan
 
 _log = logging.getLogger("aengine")
@@ -89,8 +88,9 @@ class ModelRunner:
         with self._lane.enter():
             self.dtype = _dtype(config, self.spec, model_dir)
             self._executor = build_executor(ExecutorSetup(config, self.spec, model_dir, self.dtype, self.device, wanted_len, warm, check))
-            draws = CpuDraw(self._executor.draw) if isinstance(self._executor, HostExecutor) else None
-            self._sampler = Sampler(self.max_num_seqs, self.spec.vocab_size, self.device, draws)
+            host_draw = self._executor.draw if isinstance(self._executor, HostExecutor) else None
+            draw = None if host_draw is None else lambda logits, host_params, _: host_draw(logits, host_params)
+            self._sampler = Sampler(self.max_num_seqs, self.spec.vocab_size, self.device, draw)
             self._scorer = PromptScorer(self.spec.vocab_size, self.device)
             self._landings: Landings | None = None
             self._passes: Passes | HostPasses

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.kernels.draws import HIGHEST_LOGIT
+from aengine.kernels.draw_params import HIGHEST_LOGIT
 from aengine.params import LogitsProcessor
 from aengine.scheduler.plan import NewRow
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.kernels.draws import HIGHEST_LOGIT
+from aengine.kernels.draw_params import HIGHEST_LOGIT
 from aengine.kernels.upload import to_device
 from aengine.scheduler.plan import Features, NewRow
 

@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.errors import NothingToChooseError
+from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
 from aengine.kernels.upload import to_device
 from aengine.sampling.bad_words import BadWords
 from aengine.sampling.custom import CustomProcessors
-from aengine.sampling.device_draw import DeviceDraw
-from aengine.sampling.draw import Drawer
+from aengine.sampling.draw import Draw, select_draw
 from aengine.sampling.logprobs import DeviceLogprobs, token_logprobs
 from aengine.sampling.masks import LogitMasks, tokens_in
 from aengine.sampling.penalties import Penalties
-from aengine.scheduler.plan import Features, NewRow
+from aengine.scheduler.plan import Features, NewRow, RowParams
 
 if TYPE_CHECKING:
     from aengine.sampling.grammar import GrammarRows
 
-_PROCESSED, _LAST_TOKEN = int(Features.PROCESSED), int(Features.LAST_TOKEN)
+_RANDOM, _PROCESSED, _LAST_TOKEN = int(Features.RANDOM), int(Features.PROCESSED), int(Features.LAST_TOKEN)
 _MORE_THAN_A_DRAW = int(Features.PROCESSED | Features.LOGPROBS)
 
 
@@ -59,8 +59,8 @@ class SampledTokens:
 class Sampler:
     """Samples for rows 0 .. `max_rows` - 1 over `vocab_size` ids."""
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device, draws: DeviceDraw | None = None) -> None:
-        """`draws`: as of `Drawer`."""
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device, draw: Draw | None = None) -> None:
+        """`draw`: None is what is best on the device."""
         self.vocab_size = vocab_size
         self.device = device
         self._features = np.zeros(max_rows, dtype=np.int32)  # of `Features`
@@ -71,7 +71,9 @@ class Sampler:
         self._penalties = Penalties(max_rows, device)
         self._custom = CustomProcessors(max_rows)
         self._grammars: GrammarRows | None = None
-        self._drawer = Drawer(max_rows, vocab_size, device, draws)
+        self._draw = draw or select_draw(vocab_size, device)
+        self._draw_params = np.zeros(max_rows, dtype=DRAW_PARAMS)
+        self._device_params: Tensor
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
         """Takes over rows that changed hands. What it raises may be the fault of any of them; it can be called again with the others."""
@@ -81,7 +83,9 @@ class Sampler:
             self._features[new.row] = new.params.features
             self._greedy[new.row] = not new.params.features & (Features.RANDOM | Features.LOGPROBS | Features.PROCESSED)
             self._num_logprobs[new.row] = -1 if new.params.logprobs is None else min(new.params.logprobs, self.vocab_size)
-        self._drawer.update(new_rows)
+            self._draw_params[new.row] = _draw_params(new.params, self.vocab_size)
+        # Of all rows, which is one small upload, and none on a CPU: there it is the same memory.
+        self._device_params = to_device(self._draw_params.view(np.int32).reshape(len(self._draw_params), -1), self.device)
         self._masks.update(new_rows)
         self._bad_words.update(new_rows)
         self._penalties.update(new_rows)
@@ -98,11 +102,13 @@ class Sampler:
         return int(np.count_nonzero(self._greedy[rows])) == len(rows)  # faster than all(), and called in every step
 
     def draw_params(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.void] | None:
-        """[m] `DRAW`: how to draw the tokens of these rows at `positions` from the model's logits. None: `sample` does more than that for
-        one of the rows."""
+        """[m] `DRAW_PARAMS` of tokens of these rows at `positions`, if all that `sample` does is to draw them from the model's logits;
+        else None."""
         if np.count_nonzero(self._features[rows] & _MORE_THAN_A_DRAW):
             return None
-        return self._drawer.draws(rows, positions)
+        params = self._draw_params[rows]
+        params["position"] = positions
+        return params
 
     def sample(
         self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32], device_rows: Tensor, device_positions: Tensor
@@ -112,15 +118,22 @@ class Sampler:
         `positions` [m] are those of the tokens to be drawn, and key their noise; `device_*` are the same on the device. Logits of
         rows with processors are changed in place; they must then be contiguous.
         """
+        features = self._features[rows]
         count = self._num_logprobs[rows]
         wanted = np.flatnonzero(count >= 0)
-        processed = np.flatnonzero(self._features[rows] & _PROCESSED)
+        processed = np.flatnonzero(features & _PROCESSED)
         raw: Tensor | None = None
         if len(wanted):
             untouched = len(processed) == 0 and len(wanted) == len(rows)
             raw = logits if untouched else logits.index_select(0, self._put(wanted))
         failures, postponed = self._process(logits, rows, positions) if len(processed) else ({}, frozenset())
-        tokens = self._drawer.draw(logits, rows, device_rows, device_positions)
+        if np.count_nonzero(features & _RANDOM):
+            params = self._draw_params[rows]
+            params["position"] = positions
+            on_device = DrawParams(self._device_params.index_select(0, device_rows), device_positions)
+            tokens = self._draw(logits, params, on_device)
+        else:
+            tokens = logits.argmax(-1)
         checked: CheckedRows | None = None
         if len(processed):
             at = self._put(processed)
@@ -202,3 +215,10 @@ class Sampler:
 
     def _put(self, array: NDArray[np.generic]) -> Tensor:
         return to_device(array, self.device)
+
+
+def _draw_params(params: RowParams, vocab_size: int) -> tuple[float, float, float, int, int, int, int]:
+    """A record of `DRAW_PARAMS`, without the position."""
+    temperature = params.temperature if params.features & Features.RANDOM else 0.0
+    top_k = params.top_k if params.top_k < vocab_size else 0
+    return temperature, params.top_p, params.min_p, top_k, params.seed, 0, 0

@@ -9,31 +9,60 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.kernels.draw_params import DrawParams
+from aengine.kernels.upload import to_device
 from aengine.sampling.candidates import kept_candidates, top_candidates
-from aengine.sampling.device_draw import RowParams
 from aengine.sampling.masses import MassDraw
 from aengine.sampling.noise import log_exponential, row_keys
 
+_GREEDY, _MIN_P, _TOP_P, _TOP_K = -1, 1, 2, 4  # kinds of rows: a greedy one, one with some of the limits
+_TOP_K_GROUPS = (64, 1024)  # rows up to the same bound are drawn together, so that one large top_k does not burden the others
 _LOOKS = (64, 1024)  # candidates of a top_p row that are looked at before it is treated as one with a wide nucleus
 
 
 class TorchDraw:
-    """Satisfies `DeviceDraw`."""
+    """A `Draw`. Rows of one kind are drawn together, so that no row pays for a neighbour's filter."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._whole = MassDraw(vocab_size, device)
 
-    def whole(self, logits: Tensor, params: RowParams, with_min_p: bool) -> Tensor:
+    def __call__(self, logits: Tensor, host_params: NDArray[np.void], params: DrawParams) -> Tensor:
+        top_k = host_params["top_k"]
+        kinds = _MIN_P * (host_params["min_p"] > 0.0) + _TOP_P * (host_params["top_p"] < 1.0)
+        kinds = np.where(top_k > 0, _TOP_K + np.searchsorted(_TOP_K_GROUPS, top_k), kinds)
+        kinds[host_params["temperature"] == 0.0] = _GREEDY
+        tokens = torch.empty(len(logits), dtype=torch.int64, device=self._device)
+        for kind in np.unique(kinds).tolist():
+            members = np.flatnonzero(kinds == kind)
+            most = int(top_k[members].max())
+            if len(members) == len(kinds):
+                return self._draw_kind(kind, logits, params, most)
+            rows = to_device(members, self._device)
+            tokens.index_copy_(0, rows, self._draw_kind(kind, logits.index_select(0, rows), params.select(rows), most))
+        return tokens
+
+    def _draw_kind(self, kind: int, logits: Tensor, params: DrawParams, most: int) -> Tensor:
+        if kind == _GREEDY:
+            return logits.argmax(-1)
+        if kind >= _TOP_K:
+            return self.top_k(logits, params, most)
+        return (self.nucleus if kind & _TOP_P else self.whole)(logits, params, bool(kind & _MIN_P))
+
+    def whole(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
+        """From all tokens that min_p leaves. `with_min_p`: whether rows have one; else it is 0 for all."""
         min_p = params.min_p if with_min_p else None
         masses = self._whole.masses(logits, params.temperature, min_p)
         return self._whole.draw(logits, masses, params.temperature, min_p, params.seed, params.positions)
 
-    def nucleus(self, logits: Tensor, params: RowParams, with_min_p: bool) -> Tensor:
+    def nucleus(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
+        """From the likeliest tokens that have top_p of the mass that min_p leaves. `with_min_p`: as above."""
         total = self._whole.masses(logits, params.temperature, params.min_p if with_min_p else None).total()
         if self._device.type != "cpu":
             return self._from_candidates(logits, params, total, self._vocab_size)[0]
@@ -44,25 +73,26 @@ class TorchDraw:
             if whole.all():
                 return tokens
             wider = (~whole).nonzero()[:, 0]
-            rest, logits, params, total = rest[wider], logits[wider], params.of(wider), total[wider]
+            rest, logits, params, total = rest[wider], logits[wider], params.select(wider), total[wider]
         tokens[rest] = self._from_wide_nucleus(logits, params)
         return tokens
 
-    def top_k(self, logits: Tensor, params: RowParams, most: int) -> Tensor:
+    def top_k(self, logits: Tensor, params: DrawParams, most: int) -> Tensor:
+        """From the likeliest top_k tokens, `most` at most, under min_p and top_p."""
         best, ids = top_candidates(logits, most)
         scores = best / params.temperature[:, None]
         kept = kept_candidates(scores, params.min_p, params.top_k, params.top_p, None)
-        return self._choose(scores, ids, kept, params)
+        return self._sample(scores, ids, kept, params)
 
-    def _from_candidates(self, logits: Tensor, params: RowParams, total: Tensor, look: int) -> tuple[Tensor, Tensor]:
+    def _from_candidates(self, logits: Tensor, params: DrawParams, total: Tensor, look: int) -> tuple[Tensor, Tensor]:
         """Tokens from among the `look` likeliest, and whether no more of them belong to the nucleus: [m] bool."""
         best, ids = top_candidates(logits, look)
         scores = best / params.temperature[:, None]
         kept = kept_candidates(scores, params.min_p, params.top_k, params.top_p, total)
         whole = ~kept[:, -1] if look < self._vocab_size else torch.ones_like(kept[:, 0])
-        return self._choose(scores, ids, kept, params), whole
+        return self._sample(scores, ids, kept, params), whole
 
-    def _from_wide_nucleus(self, logits: Tensor, params: RowParams) -> Tensor:
+    def _from_wide_nucleus(self, logits: Tensor, params: DrawParams) -> Tensor:
         """By rejection: draws from the whole row until the mass before the token, in the order of (logit, -id), is less than top_p.
 
         Each draw is accepted with a probability of top_p at least, so that a few passes take the place of a sort.
@@ -70,7 +100,7 @@ class TorchDraw:
         tokens = torch.empty(len(logits), dtype=torch.int64)
         ids = torch.arange(self._vocab_size)
         for i in range(len(logits)):
-            row, p = logits[i : i + 1], params.of(torch.tensor([i]))
+            row, p = logits[i : i + 1], params.select(torch.tensor([i]))
             masses = self._whole.masses(row, p.temperature, p.min_p)
             needed = p.top_p[:, None] * masses.total()
             for attempt in itertools.count(1):  # 0 are the draws of which the first is final
@@ -82,7 +112,7 @@ class TorchDraw:
                     break
         return tokens
 
-    def _choose(self, scores: Tensor, ids: Tensor, kept: Tensor, params: RowParams) -> Tensor:
+    def _sample(self, scores: Tensor, ids: Tensor, kept: Tensor, params: DrawParams) -> Tensor:
         noise = log_exponential(row_keys(params.seed, params.positions), self._whole.hashes[ids])
         best = torch.sub(scores, noise, out=noise).masked_fill_(~kept, -math.inf).argmax(-1, keepdim=True)
         return ids.gather(1, best)[:, 0]

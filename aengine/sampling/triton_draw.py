@@ -9,40 +9,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
 from aengine.kernels.triton.nucleus import nucleus_end
 from aengine.kernels.triton.sampling import draw_in_blocks, gumbel_argmax
 from aengine.kernels.upload import to_device
-from aengine.sampling.device_draw import PACKED, PACKED_WORDS, RowParams
 from aengine.sampling.torch_draw import TorchDraw
 
 
-class TritonDraw:
-    """Satisfies `DeviceDraw`."""
-
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._torch = TorchDraw(vocab_size, device)
-        self._vocab_size = vocab_size
-        self._device = device
+class TritonDraw(TorchDraw):
+    """A `Draw`."""
 
     def run_once(self) -> None:
         """Every kernel, so that none is compiled while a request waits. Raises whatever the compiler raises."""
         logits = torch.zeros(1, self._vocab_size, device=self._device)
-        packed = np.zeros(1, dtype=PACKED)
-        packed["temperature"], packed["top_p"] = 1.0, 0.5
-        params = RowParams(
-            to_device(packed.view(np.int32).reshape(1, PACKED_WORDS), self._device),
-            torch.zeros(1, dtype=torch.int32, device=self._device),
-        )
+        record = np.zeros(1, dtype=DRAW_PARAMS)
+        record["temperature"], record["top_p"] = 1.0, 0.5
+        packed = to_device(record.view(np.int32).reshape(1, -1), self._device)
+        params = DrawParams(packed, torch.zeros(1, dtype=torch.int32, device=self._device))
         for with_min_p in (False, True):
             self.whole(logits, params, with_min_p)
             self.nucleus(logits, params, with_min_p)
 
-    def whole(self, logits: Tensor, params: RowParams, with_min_p: bool) -> Tensor:
+    def whole(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
         return draw_in_blocks(logits, params.temperature, params.min_p if with_min_p else None, params.seed, params.positions)
 
-    def nucleus(self, logits: Tensor, params: RowParams, with_min_p: bool) -> Tensor:
+    def nucleus(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
         floors, last_ids = nucleus_end(logits, params.temperature, params.top_p, params.min_p)
         return gumbel_argmax(logits, params.temperature, params.seed, params.positions, floors, last_ids)
-
-    def top_k(self, logits: Tensor, params: RowParams, most: int) -> Tensor:
-        return self._torch.top_k(logits, params, most)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from aengine.params import GREEDY_BELOW
-from aengine.sampling.device_draw import DeviceDraw
-from aengine.sampling.draw import Drawer
+from aengine.sampling import Sampler
+from aengine.sampling.draw import Draw
 from aengine.scheduler.plan import NewRow, RowParams
 
 VOCAB = 700
@@ -60,14 +60,15 @@ def denormals(flushed: bool) -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-def wrong(draws: DeviceDraw, device: torch.device, seeds: tuple[int, ...] = tuple(range(8))) -> dict[str, set[int]]:
-    """Of which limits `draws` makes something else, and the tokens."""
+def wrong(draw: Draw, device: torch.device, seeds: tuple[int, ...] = tuple(range(8))) -> dict[str, set[int]]:
+    """Of which limits `draw` makes something else, and the tokens."""
     base = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     rows = [RowParams(**{**base, **limit.changes, "seed": seed}) for limit in LIMITS for seed in seeds]
-    drawer = Drawer(len(rows), VOCAB, device, draws)
-    drawer.update([NewRow(at, one) for at, one in enumerate(rows)])
+    sampler = Sampler(len(rows), VOCAB, device, draw)
+    sampler.update([NewRow(at, one) for at, one in enumerate(rows)])
     indices = np.arange(len(rows), dtype=np.int32)
-    positions = torch.full((len(rows),), 5, dtype=torch.int32, device=device)
-    drawn = drawer.draw(logits_of(len(rows)).to(device), indices, torch.from_numpy(indices).to(device), positions).view(-1, len(seeds))
+    positions = np.full(len(rows), 5, dtype=np.int32)
+    on_device = (torch.from_numpy(array).to(device) for array in (indices, positions))
+    drawn = sampler.sample(logits_of(len(rows)).to(device), indices, positions, *on_device).tokens.view(-1, len(seeds))
     found = {str(limit.changes): (limit.tokens, set(tokens)) for limit, tokens in zip(LIMITS, drawn.tolist(), strict=True)}
     return {name: got for name, (wanted, got) in found.items() if got != wanted and (wanted is not None or len(got) < len(seeds) * 0.8)}

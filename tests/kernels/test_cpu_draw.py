@@ -13,9 +13,9 @@ from test_cpu_stack import everything, layouts, pool_of, random_weights, run_ste
 from torch import Tensor
 
 from aengine.kernels.cpu import CpuKernels, Workspace, ops
-from aengine.kernels.draws import DRAW
-from aengine.sampling.cpu_draw import CpuDraw
-from aengine.sampling.draw import Drawer
+from aengine.kernels.draw_params import DRAW_PARAMS
+from aengine.sampling import Sampler
+from aengine.sampling.draw import Draw
 from aengine.sampling.noise import log_exponential, row_keys, token_hashes
 from aengine.sampling.torch_draw import TorchDraw
 from aengine.scheduler.plan import NewRow, RowParams
@@ -34,20 +34,24 @@ def rows_of(temperatures: tuple[float, ...] = (0.0, 0.4, 1.0, 1.7)) -> list[RowP
     ]
 
 
-def drawn(drawer: Drawer, rows: list[RowParams], logits: Tensor, positions: list[int]) -> list[int]:
-    drawer.update([NewRow(row, params, 3, np.zeros(0, np.int32)) for row, params in enumerate(rows)])
-    indices = torch.arange(len(rows), dtype=torch.int32)
-    return drawer.draw(logits, indices.numpy(), indices, torch.tensor(positions, dtype=torch.int32)).tolist()
+def drawn(draw: Draw, rows: list[RowParams], logits: Tensor, positions: list[int]) -> list[int]:
+    sampler = Sampler(len(rows), logits.shape[1], CPU, draw)
+    sampler.update([NewRow(row, params, 3) for row, params in enumerate(rows)])
+    arrays = np.arange(len(rows), dtype=np.int32), np.array(positions, dtype=np.int32)
+    return sampler.sample(logits, *arrays, *map(torch.from_numpy, arrays)).tokens.tolist()
+
+
+def kernel_draw(some_kernels: CpuKernels, threads: int) -> Draw:
+    workspace = Workspace(some_kernels, threads)
+    return lambda logits, host_params, _: ops.draw(workspace, logits.contiguous(), host_params)
 
 
 def drawn_here(some_kernels: CpuKernels, rows: list[RowParams], logits: Tensor, positions: list[int], threads: int = 2) -> list[int]:
-    workspace = Workspace(some_kernels, threads)
-    draw = CpuDraw(lambda some, draws: ops.draw(workspace, some, draws))
-    return drawn(Drawer(len(rows), logits.shape[1], CPU, draw), rows, logits, positions)
+    return drawn(kernel_draw(some_kernels, threads), rows, logits, positions)
 
 
 def drawn_by_torch(rows: list[RowParams], logits: Tensor, positions: list[int]) -> list[int]:
-    return drawn(Drawer(len(rows), logits.shape[1], CPU, TorchDraw(logits.shape[1], CPU)), rows, logits, positions)
+    return drawn(TorchDraw(logits.shape[1], CPU), rows, logits, positions)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 63, 64, 65, 777, 4099])
@@ -149,9 +153,8 @@ def test_extremes(some_kernels: CpuKernels) -> None:
 
 @pytest.mark.parametrize("flushed", [False, True])
 def test_limits_of_parameters(some_kernels: CpuKernels, flushed: bool) -> None:
-    workspace = Workspace(some_kernels, 1)
     with denormals(flushed):
-        assert wrong(CpuDraw(lambda some, draws: ops.draw(workspace, some, draws)), CPU) == {}
+        assert wrong(kernel_draw(some_kernels, 1), CPU) == {}
 
 
 @pytest.mark.parametrize("flushed", [False, True])
@@ -164,11 +167,11 @@ def test_what_does_not_fit_is_refused(some_kernels: CpuKernels) -> None:
     workspace, logits = Workspace(some_kernels, 1), torch.zeros(2, 70)
     for bad in (logits.double(), torch.zeros(70, 2).T):
         with pytest.raises(ValueError, match="not contiguous float32"):
-            ops.draw(workspace, bad, np.zeros(2, DRAW))
-    for draws in (np.zeros(3, DRAW), np.zeros(2, np.int64)):
+            ops.draw(workspace, bad, np.zeros(2, DRAW_PARAMS))
+    for draws in (np.zeros(3, DRAW_PARAMS), np.zeros(2, np.int64)):
         with pytest.raises(ValueError, match="are not 2 of"):
             ops.draw(workspace, logits, draws)
-    assert ops.draw(workspace, logits[:0], np.zeros(0, DRAW)).tolist() == []
+    assert ops.draw(workspace, logits[:0], np.zeros(0, DRAW_PARAMS)).tolist() == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -180,14 +183,14 @@ def test_a_step_that_draws(some_kernels: CpuKernels, dtype: torch.dtype, threads
     stack, pool = stack_of(workspace, spec, random_weights(spec), dtype), pool_of(spec, dtype, 16)
     for number, layout in enumerate(layouts(16)):
         ids, wanted = token_ids(layout, number), everything(layout)
-        draws = np.zeros(layout.num_tokens, DRAW)
+        draws = np.zeros(layout.num_tokens, DRAW_PARAMS)
         draws["temperature"] = np.where(wanted % 4 == 3, 0.0, 1.0)
         draws["top_p"] = np.where(wanted % 3 == 1, 0.7, 1.0)
         draws["top_k"] = np.where(wanted % 5 == 2, 10, 0)
         draws["seed"], draws["position"] = 77 * wanted, layout.positions + 1
         hidden = run_step(stack, workspace, pool, layout, ids, wanted)
         expected = ops.draw(workspace, stack.logits(workspace, hidden), draws).tolist()
-        step = stack.prepare(workspace, pool, layout, ids, wanted, draws=draws)
+        step = stack.prepare(workspace, pool, layout, ids, wanted, draw_params=draws)
         for begins in (False, True):
             if begins:
                 step.begin()
@@ -195,7 +198,7 @@ def test_a_step_that_draws(some_kernels: CpuKernels, dtype: torch.dtype, threads
             assert step.hidden is None
             assert step.sampled is not None
             assert step.sampled.tolist() == expected
-        nobody = stack.prepare(workspace, pool, layout, ids, wanted[:0], draws=draws[:0])
+        nobody = stack.prepare(workspace, pool, layout, ids, wanted[:0], draw_params=draws[:0])
         nobody.run()
     with pytest.raises(ValueError, match="are not 4 of"):
-        stack.prepare(workspace, pool, layout, ids, wanted, draws=draws[:1])
+        stack.prepare(workspace, pool, layout, ids, wanted, draw_params=draws[:1])

@@ -26,12 +26,12 @@ def layer_ops(dtype, tokens, hidden, heads, kv_heads, head_dim, norms, positions
 _DRAWS = """
 import torch
 from aengine.kernels.triton.sampling import gumbel_argmax
-from aengine.sampling.device_draw import PACKED_WORDS, RowParams
+from aengine.kernels.draw_params import DrawParams
 from aengine.sampling.triton_draw import TritonDraw
 
 def draws(rows, vocab_size, positions):
     draw, logits = TritonDraw(vocab_size, torch.device("cpu")), torch.zeros(rows, vocab_size)
-    params = RowParams(torch.ones(rows, PACKED_WORDS, dtype=torch.int32), positions)
+    params = DrawParams(torch.ones(rows, 8, dtype=torch.int32), positions)
     for with_min_p in (False, True):
         draw.whole(logits, params, with_min_p)
         draw.nucleus(logits, params, with_min_p)

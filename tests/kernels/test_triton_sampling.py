@@ -15,8 +15,8 @@ from triton_mode import DEVICES, triton
 import aengine.kernels.triton.noise as device_noise
 from aengine.kernels.triton.nucleus import nucleus_end
 from aengine.kernels.triton.sampling import draw_in_blocks, gumbel_argmax
+from aengine.sampling import Sampler
 from aengine.sampling.candidates import kept_candidates, top_candidates
-from aengine.sampling.draw import Drawer
 from aengine.sampling.masses import MassDraw
 from aengine.sampling.noise import log_exponential, row_keys, token_hashes, uniform_bits
 from aengine.sampling.torch_draw import TorchDraw
@@ -239,14 +239,13 @@ MIXED = [
 
 def drawn(kind: type[TorchDraw] | type[TritonDraw], rows: list[RowParams], logits: Tensor, positions: list[int], device: str) -> list[int]:
     where = torch.device(device)
-    drawer = Drawer(len(rows), logits.shape[1], where, kind(logits.shape[1], where))
-    drawer.update([NewRow(at, one) for at, one in enumerate(rows)])
-    on_device = torch.tensor(positions, dtype=torch.int32, device=where)
-    indices = np.arange(len(rows), dtype=np.int32)
-    return drawer.draw(logits.to(where), indices, torch.from_numpy(indices).to(where), on_device).tolist()
+    sampler = Sampler(len(rows), logits.shape[1], where, kind(logits.shape[1], where))
+    sampler.update([NewRow(at, one) for at, one in enumerate(rows)])
+    arrays = np.arange(len(rows), dtype=np.int32), np.array(positions, dtype=np.int32)
+    return sampler.sample(logits.to(where), *arrays, *(torch.from_numpy(array).to(where) for array in arrays)).tokens.tolist()
 
 
-def test_drawer_in_mixed_company(device: str) -> None:
+def test_draws_in_mixed_company(device: str) -> None:
     """The tokens of the CPU, for every kind of row, alone or beside others."""
     rows = MIXED * 3
     logits, positions = numbers(len(rows), 1000, seed=1) * 4, list(range(len(rows)))
@@ -281,11 +280,11 @@ def test_distribution(device: str, one: RowParams) -> None:
     p[order[p[order].cumsum(0) - p[order] >= one.top_p]] = 0.0
     p /= p.sum()
     where = torch.device(device)
-    drawer = Drawer(count, 8, where, TritonDraw(8, where))
-    drawer.update([NewRow(at, one) for at in range(count)])
+    sampler = Sampler(count, 8, where, TritonDraw(8, where))
+    sampler.update([NewRow(at, one) for at in range(count)])
     rows = np.arange(count, dtype=np.int32)
     on_device = torch.from_numpy(rows).to(where)
-    tokens = drawer.draw(logits.to(where).expand(count, -1), rows, on_device, on_device).cpu()
+    tokens = sampler.sample(logits.to(where).expand(count, -1), rows, rows, on_device, on_device).tokens.cpu()
     observed = torch.bincount(tokens, minlength=8)
     assert observed[p == 0].sum() == 0
     assert upper_tail(observed[p > 0], p[p > 0]) > 1e-6

@@ -81,7 +81,7 @@ import sys, torch
 import aengine.layers.select, aengine.sampling.draw, aengine.runner.torch_executor
 cpu = torch.device("cpu")
 aengine.layers.select.select_ops("torch_native", torch.float32, 64, cpu)
-aengine.sampling.draw.Drawer(4, 100, cpu)
+aengine.sampling.draw.select_draw(100, cpu)
 assert not {"triton", "flashinfer"} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

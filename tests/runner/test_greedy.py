@@ -112,7 +112,7 @@ def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
             return self.logits(indices).argmax(-1)
 
     if isinstance(runner._passes, HostPasses):
-        runner._passes._draws = lambda rows, positions: None  # else the kernels draw, and nobody sees logits
+        runner._passes._draw_params = lambda rows, positions: None  # else the kernels draw, and nobody sees logits
 
     class RecordedRun:
         overlaps = chooses = has_begun = False

@@ -22,7 +22,7 @@ import torch
 from aengine.kernels.cpu import KernelsUnavailableError, Workspace, load_kernels, ops
 from aengine.runner.landing import as_int32
 from aengine.sampling import Sampler
-from aengine.sampling.cpu_draw import CpuDraw
+from aengine.sampling.draw import Draw
 from aengine.sampling.grammar import CompiledGrammar
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
@@ -83,13 +83,13 @@ def measure_floor() -> Floor:
 
 
 @functools.cache
-def kernel_draws() -> CpuDraw | None:
+def kernel_draw() -> Draw | None:
     """As the runner draws: with the CPU kernels, where there are any."""
     try:
         workspace = Workspace(load_kernels(), torch.get_num_threads())
     except KernelsUnavailableError:
         return None
-    return CpuDraw(functools.partial(ops.draw, workspace))
+    return lambda logits, host_params, _: ops.draw(workspace, logits, host_params)
 
 
 def sampling_cost(case: str, params: RowParams, batch: int, vocab_size: int, floor: Floor, repeats: int) -> SamplingCost:
@@ -98,7 +98,7 @@ def sampling_cost(case: str, params: RowParams, batch: int, vocab_size: int, flo
     logits[:, END] = -100.0
     if case == "grammar":
         params = replace(params, grammar=any_text(vocab_size))
-    sampler = Sampler(batch, vocab_size, torch.device("cpu"), kernel_draws())
+    sampler = Sampler(batch, vocab_size, torch.device("cpu"), kernel_draw())
     sampler.update(
         [
             NewRow(

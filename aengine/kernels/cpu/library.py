@@ -17,7 +17,7 @@ import torch
 
 from aengine.kernels.cpu.compiler import Built, build
 from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, chosen_level
-from aengine.kernels.draws import DRAW
+from aengine.kernels.draw_params import DRAW_PARAMS
 
 PANEL = 64  # output columns that are packed together; rows of activations are padded to it
 BLOCK = 16  # tokens of a KV block
@@ -118,7 +118,7 @@ class CStep(Structure):
     ]
 
 
-STRUCT_SIZES = [*map(ctypes.sizeof, (CPackedLinear, CPart, CLayer, CModel, CPool)), DRAW.itemsize, ctypes.sizeof(CStep)]
+STRUCT_SIZES = [*map(ctypes.sizeof, (CPackedLinear, CPart, CLayer, CModel, CPool)), DRAW_PARAMS.itemsize, ctypes.sizeof(CStep)]
 """In the order of `aengine_struct_sizes`."""
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments

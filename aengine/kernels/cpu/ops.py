@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aengine.kernels.cpu.library import BLOCK, ELEMENTS, LOGITS, Workspace
 from aengine.kernels.cpu.packing import PackedLinear
-from aengine.kernels.cpu.step import address_of_draws, check
+from aengine.kernels.cpu.step import address_of_params, check
 
 
 def logits(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:
@@ -32,13 +32,13 @@ def logits(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:
     return out
 
 
-def draw(workspace: Workspace, logits: Tensor, draws: NDArray[np.void]) -> Tensor:
-    """[m, vocab] float32 with contiguous rows and m of `DRAW` -> [m] int64 token ids."""
+def draw(workspace: Workspace, logits: Tensor, draw_params: NDArray[np.void]) -> Tensor:
+    """[m, vocab] float32 with contiguous rows and m of `DRAW_PARAMS` -> [m] int64 token ids."""
     count, vocab = logits.shape
     if logits.dtype != torch.float32 or not logits.is_contiguous():
         raise ValueError("logits are not contiguous float32")
     out = torch.empty(count, dtype=torch.int64)
-    where = address_of_draws(draws, count)
+    where = address_of_params(draw_params, count)
     check(workspace.kernels.draw(logits.data_ptr(), count, vocab, where, out.data_ptr(), workspace.handle, workspace.threads))
     return out
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.kernels.draws import DRAW
+from aengine.kernels.draw_params import DRAW_PARAMS
 
 IntArray = NDArray[np.int32]
 _MESSAGES = {
@@ -46,11 +46,11 @@ def address(array: NDArray[np.generic]) -> int:
     return ctypes.addressof(_BYTES.from_buffer(array.data))
 
 
-def address_of_draws(draws: NDArray[np.void], count: int) -> int:
-    """The address of `count` contiguous `DRAW`s. Raises ValueError for others."""
-    if draws.dtype != DRAW or draws.shape != (count,):
-        raise ValueError(f"draws {draws.shape} of dtype {draws.dtype} are not {count} of {DRAW}")
-    return address(draws)
+def address_of_params(draw_params: NDArray[np.void], count: int) -> int:
+    """The address of `count` contiguous records of `DRAW_PARAMS`. Raises ValueError for others."""
+    if draw_params.dtype != DRAW_PARAMS or draw_params.shape != (count,):
+        raise ValueError(f"draw_params {draw_params.shape} of dtype {draw_params.dtype} are not {count} of {DRAW_PARAMS}")
+    return address(draw_params)
 
 
 def check(status: int) -> None:

@@ -87,7 +87,7 @@ struct Pool {
   i32 element;
 };
 
-// How a token is drawn: `DRAW` of aengine/kernels/draws.py.
+// How a token is drawn: `DRAW_PARAMS` of aengine/kernels/draw_params.py.
 struct Draw {
   float temperature, top_p, min_p;
   i32 top_k;  // 0: off
