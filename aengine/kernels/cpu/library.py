@@ -1,4 +1,4 @@
-"""The compiled kernels as Python sees them: the structs and signatures of the C border, and `load_kernels`.
+"""The compiled kernels as Python sees them: the structs and signatures of the C interface, and `load_kernels`.
 
 Owns the mirror of `src/abi.h`. Knows nothing of tensors' meanings: `packing`, `pool`, `ops` and `stack` do.
 """

@@ -1,4 +1,4 @@
-// The structs that cross the C border; `library.py` declares the same ones. All sizes count elements unless they say bytes.
+// The structs of the C interface; `library.py` declares the same ones. All sizes count elements unless they say bytes.
 //
 // Activations are rows of `Element`s with a stride; a row is readable up to the next multiple of 16 elements, and what lies
 // beyond its true length there is zero.

@@ -10,27 +10,28 @@ namespace aengine {
 namespace {
 
 constexpr i64 RUN_BLOCKS = KV_RUN / BLOCK;
-constexpr float HIDDEN = -1e30f;  // the score of what a query does not see
+constexpr float MASKED = -1e30f;  // the score of a masked key
 
 // The running softmax of a tile's query rows: out = weighted / total once all is seen.
 struct Softmax {
   alignas(64) float weighted[TILE_QUERIES * MAX_HEAD_DIM];  // [count][head_dim]
-  float most[TILE_QUERIES], total[TILE_QUERIES];
+  float maximum[TILE_QUERIES], total[TILE_QUERIES];
 
   void clear(i64 count, i64 head_dim) {
     memset(weighted, 0, (size_t)(count * head_dim) * sizeof(float));
-    for (i64 i = 0; i < count; i++) most[i] = HIDDEN, total[i] = 0;
+    for (i64 i = 0; i < count; i++) maximum[i] = MASKED, total[i] = 0;
   }
 };
 
-// Takes one query row's (most, total, weighted) of a later partition in. Not inlined: the compiler must not round it in two ways.
-AE_NOINLINE void merge_row(float& most, float& total, float* weighted, float other_most, float other_total, const float* other,
-                                  i64 dim) {
-  const float top = other_most > most ? other_most : most;
-  const float mine = std::exp(most - top), theirs = std::exp(other_most - top);
+// Merges a query row's softmax over a later partition into that over the partitions before. Not inlined: the compiler must not round it
+// in two ways.
+AE_NOINLINE void merge_row(float& maximum, float& total, float* weighted, float other_maximum, float other_total, const float* other,
+                           i64 dim) {
+  const float top = other_maximum > maximum ? other_maximum : maximum;
+  const float mine = std::exp(maximum - top), theirs = std::exp(other_maximum - top);
   total = total * mine + other_total * theirs;
   for (i64 i = 0; i < dim; i += LANES) store(weighted + i, load(weighted + i) * mine + load(other + i) * theirs);
-  most = top;
+  maximum = top;
 }
 
 // Up to KV_RUN consecutive tokens of one KV head, block by block.
@@ -39,10 +40,10 @@ struct KvRun {
   i64 end;                       // token
   const u32* keys[RUN_BLOCKS];   // blocks beyond the last repeat it
   const u32* values[RUN_BLOCKS];
-  const u32* next[RUN_BLOCKS];   // what will be read next, to prefetch; null: nothing
+  const u32* next[RUN_BLOCKS];   // what is read next, to be prefetched; null: nothing
 };
 
-// scores[i][token - run.first] = query i . key, for all blocks of the run (and rubbish beyond).
+// scores[i][token - run.first] = query i . key, for all blocks of the run (undefined beyond).
 template <class Dot, int ROWS>
 AE_NOINLINE void score(const typename Dot::X* query, i64 dim, const KvRun& run, bool prefetch, float* scores) {
   constexpr int VECTORS = tile_vectors(ROWS);
@@ -77,8 +78,8 @@ AE_NOINLINE void score(const typename Dot::X* query, i64 dim, const KvRun& run, 
 // weighted[i][d .. d + VECTORS * LANES] = itself * rescale[i] + sum over tokens of weights[i][token] * value.
 // Only words that hold tokens before run.end are read, and the upper half of a last odd pair is taken as zero.
 template <class Dot, int ROWS, int VECTORS>
-AE_INLINE void weigh_columns(const typename Dot::X* weights, i64 dim, i64 d, const KvRun& run, bool prefetch, const float* rescale,
-                             float* weighted) {
+AE_INLINE void add_weighted_columns(const typename Dot::X* weights, i64 dim, i64 d, const KvRun& run, bool prefetch, const float* rescale,
+                                    float* weighted) {
   typename Dot::Sum sums[ROWS][VECTORS];
   for (int i = 0; i < ROWS; i++) {
     for (int j = 0; j < VECTORS; j++) sums[i][j] = load(weighted + i * dim + d + j * LANES) * rescale[i];
@@ -107,45 +108,46 @@ AE_INLINE void weigh_columns(const typename Dot::X* weights, i64 dim, i64 d, con
 }
 
 template <class Dot, int ROWS>
-AE_NOINLINE void weigh(const typename Dot::X* weights, i64 dim, const KvRun& run, bool prefetch, const float* rescale, float* weighted) {
+AE_NOINLINE void add_weighted(const typename Dot::X* weights, i64 dim, const KvRun& run, bool prefetch, const float* rescale,
+                              float* weighted) {
   constexpr int VECTORS = tile_vectors(ROWS);
   i64 d = 0;
   for (; d + VECTORS * LANES <= dim; d += VECTORS * LANES) {
-    weigh_columns<Dot, ROWS, VECTORS>(weights, dim, d, run, prefetch, rescale, weighted);
+    add_weighted_columns<Dot, ROWS, VECTORS>(weights, dim, d, run, prefetch, rescale, weighted);
   }
-  for (; d < dim; d += LANES) weigh_columns<Dot, ROWS, 1>(weights, dim, d, run, prefetch, rescale, weighted);
+  for (; d < dim; d += LANES) add_weighted_columns<Dot, ROWS, 1>(weights, dim, d, run, prefetch, rescale, weighted);
 }
 
-// Scores of one query row -> weights e^(score - most) of its tokens low .. high, zero for all others up to the end of the last block.
+// Scores of one query row -> weights e^(score - maximum) of its tokens low .. high, zero for all others up to the end of the last block.
 // Returns the factor for what was weighted before.
 template <class X>
-AE_INLINE float soften(float* scores, X* weights, i64 first, i64 end, i64 low, i64 high, float scale, float soft_cap, float& most,
-                       float& total) {
+AE_INLINE float softmax_weights(float* scores, X* weights, i64 first, i64 end, i64 low, i64 high, float scale, float soft_cap,
+                                float& maximum, float& total) {
   const i64 width = round_up(end - first, BLOCK);
   const bool partly = low > first || high < first + width;
-  VecF top = splat(most);
+  VecF top = splat(maximum);
   for (i64 t = 0; t < width; t += LANES) {
     VecF s = load(scores + t) * scale;
     if (soft_cap > 0) s = tanh(s / soft_cap) * soft_cap;
     if (partly) {
       const VecI token = lane_numbers() + (i32)(first + t);
-      s = token >= (i32)low ? s : splat(HIDDEN);
-      s = token < (i32)high ? s : splat(HIDDEN);
+      s = token >= (i32)low ? s : splat(MASKED);
+      s = token < (i32)high ? s : splat(MASKED);
     }
     store(scores + t, s);
     top = larger(s, top);
   }
-  const float new_most = largest(top);
+  const float new_maximum = largest(top);
   VecF added = {};
   for (i64 t = 0; t < width; t += LANES) {
     const VecF s = load(scores + t);
-    const VecF e = s == HIDDEN ? splat(0.f) : exp(s - new_most);
+    const VecF e = s == MASKED ? splat(0.f) : exp(s - new_maximum);
     added += e;
     store(weights + t, e);
   }
-  const float rescale = std::exp(most - new_most);
+  const float rescale = std::exp(maximum - new_maximum);
   total = total * rescale + sum(added);
-  most = new_most;
+  maximum = new_maximum;
   return rescale;
 }
 
@@ -255,10 +257,10 @@ class TileAttention {
       with_rows(rows, [&](auto n) { score<Dot, n>(query_ + r0 * dim_, dim_, run, part == 0 && a_.pages.blocked(), scores); });
       for (i64 i = 0; i < rows; i++) {
         const i64 r = r0 + i, high = smaller(position(r) + 1, run.end);
-        rescale[i] = soften(scores + i * KV_RUN, weights + i * KV_RUN, run.first, run.end, lowest(r), high, a_.scale, a_.soft_cap,
-                            softmax.most[r], softmax.total[r]);
+        rescale[i] = softmax_weights(scores + i * KV_RUN, weights + i * KV_RUN, run.first, run.end, lowest(r), high, a_.scale, a_.soft_cap,
+                                     softmax.maximum[r], softmax.total[r]);
       }
-      with_rows(rows, [&](auto n) { weigh<Dot, n>(weights, dim_, run, part == 0, rescale, softmax.weighted + r0 * dim_); });
+      with_rows(rows, [&](auto n) { add_weighted<Dot, n>(weights, dim_, run, part == 0, rescale, softmax.weighted + r0 * dim_); });
     }
   }
 
@@ -301,7 +303,7 @@ void attend(const Member& member, const AttentionArguments<E>& arguments, const 
         attention.attend(task.partition, -1, part);
         float* to = plan.partials + ((number / head_runs) * kv_heads + head) * plan.partial_stride;
         for (i64 r = 0; r < tile.count; r++, to += dim + 2) {
-          to[0] = part.most[r], to[1] = part.total[r];
+          to[0] = part.maximum[r], to[1] = part.total[r];
           memcpy(to + 2, part.weighted + r * dim, (size_t)dim * sizeof(float));
         }
         continue;
@@ -311,7 +313,7 @@ void attend(const Member& member, const AttentionArguments<E>& arguments, const 
         if (!attention.sees(partition)) continue;
         attention.attend(partition, next_head, first ? all : part);
         for (i64 r = 0; r < tile.count && !first; r++) {
-          merge_row(all.most[r], all.total[r], all.weighted + r * dim, part.most[r], part.total[r], part.weighted + r * dim, dim);
+          merge_row(all.maximum[r], all.total[r], all.weighted + r * dim, part.maximum[r], part.total[r], part.weighted + r * dim, dim);
         }
         first = false;
       }

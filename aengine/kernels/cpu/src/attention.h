@@ -1,4 +1,4 @@
-// Causal attention of ragged rows over paged KV, and what becomes of the fused projection before it.
+// Causal attention of ragged rows over paged KV, and what is done with the output of the fused QKV projection before it.
 #pragma once
 #include "attention_plan.h"
 #include "team.h"

@@ -19,9 +19,9 @@ class Buffer {
     const i64 bytes = count * (i64)sizeof(T);
     if (bytes <= capacity_) return true;
     free(data_);
-    const i64 wanted = round_up(bytes, 4096);
-    data_ = aligned_alloc(64, (size_t)wanted);
-    capacity_ = data_ ? wanted : 0;
+    const i64 rounded = round_up(bytes, 4096);
+    data_ = aligned_alloc(64, (size_t)rounded);
+    capacity_ = data_ ? rounded : 0;
     return data_ != nullptr;
   }
 
@@ -35,7 +35,7 @@ class Buffer {
 
 struct Buffers {
   Buffer residual, normed, qkv, attended, gated;  // activations of a step
-  Buffer prepared, row_scales;                    // activations as a Dot wants them
+  Buffer prepared, row_scales;                    // activations as a Dot reads them
   Buffer tiles, tasks, partials, gathered;        // attention
   Buffer logits, chunk_best, block_best, block_mass, listed;  // draws
 };

@@ -1,7 +1,7 @@
-// How tokens are drawn.
+// How tokens are sampled.
 //
-// A row is looked at in blocks of 64 ids. Likelier comes first, and of equal logits the lower id. Sums that decide are in double, and
-// every row's are added up in one order, so that a token depends on its row alone.
+// A row is read in blocks of 64 ids. Tokens are ordered by logit, and equal logits by id. The sums that tokens are sampled by are in double
+// and added up in the same order for every row, so that a token depends on its row alone.
 #include "draw.h"
 
 #include <algorithm>
@@ -19,26 +19,26 @@ constexpr i64 DRAW_CHUNK = 64;    // blocks of a task
 constexpr int MASS_BINS = 1024;   // of a nucleus
 static_assert(DRAW_BLOCK % LANES == 0);
 
-inline i64 key_of(float logit, i64 id) { return KeepLargest::key(logit, id); }
-inline i64 column_of(i64 key) { return KeepLargest::column_of(key); }
+inline i64 key_of(float logit, i64 id) { return StoreArgmax::key(logit, id); }
+inline i64 column_of(i64 key) { return StoreArgmax::column_of(key); }
 
-// A draw whose best logit is known, and where it is not greedy the masses of its blocks.
+// Samples one row: first its best logit is set, then for most parameters the masses of its blocks.
 class RowDraw {
  public:
   RowDraw(const float* logits, i64 vocab, const Draw& draw, const float* block_best, float* block_mass, i64* listed)
       : logits_(logits), vocab_(vocab), blocks_(ceil_div(vocab, DRAW_BLOCK)), draw_(draw), block_best_(block_best), block_mass_(block_mass),
         listed_(listed) {}
 
-  // Of the likeliest token.
+  // `key` is that of the likeliest token.
   void set_best(i64 key) {
     best_token_ = column_of(key);
     best_ = logits_[best_token_] / draw_.temperature;
     lowest_ = draw_.min_p > 0.f ? std::log(draw_.min_p) : -INFINITY;
   }
 
-  // Whether there is more to it than the likeliest token. Not where logits are no numbers, or none is allowed.
-  bool is_drawn() const { return draw_.temperature > 0.f && std::isfinite(best_); }
-  bool needs_masses() const { return is_drawn() && !is_top_k(); }
+  // False where the likeliest token is the result: for greedy rows, and where the logits are NaN or all minus infinity.
+  bool is_random() const { return draw_.temperature > 0.f && std::isfinite(best_); }
+  bool needs_masses() const { return is_random() && !is_top_k(); }
 
   // exp(score - best) of the ids of a block, or 0 where min_p drops the token, added up.
   void sum_block(i64 block) {
@@ -47,20 +47,20 @@ class RowDraw {
     block_mass_[block] = sum(total);
   }
 
-  i64 choose() {
-    if (!is_drawn()) return best_token_;
-    if (is_top_k()) return choose_of_top_k();
-    return draw_.top_p < 1.f ? choose_of_nucleus() : choose_of_all();
+  i64 sample() {
+    if (!is_random()) return best_token_;
+    if (is_top_k()) return sample_top_k();
+    return draw_.top_p < 1.f ? sample_nucleus() : sample_all();
   }
 
  private:
-  // The largest of score - log E so far. Most candidates are behind it for certain, which takes no logarithm to see: since
-  // E = -log(1 - u) > u, one that is to win has u < exp(score - value).
-  struct Winner {
+  // The largest of score - log E so far (the Gumbel-max trick). Most candidates are below it for certain, which is seen without a
+  // logarithm: since E = -log(1 - u) > u, a larger one has u < exp(score - value).
+  struct GumbelMax {
     i64 token;
     float value = -INFINITY;
 
-    void meet(i64 other, float score, float uniform) {
+    void consider(i64 other, float score, float uniform) {
       const float theirs = score - log_exponential(uniform);
       if (theirs > value) token = other, value = theirs;
     }
@@ -100,32 +100,32 @@ class RowDraw {
   }
 
   static AE_INLINE VecF masses(VecF behind, float lowest) {
-    const VecI dropped = (behind < lowest) | (behind < -87.f);  // where exp is no normal number
+    const VecI dropped = (behind < lowest) | (behind < -87.f);  // where exp is subnormal
     return dropped ? splat(0.f) : exp(behind);
   }
   float mass(float behind) const { return masses(splat(behind), lowest_)[0]; }
 
-  i64 choose_of_all() const {
+  i64 sample_all() const {
     const NoiseKey block_key(draw_.seed, draw_.position, 1), key(draw_.seed, draw_.position, 0);
-    Winner block{0};
+    GumbelMax block{0};
     float reach = INFINITY;  // exp(-value)
     for (i64 b = 0; b < blocks_; b++) {
       const float uniform = block_key.uniform((u32)b);
       if (!(uniform < block_mass_[b] * reach)) continue;
-      block.meet(b, std::log(block_mass_[b]), uniform);
+      block.consider(b, std::log(block_mass_[b]), uniform);
       reach = std::exp(-block.value) * MARGIN;
     }
-    Winner winner{best_token_};
+    GumbelMax best{best_token_};
     for_block(block.token, [&](i64 id, VecF behind) {
       const VecF some = masses(behind, lowest_);
       for (int i = 0; i < LANES; i++) {
-        if (some[i] > 0.f) winner.meet(id + i, behind[i], key.uniform((u32)(id + i)));
+        if (some[i] > 0.f) best.consider(id + i, behind[i], key.uniform((u32)(id + i)));
       }
     });
-    return winner.token;
+    return best.token;
   }
 
-  i64 choose_of_nucleus() const {
+  i64 sample_nucleus() const {
     double total = 0;
     for (i64 block = 0; block < blocks_; block++) total += block_mass_[block];
     const double needed = (double)draw_.top_p * total;
@@ -145,37 +145,37 @@ class RowDraw {
       if (bin_of(behind) == last_bin) listed_[count++] = key_of(logits_[id], id);
     });
     std::sort(listed_, listed_ + count, std::greater<i64>());
-    i64 last_key = key_of((best_ + limit) * draw_.temperature, vocab_);  // where rounding leaves nobody in that bin: all within the limit
+    i64 last_key = key_of((best_ + limit) * draw_.temperature, vocab_);  // where rounding leaves that bin empty: all within the limit
     for (i64 i = 0; i < count && (i == 0 || before < needed); i++) {
       last_key = listed_[i];
       before += mass(logits_[column_of(last_key)] / draw_.temperature - best_);
     }
-    return choose_up_to(last_key, (best_ + limit) * draw_.temperature);
+    return sample_up_to(last_key, (best_ + limit) * draw_.temperature);
   }
 
-  // Of the tokens up to the one with `last_key`.
-  i64 choose_up_to(i64 last_key, float lowest_logit) const {
+  // Samples from the tokens up to the one with `last_key`.
+  i64 sample_up_to(i64 last_key, float lowest_logit) const {
     const NoiseKey key(draw_.seed, draw_.position, 0);
-    Winner winner{best_token_};
-    winner.meet(best_token_, 0.f, key.uniform((u32)best_token_));
-    float reach = std::exp(-winner.value) * MARGIN;
+    GumbelMax best{best_token_};
+    best.consider(best_token_, 0.f, key.uniform((u32)best_token_));
+    float reach = std::exp(-best.value) * MARGIN;
     for (i64 block = 0; block < blocks_; block++) {
       if (block_best_[block] < lowest_logit) continue;
       for_block(block, [&](i64 id, VecF behind) {
         const VecF uniform = key.uniform((VecU)lane_numbers() + (u32)id);
-        const VecI may_win = uniform < masses(behind, -INFINITY) * reach;
-        if (!any(may_win)) return;
+        const VecI may_be_best = uniform < masses(behind, -INFINITY) * reach;
+        if (!any(may_be_best)) return;
         for (int i = 0; i < LANES; i++) {
-          if (!may_win[i] || key_of(logits_[id + i], id + i) < last_key) continue;
-          winner.meet(id + i, behind[i], uniform[i]);
-          reach = std::exp(-winner.value) * MARGIN;
+          if (!may_be_best[i] || key_of(logits_[id + i], id + i) < last_key) continue;
+          best.consider(id + i, behind[i], uniform[i]);
+          reach = std::exp(-best.value) * MARGIN;
         }
       });
     }
-    return winner.token;
+    return best.token;
   }
 
-  i64 choose_of_top_k() const {
+  i64 sample_top_k() const {
     // The best k blocks hold the best k tokens.
     const i64 k = draw_.top_k;
     float limit = -INFINITY;
@@ -200,14 +200,14 @@ class RowDraw {
     for (i64 i = 0; i < count; i++) total += mass(behind_of(i));
     const double needed = (double)draw_.top_p * total;
     const NoiseKey key(draw_.seed, draw_.position, 0);
-    Winner winner{best_token_};
+    GumbelMax best{best_token_};
     for (i64 i = 0; i < count && (i == 0 || before < needed); i++) {
       const float behind = behind_of(i);
       const i64 token = column_of(listed_[i]);
-      winner.meet(token, behind, key.uniform((u32)token));
+      best.consider(token, behind, key.uniform((u32)token));
       before += mass(behind);
     }
-    return winner.token;
+    return best.token;
   }
 
   static AE_INLINE bool any(VecI mask) {
@@ -217,7 +217,7 @@ class RowDraw {
   }
   static float larger_of(float a, float b) { return a > b ? a : b; }
 
-  static constexpr float MARGIN = 1.0001f;  // for the rounding of what is only an estimate
+  static constexpr float MARGIN = 1.0001f;  // covers the rounding of what is only an estimate
   const float* logits_;
   i64 vocab_, blocks_;
   const Draw& draw_;
@@ -228,7 +228,7 @@ class RowDraw {
   float best_ = 0, lowest_ = 0;
 };
 
-// Tokens of all rows, by a team.
+// Samples the tokens of all rows, by a team.
 class Drawing {
  public:
   Drawing(const float* logits, i64 rows, i64 vocab, const Draw* draws, i64* tokens, const Buffers& space)
@@ -244,7 +244,7 @@ class Drawing {
         const i64 begin = block * DRAW_BLOCK, end = smaller(vocab_, begin + DRAW_BLOCK);
         float& found = block_best_[task / chunks_ * blocks_ + block];
         found = largest_of(logits + begin, end - begin);
-        if (best != INT64_MIN && found <= logits[column_of(best)]) return;  // the lower column stays; not where it is no number
+        if (best != INT64_MIN && found <= logits[column_of(best)]) return;  // the lower column stays; false for NaN
         for (i64 id = begin; id < end; id++) best = larger(best, key_of(logits[id], id));
       });
       chunk_best_[task] = best;
@@ -253,27 +253,27 @@ class Drawing {
       RowDraw draw = row_draw(member, task / chunks_);
       if (draw.needs_masses()) for_chunk(task, [&](i64 block) { draw.sum_block(block); });
     });
-    member.each(rows_, [&](i64 row) { tokens_[row] = row_draw(member, row).choose(); });
+    member.each(rows_, [&](i64 row) { tokens_[row] = row_draw(member, row).sample(); });
   }
 
  private:
-  // Of `count` logits; one that is no number, where there is one.
+  // The largest of `count` logits; NaN where one of them is.
   static float largest_of(const float* logits, i64 count) {
     if (count < DRAW_BLOCK) {
-      float most = logits[0];
-      for (i64 i = 1; i < count; i++) most = logits[i] > most || logits[i] != logits[i] ? logits[i] : most;
-      return most;
+      float maximum = logits[0];
+      for (i64 i = 1; i < count; i++) maximum = logits[i] > maximum || logits[i] != logits[i] ? logits[i] : maximum;
+      return maximum;
     }
-    VecF most = load(logits);
-    VecI strange = most != most;
+    VecF maximum = load(logits);
+    VecI not_a_number = maximum != maximum;
     for (i64 i = LANES; i < DRAW_BLOCK; i += LANES) {
       const VecF x = load(logits + i);
-      strange |= x != x, most = larger(most, x);
+      not_a_number |= x != x, maximum = larger(maximum, x);
     }
     for (int i = 0; i < LANES; i++) {
-      if (strange[i]) return NAN;
+      if (not_a_number[i]) return NAN;
     }
-    return largest(most);
+    return largest(maximum);
   }
 
   RowDraw row_draw(const Member& member, i64 row) const {

@@ -1,7 +1,7 @@
 // How matrix products are computed.
 //
-// A task is a run of panels for a span of rows. It goes through each panel once per TILE_ROWS rows. Where that is more than once, it
-// meanwhile fetches the next panel, so that memory is never idle. Sums are never split over the depth, so a row's result does not depend
+// A task is a run of panels for a span of rows. It reads each panel once per TILE_ROWS rows. Where that is more than once, it prefetches
+// the next panel meanwhile, so that memory is never idle. Sums are never split over the depth, so a row's result does not depend
 // on its neighbours.
 #include "gemm.h"
 
@@ -19,39 +19,39 @@ struct Prepared {
   const float* scales;  // per row, of int8
 };
 
-constexpr i64 WORDS_AHEAD = 16 * PANEL;  // of a single row, whose products wait for memory: 4 KB, measured
+constexpr i64 WORDS_AHEAD = 16 * PANEL;  // prefetch distance for a single row, which is bound by memory bandwidth: 4 KB, measured
 constexpr i64 SPAN_ROWS = 192;           // rows of a task, so that their activations stay in the L2 cache
 constexpr i64 MAX_RUN = 8;               // panels of a task
-constexpr i64 TASKS_PER_THREAD = 4;      // at least, where there are enough panels: a thread that loses its core holds nobody up
+constexpr i64 TASKS_PER_THREAD = 4;      // at least, where there are enough panels: a thread that is preempted delays the others less
 
-// What a walk over a panel fetches beside it: `lines` cache lines per step, from `words` on. A panel has PANEL_LINES per step.
-struct Fetch {
+// What a pass over a panel prefetches meanwhile: `lines` cache lines per step, from `words` on. A panel has PANEL_LINES per step.
+struct Prefetch {
   const u32* words;
   int lines;
 };
 constexpr int LINE_WORDS = 16, PANEL_LINES = PANEL / LINE_WORDS;
 
-// The part of the panel at `next` that walk number `walk` of `walks` fetches. A single walk fetches nothing: the processor sees where it
-// goes, and has more room for what it fetches by itself.
-inline Fetch fetch_part(const u32* next, i64 steps, i64 walk, i64 walks) {
-  const int lines = walks < PANEL_LINES ? PANEL_LINES / 2 : 1;
+// The part of the panel at `next` that pass number `pass` of `passes` prefetches. A single pass prefetches nothing: it is sequential, which
+// the hardware prefetcher does better.
+inline Prefetch prefetch_part(const u32* next, i64 steps, i64 pass, i64 passes) {
+  const int lines = passes < PANEL_LINES ? PANEL_LINES / 2 : 1;
   const i64 parts = PANEL_LINES / lines;
-  return next && walks > 1 && walk < parts ? Fetch{next + walk * steps * lines * LINE_WORDS, lines} : Fetch{nullptr, 0};
+  return next && passes > 1 && pass < parts ? Prefetch{next + pass * steps * lines * LINE_WORDS, lines} : Prefetch{nullptr, 0};
 }
 
-// The sums of one panel for ROWS rows, and what it FETCHES beside it.
-template <class Dot, int ROWS, bool FETCHES>
-AE_NOINLINE void multiply_panel(const typename Dot::X* x, i64 stride, const u32* panel, i64 steps, const Fetch& fetch,
+// The sums of one panel for ROWS rows; PREFETCHES meanwhile what `prefetch` says.
+template <class Dot, int ROWS, bool PREFETCHES>
+AE_NOINLINE void multiply_panel(const typename Dot::X* x, i64 stride, const u32* panel, i64 steps, const Prefetch& prefetch,
                                 typename Dot::Sum (*out)[PANEL / LANES]) {
   constexpr int VECTORS = tile_vectors(ROWS);
   constexpr int MOST_LINES = ROWS == 1 ? PANEL_LINES : 2;
-  const u32* ahead = fetch.words;
-  const i64 jump = (ROWS == 1 ? PANEL_LINES : fetch.lines) * LINE_WORDS, second = smaller(jump - LINE_WORDS, LINE_WORDS);
+  const u32* ahead = prefetch.words;
+  const i64 jump = (ROWS == 1 ? PANEL_LINES : prefetch.lines) * LINE_WORDS, second = smaller(jump - LINE_WORDS, LINE_WORDS);
   for (int column = 0; column < PANEL; column += VECTORS * LANES) {
     typename Dot::Sum sums[ROWS][VECTORS] = {};
     for (i64 step = 0; step < steps; step++) {
       const u32* words = panel + step * PANEL;
-      if (FETCHES && column == 0) {
+      if (PREFETCHES && column == 0) {
         for (int line = 0; line < MOST_LINES; line++) __builtin_prefetch(ahead + line * second, 0, 2);
         ahead += jump;
       }
@@ -91,18 +91,19 @@ void gemm(const Member& member, const Prepared<Dot>& x, i64 rows, const PackedLi
       const auto words_of = [&](i64 any) { return w.words + any * steps * PANEL; };
       const u32* words = words_of(panel);
       const u32* next = panel + 1 < end_panel ? words_of(panel + 1) : next_task >= 0 ? words_of(next_task % runs * run) : nullptr;
-      const i64 walks = end_tile - first_tile;
+      const i64 passes = end_tile - first_tile;
       for (i64 tile = first_tile; tile < end_tile; tile++) {
         const i64 row = tile * rows / tiles, count = (tile + 1) * rows / tiles - row;
         typename Dot::Sum sums[TILE_ROWS][PANEL / LANES];
-        const Fetch fetch = rows == 1 ? Fetch{words + WORDS_AHEAD, PANEL_LINES} : fetch_part(next, steps, tile - first_tile, walks);
+        const Prefetch prefetch = rows == 1 ? Prefetch{words + WORDS_AHEAD, PANEL_LINES}
+                                            : prefetch_part(next, steps, tile - first_tile, passes);
         with_rows(count, [&](auto n) {
-          // A single row always fetches; tiles that share a panel have three rows at least.
-          const bool fetches = n == 1 || (n > 2 && fetch.lines > 0);
-          const auto multiply = fetches ? multiply_panel<Dot, n, n != 2> : multiply_panel<Dot, n, n == 1>;
-          multiply(x.data + row * x.stride, x.stride, words, steps, fetch, sums);
+          // A single row always prefetches; tiles that share a panel have three rows at least.
+          const bool prefetches = n == 1 || (n > 2 && prefetch.lines > 0);
+          const auto multiply = prefetches ? multiply_panel<Dot, n, n != 2> : multiply_panel<Dot, n, n == 1>;
+          multiply(x.data + row * x.stride, x.stride, words, steps, prefetch, sums);
         });
-        // Where they lie they become numbers, if they are none yet.
+        // Sums become float values in place: scaled if they are int8, and with the bias.
         const auto values = reinterpret_cast<float (*)[PANEL]>(sums);
         for (i64 i = 0; i < count && (w.bias || x.scales); i++) {
           for (int j = 0; j < PANEL / LANES; j++) {
@@ -118,7 +119,7 @@ void gemm(const Member& member, const Prepared<Dot>& x, i64 rows, const PackedLi
   });
 }
 
-// Activations as Bf16Dot, F32Dot or Int8Dot wants them: where they lie, or converted into the workspace by all threads.
+// Activations as Bf16Dot, F32Dot or Int8Dot reads them: in place, or converted into the workspace by all threads.
 template <class Dot, class E>
 Prepared<Dot> prepare(const Member& member, const E* x, i64 stride, i64 rows, i64 depth, const Buffers& space) {
   using X = typename Dot::X;

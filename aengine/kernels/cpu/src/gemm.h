@@ -1,11 +1,11 @@
-// Matrix products of few to many rows with a packed matrix, and what becomes of the results before they leave the caches.
+// Matrix products of few to many rows with a packed matrix, and the epilogues that take the results while they are in the caches.
 #pragma once
 #include "buffers.h"
 #include "team.h"
 
 namespace aengine {
 
-// What becomes of the rows of a product.
+// The epilogue of a product.
 struct Output {
   // Takes PANEL values of `count` rows from `row` on, in packed order, from any thread.
   virtual void put(i64 row, i64 count, i64 panel, const float (*values)[PANEL]) const = 0;
@@ -74,9 +74,9 @@ struct StoreLogits final : RowOutput<StoreLogits> {
   i64 columns;
 };
 
-// Keeps the column of the largest value per row: the lowest of equal ones, and a NaN is larger than everything, as in torch.argmax.
-struct KeepLargest final : RowOutput<KeepLargest> {
-  KeepLargest(std::atomic<i64>* keys, i64 of) : best(keys), columns(of) {}
+// out[row] = the column of the largest value: the lowest of equal ones, and a NaN is larger than everything, as in torch.argmax.
+struct StoreArgmax final : RowOutput<StoreArgmax> {
+  StoreArgmax(std::atomic<i64>* keys, i64 of) : best(keys), columns(of) {}
 
   // Orders by value, then by lower column.
   static i64 key(float value, i64 column) {
@@ -89,7 +89,7 @@ struct KeepLargest final : RowOutput<KeepLargest> {
   static i64 column_of(i64 key) { return 0xffffffff - (key & 0xffffffff); }
 
   // For `out`, which holds keys from `begin` on and columns after `finish`.
-  static KeepLargest of(i64* out, const PackedLinear& w) {
+  static StoreArgmax of(i64* out, const PackedLinear& w) {
     static_assert(sizeof(std::atomic<i64>) == sizeof(i64));
     return {reinterpret_cast<std::atomic<i64>*>(out), w.out_features};
   }
@@ -102,10 +102,10 @@ struct KeepLargest final : RowOutput<KeepLargest> {
     const i64 count = smaller(PANEL, columns - panel * PANEL);
     i64 found = INT64_MIN;
     if (count == PANEL) {
-      VecF most = load(values), not_a_number = most * 0.f;
-      for (int j = LANES; j < PANEL; j += LANES) most = larger(most, load(values + j)), not_a_number += load(values + j) * 0.f;
-      const float bound = largest(most);
-      // Most panels hold nothing new: one comparison instead of 64 keys. Infinities take the long way, like NaNs.
+      VecF maximum = load(values), not_a_number = maximum * 0.f;
+      for (int j = LANES; j < PANEL; j += LANES) maximum = larger(maximum, load(values + j)), not_a_number += load(values + j) * 0.f;
+      const float bound = largest(maximum);
+      // Most panels have no larger value: one comparison instead of 64 keys. Infinities are compared one by one, like NaNs.
       if (sum(not_a_number) == 0.f && key(bound, panel * PANEL) < best[row].load(std::memory_order_relaxed)) return;
     }
     for (i64 j = 0; j < count; j++) found = larger(found, key(values[j], panel * PANEL + j));

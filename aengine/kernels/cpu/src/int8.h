@@ -81,13 +81,13 @@ AE_INLINE VecI round_scaled(VecF x, float factor) {
 // A row with a NaN or an infinity has the scale NaN, so that it does not turn into numbers.
 template <class E>
 float quantise_row(const E* x, Int8Dot::X* out, i64 size) {
-  VecF most = {}, not_finite = {};
+  VecF maximum = {}, not_finite = {};
   for (i64 i = 0; i < size; i += LANES) {
     const VecF v = load(x + i);
-    most = larger(most, larger(v, -v));
+    maximum = larger(maximum, larger(v, -v));
     not_finite += v * 0.f;
   }
-  const float absmax = largest(most);
+  const float absmax = largest(maximum);
   const float factor = absmax > 0 ? INT8_MAX_VALUE / absmax : 0.f;
   for (i64 i = 0; i < size; i += LANES) Int8Dot::put(out + i, round_scaled(load(x + i), factor));
   return absmax / INT8_MAX_VALUE + sum(not_finite);

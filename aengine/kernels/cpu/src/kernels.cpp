@@ -1,4 +1,4 @@
-// The C border: every function that `library.py` declares. No exceptions, no state outside a workspace.
+// The C interface: every function that `library.py` declares. No exceptions, no state outside a workspace.
 //
 // Functions that can fail return a `Status`. Pointers are not checked; sizes are the caller's word, ids and indices are checked.
 #include <new>
@@ -27,7 +27,7 @@ void multiply_with(const Member& member, i32 kind, const E* x, i64 x_stride, i64
 }
 
 Status check_step(const Model& model, const Pool& pool, const Step& step, const Workspace& space) {
-  if (space.crew.busy()) return BUSY;
+  if (space.workers.busy()) return BUSY;
   if (const Status status = check_tokens(model, pool, step)) return status;
   if (const Status status = read_last_tokens(step)) return status;
   if (const Status status = check_ids(model, step)) return status;
@@ -58,7 +58,7 @@ void aengine_pack(const Part* parts, i64 num_parts, i32 source, const PackedLine
 // out = epilogue(W x + b), see `Epilogue`; rows of x as in abi.h, rows of out padded to whole panels unless LOGITS.
 i32 aengine_linear(i32 element, i32 epilogue, const void* x, i64 x_stride, i64 rows, const PackedLinear* w, void* out, i64 stride,
                    Workspace* space, int threads) {
-  if (space->crew.busy()) return BUSY;
+  if (space->workers.busy()) return BUSY;
   if (!reserve_prepared(*space, rows, w->in_features)) return OUT_OF_MEMORY;
   with_element(element, [&](auto e) {
     using E = decltype(e);
@@ -71,22 +71,22 @@ i32 aengine_linear(i32 element, i32 epilogue, const void* x, i64 x_stride, i64 r
 
 // out[row] = the column of the largest logit, as torch.argmax has it.
 i32 aengine_argmax(i32 element, const void* x, i64 x_stride, i64 rows, const PackedLinear* w, i64* out, Workspace* space, int threads) {
-  if (space->crew.busy()) return BUSY;
+  if (space->workers.busy()) return BUSY;
   if (!reserve_prepared(*space, rows, w->in_features)) return OUT_OF_MEMORY;
-  KeepLargest::begin(out, rows);
+  StoreArgmax::begin(out, rows);
   with_element(element, [&](auto e) {
     using E = decltype(e);
     run_team(threads, [&](const Member& member) {
-      multiply(member, static_cast<const E*>(x), x_stride, rows, *w, KeepLargest::of(out, *w), *space);
+      multiply(member, static_cast<const E*>(x), x_stride, rows, *w, StoreArgmax::of(out, *w), *space);
     });
   });
-  KeepLargest::finish(out, rows);
+  StoreArgmax::finish(out, rows);
   return OK;
 }
 
 // tokens[row] = what is drawn from row `row` of [rows, vocab] logits.
 i32 aengine_draw(const float* logits, i64 rows, i64 vocab, const Draw* draws, i64* tokens, Workspace* space, int threads) {
-  if (space->crew.busy()) return BUSY;
+  if (space->workers.busy()) return BUSY;
   if (!reserve_draws(*space, rows, vocab, threads)) return OUT_OF_MEMORY;
   run_team(threads, [&](const Member& member) { draw_tokens(member, logits, rows, vocab, draws, tokens, *space); });
   return OK;
@@ -120,7 +120,7 @@ i32 aengine_rotate_and_write(const Model* model, const Layer* layer, const Pool*
 // Attention of the step's queries over a layer's pages; a window of 0 is none, a soft cap of 0 too.
 i32 aengine_attention(const Pool* pool, i64 layer_index, const Step* step, const void* query, i64 query_stride, void* out, i64 out_stride,
                       i64 heads, i64 window, float scale, float soft_cap, Workspace* space, int threads) {
-  if (space->crew.busy()) return BUSY;
+  if (space->workers.busy()) return BUSY;
   if (const Status status = check_rows(*pool, *step)) return status;
   AttentionPlan plan;
   if (!plan_attention(*step, heads, pool->kv_heads, pool->head_dim, pool->page_size, threads, *space, plan)) return OUT_OF_MEMORY;
@@ -140,17 +140,17 @@ i32 aengine_run_layers(const Model* model, const Pool* pool, const Step* step, W
   return with_element(model->element, [&](auto e) -> i32 { return run_layers<decltype(e)>(*model, *pool, *step, *space, threads); });
 }
 
-// The same on the workspace's own threads, while the caller does something else: all that it points to stays as it is until
+// The same on the workspace's worker threads, while the caller does something else: all that it points to must not change before
 // `aengine_finish_layers`, in which the caller takes part.
 i32 aengine_begin_layers(const Model* model, const Pool* pool, const Step* step, Workspace* space, int threads) {
   if (const Status status = check_step(*model, *pool, *step, *space)) return status;
   return with_element(model->element, [&](auto e) -> i32 { return begin_layers<decltype(e)>(*model, *pool, *step, *space, threads); });
 }
-void aengine_finish_layers(Workspace* space) { space->crew.finish(); }
+void aengine_finish_layers(Workspace* space) { space->workers.finish(); }
 
 // Finishes the step that has begun, then begins the next one, unless `hold` is not 0 by then.
 i32 aengine_finish_and_begin(const Model* model, const Pool* pool, const Step* next, Workspace* space, int threads, const i32* hold) {
-  space->crew.finish();
+  space->workers.finish();
   if (__atomic_load_n(hold, __ATOMIC_ACQUIRE)) return HELD;
   return aengine_begin_layers(model, pool, next, space, threads);
 }
@@ -158,7 +158,7 @@ i32 aengine_finish_and_begin(const Model* model, const Pool* pool, const Step* n
 // Copies page sources[i] to page destinations[i] in all layers, all sources before any destination.
 i32 aengine_copy_pages(const Pool* pool, const i32* sources, const i32* destinations, i64 count, Workspace* space, int threads) {
   const i64 bytes = pool->kv_heads * pool->page_size * pool->head_dim * (pool->element == BF16 ? 2 : 4);
-  if (space->crew.busy()) return BUSY;
+  if (space->workers.busy()) return BUSY;
   if (!space->gathered.reserve<u8>(threads * count * bytes)) return OUT_OF_MEMORY;
   for (i64 i = 0; i < count; i++) {
     if (sources[i] < 0 || sources[i] >= pool->num_pages || destinations[i] < 0 || destinations[i] >= pool->num_pages) return BAD_PAGE;

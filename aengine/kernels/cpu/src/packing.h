@@ -76,13 +76,13 @@ AE_INLINE void store_transposed(const u32 (*rows)[PACKED_RUN], i64 word, u32* pa
 // The largest magnitude in a row; a NaN is none.
 template <class S>
 float absmax_of(const S* row, i64 size) {
-  VecF most = {};
+  VecF maximum = {};
   i64 i = 0;
   for (; i + LANES <= size; i += LANES) {
     const VecF v = load(row + i);
-    most = larger(v, larger(-v, most));
+    maximum = larger(v, larger(-v, maximum));
   }
-  float found = largest(most);
+  float found = largest(maximum);
   for (; i < size; i++) {
     const float x = std::fabs(widen(row[i]));
     found = x > found ? x : found;

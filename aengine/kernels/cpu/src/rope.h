@@ -1,4 +1,4 @@
-// What becomes of the fused projection before attention; see attention.h.
+// What is done with the output of the fused QKV projection before attention; see attention.h.
 #pragma once
 #include "attention.h"
 #include "norm.h"

@@ -1,4 +1,4 @@
-// All layers of a decoder for one step, by one team: what models/decoder.py computes, in the same order.
+// All layers of a decoder for one step, by one team of threads: what models/decoder.py computes, in the same order.
 #pragma once
 #include "attention.h"
 #include "draw.h"
@@ -109,7 +109,9 @@ class Stack {
     E* hidden = step_.hidden ? static_cast<E*>(step_.hidden) : residual_;
     norm_rows(member, normed_, strides_.hidden, m_.final_norm, hidden, strides_.hidden, step_.num_logits, m_.hidden, m_.eps);
     if (!step_.sampled) return;
-    if (!step_.draws) return multiply(member, hidden, strides_.hidden, step_.num_logits, *m_.head, KeepLargest::of(step_.sampled, *m_.head), space_);
+    if (!step_.draws) {
+      return multiply(member, hidden, strides_.hidden, step_.num_logits, *m_.head, StoreArgmax::of(step_.sampled, *m_.head), space_);
+    }
     float* logits = space_.logits.as<float>();
     const i64 vocab = m_.head->out_features;
     multiply(member, hidden, strides_.hidden, step_.num_logits, *m_.head, StoreLogits{logits, vocab}, space_);
@@ -153,22 +155,22 @@ class StackJob final : public Job {
     if (!reserve_step<E>(space_, m_, Strides(m_), larger(step_.num_tokens, step_.num_logits), threads)) return OUT_OF_MEMORY;
     if (!plan_attention(step_, m_.heads, m_.kv_heads, m_.head_dim, pool_.page_size, threads, space_, plan_)) return OUT_OF_MEMORY;
     const i64 vocab = m_.head->out_features;
-    if (is_drawn()) {
+    if (has_draws()) {
       if (!space_.logits.reserve<float>(step_.num_logits * vocab)) return OUT_OF_MEMORY;
       if (!reserve_draws(space_, step_.num_logits, vocab, threads)) return OUT_OF_MEMORY;
     } else if (step_.sampled) {
-      KeepLargest::begin(step_.sampled, step_.num_logits);
+      StoreArgmax::begin(step_.sampled, step_.num_logits);
     }
     return OK;
   }
   AE_NOINLINE void work(const Member& member) const override { Stack<E>(m_, pool_, step_, plan_, space_).run(member); }
   void end() const override {
-    if (step_.sampled && !is_drawn()) KeepLargest::finish(step_.sampled, step_.num_logits);
+    if (step_.sampled && !has_draws()) StoreArgmax::finish(step_.sampled, step_.num_logits);
     for (i64 i = 0; i < step_.num_output_rows; i++) step_.last_tokens[step_.output_rows[i]] = (i32)step_.sampled[i];
   }
 
  private:
-  bool is_drawn() const { return step_.sampled && step_.draws; }
+  bool has_draws() const { return step_.sampled && step_.draws; }
 
   const Model& m_;
   const Pool& pool_;
@@ -191,7 +193,7 @@ Status begin_layers(const Model& model, const Pool& pool, const Step& step, Work
   std::unique_ptr<StackJob<E>> job(new (std::nothrow) StackJob<E>(model, pool, step, space));
   if (!job) return OUT_OF_MEMORY;
   if (const Status status = job->prepare(threads)) return status;
-  space.crew.begin(std::move(job), threads);
+  space.workers.begin(std::move(job), threads);
   return OK;
 }
 

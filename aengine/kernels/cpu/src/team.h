@@ -1,8 +1,7 @@
-// The threads of one call: each goes through the same operations, and takes of every operation the tasks that nobody has taken yet.
+// The threads of one call, a team in OpenMP's sense: each runs the same operations and takes the next free task of each operation.
 //
-// The cores are shared with an event loop and an interpreter, so nothing depends on who takes part: an operation is over when its tasks
-// are done, whether a thread came late, was pushed off its core or never came. And nobody waits by spinning alone, off a core that
-// another thread needs.
+// The cores are shared with Python threads, so nothing depends on how many threads take part: an operation is finished when its tasks are
+// done, also if a thread starts late, is preempted or never starts. After a while a thread that waits yields its core instead of spinning.
 #pragma once
 #include <omp.h>
 #include <sched.h>
@@ -13,8 +12,8 @@
 
 namespace aengine {
 
-// What the threads of a team share: tasks of all operations so far. Neither count ever goes back, so that a thread which is behind can
-// tell an operation that is over.
+// What the threads of a team share: counts of the tasks of all operations so far. They only grow, so that a thread which is behind sees
+// that an operation is finished.
 struct Team {
   alignas(64) std::atomic<i64> taken{0};
   alignas(64) std::atomic<i64> done{0};
@@ -28,11 +27,11 @@ inline void pause_spinning() {
 #endif
 }
 
-// Waits for `over()`, which is expected soon.
+// Waits for `condition()`, which is expected soon.
 template <class Condition>
-void spin_until(Condition&& over) {
-  constexpr int SPINS_BEFORE_YIELDING = 1000;  // some 15 us: longer than it takes when nobody was pushed away
-  for (int spins = 0; !over();) {
+void spin_until(Condition&& condition) {
+  constexpr int SPINS_BEFORE_YIELDING = 1000;  // some 15 us: longer than it takes unless a thread was preempted
+  for (int spins = 0; !condition();) {
     if (spins < SPINS_BEFORE_YIELDING) {
       spins++;
       pause_spinning();
@@ -42,23 +41,23 @@ void spin_until(Condition&& over) {
   }
 }
 
-// One thread's way through the operations of its team. Every thread calls the same functions in the same order.
+// One thread of a team. Every thread calls the same functions in the same order.
 class Member {
  public:
   Member(Team& team, int index, int size) : team_(team), index_(index), size_(size) {}
 
   int index() const { return index_; }
-  int size() const { return size_; }  // at most so many take part
+  int size() const { return size_; }  // the most threads that take part
 
   // Runs f(0) .. f(count - 1), each on whichever thread is free, and returns when all are done.
   template <class F>
   void each(i64 count, F&& f) const {
     i64 mine = 0;
     for (i64 task; (task = take(count)) >= 0; mine++) f(task);
-    pass(count, mine);
+    finish(count, mine);
   }
 
-  // Runs f(task, next) likewise; `next` is what this thread does after that, -1 for nothing, so that f can fetch for it.
+  // Runs f(task, next) likewise; `next` is what this thread does after that, -1 for nothing, so that f can prefetch for it.
   template <class F>
   void each_ahead(i64 count, F&& f) const {
     i64 mine = 0;
@@ -67,7 +66,7 @@ class Member {
       f(task, next);
       task = next;
     }
-    pass(count, mine);
+    finish(count, mine);
   }
 
   // Runs f(begin, end) for runs of `run` out of `count` things.
@@ -80,22 +79,22 @@ class Member {
   // One of the `count` tasks of this operation, -1 when all are taken.
   i64 take(i64 count) const {
     i64 next = team_.taken.load(std::memory_order_relaxed);
-    while (next < passed_ + count) {
-      if (team_.taken.compare_exchange_weak(next, next + 1, std::memory_order_relaxed)) return next - passed_;
+    while (next < finished_ + count) {
+      if (team_.taken.compare_exchange_weak(next, next + 1, std::memory_order_relaxed)) return next - finished_;
     }
     return -1;
   }
 
-  // To the next operation, when all tasks of this one are done; this thread did `mine` of them.
-  void pass(i64 count, i64 mine) const {
-    passed_ += count;
+  // Ends an operation: returns when all its tasks are done, `mine` of them by this thread.
+  void finish(i64 count, i64 mine) const {
+    finished_ += count;
     if (mine) team_.done.fetch_add(mine, std::memory_order_acq_rel);
-    spin_until([&] { return team_.done.load(std::memory_order_acquire) >= passed_; });
+    spin_until([&] { return team_.done.load(std::memory_order_acquire) >= finished_; });
   }
 
   Team& team_;
   int index_, size_;
-  mutable i64 passed_ = 0;  // tasks of the operations that this thread is through with
+  mutable i64 finished_ = 0;  // tasks of the operations that this thread has finished
 };
 
 // Runs body(member) on `threads` threads, or on as many as there are.

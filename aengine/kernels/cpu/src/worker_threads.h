@@ -1,4 +1,4 @@
-// Threads of their own, which work on a job while the one who gave it does something else, and takes part when it asks for the end.
+// Worker threads that run a job while the caller does something else. The caller takes part when it asks for the end.
 #pragma once
 #include <pthread.h>
 
@@ -16,31 +16,32 @@ class Job {
  public:
   virtual ~Job() = default;
   virtual void work(const Member& member) const = 0;  // on every thread that takes part
-  virtual void end() const = 0;                       // once, when all work is done
+  virtual void end() const = 0;                       // once, on the caller's thread, when all work is done
 };
 
 // One job at a time. All calls come from one thread.
-class Crew {
+class WorkerThreads {
  public:
-  Crew() = default;
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
-  ~Crew() {
+  WorkerThreads() = default;
+  WorkerThreads(const WorkerThreads&) = delete;
+  WorkerThreads& operator=(const WorkerThreads&) = delete;
+  ~WorkerThreads() {
     finish();
-    announce(nullptr, 0);
+    set_job(nullptr, 0);
     for (pthread_t worker : workers_) pthread_join(worker, nullptr);
   }
 
   bool busy() const { return job_ != nullptr; }
 
-  // Lets `threads` - 1 workers begin, or as many as there can be.
+  // Starts the job on `threads` - 1 workers, or as many as can be created.
   void begin(std::unique_ptr<Job> job, int threads) {
     while ((int)workers_.size() < threads - 1) {
       pthread_t worker;
-      if (pthread_create(&worker, nullptr, [](void* crew) -> void* { return static_cast<Crew*>(crew)->serve(), nullptr; }, this)) break;
+      const auto run = [](void* self) -> void* { return static_cast<WorkerThreads*>(self)->run(), nullptr; };
+      if (pthread_create(&worker, nullptr, run, this)) break;
       workers_.push_back(worker);
     }
-    announce(std::move(job), threads);
+    set_job(std::move(job), threads);
   }
 
   // Takes part in the job, if there is one, and returns when it has ended.
@@ -49,7 +50,7 @@ class Crew {
     job_->work(Member(team_, 0, size_));
     std::unique_ptr<Job> done;
     {
-      std::lock_guard<std::mutex> lock(mutex_);  // nobody takes it up from here on
+      std::lock_guard<std::mutex> lock(mutex_);  // no worker starts on it from here on
       done = std::move(job_);
     }
     spin_until([&] { return num_inside_.load(std::memory_order_acquire) == 0; });
@@ -57,26 +58,26 @@ class Crew {
   }
 
  private:
-  static constexpr std::chrono::microseconds PATIENCE{300};  // before a worker sleeps: longer than from one step to the next
+  static constexpr std::chrono::microseconds SPIN_TIME{300};  // before a worker sleeps: longer than from one step to the next
 
-  // Tells the workers of a job, or without one that they are to leave for good.
-  void announce(std::unique_ptr<Job> job, int size) {
-    bool someone_sleeps;
+  // Hands a job to the workers; without one they end.
+  void set_job(std::unique_ptr<Job> job, int size) {
+    bool some_sleep;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       team_.taken.store(0, std::memory_order_relaxed);
       team_.done.store(0, std::memory_order_relaxed);
       job_ = std::move(job), size_ = size;
       number_.fetch_add(1, std::memory_order_release);
-      someone_sleeps = num_asleep_ > 0;
+      some_sleep = num_asleep_ > 0;
     }
-    if (someone_sleeps) wake_.notify_all();
+    if (some_sleep) wake_.notify_all();
   }
 
-  void serve() {
+  void run() {
     const int index = num_started_.fetch_add(1, std::memory_order_relaxed) + 1;
     for (u64 seen = 0;;) {
-      seen = await_other_than(seen);
+      seen = wait_for_job(seen);
       const Job* job;
       int size;
       {
@@ -91,15 +92,15 @@ class Crew {
     }
   }
 
-  // The number of the latest announcement, once it is another than `seen`.
-  u64 await_other_than(u64 seen) {
-    const auto is_other = [&] { return number_.load(std::memory_order_acquire) != seen; };
+  // Waits until the number of the job is not `seen`, and returns it.
+  u64 wait_for_job(u64 seen) {
+    const auto is_new = [&] { return number_.load(std::memory_order_acquire) != seen; };
     const auto begin = std::chrono::steady_clock::now();
-    spin_until([&] { return is_other() || std::chrono::steady_clock::now() - begin > PATIENCE; });
-    if (!is_other()) {
+    spin_until([&] { return is_new() || std::chrono::steady_clock::now() - begin > SPIN_TIME; });
+    if (!is_new()) {
       std::unique_lock<std::mutex> lock(mutex_);
       num_asleep_++;
-      wake_.wait(lock, is_other);
+      wake_.wait(lock, is_new);
       num_asleep_--;
     }
     return number_.load(std::memory_order_acquire);
@@ -109,10 +110,10 @@ class Crew {
   std::atomic<int> num_started_{0};
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::atomic<u64> number_{0};  // of the latest announcement
+  std::atomic<u64> number_{0};  // how many times a job was set
   int num_asleep_ = 0;
   std::unique_ptr<Job> job_;  // null: none
-  int size_ = -1;             // threads of it; 0: no job will come any more
+  int size_ = -1;             // threads of it; 0: the workers end
   std::atomic<int> num_inside_{0};
   Team team_;
 };
