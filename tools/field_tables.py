@@ -19,11 +19,12 @@ from aengine.client.config import ClientConfig
 from aengine.config import EngineConfig
 from aengine.errors import FieldError
 from aengine.params import SamplingParams, StructuredOutput
+from aengine.requests import RequestOptions
 from aengine.server.config.options import GROUPS, ServerConfig
 from aengine.server.config.settings import _field_docs as field_docs
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-FILES = ("configuration.md", "sampling.md")
+FILES = ("configuration.md", "engine.md", "sampling.md")
 NEEDED: dict[type, dict[str, Any]] = {EngineConfig: {"model": "demo"}}  # the fields without a default
 MARKERS = re.compile(r"(?<=<!-- fields of )(\w+)( -->\n\n)(.*?)(?=<!-- end of fields -->)", re.DOTALL)
 
@@ -68,7 +69,7 @@ def cells(cls: type, field: Field[Any], doc: str, ranges: bool) -> list[str]:
     meaning, words = split_default(doc)
     value = default(field)
     if words is None:
-        words = "needed" if value is MISSING else f"`{value}`"
+        words = "needed" if value is MISSING else f"`{value}`" if value != "" else "empty"
     accept = [accepted(cls, field.name) + (" or None" if accepts_none(cls, field.name) else "")] if ranges else []
     return [f"`{field.name}`", words, *accept, meaning]
 
@@ -90,6 +91,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "EngineConfig": partial(table, EngineConfig),
     "ServerConfig": server_tables,
     "ClientConfig": partial(table, ClientConfig),
+    "RequestOptions": partial(table, RequestOptions, ranges=False),
     "SamplingParams": partial(table, SamplingParams, ranges=False),
     "StructuredOutput": partial(table, StructuredOutput, ranges=False),
 }
