@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+import numbers
+import operator
 import reprlib
+from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
-from aengine.errors import FieldError, FieldViolation
+from aengine.errors import ConfigError, FieldError, FieldViolation
+
+MAX_UINT64 = 2**64 - 1
 
 
 class FieldChecks:
@@ -25,15 +31,34 @@ class FieldChecks:
 
     def integer(self, name: str, low: int, high: int | None = None, *, optional: bool = False) -> None:
         """From `low` to `high`; without `high` there is no upper end."""
-        value = self._value(name, optional)
-        if value is _ABSENT:
-            return
-        if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        value = getattr(self._owner, name)
+        if not (value is None and optional) and not is_integer(value, low, high):
             self.refuse(name, f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]")
 
+    def number(self, name: str, kind: type, low: float, high: float, *, open_low: bool = False, optional: bool = True) -> None:
+        """Of `kind` int or float, or a type of numpy's that is one, from `low` to `high`; it becomes a plain one. `open_low`: without
+        `low`."""
+        value = getattr(self._owner, name)
+        if value is None and optional:
+            return
+        accepted = f"{'(' if open_low else '['}{_bound(low)}, {_bound(high)}]"
+        try:
+            number = to_float(value) if kind is float else to_int(value)
+        except (TypeError, ValueError, OverflowError):
+            self.refuse(name, f"{'a number' if kind is float else 'an integer'} in {accepted}")
+            return
+        if low <= number <= high and not (open_low and number == low):  # NaN is in no range
+            self.set(name, number)
+        else:
+            self.add(name, f"{shown(number)} is not in {accepted}")
+
+    def set(self, name: str, value: object) -> None:
+        """Have the field, of a frozen owner too, be `value`."""
+        object.__setattr__(self._owner, name, value)
+
     def positive(self, name: str, *, optional: bool = False) -> None:
-        value = self._value(name, optional)
-        if value is not _ABSENT and not is_positive(value):
+        value = getattr(self._owner, name)
+        if not (value is None and optional) and not is_positive(value):
             self.refuse(name, "a finite number > 0")
 
     def not_negative(self, name: str) -> None:
@@ -41,8 +66,9 @@ class FieldChecks:
         if not is_positive(value) and (isinstance(value, bool) or value != 0):
             self.refuse(name, "a finite number >= 0")
 
-    def flag(self, name: str) -> None:
-        if not isinstance(getattr(self._owner, name), bool):
+    def flag(self, name: str, *, optional: bool = False) -> None:
+        value = getattr(self._owner, name)
+        if not (value is None and optional) and not isinstance(value, bool):
             self.refuse(name, "true or false")
 
     def choice(self, name: str, choices: tuple[str, ...]) -> None:
@@ -51,8 +77,8 @@ class FieldChecks:
 
     def text(self, name: str, what: str = "a string", *, optional: bool = False) -> None:
         """A string that is not empty."""
-        value = self._value(name, optional)
-        if value is not _ABSENT and (not isinstance(value, str) or not value):
+        value = getattr(self._owner, name)
+        if not (value is None and optional) and not (isinstance(value, str) and value):
             self.refuse(name, what)
 
     def finish(self, error: type[FieldError]) -> None:
@@ -60,13 +86,39 @@ class FieldChecks:
         if self.violations:
             raise error(self.violations)
 
-    def _value(self, name: str, optional: bool) -> Any:
-        value = getattr(self._owner, name)
-        return _ABSENT if optional and value is None else value
+
+def check_names(cls: type, names: Iterable[str]) -> None:
+    """Raises `ConfigError` for the `names` that are no fields of the dataclass `cls`, and says which names there are."""
+    known = [field.name for field in fields(cls)]
+    unknown = [FieldViolation(name, f"unknown option; there are {', '.join(known)}") for name in names if name not in known]
+    if unknown:
+        raise ConfigError(unknown)
+
+
+def is_integer(value: object, low: int, high: int | None = None) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value and (high is None or value <= high)
 
 
 def is_positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def to_int(value: Any) -> int:
+    """`value` of an integer type, numpy's too; raises TypeError for others."""
+    if type(value).__name__ in ("bool", "bool_"):  # numpy's too, which its older releases take for an integer
+        raise TypeError
+    return operator.index(value)
+
+
+def to_float(value: Any) -> float:
+    """`value` of a number's type, numpy's too; raises TypeError for others, OverflowError for an integer that no float holds."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError
+    return float(value)
+
+
+def _bound(value: float) -> str:
+    return "2^64-1" if value == MAX_UINT64 else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def shown(value: object) -> str:
@@ -96,4 +148,3 @@ class _Short(reprlib.Repr):
 
 
 _SHORT = _Short()
-_ABSENT = object()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aengine.checks import FieldChecks, is_positive
-from aengine.errors import ConfigError, FieldViolation
+from aengine.checks import FieldChecks, check_names, is_integer, is_positive
+from aengine.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTION_BACKENDS = ("auto", "cpu", "flashinfer", "triton", "torch_native")
@@ -97,7 +97,7 @@ class EngineConfig:
         check.integer("max_model_len", 2, optional=True)
         check.integer("max_num_seqs", 1, MOST_SEQS, optional=True)
         check.integer("max_num_batched_tokens", 1, optional=True)
-        if not isinstance(self.page_size, int) or isinstance(self.page_size, bool) or self.page_size not in PAGE_SIZES:
+        if not is_integer(self.page_size, 1) or self.page_size not in PAGE_SIZES:
             check.refuse("page_size", "a power of two in [1, 256]")
         check.integer("kv_cache_memory", 1, optional=True)
         utilization = self.gpu_memory_utilization
@@ -107,7 +107,7 @@ class EngineConfig:
         check.choice("kv_cache_dtype", KV_CACHE_DTYPES)
         check.flag("eager")
         sizes = self.graph_sizes
-        if sizes is not None and not (isinstance(sizes, tuple) and sizes and all(_is_integer(size, 1, MOST_SEQS) for size in sizes)):
+        if sizes is not None and not (isinstance(sizes, tuple) and sizes and all(is_integer(size, 1, MOST_SEQS) for size in sizes)):
             check.refuse("graph_sizes", f"one or more integers in [1, {MOST_SEQS}]")
         check.integer("graph_tokens", 0, MOST_GRAPH_TOKENS)
         check.choice("load_format", LOAD_FORMATS)
@@ -127,8 +127,7 @@ class EngineConfig:
             check.refuse("max_num_batched_tokens", f">= max_num_seqs ({self.num_seqs}): a step must hold one token of each sequence")
         if not check.violations and sizes is not None and max(sizes) > self.num_seqs:
             check.refuse("graph_sizes", f"at most max_num_seqs ({self.num_seqs}): no step has more sequences")
-        if check.violations:
-            raise ConfigError(check.violations)
+        check.finish(ConfigError)
 
     @property
     def num_seqs(self) -> int:
@@ -141,16 +140,7 @@ class EngineConfig:
     @classmethod
     def of(cls, model_or_config: str | EngineConfig, **overrides: Any) -> EngineConfig:
         """The config of a model name, or a config, with `overrides`; an unknown name is refused with the names there are."""
-        names = [option.name for option in fields(cls)]
-        unknown = [FieldViolation(name, f"unknown option; there are {', '.join(names)}") for name in overrides if name not in names]
-        if unknown:
-            raise ConfigError(unknown)
+        check_names(cls, overrides)
         if isinstance(model_or_config, EngineConfig):
-            given = {name: getattr(model_or_config, name) for name in names}
-        else:
-            given = {"model": model_or_config}
-        return cls(**{**given, **overrides})
-
-
-def _is_integer(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+            return replace(model_or_config, **overrides)
+        return cls(**{"model": model_or_config, **overrides})

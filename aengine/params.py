@@ -6,15 +6,13 @@ Unset (`None`) means: the model's `generation_config`, then the engine's default
 from __future__ import annotations
 
 import json
-import numbers
-import operator
 from collections.abc import Iterable, Mapping, Sized
 from copy import copy
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aengine.checks import shown
+from aengine.checks import MAX_UINT64, FieldChecks, shown, to_float, to_int
 from aengine.errors import FieldViolation, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -38,7 +36,6 @@ MAX_STRING_BYTES = 256
 MAX_CHOICES = 4096
 MOST_GRAMMAR_BYTES: Mapping[str, int] = {"json_schema": 1 << 20, "regex": 1 << 13, "choice": 1 << 18, "grammar": 1 << 15}
 """Of UTF-8, all choices together: what takes some tenths of a second to compile at most."""
-MAX_UINT64 = 2**64 - 1
 MAX_INT32 = 2**31 - 1
 
 
@@ -76,30 +73,32 @@ class StructuredOutput:
         if isinstance(self.choice, list) and len(self.choice) <= MAX_CHOICES:
             object.__setattr__(self, "choice", tuple(self.choice))
         if not isinstance(self.json_object, bool):
-            raise _refused(f"{name}.json_object", f"{shown(self.json_object)} is not true or false")
+            raise InvalidRequestError.of(f"{name}.json_object", f"{shown(self.json_object)} is not true or false")
         given = [one.name for one in fields(self) if getattr(self, one.name) not in (None, False, ())]
         if len(given) != 1:
-            raise _refused(name, f"exactly one of json_schema, json_object, regex, choice, grammar must be set, not {given or 'none'}")
+            raise InvalidRequestError.of(
+                name, f"exactly one of json_schema, json_object, regex, choice, grammar must be set, not {given or 'none'}"
+            )
         if isinstance(self.json_schema, Mapping):
             try:
                 object.__setattr__(self, "json_schema", json.dumps(dict(self.json_schema), allow_nan=False))
             except (TypeError, ValueError, RecursionError) as error:
-                raise _refused(f"{name}.json_schema", f"is not JSON: {error}") from error
+                raise InvalidRequestError.of(f"{name}.json_schema", f"is not JSON: {error}") from error
         for kind in ("json_schema", "regex", "grammar"):
             value = getattr(self, kind)
             if value is not None and not 1 <= _text_bytes(value) <= MOST_GRAMMAR_BYTES[kind]:
-                raise _refused(f"{name}.{kind}", f"must be a string of 1 to {MOST_GRAMMAR_BYTES[kind]} bytes of UTF-8")
+                raise InvalidRequestError.of(f"{name}.{kind}", f"must be a string of 1 to {MOST_GRAMMAR_BYTES[kind]} bytes of UTF-8")
         if self.choice:
             self._check_choices(f"{name}.choice")
 
     def _check_choices(self, name: str) -> None:
         if isinstance(self.choice, tuple | list) and len(self.choice) > MAX_CHOICES:
-            raise _refused(name, f"{len(self.choice)} choices are more than {MAX_CHOICES}")
+            raise InvalidRequestError.of(name, f"{len(self.choice)} choices are more than {MAX_CHOICES}")
         sizes = [_text_bytes(one) for one in self.choice] if isinstance(self.choice, tuple) else [0]
         if not all(sizes):
-            raise _refused(name, "must be strings of at least 1 byte of UTF-8")
+            raise InvalidRequestError.of(name, "must be strings of at least 1 byte of UTF-8")
         if sum(sizes) > MOST_GRAMMAR_BYTES["choice"]:
-            raise _refused(name, f"{sum(sizes)} bytes of UTF-8 together are more than {MOST_GRAMMAR_BYTES['choice']}")
+            raise InvalidRequestError.of(name, f"{sum(sizes)} bytes of UTF-8 together are more than {MOST_GRAMMAR_BYTES['choice']}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +164,7 @@ class SamplingParams:
     """Custom code that changes logits, in process only."""
 
     def __post_init__(self) -> None:
-        check = _Checker(self)
+        check = _ParamChecks(self)
         check.number("temperature", float, 0.0, MAX_TEMPERATURE)
         check.number("top_p", float, 0.0, 1.0, open_low=True)
         if self.top_k == -1:  # off, in the words of others
@@ -183,8 +182,7 @@ class SamplingParams:
         check.number("prompt_logprobs", int, 0, MAX_INT32)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             check.flag(name)
-        if self.detokenize is not None:
-            check.flag("detokenize")
+        check.flag("detokenize", optional=True)
         check.token_ids("stop_token_ids")
         check.token_ids("banned_token_ids")
         if self.allowed_token_ids is not None:
@@ -193,27 +191,26 @@ class SamplingParams:
         check.strings("bad_words")
         check.biases("logit_bias")
         if self.structured_output is not None and not isinstance(self.structured_output, StructuredOutput):
-            check.refuse("structured_output", f"a {type(self.structured_output).__name__} is not StructuredOutput")
+            check.add("structured_output", f"a {type(self.structured_output).__name__} is not StructuredOutput")
         check.callables("logits_processors")
         if not check.violations:
             self._check_together(check)
-        if check.violations:
-            raise InvalidRequestError(check.violations)
+        check.finish(InvalidRequestError)
 
-    def _check_together(self, check: _Checker) -> None:
+    def _check_together(self, check: _ParamChecks) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            check.refuse("min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}")
+            check.add("min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}")
         if self.stop and self.detokenize is False:
-            check.refuse("stop", "stop strings need detokenize")
+            check.add("stop", "stop strings need detokenize")
         if self.structured_output is not None and self.ignore_eos:
-            check.refuse("ignore_eos", "structured output ends with an end-of-sequence id")
+            check.add("ignore_eos", "structured output ends with an end-of-sequence id")
         if self.n > 1 and self.greedy:
-            check.refuse("n", f"{self.n} greedy sequences would be the same")
+            check.add("n", f"{self.n} greedy sequences would be the same")
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
-                check.refuse("allowed_token_ids", "must not be empty")
+                check.add("allowed_token_ids", "must not be empty")
             elif both := set(self.banned_token_ids).intersection(self.allowed_token_ids):
-                check.refuse("banned_token_ids", f"{min(both)} is also in allowed_token_ids")
+                check.add("banned_token_ids", f"{min(both)} is also in allowed_token_ids")
 
     @property
     def greedy(self) -> bool:
@@ -242,10 +239,9 @@ class SamplingParams:
         new = copy(self)
         for name, value in valid.items():
             object.__setattr__(new, name, value)
-        check = _Checker(new)
+        check = _ParamChecks(new)
         new._check_together(check)
-        if check.violations:
-            raise InvalidRequestError(check.violations)
+        check.finish(InvalidRequestError)
         return new
 
 
@@ -261,91 +257,62 @@ _ENGINE_DEFAULTS: dict[str, Any] = {
 }
 
 
-class _Checker:
-    """Checks and normalizes the fields of one `SamplingParams`, gathering what is wrong."""
-
-    def __init__(self, params: SamplingParams) -> None:
-        self._params = params
-        self.violations: list[FieldViolation] = []
-
-    def refuse(self, name: str, description: str) -> None:
-        self.violations.append(FieldViolation(name, description))
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self._params, name, value)
-
-    def number(self, name: str, kind: type, low: float, high: float, *, open_low: bool = False, optional: bool = True) -> None:
-        value = getattr(self._params, name)
-        if value is None and optional:
-            return
-        accepted = f"{'(' if open_low else '['}{_show(low)}, {_show(high)}]"
-        try:
-            number = _real(value) if kind is float else _integer(value)
-        except (TypeError, ValueError, OverflowError):
-            self.refuse(name, f"{shown(value)} is not {'a number' if kind is float else 'an integer'} in {accepted}")
-            return
-        if not low <= number <= high or (open_low and number == low):  # NaN is in no range
-            self.refuse(name, f"{shown(number)} is not in {accepted}")
-            return
-        self._set(name, number)
-
-    def flag(self, name: str) -> None:
-        if not isinstance(getattr(self._params, name), bool):
-            self.refuse(name, f"{shown(getattr(self._params, name))} is not true or false")
+class _ParamChecks(FieldChecks):
+    """The checks of fields that hold several; these become tuples and dicts of plain values."""
 
     def token_ids(self, name: str) -> None:
-        value = getattr(self._params, name)
+        value = getattr(self._owner, name)
         try:
             if isinstance(value, str | bytes | bytearray | Mapping):
                 raise TypeError
             entries = self._entries(name, () if value is None else value)
             # Most often all are of this one type and none comes twice; and there may be many.
-            ids = entries if set(map(type, entries)) <= {int} else [_integer(token_id) for token_id in entries]
+            ids = entries if set(map(type, entries)) <= {int} else [to_int(token_id) for token_id in entries]
         except TypeError:
-            self.refuse(name, f"{shown(value)} is not a list of token ids")
+            self.refuse(name, "a list of token ids")
             return
         if ids and not 0 <= min(ids) <= max(ids) <= MAX_INT32:
             bad = next(token_id for token_id in ids if not 0 <= token_id <= MAX_INT32)
-            self.refuse(name, f"{shown(bad)} is not a token id")
+            self.add(name, f"{shown(bad)} is not a token id")
         else:
-            self._set(name, tuple(ids) if len(set(ids)) == len(ids) else tuple(dict.fromkeys(ids)))
+            self.set(name, tuple(ids) if len(set(ids)) == len(ids) else tuple(dict.fromkeys(ids)))
 
     def strings(self, name: str) -> None:
-        value = getattr(self._params, name)
+        value = getattr(self._owner, name)
         if value is None or isinstance(value, str):
             value = () if value is None else (value,)
         if not isinstance(value, tuple | list):
-            self.refuse(name, f"{shown(value)} is not a list of strings")
+            self.refuse(name, "a list of strings")
             return
         entries = self._entries(name, value)
         if not all(isinstance(one, str) for one in entries):
-            self.refuse(name, f"{shown(value)} is not a list of strings")
+            self.refuse(name, "a list of strings")
         elif any(not 1 <= len(one) <= MAX_STRING_BYTES or len(one.encode(errors="replace")) > MAX_STRING_BYTES for one in entries):
-            self.refuse(name, f"each string must have 1 to {MAX_STRING_BYTES} bytes")
+            self.add(name, f"each string must have 1 to {MAX_STRING_BYTES} bytes")
         else:
-            self._set(name, tuple(dict.fromkeys(entries)))
+            self.set(name, tuple(dict.fromkeys(entries)))
 
     def biases(self, name: str) -> None:
-        value = getattr(self._params, name)
+        value = getattr(self._owner, name)
         try:
-            biases = {_integer(token_id): _real(bias) for token_id, bias in self._entries(name, {} if value is None else value.items())}
+            biases = {to_int(token_id): to_float(bias) for token_id, bias in self._entries(name, {} if value is None else value.items())}
         except (AttributeError, TypeError, ValueError, OverflowError):
-            self.refuse(name, f"{shown(value)} is not a mapping from token ids to numbers")
+            self.refuse(name, "a mapping from token ids to numbers")
             return
         bad = [(key, bias) for key, bias in biases.items() if not 0 <= key <= MAX_INT32 or not -MAX_BIAS <= bias <= MAX_BIAS]
         if bad:
-            self.refuse(name, f"{shown(bad[0][0])}: {bad[0][1]!r} is not a token id and a number in [{-MAX_BIAS:g}, {MAX_BIAS:g}]")
+            self.add(name, f"{shown(bad[0][0])}: {bad[0][1]!r} is not a token id and a number in [{-MAX_BIAS:g}, {MAX_BIAS:g}]")
         else:
-            self._set(name, biases)
+            self.set(name, biases)
 
     def callables(self, name: str) -> None:
-        value = getattr(self._params, name)
+        value = getattr(self._owner, name)
         if value is None:
             value = ()
         if not isinstance(value, tuple | list) or not all(callable(one) for one in value):
-            self.refuse(name, f"{shown(value)} is not a list of callables")
+            self.refuse(name, "a list of callables")
         else:
-            self._set(name, tuple(value))
+            self.set(name, tuple(value))
 
     def _entries(self, name: str, value: Iterable[Any]) -> list[Any]:
         """What `value` holds; nothing, and a violation, if that is too much. Raises TypeError if it holds nothing by its nature."""
@@ -365,20 +332,6 @@ def too_many(name: str, count: int) -> FieldViolation:
     return FieldViolation(name, f"{count} entries are more than {MOST_ENTRIES[name]}")
 
 
-def _integer(value: Any) -> int:
-    """`value` of an integer type, numpy's too; raises TypeError for others."""
-    if type(value).__name__ in ("bool", "bool_"):  # numpy's too, which its older releases take for an integer
-        raise TypeError
-    return operator.index(value)
-
-
-def _real(value: Any) -> float:
-    """`value` of a number's type, numpy's too; raises TypeError for others, OverflowError for an integer that no float holds."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError
-    return float(value)
-
-
 def _text_bytes(value: object) -> int:
     """The length of a string in UTF-8, or where that is more than a grammar may have, a lower bound of it; 0 for what is no text."""
     if not isinstance(value, str) or len(value) > max(MOST_GRAMMAR_BYTES.values()):
@@ -387,11 +340,3 @@ def _text_bytes(value: object) -> int:
         return len(value.encode())
     except UnicodeEncodeError:
         return 0
-
-
-def _show(bound: float) -> str:
-    return "2^64-1" if bound == MAX_UINT64 else f"{bound:g}" if isinstance(bound, float) else str(bound)
-
-
-def _refused(name: str, description: str) -> InvalidRequestError:
-    return InvalidRequestError((FieldViolation(name, description),))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.errors import InvalidRequestError
 
 
 def read_token_ids(ids: Sequence[int] | NDArray[np.integer], most: int) -> NDArray[np.integer]:
@@ -19,12 +19,8 @@ def read_token_ids(ids: Sequence[int] | NDArray[np.integer], most: int) -> NDArr
     except ValueError:  # lists of several lengths
         array = np.empty(0, object)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise _refused("token ids must be integers")
+        raise InvalidRequestError.of("prompt", "token ids must be integers")
     outside = array[(array < 0) | (array > most)]
     if len(outside):
-        raise _refused(f"token id {int(outside[0])} is not in [0, {most}]")
+        raise InvalidRequestError.of("prompt", f"token id {int(outside[0])} is not in [0, {most}]")
     return array
-
-
-def _refused(description: str) -> InvalidRequestError:
-    return InvalidRequestError((FieldViolation("prompt", description),))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aengine.checks import FieldChecks
-from aengine.errors import ConfigError, FieldViolation
+from aengine.checks import FieldChecks, check_names
+from aengine.errors import ConfigError
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 MAX_RESUME_SECONDS = 600.0  # as long as a server keeps a request without a reader
@@ -47,7 +47,7 @@ class ClientConfig:
         if match is None or not 0 <= int(match["port"] or 0) <= 65535:
             check.refuse("address", "host:port with a port in [0, 65535], or a name with a scheme such as unix:")
         if self.token is not None and not (isinstance(self.token, str) and _TOKEN.fullmatch(self.token)):
-            check.violations.append(FieldViolation("token", "must consist of visible ASCII characters"))  # not shown: it is a secret
+            check.add("token", "must consist of visible ASCII characters")  # not shown: it is a secret
         if not isinstance(self.tls, bool) and not (isinstance(self.tls, str) and self.tls):
             check.refuse("tls", "true, false or the path of a PEM file")
         for name in ("client_cert", "client_key", "server_name"):
@@ -63,18 +63,12 @@ class ClientConfig:
         check.positive("resume_timeout")
         if not check.violations and self.resume_timeout > MAX_RESUME_SECONDS:
             check.refuse("resume_timeout", f"at most {MAX_RESUME_SECONDS:g}")
-        if check.violations:
-            raise ConfigError(check.violations)
+        check.finish(ConfigError)
 
     @classmethod
     def of(cls, address_or_config: str | ClientConfig, **overrides: Any) -> ClientConfig:
         """A config from an address or another config, with some fields replaced. Raises `ConfigError` for unknown names."""
-        known = tuple(one.name for one in fields(cls))
-        unknown = [name for name in overrides if name not in known]
-        if unknown:
-            raise ConfigError([FieldViolation(name, "unknown option; there are " + ", ".join(known)) for name in unknown])
-        if isinstance(address_or_config, cls):
-            given = {name: getattr(address_or_config, name) for name in known}
-        else:
-            given = {"address": address_or_config}
-        return cls(**{**given, **overrides})
+        check_names(cls, overrides)
+        if isinstance(address_or_config, ClientConfig):
+            return replace(address_or_config, **overrides)
+        return cls(**{"address": address_or_config, **overrides})

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.errors import InvalidRequestError
 from aengine.params import SamplingParams, StructuredOutput
 from aengine.requests import MAX_CHAT_MESSAGES, Prompt, RequestOptions, is_chat
 from aengine.token_ids import read_token_ids
@@ -28,7 +28,7 @@ def write_request(
 ) -> StreamGenerateRequest:
     """Without the id. Raises `InvalidRequestError` for what cannot be said in a message."""
     if params.logits_processors:
-        raise _refused("logits_processors", "custom code cannot travel to a server")
+        raise InvalidRequestError.of("logits_processors", "custom code cannot travel to a server")
     request = StreamGenerateRequest()
     spec = request.spec
     _write_prompt(prompt, spec.prompt)
@@ -40,7 +40,7 @@ def write_request(
         spec.tenant = options.tenant
         spec.cache.salt = options.cache_salt or ""
     except ValueError as error:  # a lone surrogate
-        raise _refused("params", f"a string is not Unicode text: {error}") from error
+        raise InvalidRequestError.of("params", f"a string is not Unicode text: {error}") from error
     if options.timeout is not None:
         spec.stopping.time_limit.FromNanoseconds(max(1, round(options.timeout * 1e9)))
     spec.priority = options.priority
@@ -65,14 +65,16 @@ def write_token_ids(ids: Sequence[int], message: generation_pb2.Prompt) -> None:
 def write_chat(messages: Sequence[Mapping[str, Any]], message: generation_pb2.ChatPrompt) -> None:
     """Raises `InvalidRequestError`."""
     if len(messages) > MAX_CHAT_MESSAGES:
-        raise _refused("prompt", f"{len(messages)} messages are more than {MAX_CHAT_MESSAGES}")
+        raise InvalidRequestError.of("prompt", f"{len(messages)} messages are more than {MAX_CHAT_MESSAGES}")
     for index, one in enumerate(messages):
         if not isinstance(one, Mapping) or set(one) != _MESSAGE_KEYS or not all(isinstance(value, str) for value in one.values()):
-            raise _refused("prompt", f"message {index} is not a mapping of role and content to text, which is all that can travel")
+            raise InvalidRequestError.of(
+                "prompt", f"message {index} is not a mapping of role and content to text, which is all that can travel"
+            )
         try:
             message.messages.add(role=one["role"], content=one["content"])
         except ValueError as error:
-            raise _refused("prompt", f"message {index} is not Unicode text: {error}") from error
+            raise InvalidRequestError.of("prompt", f"message {index} is not Unicode text: {error}") from error
 
 
 def write_text(text: str, message: generation_pb2.Prompt) -> None:
@@ -80,19 +82,19 @@ def write_text(text: str, message: generation_pb2.Prompt) -> None:
     try:
         message.text = text
     except ValueError as error:
-        raise _refused("prompt", f"is not Unicode text: {error}") from error
+        raise InvalidRequestError.of("prompt", f"is not Unicode text: {error}") from error
 
 
 def _write_prompt(prompt: Prompt, message: generation_pb2.Prompt) -> None:
     if isinstance(prompt, str):
         write_text(prompt, message)
     elif isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Sequence | np.ndarray):
-        raise _refused("prompt", f"a {type(prompt).__name__} is not a string, a list of token ids or a list of chat messages")
+        raise InvalidRequestError.of("prompt", f"a {type(prompt).__name__} is not a string, a list of token ids or a list of chat messages")
     elif is_chat(prompt):
         write_chat(prompt, message.chat)  # type: ignore[arg-type]
     else:
         if len(prompt) > MAX_TOKEN_IDS:
-            raise _refused("prompt", f"{len(prompt)} token ids are more than {MAX_TOKEN_IDS}, which no server takes")
+            raise InvalidRequestError.of("prompt", f"{len(prompt)} token ids are more than {MAX_TOKEN_IDS}, which no server takes")
         write_token_ids(read_token_ids(prompt, MAX_UINT32).tolist(), message)  # type: ignore[arg-type]
 
 
@@ -107,7 +109,3 @@ def _write_constraint(wanted: StructuredOutput, message: sampling_pb2.Structured
         message.grammar.source = wanted.grammar
     else:
         message.choices.values.extend(wanted.choice)
-
-
-def _refused(field: str, description: str) -> InvalidRequestError:
-    return InvalidRequestError((FieldViolation(field, description),))

@@ -114,7 +114,7 @@ def _is_long(entries: Sequence[object] | IntArray) -> bool:
 def _read_ids(ids: Sequence[int] | IntArray, model: ModelInfo) -> IntArray:
     array = read_token_ids(ids, model.vocab_size - 1)
     if not len(array):
-        raise _refused("prompt", "it is empty; at least one token is needed")
+        raise InvalidRequestError.of("prompt", "it is empty; at least one token is needed")
     return array.astype(np.int32)
 
 
@@ -180,7 +180,7 @@ def prepare(
         assert tokenizer is not None
         sequences = tokenizer.bad_word_ids(word)
         if not sequences:
-            raise _refused("bad_words", f"{shown(word)} has no tokens in this model's vocabulary")
+            raise InvalidRequestError.of("bad_words", f"{shown(word)} has no tokens in this model's vocabulary")
         bad_words.update(dict.fromkeys(sequences))
     allowed = None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int64)
     if isinstance(prompt, str):
@@ -289,7 +289,3 @@ def derive_seed(seed: int, index: int) -> int:
 def _set(value: float | None) -> float:
     assert value is not None, "defaults are applied"
     return value
-
-
-def _refused(field: str, description: str) -> InvalidRequestError:
-    return InvalidRequestError((FieldViolation(field, description),))

@@ -27,7 +27,7 @@ import tokenizers
 from aengine.checks import shown
 from aengine.engine.detokenizer import Detokenizer
 from aengine.engine.token_codecs import Codec, TokenizedText, TokenizersCodec, TransformersCodec
-from aengine.errors import FieldViolation, InvalidRequestError, ModelLoadError
+from aengine.errors import InvalidRequestError, ModelLoadError
 
 PIECE_CHARACTERS = 16384
 """Of a text whose tokens are counted in pieces, which take some 10 ms each."""
@@ -124,7 +124,9 @@ class Tokenizer:
         """
         _check_unicode(text, "prompt")
         if self._codec.is_slow and len(text) > MAX_SLOW_CHARACTERS:
-            raise _refusal(f"{len(text)} characters are more than {MAX_SLOW_CHARACTERS}, as many as this model's tokenizer can take")
+            raise InvalidRequestError.of(
+                "prompt", f"{len(text)} characters are more than {MAX_SLOW_CHARACTERS}, as many as this model's tokenizer can take"
+            )
         with _refusing_failures("prompt"):
             return self._codec.encode(text, add_special_tokens)
 
@@ -139,7 +141,7 @@ class Tokenizer:
         with _refusing_failures("prompt"):
             tokens = self._codec.located(text, add_special_tokens)
         if tokens is None:
-            raise _refusal("this model's tokenizer does not tell where its tokens are in the text", "offsets")
+            raise InvalidRequestError.of("offsets", "this model's tokenizer does not tell where its tokens are in the text")
         return tokens
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -157,7 +159,7 @@ class Tokenizer:
         Raises `InvalidRequestError` (prompt) for messages the template cannot render, or a model without a template.
         """
         if self._load_template is None:
-            raise _refusal("chat messages need a chat template and this model has none; give text or token ids")
+            raise InvalidRequestError.of("prompt", "chat messages need a chat template and this model has none; give text or token ids")
         _check_size(messages)
         _check_messages(messages)
         with self._template_lock:  # not at the import and the files by every thread at once
@@ -167,7 +169,7 @@ class Tokenizer:
             plain = [dict(message) for message in messages]
             text = self._template.apply_chat_template(plain, tokenize=False, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # a template is a program: it may raise anything
-            raise _refusal(f"the model's chat template refuses these messages: {error}"[:MAX_REASON]) from error
+            raise InvalidRequestError.of("prompt", f"the model's chat template refuses these messages: {error}"[:MAX_REASON]) from error
         return str(text)
 
     def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
@@ -248,10 +250,6 @@ def _auto_tokenizer(model_dir: Path) -> Any:
         raise ModelLoadError(f"{model_dir} has no tokenizer that can be read: {error}") from error
 
 
-def _refusal(description: str, field: str = "prompt") -> InvalidRequestError:
-    return InvalidRequestError([FieldViolation(field, description)])
-
-
 @contextmanager
 def _refusing_failures(field: str) -> Iterator[None]:
     """Whatever a library raises of a text refuses the text. Its panics are no Exceptions."""
@@ -260,14 +258,14 @@ def _refusing_failures(field: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:
-        raise _refusal(f"the model's tokenizer fails on this text: {error}"[:MAX_REASON], field) from error
+        raise InvalidRequestError.of(field, f"the model's tokenizer fails on this text: {error}"[:MAX_REASON]) from error
 
 
 def _check_unicode(text: str, field: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _refusal(f"not valid Unicode: {error.reason} at character {error.start}", field) from None
+        raise InvalidRequestError.of(field, f"not valid Unicode: {error.reason} at character {error.start}") from None
 
 
 def _check_size(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -277,7 +275,7 @@ def _check_size(messages: Sequence[Mapping[str, Any]]) -> None:
         one: Any = unseen.pop()
         left -= len(one) if isinstance(one, Sized) else 1
         if left < 0:
-            raise _refusal(f"the messages hold more than {MAX_CHAT_CHARACTERS} characters and other values")
+            raise InvalidRequestError.of("prompt", f"the messages hold more than {MAX_CHAT_CHARACTERS} characters and other values")
         if isinstance(one, Mapping):
             unseen.extend(one.values())
         elif isinstance(one, Sequence) and not isinstance(one, str | bytes):
@@ -286,15 +284,17 @@ def _check_size(messages: Sequence[Mapping[str, Any]]) -> None:
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     if not messages:
-        raise _refusal("there are no messages")
+        raise InvalidRequestError.of("prompt", "there are no messages")
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise _refusal(f"message {index} is a {type(message).__name__}, not a dict with role and content")
+            raise InvalidRequestError.of("prompt", f"message {index} is a {type(message).__name__}, not a dict with role and content")
         role = message.get("role")
         if not isinstance(role, str) or not role:
-            raise _refusal(f"message {index} has role {shown(role)}, which is not a non-empty string")
+            raise InvalidRequestError.of("prompt", f"message {index} has role {shown(role)}, which is not a non-empty string")
         content = message.get("content")
         if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
             continue
         if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-            raise _refusal(f"message {index} has content of type {type(content).__name__}, not a string or a list of parts")
+            raise InvalidRequestError.of(
+                "prompt", f"message {index} has content of type {type(content).__name__}, not a string or a list of parts"
+            )

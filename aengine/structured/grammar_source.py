@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.errors import InvalidRequestError
 from aengine.params import StructuredOutput
 from aengine.structured.gbnf import GbnfError, rules_of
 from aengine.structured.json_schema import SchemaError, fit_schema
@@ -31,7 +31,7 @@ def refusal(wanted: StructuredOutput, description: str) -> InvalidRequestError:
     """Names the field that is set."""
     names = ("json_schema", "regex", "grammar", "choice", "json_object")
     name = next(name for name in names if getattr(wanted, name))
-    return InvalidRequestError((FieldViolation(f"structured_output.{name}", description),))
+    return InvalidRequestError.of(f"structured_output.{name}", description)
 
 
 def _root(wanted: StructuredOutput) -> str:

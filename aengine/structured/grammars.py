@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.errors import InvalidRequestError
 from aengine.params import StructuredOutput
 from aengine.structured.grammar_source import grammar_source, refusal
 
@@ -97,10 +97,6 @@ class GrammarCompiler:
         return self._backend.compile(wanted)
 
 
-def _impossible(description: str) -> InvalidRequestError:
-    return InvalidRequestError((FieldViolation("structured_output", description),))
-
-
 class _Backend:
     """llguidance, with what it needs to know of the model."""
 
@@ -124,15 +120,17 @@ class _Backend:
         try:
             import llguidance
         except ImportError as error:
-            raise _impossible(f"needs llguidance, which is not installed here ({error}): pip install aengine[structured]") from error
+            raise InvalidRequestError.of(
+                "structured_output", f"needs llguidance, which is not installed here ({error}): pip install aengine[structured]"
+            ) from error
         try:
             vocabulary = read_vocabulary()
         except NotConcatenative as error:
-            raise _impossible(f"is not possible with the model's tokenizer: {error}") from error
+            raise InvalidRequestError.of("structured_output", f"is not possible with the model's tokenizer: {error}") from error
         vocab_size = len(vocabulary.texts)
         eos_token_ids = [token_id for token_id in eos_token_ids if token_id < vocab_size]
         if not eos_token_ids:
-            raise _impossible("the model has no end-of-sequence id, which is what ends structured output")
+            raise InvalidRequestError.of("structured_output", "the model has no end-of-sequence id, which is what ends structured output")
         tokens = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Tokens(vocabulary, eos_token_ids)), n_vocab=vocab_size, eos_token=eos_token_ids
         )

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 from grpc_status import rpc_status
 
-from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.errors import InvalidRequestError
 from aengine.server.calls.auth import Authenticator
 from aengine.server.calls.certificate_name import certificate_name
 from aengine.server.calls.errors import (
@@ -216,7 +216,7 @@ class _Method:
         request = await context.read()
         call.waits = None
         if request is aio.EOF:  # the client sent none, or one that gRPC has refused and ended the call for
-            raise InvalidRequestError((FieldViolation("request", "there is no message"),))
+            raise InvalidRequestError.of("request", "there is no message")
         return request
 
 
@@ -245,7 +245,7 @@ def _decoder(decode: Coder) -> Coder:
         try:
             return decode(raw)
         except DecodeError as error:
-            raise InvalidRequestError((FieldViolation("request", "it is not a message of the method's type"),)) from error
+            raise InvalidRequestError.of("request", "it is not a message of the method's type") from error
 
     return read
 

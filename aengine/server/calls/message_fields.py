@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor
 
-from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.errors import InvalidRequestError
 
 UNCOUNTED_BYTES = 256 * 1024
 """Messages up to here are decoded in some 10 ms, whatever they hold."""
@@ -27,7 +27,7 @@ def check_fields(raw: bytes, kind: Descriptor) -> None:
     """Raises `InvalidRequestError` for the bytes of a message of `kind` that has too many fields. Whether they are one is not told."""
     if len(raw) > UNCOUNTED_BYTES and _has_too_many(raw, kind):
         description = f"{len(raw)} bytes with more than {MAX_FIELDS} fields; only up to {UNCOUNTED_BYTES} bytes may be so many"
-        raise InvalidRequestError((FieldViolation("request", description),))
+        raise InvalidRequestError.of("request", description)
 
 
 def _has_too_many(raw: bytes, kind: Descriptor) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from aengine.checks import FieldChecks
+from aengine.checks import FieldChecks, check_names
 from aengine.errors import ConfigError, FieldViolation
 
 UVLOOP_MODES = ("auto", "on", "off")
@@ -166,10 +166,7 @@ class ServerConfig:
     @classmethod
     def of(cls, config: ServerConfig | None = None, **overrides: Any) -> ServerConfig:
         """`config`, or the defaults, with `overrides`; an unknown name is refused with the names there are."""
-        names = [option.name for option in fields(cls)]
-        unknown = [FieldViolation(name, f"unknown option; there are {', '.join(names)}") for name in overrides if name not in names]
-        if unknown:
-            raise ConfigError(unknown)
+        check_names(cls, overrides)
         return replace(config or cls(), **overrides)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from aengine.errors import FieldViolation, RequestIdInUseError
+from aengine.errors import RequestIdInUseError
 from aengine.outputs import ModelInfo, RequestInfo, RequestState
 from aengine.server.calls.errors import ModelNotFoundError
 from aengine.server.calls.records import Caller, Observer
@@ -84,7 +84,7 @@ class Backend:
             return None
         known = self.find(request_id, caller)
         if known is not None and known.state is not RequestState.FINISHED:
-            raise RequestIdInUseError((FieldViolation("request_id", f"{request_id!r} is in use by a request in flight"),))
+            raise RequestIdInUseError.of("request_id", f"{request_id!r} is in use by a request in flight")
         return request_id if self.engine.request_info(request_id) is None else None
 
     async def cancel(self, request_id: str, caller: Caller) -> bool:

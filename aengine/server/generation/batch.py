@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from aengine.checks import shown
-from aengine.errors import FieldViolation, InvalidRequestError, RequestIdInUseError
+from aengine.errors import InvalidRequestError, RequestIdInUseError
 from aengine.server.calls.errors import to_error
 from aengine.server.generation.backend import Backend, require_model
 from aengine.server.generation.fold import EventFold
@@ -38,7 +38,7 @@ async def batch_responses(
     """Answers in the order of their ends. Raises only where no request could be served; leaving cancels what runs."""
     requests = request.requests
     if not 1 <= len(requests) <= MAX_REQUESTS:
-        raise InvalidRequestError((FieldViolation("requests", f"{len(requests)} requests are not 1 to {MAX_REQUESTS}"),))
+        raise InvalidRequestError.of("requests", f"{len(requests)} requests are not 1 to {MAX_REQUESTS}")
     require_model(backend.engine, "")
     deadline = None if remaining is None else time.monotonic() + remaining
     with backend.admission.enter():  # until the last answer was sent
@@ -99,7 +99,7 @@ class _Batch:
         try:
             if first != index:
                 description = f"{shown(request.request_id)} is in use by requests[{first}] of the batch"
-                raise RequestIdInUseError((FieldViolation("request_id", description),))
+                raise RequestIdInUseError.of("request_id", description)
             response.response.CopyFrom(await self._generate(request))
         except Exception as error:
             response.error.CopyFrom(to_error(error))

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.errors import InvalidRequestError
 from aengine.server.calls.errors import EventsDroppedError, Failure, ReaderReplacedError, ToldError
 
 READ_EVENTS = 64
@@ -77,7 +77,7 @@ class EventRing:
             raise EventsDroppedError(f"event {number} is no longer kept; the oldest is {self.first}")
         if number > self.end:
             description = f"{number} is not yet known; the next event is {self.end}"
-            raise InvalidRequestError((FieldViolation("next_event_number", description),))
+            raise InvalidRequestError.of("next_event_number", description)
         self.position = number
         self._unsent_bytes = sum(_size(self._events[index]) for index in range(number - self.first, len(self._events)))
 

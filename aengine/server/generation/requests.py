@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.errors import InvalidRequestError
 from aengine.outputs import RequestState
 from aengine.server.calls.errors import RequestNotFoundError
 from aengine.server.calls.observers import current_caller
@@ -26,7 +26,7 @@ def describe_request(backend: Backend, resumables: ResumableStreams, request: me
     """Raises `InvalidRequestError`, `RequestNotFoundError`, or what `AsyncEngine.request_info` raises."""
     request_id = request.request_id
     if not request_id:
-        raise InvalidRequestError((FieldViolation("request_id", "must not be empty"),))
+        raise InvalidRequestError.of("request_id", "must not be empty")
     caller = current_caller()
     resumable = resumables.find(request_id, caller)
     streams = backend.streams.find(request_id, caller)

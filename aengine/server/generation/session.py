@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 
 from aengine.engine.stream_group import Reading, StreamGroup
-from aengine.errors import FieldViolation, InvalidRequestError, QueueFullError
+from aengine.errors import InvalidRequestError, QueueFullError
 from aengine.server.calls.errors import to_error
 from aengine.server.generation.backend import Backend
 from aengine.server.generation.source import READ_TOKENS, Generation, open_generation
@@ -263,4 +263,4 @@ async def _leave(tagged: _Tagged, error: Exception | None) -> None:
 
 
 def _broken(field: str, rule: str) -> InvalidRequestError:
-    return InvalidRequestError([FieldViolation(field, rule)])
+    return InvalidRequestError.of(field, rule)

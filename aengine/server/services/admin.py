@@ -45,7 +45,7 @@ class AdminServicer(AdminServiceServicer):
                 cancel = True
             case _:
                 names = f"{messages.PAUSE_MODE_KEEP} (PAUSE_MODE_KEEP), {messages.PAUSE_MODE_CANCEL} (PAUSE_MODE_CANCEL)"
-                raise InvalidRequestError([FieldViolation("mode", f"{request.mode} is none of {names}")])
+                raise InvalidRequestError.of("mode", f"{request.mode} is none of {names}")
         return messages.PauseGenerationResponse(cancelled_requests=await self._engine.pause(cancel=cancel))
 
     async def ContinueGeneration(

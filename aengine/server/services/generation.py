@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.errors import InvalidRequestError
 from aengine.server.calls.observers import current_caller
 from aengine.server.generation.backend import Backend, require_model
 from aengine.server.generation.batch import batch_responses
@@ -63,7 +63,7 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> messages.CancelRequestsResponse:
         if not 1 <= len(request.request_ids) <= MAX_CANCEL_IDS:
             description = f"{len(request.request_ids)} ids are not 1 to {MAX_CANCEL_IDS}"
-            raise InvalidRequestError([FieldViolation("request_ids", description)])
+            raise InvalidRequestError.of("request_ids", description)
         require_model(self._backend.engine, "")  # before the start there is nothing to cancel, nor a way to ask
         caller = current_caller()
         ids = tuple(dict.fromkeys(request.request_ids))
