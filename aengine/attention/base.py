@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
-from aengine.kernels.cpu.memory import lazy_zeros
 from aengine.kernels.paged_cache import PagedCache, as_bytes
 from aengine.kernels.upload import to_device
+from aengine.kernels.warm_memory import lazy_bytes
 
 
 class BackendUnavailableError(Exception):
@@ -163,4 +163,4 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """On a CPU memory is committed when it is first written, so that a large pool costs nothing at the start."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return lazy_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+    return torch.from_numpy(lazy_bytes(math.prod(shape) * dtype.itemsize)).view(dtype).view(shape)

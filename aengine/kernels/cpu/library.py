@@ -27,95 +27,46 @@ BF16_PAIRS, F32_WORDS, INT8_QUADS = 0, 1, 2
 LOGITS = 3  # `Epilogue` of a product whose result is float32
 
 
+def _fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
+    """Groups of a type and the names of fields that have it, in the order of `src/abi.h`."""
+    return [(name, kind) for kind, names in groups for name in names.split()]
+
+
 class CPackedLinear(Structure):
-    _fields_ = [
-        ("words", c_void_p),
-        ("bias", c_void_p),
-        ("scales", c_void_p),
-        ("offsets", c_void_p),
-        ("out_features", c_int64),
-        ("in_features", c_int64),
-        ("format", c_int32),
-        ("interleaved", c_int32),
-    ]
+    _fields_ = _fields((c_void_p, "words bias scales offsets"), (c_int64, "out_features in_features"), (c_int32, "format interleaved"))
 
 
 class CPart(Structure):
-    _fields_ = [("data", c_void_p), ("rows", c_int64), ("stride", c_int64)]
+    _fields_ = _fields((c_void_p, "data"), (c_int64, "rows stride"))
 
 
 class CLayer(Structure):
-    _fields_ = [
-        ("attention_norm", c_void_p),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("mlp_norm", c_void_p),
-        ("qkv", CPackedLinear),
-        ("output", CPackedLinear),
-        ("gate_up", CPackedLinear),
-        ("down", CPackedLinear),
-        ("window", c_int64),
-    ]
+    _fields_ = _fields((c_void_p, "attention_norm q_norm k_norm mlp_norm"), (CPackedLinear, "qkv output gate_up down"), (c_int64, "window"))
 
 
 class CModel(Structure):
-    _fields_ = [
-        ("layers", POINTER(CLayer)),
-        ("head", POINTER(CPackedLinear)),
-        ("embedding", c_void_p),
-        ("final_norm", c_void_p),
-        ("cos_sin", c_void_p),
-        ("num_layers", c_int64),
-        ("hidden", c_int64),
-        ("intermediate", c_int64),
-        ("heads", c_int64),
-        ("kv_heads", c_int64),
-        ("head_dim", c_int64),
-        ("vocab", c_int64),
-        ("num_positions", c_int64),
-        ("eps", c_float),
-        ("scale", c_float),
-        ("soft_cap", c_float),
-        ("element", c_int32),
-    ]
+    _fields_ = _fields(
+        (POINTER(CLayer), "layers"),
+        (POINTER(CPackedLinear), "head"),
+        (c_void_p, "embedding final_norm cos_sin"),
+        (c_int64, "num_layers hidden intermediate heads kv_heads head_dim vocab num_positions"),
+        (c_float, "eps scale soft_cap"),
+        (c_int32, "element"),
+    )
 
 
 class CPool(Structure):
-    _fields_ = [
-        ("keys", POINTER(c_void_p)),
-        ("values", POINTER(c_void_p)),
-        ("num_layers", c_int64),
-        ("num_pages", c_int64),
-        ("page_size", c_int64),
-        ("kv_heads", c_int64),
-        ("head_dim", c_int64),
-        ("element", c_int32),
-    ]
+    _fields_ = _fields(
+        (POINTER(c_void_p), "keys values"), (c_int64, "num_layers num_pages page_size kv_heads head_dim"), (c_int32, "element")
+    )
 
 
 class CStep(Structure):
-    _fields_ = [
-        ("token_ids", c_void_p),
-        ("positions", c_void_p),
-        ("slots", c_void_p),
-        ("qo_indptr", c_void_p),
-        ("kv_indptr", c_void_p),
-        ("kv_indices", c_void_p),
-        ("last_page_len", c_void_p),
-        ("logits_indices", c_void_p),
-        ("last_tokens", c_void_p),
-        ("input_rows", c_void_p),
-        ("output_rows", c_void_p),
-        ("hidden", c_void_p),
-        ("sampled", c_void_p),
-        ("draws", c_void_p),
-        ("num_tokens", c_int64),
-        ("num_rows", c_int64),
-        ("num_logits", c_int64),
-        ("num_last_tokens", c_int64),
-        ("num_input_rows", c_int64),
-        ("num_output_rows", c_int64),
-    ]
+    _fields_ = _fields(
+        (c_void_p, "token_ids positions slots qo_indptr kv_indptr kv_indices last_page_len"),
+        (c_void_p, "logits_indices last_tokens input_rows output_rows hidden sampled draws"),
+        (c_int64, "num_tokens num_rows num_logits num_last_tokens num_input_rows num_output_rows"),
+    )
 
 
 STRUCT_SIZES = [*map(ctypes.sizeof, (CPackedLinear, CPart, CLayer, CModel, CPool)), DRAW_PARAMS.itemsize, ctypes.sizeof(CStep)]
