@@ -1,6 +1,6 @@
 """aengine: an async streaming LLM inference engine that lives inside your own event loop.
 
-Importing this package is cheap: it loads neither torch nor transformers. Names are resolved at first use.
+Importing this package is cheap: it loads neither torch nor transformers. The engine itself is imported at its first use.
 """
 
 from __future__ import annotations
@@ -8,69 +8,36 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from aengine.config import EngineConfig
+from aengine.errors import (
+    AEngineError,
+    ConfigError,
+    ConnectionLostError,
+    ContextLengthError,
+    EngineDeadError,
+    EngineStateError,
+    InsufficientMemoryError,
+    InvalidRequestError,
+    KVCapacityError,
+    ModelLoadError,
+    NothingToChooseError,
+    NoTokenizerError,
+    QueueFullError,
+    RequestIdInUseError,
+    ServerError,
+    StepHangError,
+)
+from aengine.outputs import Completion, EngineStats, FinishReason, Token, TokenLogprob, Usage
+from aengine.params import SamplingParams, StructuredOutput
+from aengine.protocols import EngineProtocol, StreamProtocol
+from aengine.requests import RequestOptions
+
 if TYPE_CHECKING:
-    from aengine.config import EngineConfig
     from aengine.engine.async_engine import AsyncEngine
     from aengine.engine.stream import TokenStream
     from aengine.engine.stream_group import StreamGroup
-    from aengine.errors import (
-        AEngineError,
-        ConfigError,
-        ConnectionLostError,
-        ContextLengthError,
-        EngineDeadError,
-        EngineStateError,
-        InsufficientMemoryError,
-        InvalidRequestError,
-        KVCapacityError,
-        ModelLoadError,
-        NothingToChooseError,
-        NoTokenizerError,
-        QueueFullError,
-        RequestIdInUseError,
-        ServerError,
-        StepHangError,
-    )
-    from aengine.outputs import Completion, EngineStats, FinishReason, Token, TokenLogprob, Usage
-    from aengine.params import SamplingParams, StructuredOutput
-    from aengine.protocols import EngineProtocol, StreamProtocol
-    from aengine.requests import RequestOptions
 
 __version__ = "0.1.0"
-
-_HOME = {
-    "AsyncEngine": "aengine.engine.async_engine",
-    "TokenStream": "aengine.engine.stream",
-    "StreamGroup": "aengine.engine.stream_group",
-    "EngineConfig": "aengine.config",
-    "SamplingParams": "aengine.params",
-    "StructuredOutput": "aengine.params",
-    "RequestOptions": "aengine.requests",
-    "EngineProtocol": "aengine.protocols",
-    "StreamProtocol": "aengine.protocols",
-    **dict.fromkeys(("Completion", "EngineStats", "FinishReason", "Token", "TokenLogprob", "Usage"), "aengine.outputs"),
-    **dict.fromkeys(
-        (
-            "AEngineError",
-            "ConfigError",
-            "ConnectionLostError",
-            "ContextLengthError",
-            "EngineDeadError",
-            "EngineStateError",
-            "InsufficientMemoryError",
-            "InvalidRequestError",
-            "KVCapacityError",
-            "ModelLoadError",
-            "NoTokenizerError",
-            "NothingToChooseError",
-            "QueueFullError",
-            "RequestIdInUseError",
-            "ServerError",
-            "StepHangError",
-        ),
-        "aengine.errors",
-    ),
-}
 
 __all__ = [
     "AEngineError",
@@ -106,14 +73,20 @@ __all__ = [
     "Usage",
 ]
 
+_LAZY = {
+    "AsyncEngine": "aengine.engine.async_engine",
+    "TokenStream": "aengine.engine.stream",
+    "StreamGroup": "aengine.engine.stream_group",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _LAZY:
         raise AttributeError(f"module 'aengine' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *_LAZY])

@@ -12,6 +12,9 @@ from aengine.outputs import Completion, ModelInfo, Timing, Token, Usage
 from aengine.params import SamplingParams
 from aengine.requests import OptionFields, Prompt, RequestOptions
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 class StreamProtocol(Protocol):
     """The tokens of one request, as they are generated: an async iterator and an async context manager.
@@ -98,18 +101,3 @@ class EngineProtocol(Protocol):
 
     async def cancel(self, request_id: str) -> bool:
         """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""
-
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from aengine.client import AsyncClient
-    from aengine.client.stream import ClientStream
-    from aengine.engine.async_engine import AsyncEngine
-    from aengine.engine.stream import TokenStream
-
-    def _engines(local: AsyncEngine, remote: AsyncClient) -> tuple[EngineProtocol, EngineProtocol]:
-        return local, remote
-
-    def _streams(local: TokenStream, remote: ClientStream) -> tuple[StreamProtocol, StreamProtocol]:
-        return local, remote

@@ -29,6 +29,7 @@ from aengine.client.stream import ClientStream
 from aengine.errors import ConnectionLostError, EngineStateError
 from aengine.outputs import Completion, EngineStats, ModelInfo
 from aengine.params import SamplingParams
+from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params, draw_seed
 from aengine.v1.engine_service_pb2 import GetLoadRequest
 from aengine.v1.generation_pb2 import StreamOptions
@@ -258,3 +259,6 @@ class AsyncClient:
                 await self._connection.aclose()
         finally:
             self._disconnected.set()
+
+
+_CONFORMS: type[EngineProtocol] = AsyncClient

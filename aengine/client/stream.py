@@ -13,6 +13,7 @@ from aengine.client.flight import Flight
 from aengine.errors import EngineStateError
 from aengine.outputs import Completion, FinishReason, Timing, Token, Usage
 from aengine.params import SamplingParams
+from aengine.protocols import StreamProtocol
 
 
 class ClientStream:
@@ -115,3 +116,6 @@ class ClientStream:
             raise
         finally:
             arrivals.waiter = None
+
+
+_CONFORMS: type[StreamProtocol] = ClientStream

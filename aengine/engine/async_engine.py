@@ -36,6 +36,7 @@ from aengine.errors import (
 )
 from aengine.outputs import Completion, EngineStats, ModelInfo, RequestInfo
 from aengine.params import SamplingParams
+from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params, draw_seed
 from aengine.scheduler import SchedulerConfig, Updates
 
@@ -323,3 +324,6 @@ class AsyncEngine:
         dead = EngineDeadError(f"the step thread died: {type(self._error).__name__}: {self._error}")
         dead.__cause__ = self._error
         return dead
+
+
+_CONFORMS: type[EngineProtocol] = AsyncEngine

@@ -15,6 +15,7 @@ from aengine.engine.stream_state import Item, StreamState, Waiter
 from aengine.errors import EngineStateError
 from aengine.outputs import Completion, FinishReason, RequestInfo, Timing, Token, Usage
 from aengine.params import SamplingParams
+from aengine.protocols import StreamProtocol
 
 
 class TokenStream:
@@ -210,3 +211,6 @@ class TokenStream:
         )
         self._answers.add(token)
         return token
+
+
+_CONFORMS: type[StreamProtocol] = TokenStream
