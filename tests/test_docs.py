@@ -20,7 +20,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 DOCUMENTS = [
     "README.md",
-    "aengine/demo_model/MODEL_CARD.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 ]
 MOST_CHARACTERS = 120
