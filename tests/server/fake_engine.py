@@ -35,7 +35,9 @@ ARRIVAL = 1_700_000_000.5
 def tokens(*texts: str, reason: FinishReason = FinishReason.MAX_TOKENS) -> list[Token]:
     """One token per text, ids from 10; the last one ends the sequence."""
     last = len(texts) - 1
-    return [Token(0, 10 + i, text, finish_reason=reason if i == last else None) for i, text in enumerate(texts)]
+    stop = 10 + last if reason is FinishReason.STOP_TOKEN else None
+    ends = {last: {"finish_reason": reason, "stop_reason": stop}}
+    return [Token(0, 10 + i, text, **ends.get(i, {})) for i, text in enumerate(texts)]  # type: ignore[arg-type]
 
 
 class FakeStream:
@@ -72,13 +74,17 @@ class FakeStream:
 
     def _completion(self, index: int) -> Completion:
         mine = [token for token in self._tokens if token.index == index]
-        reason = mine[-1].finish_reason if mine else None
         return Completion(
             text="".join(token.text for token in mine),
             token_ids=tuple(token.token_id for token in mine if token.token_id >= 0),
-            finish_reason=reason,
-            stop_reason=f"stop {index}" if reason is FinishReason.STOP_STRING else None,
+            finish_reason=mine[-1].finish_reason if mine else None,
+            stop_reason=mine[-1].stop_reason if mine else None,
             usage=self.usage,
+            logprobs=tuple(
+                TokenLogprob(token.token_id, token.logprob, token.rank or 0, token.top_logprobs or {})
+                for token in mine
+                if token.logprob is not None
+            ),
             prompt_logprobs=self._engine.prompt_logprobs,
         )
 
@@ -169,10 +175,7 @@ class FakeStream:
 
 
 class FakeEngine:
-    """`script` is what every stream says; without it streams wait for `push`. `refusal` is raised by `stream()`.
-
-    A sequence that ends with STOP_STRING has met "stop 0", "stop 1" and so on, by its index.
-    """
+    """`script` is what every stream says; without it streams wait for `push`. `refusal` is raised by `stream()`."""
 
     def __init__(self, script: Iterable[Token | Exception] = (), *, running: bool = True) -> None:
         self.script = list(script)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from event_fold import EventFold
 from fake_engine import FakeEngine, FakeStream, tokens
 from grpc import aio
 from grpc_harness import events_of, serving, stream_request, text_spec
@@ -14,15 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aengine import AsyncEngine
-from aengine.outputs import FinishReason, Timing, Token, Usage
-from aengine.server.calls.records import GenerationRecord
+from aengine.outputs import FinishReason, Token
 from aengine.server.generation.events import EventWriter
-from aengine.server.generation.fold import EventFold
+from aengine.server.generation.source import Generation
+from aengine.server.generation.stream_options import StreamPolicy
 from aengine.v1.generation_pb2 import (
     FINISH_REASON_CANCELLED,
     FINISH_REASON_DEADLINE,
     GenerationDelta,
     GenerationEvent,
+    GenerationSpec,
     LogprobOptions,
     OutputOptions,
     StreamOptions,
@@ -140,11 +144,19 @@ def written(pieces: Sequence[Sequence[Token]], delta_tokens: int, *, text: bool 
         events.append(GenerationEvent())
         return events[-1]
 
-    writer = EventWriter(GenerationRecord("r"), new_event, text=text, token_ids=token_ids, delta_tokens=delta_tokens)
-    writer.started(request_id="r", model="m", prompt_tokens=3, seed=1)
-    for piece in pieces:
-        writer.tokens(piece)
-    writer.finished(Usage(3, 0, 0), Timing())
+    generation = SimpleNamespace(
+        spec=GenerationSpec(output=OutputOptions(text=text, token_ids=token_ids)),
+        policy=StreamPolicy(delta_tokens),
+        stream=SimpleNamespace(ended=False),
+        note=lambda tokens: None,
+        write_beginning=lambda started: None,
+        write_end=lambda finished: finished.SetInParent(),
+    )
+    writer = EventWriter(cast(Generation, generation), new_event)
+    writer.begin()
+    for number, piece in enumerate(pieces):
+        generation.stream.ended = number == len(pieces) - 1
+        writer.write(piece)
     assert [event.event_number for event in events] == list(range(len(events)))
     return events
 

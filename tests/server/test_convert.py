@@ -17,7 +17,8 @@ from aengine.outputs import FinishReason
 from aengine.params import SamplingParams, StructuredOutput
 from aengine.requests import RequestOptions
 from aengine.server.generation import convert
-from aengine.server.generation.convert import EngineRequest, effective_spec, located, write_model
+from aengine.server.generation.convert import EngineRequest, located
+from aengine.server.generation.responses import wants_text, write_effective_spec, write_model
 from aengine.v1 import generation_pb2
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, GenerationSpec, LogprobOptions, Prompt, TokenIds
 from aengine.v1.generation_service_pb2 import GenerateRequest
@@ -69,8 +70,7 @@ def test_unset_stays_unset() -> None:
     wanted = read_request(a_request())
     assert wanted.params == SamplingParams()
     assert (wanted.prompt, wanted.options) == ("Once", RequestOptions())
-    assert (wanted.text, wanted.token_ids) == (True, False)
-    assert wanted.effective_params is False
+    assert wants_text(a_request().spec.output)
 
 
 ZERO = {  # what the engine takes when a field is set to zero, or to an empty message
@@ -159,7 +159,6 @@ def test_every_field_arrives() -> None:
         prompt_logprobs=5,
     )
     assert wanted.options == RequestOptions(request_id="a.B:1-_", timeout=1.5, cache_salt="pepper", priority=-100, tenant="a")
-    assert (wanted.text, wanted.token_ids, wanted.effective_params) == (False, True, True)
 
 
 def test_text_is_made_where_it_is_wanted_or_stop_strings_need_it() -> None:
@@ -167,8 +166,8 @@ def test_text_is_made_where_it_is_wanted_or_stop_strings_need_it() -> None:
     assert read_request(a_request(spec__output__text=True)).params.detokenize
     assert read_request(a_request(spec__output__text=False)).params.detokenize is False
     assert read_request(a_request(spec__stopping__stop_strings=["x"])).params.detokenize is None
-    wanted = read_request(a_request(spec__output__text=False, spec__stopping__stop_strings=["x"]))
-    assert (wanted.params.detokenize, wanted.text) == (True, False)
+    request = a_request(spec__output__text=False, spec__stopping__stop_strings=["x"])
+    assert (read_request(request).params.detokenize, wants_text(request.spec.output)) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +367,8 @@ def test_every_parameter_of_the_engine_has_a_path() -> None:
 def test_the_effective_spec_is_the_given_one_with_the_defaults() -> None:
     request = a_request(spec__sampling__top_k=5, spec__sampling__logit_bias={3: 1.5}, spec__stopping__stop_strings=["x"], spec__tenant="a")
     params = read_request(request).params.with_defaults_of(SamplingParams(temperature=0.5, top_k=9, repetition_penalty=1.25, seed=3))
-    effective = effective_spec(request.spec, params)
+    effective = GenerationSpec()
+    write_effective_spec(request.spec, params, effective)
     expected = GenerationSpec(tenant="a", stopping={"stop_strings": ["x"], "min_tokens": 0, "ignore_eos": False})
     expected.stopping.include_stop_in_output = False
     sampling = expected.sampling

@@ -14,7 +14,7 @@ from raw_h2 import DEFAULT_WINDOW, GENERATION, RawCall, RawConnection, framed, r
 from records_seen import Seen
 
 from aengine.server.calls import interceptor
-from aengine.server.generation.source import READ_TOKENS
+from aengine.server.generation.events import READ_TOKENS
 
 pytestmark = pytest.mark.anyio
 

@@ -98,8 +98,8 @@ def call(method: str, code: grpc.StatusCode = grpc.StatusCode.OK, **fields: Any)
     return CallRecord(method, "ipv4:127.0.0.1:40000", "id", code=code, **fields)
 
 
-def generation(*reasons: FinishReason, total: float = 1.0, **fields: Any) -> GenerationRecord:
-    return GenerationRecord("id", finish_reasons=list(reasons), total_seconds=total, **fields)
+def generation(reason: FinishReason = FinishReason.CANCELLED, total: float = 1.0, **fields: Any) -> GenerationRecord:
+    return GenerationRecord("id", finish_reason=reason, total_seconds=total, **fields)
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ class TestCounts:
     async def test_generations(self, idle_engine: FakeEngine) -> None:
         metrics = metrics_of(idle_engine)
         first = generation(FinishReason.EOS, queue_seconds=0.02, first_token_seconds=0.3, total=2.0)
-        second = generation(FinishReason.EOS, FinishReason.CANCELLED, queue_seconds=0.5)
+        second = generation(FinishReason.CANCELLED, queue_seconds=0.5)
         for seconds, record in ((0.004, first), (0.004, first), (0.3, second)):
             record.inter_token_seconds.observe(seconds)
         for record in (first, second, generation(FinishReason.ERROR), generation()):

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import anyio
 import grpc
 import pytest
+from event_fold import EventFold
 from grpc import aio
 from grpc_harness import Serving, events_of, failure_of, serving, stream_request, text_spec
 
 from aengine import AsyncEngine, SamplingParams
 from aengine.outputs import TokenLogprob
-from aengine.server.generation.fold import EventFold
 from aengine.v1.generation_pb2 import (
     FINISH_REASON_CANCELLED,
     FINISH_REASON_DEADLINE,

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from event_fold import EventFold
 from fake_engine import FakeEngine, tokens
 from grpc import aio
 from grpc_harness import serving, stream_request
@@ -20,7 +21,6 @@ from aengine.server.generation import session
 from aengine.server.generation.admission import Admission
 from aengine.server.generation.backend import Backend
 from aengine.server.generation.events import MAX_PROMPT_LOGPROBS_BYTES
-from aengine.server.generation.fold import EventFold
 from aengine.server.generation.session import session_responses
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, LogprobOptions, OutputOptions, StreamOptions
 from aengine.v1.generation_service_pb2 import GenerateRequest
@@ -236,13 +236,13 @@ class TestCourse:
     async def test_every_request_is_recorded_once(self, engine: FakeEngine) -> None:
         class Observer:
             def __init__(self) -> None:
-                self.reasons: dict[str, list[FinishReason]] = {}
+                self.reasons: dict[str, FinishReason] = {}
 
             def on_call_end(self, record: Any) -> None: ...
 
             def on_generation_end(self, record: GenerationRecord) -> None:
                 assert record.request_id not in self.reasons
-                self.reasons[record.request_id] = record.finish_reasons
+                self.reasons[record.request_id] = record.finish_reason
 
         async def requests() -> Any:
             yield opening()
@@ -261,5 +261,5 @@ class TestCourse:
                 if names.get(1) == "error":
                     break
             assert backend.admission.in_flight == 3  # until their last events were sent
-        assert observer.reasons == {"done": [FinishReason.MAX_TOKENS], "failed": [FinishReason.ERROR], "left": [FinishReason.CANCELLED]}
+        assert observer.reasons == {"done": FinishReason.MAX_TOKENS, "failed": FinishReason.ERROR, "left": FinishReason.CANCELLED}
         assert backend.admission.in_flight == 0

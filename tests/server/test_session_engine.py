@@ -11,7 +11,7 @@ from raw_h2 import GENERATION, framed, raw_connection
 from session_client import SessionClient, cancellation, more_credit, opening, submission
 from slow_cases import slow_but
 
-from aengine.server.generation.source import READ_TOKENS
+from aengine.server.generation.events import READ_TOKENS
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED
 
 pytestmark = pytest.mark.anyio

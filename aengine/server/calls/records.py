@@ -49,8 +49,9 @@ class GenerationRecord:
     """One request to the engine. Several may belong to one call."""
 
     request_id: str
+    start: float = field(default_factory=time.monotonic)
     usage: Usage = field(default_factory=Usage)
-    finish_reasons: list[FinishReason] = field(default_factory=list)  # of each sequence that ended
+    finish_reason: FinishReason = FinishReason.CANCELLED  # of the sequence that ended last; ERROR and CANCELLED come after all others
     queue_seconds: float | None = None  # arrival to first step
     first_token_seconds: float | None = None
     total_seconds: float = 0.0

@@ -65,7 +65,7 @@ class Backend:
     engine: AsyncEngine
     admission: Admission
     observers: Sequence[Observer] = ()
-    max_answer_bytes: int = 16 * 1024 * 1024  # of one message
+    max_message_bytes: int = 16 * 1024 * 1024  # of one message
     streams: RequestIndex[TokenStream] = field(default_factory=RequestIndex)  # of generations under way
 
     def find(self, request_id: str, caller: Caller) -> RequestInfo | None:

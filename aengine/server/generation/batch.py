@@ -10,16 +10,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 
 from aengine.checks import shown
 from aengine.errors import InvalidRequestError, RequestIdInUseError
 from aengine.server.calls.errors import to_error
 from aengine.server.generation.backend import Backend, require_model
-from aengine.server.generation.fold import EventFold
-from aengine.server.generation.source import stream_responses
+from aengine.server.generation.source import submit
 from aengine.server.generation.turns import each_in_turn
-from aengine.v1.generation_service_pb2 import BatchGenerateRequest, BatchGenerateResponse, GenerateRequest, GenerateResponse
+from aengine.v1.generation_service_pb2 import BatchGenerateRequest, BatchGenerateResponse, GenerateRequest
 
 MAX_REQUESTS = 1024
 FRAME_BYTES = 64
@@ -100,19 +98,12 @@ class _Batch:
             if first != index:
                 description = f"{shown(request.request_id)} is in use by requests[{first}] of the batch"
                 raise RequestIdInUseError.of("request_id", description)
-            response.response.CopyFrom(await self._generate(request))
+            remaining = None if self._deadline is None else self._deadline - time.monotonic()
+            async with await submit(self._backend, request, remaining=remaining) as generation:
+                await generation.complete(response.response, self._backend.max_message_bytes - FRAME_BYTES, self._may_read)
         except Exception as error:
-            response.error.CopyFrom(to_error(error))
+            response = BatchGenerateResponse(index=index, error=to_error(error))
         self._unsent.append(response)
         if len(self._unsent) >= MAX_UNSENT:
             self._may_read.clear()
         self._news.set()
-
-    async def _generate(self, request: GenerateRequest) -> GenerateResponse:
-        remaining = None if self._deadline is None else self._deadline - time.monotonic()
-        answer = EventFold(self._backend.max_answer_bytes - FRAME_BYTES)
-        async with aclosing(stream_responses(self._backend, request, remaining=remaining)) as responses:
-            async for response in responses:
-                answer.add(response.event)
-                await self._may_read.wait()
-        return answer.response()

@@ -1,4 +1,4 @@
-"""Proto -> what `AsyncEngine.stream` takes, and what it gives -> proto. Pure functions; the names are those of `aengine.wire`.
+"""Proto -> what `AsyncEngine.stream` takes. Pure functions; the names are those of `aengine.wire`.
 
 All violations of a request are collected before it is refused, each under its path in the request message.
 """
@@ -6,34 +6,31 @@ All violations of a request are collected before it is refused, each under its p
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from aengine.errors import FieldErrorT, FieldViolation, InvalidRequestError
-from aengine.outputs import ModelInfo, Usage
+from aengine.errors import FieldError, FieldViolation, InvalidRequestError
 from aengine.params import MAX_CHOICES, SamplingParams, StructuredOutput
 from aengine.requests import Prompt, RequestOptions
 from aengine.server.generation.chat import read_chat
 from aengine.server.generation.durations import read_seconds
 from aengine.server.generation.stream_options import StreamPolicy, read_stream_options
-from aengine.v1 import generation_pb2, generation_service_pb2, model_service_pb2
-from aengine.wire import DEFAULTS, SAMPLING, STOPPING, path_of, read_params, write_params
+from aengine.v1 import generation_pb2, generation_service_pb2
+from aengine.wire import SAMPLING, STOPPING, path_of, read_params
 
+ErrorT = TypeVar("ErrorT", bound=Exception)
 GenerationRequest = generation_service_pb2.GenerateRequest | generation_service_pb2.StreamGenerateRequest
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
-    """A generation as the engine takes it, and which parts of the answer are wanted."""
+class EngineRequest(NamedTuple):
+    """A generation as the engine takes it, and how its events are to be sent."""
 
     prompt: Prompt
     params: SamplingParams
     options: RequestOptions
-    text: bool
-    token_ids: bool
-    effective_params: bool
-    stream: StreamPolicy
+    policy: StreamPolicy
 
 
 async def read_request(
@@ -51,20 +48,12 @@ async def read_request(
         named = {violation.field for violation in violations}
         others = _located(await violations_of(prompt, params), spec)
         raise InvalidRequestError([*violations, *(violation for violation in others if violation.field not in named)])
-    return EngineRequest(
-        prompt=prompt,
-        params=params,
-        options=options,
-        text=_wants_text(spec.output),
-        token_ids=spec.output.token_ids,
-        effective_params=spec.output.effective_params,
-        stream=policy,
-    )
+    return EngineRequest(prompt, params, options, policy)
 
 
-def located(error: FieldErrorT, spec: generation_pb2.GenerationSpec) -> FieldErrorT:
-    """The same error with the engine's field names turned into paths of the request message."""
-    return error.moved(lambda field: path_of(field, spec))
+def located(error: ErrorT, spec: generation_pb2.GenerationSpec) -> ErrorT:
+    """The same error; if it is about fields, the engine's names for them are turned into paths of the request message."""
+    return error.moved(lambda field: path_of(field, spec)) if isinstance(error, FieldError) else error
 
 
 def _located(violations: Iterable[FieldViolation], spec: generation_pb2.GenerationSpec) -> list[FieldViolation]:
@@ -154,36 +143,3 @@ def _read_options(request: GenerationRequest, violations: list[FieldViolation]) 
     except InvalidRequestError as error:
         violations.extend(_located(error.violations, spec))
         return None
-
-
-def _wants_text(output: generation_pb2.OutputOptions) -> bool:
-    return output.text if output.HasField("text") else True
-
-
-def effective_spec(given: generation_pb2.GenerationSpec, params: SamplingParams) -> generation_pb2.GenerationSpec:
-    """What a request comes to: as it was given, with the effective `params` filled in, and without the prompt."""
-    message = generation_pb2.GenerationSpec()
-    message.CopyFrom(given)
-    message.ClearField("prompt")
-    write_params(params, SAMPLING, message.sampling)
-    write_params(params, STOPPING, message.stopping)
-    return message
-
-
-def write_usage(usage: Usage, message: generation_pb2.Usage) -> None:
-    message.prompt_tokens = usage.prompt_tokens
-    message.cached_prompt_tokens = usage.cached_prompt_tokens
-    message.completion_tokens = usage.completion_tokens
-
-
-def write_model(info: ModelInfo, message: model_service_pb2.Model) -> None:
-    message.name = info.name
-    message.architecture = info.architecture
-    message.max_model_len = info.max_model_len
-    message.vocab_size = info.vocab_size
-    message.eos_token_ids.extend(info.eos_token_ids)
-    message.dtype = info.dtype
-    message.num_parameters = info.num_parameters
-    message.has_chat_template = info.chat_template
-    message.without_tokenizer = not info.tokenizer
-    write_params(info.generation_defaults, DEFAULTS, message.generation_defaults)

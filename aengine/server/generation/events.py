@@ -1,24 +1,24 @@
-"""The events of a generation: built from tokens, numbered, and folded into one answer. Knows neither the engine nor gRPC.
+"""The events of a generation: built from its tokens, numbered, and sent as the messages of a stream.
 
 Fields are set in place, one by one: several times cheaper than building nested messages from keywords, and this runs per token.
 """
 
 from __future__ import annotations
 
-import math
-import time
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
-from google.protobuf.duration_pb2 import Duration
+from aengine.outputs import FinishReason, Token
+from aengine.server.generation.backend import Backend
+from aengine.server.generation.convert import GenerationRequest
+from aengine.server.generation.responses import most_alternatives, wants_text, write_finish, write_logprobs
+from aengine.server.generation.source import Generation, submit
+from aengine.v1.generation_pb2 import GenerationEvent
+from aengine.v1.generation_service_pb2 import StreamGenerateResponse
 
-from aengine.outputs import FinishReason, Timing, Token, TokenLogprob, Usage
-from aengine.server.calls.records import GenerationRecord
-from aengine.server.generation.convert import write_usage
-from aengine.v1.generation_pb2 import GenerationEvent, GenerationSpec, TokenLogprobs
-from aengine.wire import FINISH_REASONS
-
+READ_TOKENS = 64
+"""Most tokens taken from the engine at a time: what waits beyond them for a slow client counts as unread, and parks the request."""
 MAX_PROMPT_LOGPROBS_BYTES = 512 * 1024
 """Of one event, so that streams that share a connection do not wait for each other."""
 _ENTRY_BYTES = 9  # at most, of a float and a varint of 32 bits
@@ -26,94 +26,56 @@ _OTHER_BYTES = 128  # more than what frames the columns
 
 
 class EventWriter:
-    """Writes the events of one generation, numbered, and notes in `record` what they tell. Made when the request arrives.
+    """Writes the events of one generation, numbered.
 
     `new_event` gives the empty message of the next event, wherever the caller wants it; an event is whole when a method returns.
     """
 
-    def __init__(
-        self, record: GenerationRecord, new_event: Callable[[], GenerationEvent], *, text: bool, token_ids: bool, delta_tokens: int = 1
-    ) -> None:
-        """`delta_tokens`: most tokens in one delta."""
-        self._record = record
+    def __init__(self, generation: Generation, new_event: Callable[[], GenerationEvent]) -> None:
+        self._generation = generation
         self._new_event = new_event
-        self._text = text
-        self._token_ids = token_ids
-        self._delta_tokens = delta_tokens
-        self._arrival_ns = time.time_ns()
-        self._start = time.monotonic()
-        self._last_token: float | None = None
+        self._text = wants_text(generation.spec.output)
+        self._token_ids = generation.spec.output.token_ids
+        self._delta_tokens = generation.policy.delta_tokens
         self._num_events = 0
-        self._num_tokens: Counter[int] = Counter()
+        self._num_tokens: Counter[int] = Counter()  # written, by sequence
+        self.prompt_is_due = generation.spec.output.HasField("prompt_logprobs")
 
-    def started(
-        self,
-        *,
-        request_id: str,
-        model: str,
-        prompt_tokens: int,
-        seed: int,
-        effective_spec: GenerationSpec | None = None,
-        resume_token: bytes = b"",
-    ) -> None:
+    def begin(self, resume_token: bytes = b"") -> None:
+        """The first event. The stream is `started()`."""
         started = self._next().started
-        started.request_id = request_id
-        started.model = model
-        started.prompt.num_tokens = prompt_tokens
-        started.seed = seed
-        if effective_spec is not None:
-            started.effective_spec.CopyFrom(effective_spec)
+        self._generation.write_beginning(started)
         if resume_token:
             started.resume_token = resume_token
 
-    def prompt_logprobs(self, entries: Sequence[TokenLogprob | None]) -> Iterator[None]:
-        """The events of a prompt's logprobs; each is written when it is asked for. None is a token without one."""
-        top_k = max((len(entry.top_logprobs) for entry in entries if entry is not None), default=0)
+    def prompt(self) -> Iterator[None]:
+        """The events of the prompt's logprobs, if they were asked for; each is written when it is asked for. To be called when there
+        are tokens, before they are written."""
+        if not self.prompt_is_due:
+            return
+        self.prompt_is_due = False
+        entries = self._generation.stream.completion().prompt_logprobs or ()
+        top_k = most_alternatives(entries)
         step = max(1, (MAX_PROMPT_LOGPROBS_BYTES - _OTHER_BYTES) // (_ENTRY_BYTES * (1 + top_k)))
         for offset in range(0, len(entries), step):
             piece = self._next().prompt_logprobs
             piece.token_offset = offset
-            columns = piece.logprobs
-            columns.top_k = top_k
-            for entry in entries[offset : offset + step]:
-                if entry is None:
-                    columns.logprobs.append(math.nan)
-                    columns.ranks.append(0)
-                    columns.top_token_ids.extend(repeat(0, top_k))
-                    columns.top_logprobs.extend(repeat(math.nan, top_k))
-                else:
-                    columns.logprobs.append(entry.logprob)
-                    columns.ranks.append(entry.rank)
-                    columns.top_token_ids.extend(entry.top_logprobs.keys())
-                    columns.top_logprobs.extend(entry.top_logprobs.values())
+            write_logprobs(entries[offset : offset + step], top_k, piece.logprobs)
             yield
 
-    def tokens(self, tokens: Sequence[Token]) -> None:
-        """The deltas of tokens that came together, and the ends of the sequences that end with them."""
-        now = time.monotonic()
-        if self._last_token is not None:
-            self._record.inter_token_seconds.observe(now - self._last_token)
-        self._last_token = now
+    def write(self, tokens: Sequence[Token]) -> None:
+        """The deltas of tokens that came together, the ends of the sequences that end with them, and the last event after the last of
+        them. Raises what `Generation.note` raises."""
+        generation = self._generation
+        generation.note(tokens)
         if self._delta_tokens == 1 or len(tokens) == 1:
             for token in tokens:
                 self._run((token,))
         else:
             for run in _runs(tokens, self._delta_tokens):
                 self._run(run)
-
-    def finished(self, usage: Usage, timing: Timing) -> None:
-        """The last event."""
-        finished = self._next().finished
-        write_usage(usage, finished.usage)
-        times = finished.timing
-        times.arrival.FromNanoseconds(self._arrival_ns)
-        if timing.queue is not None:
-            _write_seconds(times.queue, timing.queue)
-        if timing.first_token is not None and timing.queue is not None:
-            _write_seconds(times.prefill, timing.first_token - timing.queue)
-            _write_seconds(times.first_token, timing.first_token)
-            _write_seconds(times.decode, timing.decode or 0.0)
-        _write_seconds(times.total, time.monotonic() - self._start)
+        if generation.stream.ended:
+            generation.write_end(self._next().finished)
 
     def _run(self, run: Sequence[Token]) -> None:
         """The delta of tokens of one sequence, of which only the last may end it; and that end."""
@@ -134,29 +96,62 @@ class EventWriter:
             if text:
                 delta.text = text
             if run[0].logprob is not None:
-                _write_logprobs(run[:num_tokens], delta.logprobs)
+                write_logprobs(run[:num_tokens], len(run[0].top_logprobs or ()), delta.logprobs)
             if reason is not None:
                 delta.last = True
         if reason is not None and reason is not FinishReason.ERROR:
-            self._sequence_finished(last, reason)
-
-    def _sequence_finished(self, token: Token, reason: FinishReason) -> None:
-        """`token` is the last one of its sequence."""
-        self._record.finish_reasons.append(reason)
-        finished = self._next().sequence_finished
-        finished.sequence_index = token.index
-        finished.num_tokens = self._num_tokens[token.index]
-        finished.finish.reason = FINISH_REASONS[reason]
-        if reason is FinishReason.STOP_TOKEN:
-            finished.finish.stop_token_id = token.token_id
-        elif isinstance(token.stop_reason, str):
-            finished.finish.stop_string = token.stop_reason
+            finished = self._next().sequence_finished
+            finished.sequence_index = index
+            finished.num_tokens = self._num_tokens[index]
+            write_finish(reason, last.stop_reason, finished.finish)
 
     def _next(self) -> GenerationEvent:
         event = self._new_event()
         event.event_number = self._num_events
         self._num_events += 1
         return event
+
+
+async def stream_responses(
+    backend: Backend,
+    request: GenerationRequest,
+    *,
+    remaining: float | None = None,
+    resume_token: bytes = b"",
+    on_begin: Callable[[Generation], None] | None = None,
+) -> AsyncGenerator[StreamGenerateResponse, None]:
+    """A generation as the messages of a stream of its own. `on_begin` is called before the first."""
+    ready: list[StreamGenerateResponse] = []
+
+    def new_event() -> GenerationEvent:
+        response = StreamGenerateResponse()
+        ready.append(response)
+        return response.event
+
+    async with await submit(backend, request, remaining=remaining) as generation:
+        stream, policy, writer = generation.stream, generation.policy, EventWriter(generation, new_event)
+        most = max(READ_TOKENS, policy.delta_tokens)
+        await stream.started()
+        writer.begin(resume_token)
+        if on_begin is not None:
+            on_begin(generation)
+        yield ready.pop()
+        delay = 0.0  # the first token does not wait
+        while tokens := await stream.read(most):  # once per token: what is added here is paid often
+            if delay and (missing := policy.delta_tokens - len(tokens)) > 0 and not stream.ended:
+                await stream.linger(missing, delay)
+                tokens += stream.take(missing) if stream.unread else []
+            delay = policy.delay_seconds
+            if writer.prompt_is_due:
+                for _ in writer.prompt():
+                    yield ready.pop()
+            writer.write(tokens)
+            # gRPC's own thread wakes for a write that stands alone, and takes the processor from the loop. When all streams that a step
+            # feeds have written their events before the first of them is sent, their writes come together: a fifth less CPU time.
+            await asyncio.sleep(0)
+            for response in ready:
+                yield response
+            ready.clear()
 
 
 def _runs(tokens: Sequence[Token], most: int) -> Iterator[list[Token]]:
@@ -168,17 +163,3 @@ def _runs(tokens: Sequence[Token], most: int) -> Iterator[list[Token]]:
         if len(run) == most or token.finish_reason is not None:
             yield runs.pop(token.index)
     yield from runs.values()
-
-
-def _write_logprobs(run: Sequence[Token], columns: TokenLogprobs) -> None:
-    for token in run:
-        columns.logprobs.append(token.logprob if token.logprob is not None else math.nan)
-        columns.ranks.append(token.rank or 0)
-        if token.top_logprobs:
-            columns.top_k = len(token.top_logprobs)
-            columns.top_token_ids.extend(token.top_logprobs.keys())
-            columns.top_logprobs.extend(token.top_logprobs.values())
-
-
-def _write_seconds(message: Duration, seconds: float) -> None:
-    message.FromNanoseconds(max(0, round(seconds * 1e9)))

@@ -9,7 +9,7 @@ from aengine.outputs import RequestState
 from aengine.server.calls.errors import RequestNotFoundError
 from aengine.server.calls.observers import current_caller
 from aengine.server.generation.backend import Backend
-from aengine.server.generation.convert import write_usage
+from aengine.server.generation.responses import write_usage
 from aengine.server.generation.resume import ResumableStreams
 from aengine.v1 import generation_service_pb2 as messages
 

@@ -20,8 +20,9 @@ from aengine.server.calls.errors import DrainingError, NotResumableError, Reques
 from aengine.server.calls.observers import current_caller
 from aengine.server.calls.records import Caller
 from aengine.server.generation.backend import Backend, RequestIndex
+from aengine.server.generation.events import stream_responses
 from aengine.server.generation.replay import Replay, ReplayLimits
-from aengine.server.generation.source import Generation, stream_responses
+from aengine.server.generation.source import Generation
 from aengine.server.generation.stream_options import read_stream_options
 from aengine.v1.generation_service_pb2 import ResumeGenerateRequest, StreamGenerateRequest
 

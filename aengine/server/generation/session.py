@@ -11,13 +11,14 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 
 from aengine.engine.stream_group import Reading, StreamGroup
 from aengine.errors import InvalidRequestError, QueueFullError
 from aengine.server.calls.errors import to_error
 from aengine.server.generation.backend import Backend
-from aengine.server.generation.source import READ_TOKENS, Generation, open_generation
+from aengine.server.generation.convert import located
+from aengine.server.generation.events import READ_TOKENS, EventWriter
+from aengine.server.generation.source import Generation, submit
 from aengine.server.generation.turns import each_in_turn
 from aengine.v1.error_pb2 import Error
 from aengine.v1.generation_pb2 import GenerationEvent
@@ -70,10 +71,9 @@ async def session_responses(
 class _Tagged:
     """A request of the session that was accepted."""
 
-    def __init__(self, stack: AsyncExitStack, generation: Generation) -> None:
-        """`stack` ends `generation` when it is left."""
-        self.stack = stack
+    def __init__(self, generation: Generation, writer: EventWriter) -> None:
         self.generation = generation
+        self.writer = writer
         self.begun = False
         logprobs = generation.stream.effective_params.logprobs
         self.token_bytes = _TOKEN_BYTES + (0 if logprobs is None else 2 * _ENTRY_BYTES * (1 + logprobs))  # estimated
@@ -168,10 +168,9 @@ class _Session:
             return entry.event
 
         remaining = None if self._deadline is None else self._deadline - time.monotonic()
-        stack = AsyncExitStack()
-        generation = await stack.enter_async_context(open_generation(self._backend, request, new_event, remaining=remaining))
+        generation = await submit(self._backend, request, remaining=remaining)
         self._group.add(tag, generation.stream)
-        return _Tagged(stack, generation)
+        return _Tagged(generation, EventWriter(generation, new_event))
 
     # ---- what is sent --------------------------------------------------------------------------------------------------
 
@@ -187,20 +186,20 @@ class _Session:
     def _write(self, reading: Reading[int]) -> Iterator[SessionResponse | None]:
         """The events of what a request brought. Yields the messages that are full with them."""
         tag, tagged = reading.tag, self._tagged[reading.tag]
-        generation = tagged.generation
+        generation, writer = tagged.generation, tagged.writer
         try:
             if reading.error is not None:
                 raise reading.error
             if not tagged.begun:
                 tagged.begun = True
-                generation.begin()
+                writer.begin()
             if reading.tokens:
-                for _ in generation.prompt():
+                for _ in writer.prompt():
                     yield self._finish_message()
-                generation.write(reading.tokens)
+                writer.write(reading.tokens)
         except Exception as error:
             self._end(tag, error)
-            yield from self._write_error(tag, to_error(generation.located(error), answered=tagged.begun))
+            yield from self._write_error(tag, to_error(located(error, generation.spec), answered=tagged.begun))
         else:
             if reading.stream.ended:
                 self._end(tag, None)
@@ -245,21 +244,10 @@ class _Session:
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
     def _leave(self, tagged: _Tagged, error: Exception | None) -> asyncio.Task[None]:
-        leaving = asyncio.create_task(_leave(tagged, error))
+        leaving = asyncio.create_task(tagged.generation.close(error))  # its client was told the error
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
         return leaving
-
-
-async def _leave(tagged: _Tagged, error: Exception | None) -> None:
-    """`error` is what the request failed with, which its client was told."""
-    try:
-        async with tagged.stack:
-            if error is not None:
-                raise error
-    except Exception:
-        if error is None:
-            raise
 
 
 def _broken(field: str, rule: str) -> InvalidRequestError:

@@ -1,188 +1,165 @@
-"""A generation between the engine and whoever sends its events: opened from a request, written as events, recorded at its end.
+"""A generation between the engine and whoever sends its output: submitted from a request message, read, recorded at its end.
 
-Every RPC that generates goes through here. Leaving an `open_generation` for whatever reason (the end, a client that went away, an
-error) cancels the engine's request; nothing here catches a cancellation. Exceptions become statuses elsewhere.
+Every RPC that generates goes through here. Leaving a `Generation` for whatever reason (the end, a client that went away, an error)
+cancels the engine's request; nothing here catches a cancellation. Exceptions become statuses elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from aengine.errors import FieldError, InvalidRequestError, RequestIdInUseError, refusal
-from aengine.outputs import FinishReason, ModelInfo, Token
-from aengine.server.calls.errors import DeadlinePassedError
+from aengine.outputs import FinishReason, Token
+from aengine.server.calls.errors import AnswerTooLargeError, DeadlinePassedError
 from aengine.server.calls.observers import current_caller
 from aengine.server.calls.records import GenerationRecord
 from aengine.server.generation.backend import Backend, require_model
-from aengine.server.generation.convert import EngineRequest, GenerationRequest, effective_spec, located, read_request
-from aengine.server.generation.events import EventWriter
-from aengine.v1.generation_pb2 import GenerationEvent, GenerationSpec
-from aengine.v1.generation_service_pb2 import StreamGenerateResponse
+from aengine.server.generation.convert import GenerationRequest, located, read_request
+from aengine.server.generation.responses import (
+    most_alternatives,
+    wants_text,
+    write_effective_spec,
+    write_logprobs,
+    write_sequence,
+    write_timing,
+    write_usage,
+)
+from aengine.server.generation.stream_options import StreamPolicy
+from aengine.v1.generation_pb2 import GenerationFinished, GenerationSpec, GenerationStarted
+from aengine.v1.generation_service_pb2 import GenerateResponse
 
 if TYPE_CHECKING:
     from aengine.engine.stream import TokenStream
 
-READ_TOKENS = 64
-"""Most tokens taken from the engine at a time: what waits beyond them for a slow client counts as unread, and parks the request."""
 
-
+@dataclass(eq=False, slots=True)
 class Generation:
-    """One request being answered. Made by `open_generation`."""
+    """One request in the engine, made by `submit`. Whoever reads `stream` calls `note` with what came."""
 
-    def __init__(
-        self,
-        spec: GenerationSpec,
-        wanted: EngineRequest,
-        model: ModelInfo,
-        request_id: str,
-        stream: TokenStream,
-        writer: EventWriter,
-        by_call: bool,
-        resume_token: bytes,
-    ) -> None:
-        self.stream = stream
-        self.request_id = request_id
-        self.policy = wanted.stream
-        self._spec = spec
-        self._wanted = wanted
-        self._model = model
-        self._writer = writer
-        self._by_call = by_call
-        self._resume_token = resume_token
-        self.prompt_is_due = wanted.params.prompt_logprobs is not None
+    backend: Backend
+    spec: GenerationSpec
+    policy: StreamPolicy
+    model: str
+    request_id: str
+    stream: TokenStream
+    record: GenerationRecord
+    by_call: bool  # whether the deadline of the call, rather than a time limit of the request, would end it
+    held: ExitStack  # of the admission
+    num_open: int  # sequences whose end was not read
+    _last_tokens: float | None = field(default=None, init=False)  # when they came, on time.monotonic
 
-    def begin(self) -> None:
-        """Write the first event. The stream is `started()`."""
-        stream, wanted = self.stream, self._wanted
-        self._writer.started(
-            request_id=self.request_id,
-            model=self._model.name,
-            prompt_tokens=stream.usage.prompt_tokens,
-            seed=stream.seed,
-            effective_spec=effective_spec(self._spec, stream.effective_params) if wanted.effective_params else None,
-            resume_token=self._resume_token,
-        )
+    def note(self, tokens: Sequence[Token]) -> None:
+        """Record tokens that came together. Raises `DeadlinePassedError` when the deadline of the call ended the request."""
+        now = time.monotonic()
+        if self._last_tokens is not None:
+            self.record.inter_token_seconds.observe(now - self._last_tokens)
+        self._last_tokens = now
+        for token in tokens:  # for every token of every stream: what is added here is paid often
+            if token.finish_reason is not None:
+                if self.by_call and token.finish_reason is FinishReason.DEADLINE:
+                    raise DeadlinePassedError("the deadline passed before the request was done")
+                self.record.finish_reason = token.finish_reason
+                self.num_open -= 1
 
-    def prompt(self) -> Iterator[None]:
-        """Write what was asked for of the prompt, one event at a time. To be called when there are tokens, before they are written."""
-        if self.prompt_is_due:
-            self.prompt_is_due = False
-            yield from self._writer.prompt_logprobs(self.stream.completion().prompt_logprobs or ())
+    def write_beginning(self, message: GenerationStarted | GenerateResponse) -> None:
+        """What is known once the stream is `started()`."""
+        message.request_id = self.request_id
+        message.model = self.model
+        message.prompt.num_tokens = self.stream.usage.prompt_tokens
+        message.seed = self.stream.seed
+        if self.spec.output.effective_params:
+            write_effective_spec(self.spec, self.stream.effective_params, message.effective_spec)
 
-    def write(self, tokens: Sequence[Token]) -> None:
-        """Write the events of tokens that came together, and the last event after the last of them.
+    def write_end(self, message: GenerationFinished | GenerateResponse) -> None:
+        """What is known once everything was read."""
+        write_usage(self.stream.usage, message.usage)
+        write_timing(self.stream.info(), time.monotonic() - self.record.start, message.timing)
 
-        Raises `DeadlinePassedError` when the deadline of the call, rather than a time limit of the request, ended it.
-        """
-        if self._by_call and any(token.finish_reason is FinishReason.DEADLINE for token in tokens):
-            raise DeadlinePassedError("the deadline passed before the request was done")
-        self._writer.tokens(tokens)
-        if self.stream.ended:
-            self._writer.finished(self.stream.usage, self.stream.timing)
+    async def complete(self, response: GenerateResponse, max_bytes: int, may_read: asyncio.Event | None = None) -> None:
+        """Read the whole output into `response`; nothing more is read while `may_read` is not set. Raises `AnswerTooLargeError` as soon
+        as the response cannot but take more than `max_bytes`, and what the stream raises."""
+        stream, output, text = self.stream, self.spec.output, wants_text(self.spec.output)
+        token_bytes = int(output.token_ids) + (4 * (1 + output.logprobs.top_k) if output.HasField("logprobs") else 0)
+        num_bytes = 0  # at least
+        while tokens := await stream.read():
+            self.note(tokens)
+            num_bytes += len(tokens) * token_bytes + (sum(len(token.text) for token in tokens) if text else 0)
+            _check_size(num_bytes, max_bytes)
+            while may_read is not None and not may_read.is_set():  # one of many that wait may clear it again
+                await may_read.wait()
+        completion = stream.completion()
+        self.write_beginning(response)
+        if output.HasField("prompt_logprobs") and completion.prompt_logprobs:
+            write_logprobs(completion.prompt_logprobs, most_alternatives(completion.prompt_logprobs), response.prompt_logprobs)
+        for index, sequence in enumerate((completion, *completion.others)):
+            write_sequence(index, sequence, output, response.sequences.add())
+        self.write_end(response)
+        _check_size(response.ByteSize(), max_bytes)
 
-    def located(self, error: Exception) -> Exception:
-        """`error` in the words of the schema, where it is about the request."""
-        return located(error, self._spec) if isinstance(error, FieldError) else error
+    async def close(self, error: BaseException | None = None) -> None:
+        """Cancel what has not ended; returns when its pages are free. `error`: what it failed with. To be called once."""
+        stream, record = self.stream, self.record
+        with self.held:
+            try:
+                await stream.aclose()
+            finally:
+                self.backend.streams.discard(self.request_id, stream)
+                timing = stream.timing
+                record.usage, record.queue_seconds, record.first_token_seconds = stream.usage, timing.queue, timing.first_token
+                record.total_seconds = time.monotonic() - record.start
+                if isinstance(error, Exception):
+                    record.finish_reason = FinishReason.ERROR
+                elif self.num_open:  # the client left before the end
+                    record.finish_reason = FinishReason.CANCELLED
+                for observer in self.backend.observers:
+                    observer.on_generation_end(record)
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        await self.close(error)
+        if isinstance(error, FieldError):
+            raise located(error, self.spec) from error
 
 
-@asynccontextmanager
-async def open_generation(
-    backend: Backend,
-    request: GenerationRequest,
-    new_event: Callable[[], GenerationEvent],
-    *,
-    remaining: float | None = None,
-    resume_token: bytes = b"",
-) -> AsyncIterator[Generation]:
+async def submit(backend: Backend, request: GenerationRequest, *, remaining: float | None = None) -> Generation:
     """Submit `request`, whose call has `remaining` seconds until its deadline. Raises what `AsyncEngine.stream` raises, located."""
-    with backend.admission.enter():
-        model = require_model(backend.engine, request.spec.model)
-        wanted = await read_request(request, backend.engine.violations)
-        # The engine hears of the call's deadline, so that it can end the work in time even if the cancellation is late.
-        options = wanted.options
+    with ExitStack() as held:
+        held.enter_context(backend.admission.enter())
+        model, spec, caller = require_model(backend.engine, request.spec.model), request.spec, current_caller()
+        prompt, params, options, policy = await read_request(request, backend.engine.violations)
+        # The engine knows the call's deadline, so that it can end the work in time even if the cancellation is late.
         by_call = remaining is not None and (options.timeout is None or remaining < options.timeout)
         if by_call and remaining is not None and remaining <= 0:
             raise DeadlinePassedError("the deadline had passed when the request arrived")
-        record = GenerationRecord(options.request_id or "")
         start = time.monotonic()
-        writer = EventWriter(record, new_event, text=wanted.text, token_ids=wanted.token_ids, delta_tokens=wanted.stream.delta_tokens)
-        caller = current_caller()
         try:
             stream = backend.engine.stream(
-                wanted.prompt,
-                wanted.params,
+                prompt,
+                params,
                 options,
                 request_id=backend.engine_id(options.request_id, caller),
                 timeout=remaining if by_call else options.timeout,
             )
         except RequestIdInUseError as error:
-            raise located(error, request.spec) from error
+            raise located(error, spec) from error
         except InvalidRequestError as error:
             # Of a grammar it does not know yet whether it can be compiled.
-            violations = [] if wanted.params.structured_output is None else await backend.engine.violations(wanted.prompt, wanted.params)
-            raise located(refusal(violations) if violations else error, request.spec) from error
-        record.request_id = request_id = options.request_id or stream.request_id
+            violations = [] if params.structured_output is None else await backend.engine.violations(prompt, params)
+            raise located(refusal(violations) if violations else error, spec) from error
+        request_id = options.request_id or stream.request_id
         backend.streams.add(request_id, caller, stream)
-        try:
-            async with stream:
-                yield Generation(request.spec, wanted, model, request_id, stream, writer, by_call, resume_token)
-        except Exception as error:
-            record.finish_reasons.append(FinishReason.ERROR)
-            if isinstance(error, FieldError):
-                raise located(error, request.spec) from error
-            raise
-        finally:
-            backend.streams.discard(request_id, stream)
-            timing = stream.timing
-            record.usage, record.queue_seconds, record.first_token_seconds = stream.usage, timing.queue, timing.first_token
-            record.total_seconds = time.monotonic() - start
-            if len(record.finish_reasons) < wanted.params.n:  # the client left before the end
-                record.finish_reasons.append(FinishReason.CANCELLED)
-            for observer in backend.observers:
-                observer.on_generation_end(record)
+        record = GenerationRecord(request_id, start)
+        return Generation(backend, spec, policy, model.name, request_id, stream, record, by_call, held.pop_all(), params.n)
 
 
-async def stream_responses(
-    backend: Backend,
-    request: GenerationRequest,
-    *,
-    remaining: float | None = None,
-    resume_token: bytes = b"",
-    on_begin: Callable[[Generation], None] | None = None,
-) -> AsyncGenerator[StreamGenerateResponse, None]:
-    """A generation as the messages of a stream of its own. `on_begin` is called before the first."""
-    ready: list[StreamGenerateResponse] = []
-
-    def new_event() -> GenerationEvent:
-        response = StreamGenerateResponse()
-        ready.append(response)
-        return response.event
-
-    async with open_generation(backend, request, new_event, remaining=remaining, resume_token=resume_token) as generation:
-        stream, policy = generation.stream, generation.policy
-        most = max(READ_TOKENS, policy.delta_tokens)
-        await stream.started()
-        generation.begin()
-        if on_begin is not None:
-            on_begin(generation)
-        yield ready.pop()
-        delay = 0.0  # the first token does not wait
-        while tokens := await stream.read(most):  # once per token: what is added here is paid often
-            if delay and (missing := policy.delta_tokens - len(tokens)) > 0 and not stream.ended:
-                await stream.linger(missing, delay)
-                tokens += stream.take(missing) if stream.unread else []
-            delay = policy.delay_seconds
-            if generation.prompt_is_due:
-                for _ in generation.prompt():
-                    yield ready.pop()
-            generation.write(tokens)
-            # gRPC's own thread wakes for a write that stands alone, and takes the processor from the loop. When all streams that a step
-            # feeds have written their events before the first of them is sent, their writes come together: a fifth less CPU time.
-            await asyncio.sleep(0)
-            for response in ready:
-                yield response
-            ready.clear()
+def _check_size(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise AnswerTooLargeError(f"the answer takes more than {max_bytes} bytes in one message")

@@ -1,4 +1,4 @@
-"""`GenerationService`: a generation is one stream of the engine, sent as events or folded into one answer.
+"""`GenerationService`: a generation is one stream of the engine, sent as events or as one response.
 
 Leaving a stream for whatever reason (the end, a client that went away, an error) cancels the engine's request, unless it is resumable;
 nothing here catches a cancellation. Exceptions become statuses in `aengine.server.calls.interceptor`.
@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from aengine.errors import InvalidRequestError
 from aengine.server.calls.observers import current_caller
 from aengine.server.generation.backend import Backend, require_model
 from aengine.server.generation.batch import batch_responses
-from aengine.server.generation.fold import EventFold
+from aengine.server.generation.events import stream_responses
 from aengine.server.generation.requests import describe_request
 from aengine.server.generation.resume import ResumableStreams, ResumeLimits
 from aengine.server.generation.session import session_responses
-from aengine.server.generation.source import stream_responses
+from aengine.server.generation.source import submit
 from aengine.server.generation.turns import AT_ONCE
 from aengine.v1 import generation_service_pb2 as messages
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer
@@ -43,11 +42,10 @@ class GenerationServicer(GenerationServiceServicer):
         await self._resumables.aclose()
 
     async def Generate(self, request: messages.GenerateRequest, context: grpc.ServicerContext) -> messages.GenerateResponse:
-        answer = EventFold(self._backend.max_answer_bytes)
-        async with aclosing(stream_responses(self._backend, request, remaining=context.time_remaining())) as responses:
-            async for response in responses:
-                answer.add(response.event)
-        return answer.response()
+        response = messages.GenerateResponse()
+        async with await submit(self._backend, request, remaining=context.time_remaining()) as generation:
+            await generation.complete(response, self._backend.max_message_bytes)
+        return response
 
     # The streams are handed on as they are: another generator around them would run for every message.
 

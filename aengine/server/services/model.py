@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aengine.server.generation.backend import require_model
-from aengine.server.generation.convert import write_model
+from aengine.server.generation.responses import write_model
 from aengine.v1.model_service_pb2 import GetModelRequest, GetModelResponse, ListModelsRequest, ListModelsResponse
 from aengine.v1.model_service_pb2_grpc import ModelServiceServicer
 

@@ -109,8 +109,7 @@ class Metrics:
         self._call_seconds[method].observe(record.seconds)
 
     def on_generation_end(self, record: GenerationRecord) -> None:
-        # The last sequence to end tells how the whole did: an error or a client that left comes after all others.
-        self._generations[record.finish_reasons[-1] if record.finish_reasons else FinishReason.CANCELLED] += 1
+        self._generations[record.finish_reason] += 1
         if record.queue_seconds is not None:
             self._queue_seconds.observe(record.queue_seconds)
         if record.first_token_seconds is not None:
