@@ -1,4 +1,4 @@
-"""`aengine-client`: one prompt to a server, its answer to stdout as it comes.
+"""`aengine-client`: one prompt to a server, its output to stdout as it comes.
 
 Owns the process: flags, signals, what is written where. The text goes to stdout, everything about it to stderr.
 """
@@ -14,10 +14,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import anyio
+
 from aengine.client.client import AsyncClient
 from aengine.client.config import DEFAULT_ADDRESS, ClientConfig
 from aengine.errors import AEngineError, ConfigError
-from aengine.outputs import EngineStats
 from aengine.params import SamplingParams
 from aengine.requests import Prompt
 
@@ -25,42 +26,42 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 for an answer, 1 for an error, 130 after Ctrl-C."""
+    """Returns the exit code: 0 for a completion, 1 for an error, 130 after Ctrl-C."""
     options = build_parser().parse_args(arguments)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC core reports what is lost in its own words, beside ours
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC core would report a lost connection beside our own message
     try:
         config, params, prompt = _read_config(options), _read_params(options), _read_prompt(options)
-        return asyncio.run(_until_interrupted(options, config, prompt, params))
+        return asyncio.run(_run_until_interrupted(options, config, prompt, params))
     except KeyboardInterrupt:
         return INTERRUPTED
     except AEngineError as error:
         print(f"aengine-client: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # whoever read the answer has enough of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes at exit
+    except BrokenPipeError:  # the reader of stdout has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
         return 1
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="aengine-client", description="Stream the answer of an aengine server to stdout. Ctrl-C cancels the request."
+        prog="aengine-client", description="Stream the output of an aengine server to stdout. Ctrl-C cancels the request."
     )
     parser.add_argument("prompt", help="the text to go on from; - reads it from stdin")
-    parser.add_argument("--chat", action="store_true", help="the prompt is what a user says, to be answered by a chat model")
-    parser.add_argument("--system", metavar="TEXT", help="with --chat: what the system says first")
-    parser.add_argument("--stats", action="store_true", help="also tell how busy the server is, when the answer is whole")
+    parser.add_argument("--chat", action="store_true", help="the prompt is a user's message to a chat model")
+    parser.add_argument("--system", metavar="TEXT", help="with --chat: the system's message before it")
+    parser.add_argument("--stats", action="store_true", help="also report how busy the server is, when the output is complete")
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
-    request = parser.add_argument_group("request", "What is not given is left to the model.")
+    request = parser.add_argument_group("request", "The defaults are the model's.")
     request.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to generate (default: the rest of the context)")
     request.add_argument("--temperature", type=float, metavar="T", help="0 to 100; 0 always takes the most likely token")
     request.add_argument("--top-p", type=float, metavar="P", help="more than 0, at most 1")
     request.add_argument("--top-k", type=int, metavar="K", help="0 is off")
-    request.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
+    request.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same output")
     request.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     request.add_argument("--timeout", type=float, metavar="SECONDS", help="end with what there is after this time")
     server = parser.add_argument_group("server")
     server.add_argument("--address", default=DEFAULT_ADDRESS, help="host:port (default: %(default)s)")
-    server.add_argument("--token-file", metavar="FILE", help="file with the token that the server asks for")
+    server.add_argument("--token-file", metavar="FILE", help="file with the token that the server requires")
     server.add_argument("--tls", action="store_true", help="connect with TLS, trusting the usual authorities")
     server.add_argument("--tls-ca", metavar="FILE", help="connect with TLS, trusting the authorities in this PEM file")
     server.add_argument("--tls-cert", metavar="FILE", help="PEM file with a certificate of this client")
@@ -69,41 +70,27 @@ def build_parser() -> argparse.ArgumentParser:
     server.add_argument(
         "--connect-timeout", type=float, default=10.0, metavar="SECONDS", help="how long to wait for the server (default: %(default)s)"
     )
-    server.add_argument("--resume", action="store_true", help="take the answer up again if the connection is lost")
+    server.add_argument("--resume", action="store_true", help="resume the stream if the connection is lost")
     return parser
 
 
-async def _until_interrupted(options: argparse.Namespace, config: ClientConfig, prompt: Prompt, params: SamplingParams) -> int:
-    """`_run`; the first Ctrl-C cancels it, and with it the request."""
-    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(_run(options, config, prompt, params))
-    interrupted = False
-
-    def interrupt() -> None:
-        nonlocal interrupted
-        interrupted = True
-        task.cancel()
-
-    loop.add_signal_handler(signal.SIGINT, interrupt)
-    try:
-        await task
-    except asyncio.CancelledError:
-        if not interrupted:
-            raise
-        return INTERRUPTED
-    return 0
+async def _run_until_interrupted(options: argparse.Namespace, config: ClientConfig, prompt: Prompt, params: SamplingParams) -> int:
+    """Returns the exit code. The first Ctrl-C cancels the request."""
+    with anyio.CancelScope() as scope:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, scope.cancel)
+        async with AsyncClient(config) as client:
+            facts = await _print_stream(client, prompt, params, options.timeout)
+            if not options.quiet:
+                print(facts, file=sys.stderr)
+            if options.stats:
+                load = await client.load()
+                pages = f"{load.pages_used} of {load.pages_total} pages in use"
+                print(f"[server: {load.running} running, {load.waiting} waiting, {load.parked} parked, {pages}]", file=sys.stderr)
+    return INTERRUPTED if scope.cancelled_caught else 0
 
 
-async def _run(options: argparse.Namespace, config: ClientConfig, prompt: Prompt, params: SamplingParams) -> None:
-    async with AsyncClient(config) as client:
-        facts = await _answer(client, prompt, params, options.timeout)
-        if not options.quiet:
-            print(facts, file=sys.stderr)
-        if options.stats:
-            print(_load_line(await client.load()), file=sys.stderr)
-
-
-async def _answer(client: AsyncClient, prompt: Prompt, params: SamplingParams, timeout: float | None) -> str:
-    """Write the answer to stdout; returns the facts about it."""
+async def _print_stream(client: AsyncClient, prompt: Prompt, params: SamplingParams, timeout: float | None) -> str:
+    """Write the output to stdout; returns the facts about it."""
     start = time.monotonic()
     times: list[float] = []
     async with client.stream(prompt, params, timeout=timeout) as stream:
@@ -135,14 +122,7 @@ def _read_config(options: argparse.Namespace) -> ClientConfig:
 
 
 def _read_params(options: argparse.Namespace) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        seed=options.seed,
-        stop=options.stop,
-    )
+    return SamplingParams(**{name: getattr(options, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")})
 
 
 def _read_prompt(options: argparse.Namespace) -> Prompt:
@@ -169,11 +149,6 @@ def _read_token(path: str) -> str:
         raise ConfigError.of("token_file", f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError:
         raise ConfigError.of("token_file", f"{path} is not UTF-8") from None
-
-
-def _load_line(load: EngineStats) -> str:
-    pages = f"{load.pages_used} of {load.pages_total} pages in use"
-    return f"[server: {load.running} running, {load.waiting} waiting, {load.parked} parked, {pages}]"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""`AsyncClient`: an engine behind a gRPC server as its user sees it. Owns the life cycle and which requests are under way.
+"""`AsyncClient`: an engine behind a gRPC server as its user sees it. Owns the life cycle and the set of active requests.
 
-For asyncio. Everything here runs in the event loop that started the client. What a request is on the wire, and how its answer is read,
-is in the modules beside this one.
+For asyncio. Everything here runs in the event loop that started the client. The modules beside this one know the messages of a request
+(`messages`), its call with retries (`call`), and the tokens that come back (`active_request`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from aengine.client.arrivals import Arrivals
+from aengine.client.active_request import ActiveRequest
 from aengine.client.call import GenerationCall
 from aengine.client.config import DEFAULT_ADDRESS, ClientConfig
-from aengine.client.flight import Flight
 from aengine.client.health import HealthWatch
 from aengine.client.link import Link, open_link
-from aengine.client.model import read_load, read_model
-from aengine.client.prompt import settle_prompt
-from aengine.client.request import write_chat, write_request
+from aengine.client.messages import read_load, read_model, write_chat, write_request
 from aengine.client.stream import ClientStream
 from aengine.errors import ConnectionLostError, EngineStateError
 from aengine.outputs import Completion, EngineStats, ModelInfo
@@ -40,7 +37,7 @@ from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatReques
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Whoever wants the whole answer gets it in fewer messages.
+# `generate` needs the whole completion, so the server sends it in fewer messages.
 _WHOLE_DELTA_TOKENS = 64
 _WHOLE_DELAY_MILLISECONDS = 100
 
@@ -74,9 +71,9 @@ class AsyncClient:
         """Raises `ConfigError` naming every field that is unknown or out of range. Connects to nothing yet."""
         self.config = ClientConfig.of(address_or_config, **overrides)
         self._phase = _Phase.NEW
-        self._connection = AsyncExitStack()  # what there is of it
+        self._connection = AsyncExitStack()  # what must be closed
         self._disconnected: asyncio.Event | None = None  # of a client that was started
-        self._flights: dict[Flight, None] = {}  # in the order of their submission
+        self._requests: dict[ActiveRequest, None] = {}  # active, in the order of their submission
 
     # ---- life cycle ----------------------------------------------------------------------------------------------------
 
@@ -104,13 +101,14 @@ class AsyncClient:
         self._phase = _Phase.RUNNING
 
     async def aclose(self) -> None:
-        """Cancel what this client has under way, and disconnect. Returns when that is done, whoever else closes it. The server goes on."""
+        """Cancel the requests of this client, and disconnect. Returns when that is done, whoever else closes it. The server runs on."""
         phase, self._phase = self._phase, _Phase.CLOSED
         if phase is _Phase.STARTING:
             self._connecting.cancel()  # and `start()` disconnects
         elif phase is _Phase.RUNNING:
             try:
-                await asyncio.gather(*(flight.land() for flight in list(self._flights)))
+                with anyio.CancelScope(shield=True):
+                    await asyncio.gather(*(request.aclose() for request in self._requests))
             finally:
                 await self._disconnect()
         if self._disconnected is not None:
@@ -125,7 +123,7 @@ class AsyncClient:
 
     @property
     def healthy(self) -> bool:
-        """Whether the server says that it serves."""
+        """Whether the server reports that it serves."""
         return self._phase is _Phase.RUNNING and self._health.serving
 
     @property
@@ -172,14 +170,14 @@ class AsyncClient:
         was in flight."""
         self._check_running()
         try:
-            answer = await self._link.ask(self._link.generation.CancelRequests, CancelRequestsRequest(request_ids=[request_id]))
+            response = await self._link.ask(self._link.generation.CancelRequests, CancelRequestsRequest(request_ids=[request_id]))
         except (ConnectionLostError, EngineStateError):
-            own = next((flight for flight in self._flights if flight.request_id == request_id and not flight.arrivals.over), None)
+            own = next((request for request in self._requests if request.request_id == request_id and not request.ended), None)
             if own is None:
                 raise
-            await own.land()  # a server that takes no calls any more still hears of one that is cancelled
+            await own.aclose()  # a server that takes no calls any more still sees that a call is cancelled
             return True
-        return request_id in answer.cancelled_request_ids
+        return request_id in response.cancelled_request_ids
 
     # ---- beyond an engine's --------------------------------------------------------------------------------------------
 
@@ -189,7 +187,7 @@ class AsyncClient:
         return read_load((await self._link.ask(self._link.engine.GetLoad, GetLoadRequest())).load)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text; with the special tokens that a prompt of this text gets, unless told otherwise."""
+        """The ids of a text; by default with the special tokens that a prompt of this text gets."""
         self._check_running()
         request = TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
         return list((await self._link.ask(self._link.tokenizer.Tokenize, request)).token_ids)
@@ -212,25 +210,18 @@ class AsyncClient:
     def _open(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, delivery: StreamOptions) -> ClientStream:
         self._check_running()
         params = check_params(params)
-        seed = draw_seed() if params.seed is None else params.seed  # here, so that a second attempt says the same
-        params = params.with_seed(seed)
-        name = options.request_id or uuid.uuid4().hex
+        if params.seed is None:
+            params = params.with_seed(draw_seed())  # here, so that a second attempt has the same seed
         request = write_request(prompt, params, options)
-        request.request_id = name
+        request.request_id = options.request_id or uuid.uuid4().hex
         request.spec.stream.CopyFrom(delivery)
         if self.config.auto_resume:
             request.spec.stream.resumable = True
             request.spec.stream.retain.FromNanoseconds(round(self.config.resume_timeout * 1e9))
-        arrivals = Arrivals(params)
-
-        async def know_prompt() -> None:
-            arrivals.prompt = await settle_prompt(self._link, request.spec.prompt)
-
-        call = GenerationCall(self._link, request, timeout=options.timeout, id_is_drawn=options.request_id is None)
-        flight = Flight(name, arrivals, call, know_prompt if params.prompt_logprobs is not None else None)
-        self._flights[flight] = None
-        flight.on_landed(self._flights.pop)
-        return ClientStream(flight, params, seed)
+        call = GenerationCall(self._link, request, timeout=options.timeout, id_is_random=options.request_id is None)
+        active = ActiveRequest(call, params, on_done=self._requests.pop)
+        self._requests[active] = None
+        return ClientStream(active, params)
 
     def _check_running(self) -> None:
         match self._phase:
@@ -251,7 +242,7 @@ class AsyncClient:
         self._model = read_model((await self._link.ask(self._link.model.GetModel, GetModelRequest())).model)
 
     async def _disconnect(self) -> None:
-        """End what there is of a connection."""
+        """Close everything of the connection that is there."""
         self._phase = _Phase.CLOSED
         assert self._disconnected is not None, "started"
         try:

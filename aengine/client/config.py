@@ -1,4 +1,4 @@
-"""`ClientConfig`: everything a client can be told. Validates what can be known without the network or the files."""
+"""`ClientConfig`: the settings of a client. Validates what can be validated without the network or the files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ClientConfig:
     """Where the server is and how to talk to it. Raises `ConfigError` naming every field that is out of range."""
 
     address: str = DEFAULT_ADDRESS
-    """host:port, or a name that gRPC resolves, such as unix:/run/aengine.sock. Of several servers that it stands for, the client uses the
+    """host:port, or a name that gRPC resolves, such as unix:/run/aengine.sock. Where it means several servers, the client uses the
     first that takes its connection, for everything, and after a lost connection again the first."""
     token: str | None = field(default=None, repr=False)
     """Sent with every call as `authorization: Bearer <token>`; whoever can read the connection can read it, unless there is TLS."""
@@ -35,7 +35,7 @@ class ClientConfig:
     connect_timeout: float = 30.0
     """Seconds that start() waits for a server that serves."""
     max_retries: int = 3
-    """How often a call is made again that found no server or one that is not ready (UNAVAILABLE), as long as nothing was answered."""
+    """How often a call is made again that found no server or one that is not ready (UNAVAILABLE), as long as no event has come."""
     auto_resume: bool = False
     """Whether streams survive a lost connection: the server then keeps a request, and the client takes it up where it was cut."""
     resume_timeout: float = 30.0

@@ -1,13 +1,15 @@
 """What a failed call means to this client: status and details -> the exceptions that the engine raises in process.
 
-Owns that mapping and the waits between attempts; does not decide what is tried again.
+Owns that mapping and the waits between attempts; does not decide what is retried.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
@@ -21,7 +23,6 @@ from aengine.errors import (
     ContextLengthError,
     EngineDeadError,
     EngineStateError,
-    FieldError,
     FieldViolation,
     InvalidRequestError,
     KVCapacityError,
@@ -31,32 +32,13 @@ from aengine.errors import (
     RequestIdInUseError,
     ServerError,
 )
-from aengine.wire import DOMAIN, PUSHBACK_KEY, field_of
+from aengine.wire import DOMAIN, PUSHBACK_KEY, field_of, seconds_of
 
 FIRST_BACKOFF = 0.1  # seconds; doubled for each attempt
 LONGEST_BACKOFF = 2.0
-LONGEST_PUSHBACK = 30.0  # a server that wants to be left alone for longer is not waited for
+LONGEST_PUSHBACK = 30.0  # the client does not wait longer than this
 
-_STATUS_KEY = "grpc-status-details-bin"
-
-_PLAIN: Mapping[str, type[AEngineError]] = {
-    "QUEUE_FULL": QueueFullError,
-    "TOO_MANY_CALLS": QueueFullError,
-    "NOT_READY": EngineStateError,
-    "DRAINING": EngineStateError,
-    "ENGINE_DEAD": EngineDeadError,
-    "NO_TOKENIZER": NoTokenizerError,
-}
-# With the field that they are about, should the details not name it.
-_ABOUT_FIELDS: Mapping[str, tuple[type[FieldError], str]] = {
-    "INVALID_FIELD": (InvalidRequestError, "request"),
-    "REQUEST_ID_IN_USE": (RequestIdInUseError, "request_id"),
-    "NOTHING_TO_CHOOSE": (NothingToChooseError, "request"),
-}
-_CAPACITIES: Mapping[str, type[ContextLengthError] | type[KVCapacityError]] = {
-    "CONTEXT_LENGTH_EXCEEDED": ContextLengthError,
-    "KV_CAPACITY": KVCapacityError,
-}
+_DETAILS_KEY = "grpc-status-details-bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,89 +47,86 @@ class Failure:
 
     error: AEngineError  # what to raise
     code: grpc.StatusCode
-    reason: str  # of ErrorInfo; empty where the failure did not come from aengine
-    pushback: float | None  # seconds after which the server wants to be tried again; negative: not at all
+    pushback: float | None  # seconds after which the server asks to be retried; negative: not at all
 
     @property
     def temporary(self) -> bool:
-        """Whether the same call may succeed soon, and did nothing yet if nothing was answered."""
+        """Whether the same call may succeed soon, and has done nothing yet if it returned nothing."""
         return self.code is grpc.StatusCode.UNAVAILABLE and (self.pushback is None or 0 <= self.pushback <= LONGEST_PUSHBACK)
 
 
-@dataclass(slots=True)
 class Backoff:
     """The waits between the attempts of one call."""
 
-    count: int = 0  # waits so far
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """An attempt has succeeded."""
+        self.count = 0  # waits so far
+        self._since: float | None = None  # of the first wait, on time.monotonic
+
+    @property
+    def seconds(self) -> float:
+        """How long ago the first wait began."""
+        return 0.0 if self._since is None else time.monotonic() - self._since
 
     async def wait(self, failure: Failure | None) -> None:
+        self._since = self._since or time.monotonic()
         await asyncio.sleep(self.next_seconds(failure))
 
     def next_seconds(self, failure: Failure | None) -> float:
         """As long as the server asks for, else longer each time; never the same for two clients."""
         own = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(self.count, 10)) * random.uniform(0.5, 1.5)
         self.count += 1
-        told = failure.pushback if failure is not None else None
-        return own if told is None or told < 0 else told * random.uniform(1.0, 1.2)
+        pushback = failure.pushback if failure is not None else None
+        return own if pushback is None or pushback < 0 else pushback * random.uniform(1.0, 1.2)
 
 
 def read_failure(error: aio.AioRpcError, address: str) -> Failure:
     """`address` is the server's, for the message where it could not be reached."""
-    code, text = error.code(), error.details() or "no details"
     metadata = dict(error.trailing_metadata() or ())
-    details = _Details(metadata.get(_STATUS_KEY))
-    reason = details.info.reason
-    pushback = _pushback(details, metadata.get(PUSHBACK_KEY))
-    return Failure(_exception(code, text, details, address), code, reason, pushback)
-
-
-def _exception(code: grpc.StatusCode, text: str, details: _Details, address: str) -> AEngineError:
-    reason, info = details.info.reason, details.info.metadata
-    if reason in _PLAIN:
-        return _PLAIN[reason](text)
-    if reason in _ABOUT_FIELDS:
-        kind, field = _ABOUT_FIELDS[reason]
-        return kind(details.violations or (FieldViolation(field, text),))
-    limit, got = info.get("limit", ""), info.get("got", "")
-    if reason in _CAPACITIES and limit.isdecimal() and got.isdecimal():
-        return _CAPACITIES[reason](details.violations or (FieldViolation("prompt", text),), int(limit), int(got))
-    if code is grpc.StatusCode.UNAVAILABLE and not reason:
-        return ConnectionLostError(f"no connection to {address}: {text}")
-    return ServerError(f"{code.name}: {text}", code.name, reason, info.get("incident_id"))
-
-
-class _Details:
-    """The google.rpc details of a status, as far as they are known here."""
-
-    def __init__(self, packed: object) -> None:
-        self.info = error_details_pb2.ErrorInfo()
-        self.violations: tuple[FieldViolation, ...] = ()
-        self.retry_delay: float | None = None  # seconds
-        if not isinstance(packed, bytes):
-            return
+    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    with suppress(DecodeError):  # details that something between here and the server wrote: then the status itself is all there is
+        for detail in status_pb2.Status.FromString(metadata.get(_DETAILS_KEY, b"")).details:
+            for known in (info, bad, retry):
+                detail.Unpack(known)
+    if info.domain != DOMAIN:
+        info.Clear()
+    pushback = seconds_of(retry.retry_delay) if retry.HasField("retry_delay") else None
+    if PUSHBACK_KEY in metadata:  # which is gRPC's own, and wins; where it is not a number, there must be no further attempt
         try:
-            status = status_pb2.Status.FromString(packed)
-            for detail in status.details:
-                self._add(detail)
-        except DecodeError:
-            return  # from something between here and the server: the status itself is all there is
-
-    def _add(self, detail: object) -> None:
-        info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
-        if detail.Unpack(info):  # type: ignore[attr-defined]
-            if info.domain == DOMAIN:
-                self.info = info
-        elif detail.Unpack(bad):  # type: ignore[attr-defined]
-            self.violations = tuple(FieldViolation(field_of(one.field), one.description) for one in bad.field_violations)
-        elif detail.Unpack(retry):  # type: ignore[attr-defined]
-            self.retry_delay = retry.retry_delay.ToTimedelta().total_seconds()
+            pushback = int(str(metadata[PUSHBACK_KEY])) / 1000
+        except ValueError:
+            pushback = -1.0
+    violations = tuple(FieldViolation(field_of(one.field), one.description) for one in bad.field_violations)
+    return Failure(_exception(error, info, violations, address), error.code(), pushback)
 
 
-def _pushback(details: _Details, told: object) -> float | None:
-    """gRPC's own word counts more than that of aengine; one that is not a number means no further attempt."""
-    if told is None:
-        return details.retry_delay
-    try:
-        return int(str(told)) / 1000
-    except ValueError:
-        return -1.0
+def _exception(
+    error: aio.AioRpcError, info: error_details_pb2.ErrorInfo, violations: Sequence[FieldViolation], address: str
+) -> AEngineError:
+    """Where a field is wrong and the details do not name it, it is the one that the reason is about."""
+    code, text = error.code(), error.details() or "no details"
+    limit, got = info.metadata.get("limit", ""), info.metadata.get("got", "")
+    match info.reason:
+        case "QUEUE_FULL" | "TOO_MANY_CALLS":
+            return QueueFullError(text)
+        case "NOT_READY" | "DRAINING":
+            return EngineStateError(text)
+        case "ENGINE_DEAD":
+            return EngineDeadError(text)
+        case "NO_TOKENIZER":
+            return NoTokenizerError(text)
+        case "INVALID_FIELD":
+            return InvalidRequestError(violations or [FieldViolation("request", text)])
+        case "REQUEST_ID_IN_USE":
+            return RequestIdInUseError(violations or [FieldViolation("request_id", text)])
+        case "NOTHING_TO_CHOOSE":
+            return NothingToChooseError(violations or [FieldViolation("request", text)])
+        case "CONTEXT_LENGTH_EXCEEDED" | "KV_CAPACITY" if limit.isdecimal() and got.isdecimal():
+            kind = ContextLengthError if info.reason == "CONTEXT_LENGTH_EXCEEDED" else KVCapacityError
+            return kind(violations or [FieldViolation("prompt", text)], int(limit), int(got))
+        case "" if code is grpc.StatusCode.UNAVAILABLE:
+            return ConnectionLostError(f"no connection to {address}: {text}")
+    return ServerError(f"{code.name}: {text}", code.name, info.reason, info.metadata.get("incident_id"))

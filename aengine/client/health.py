@@ -1,4 +1,4 @@
-"""`HealthWatch`: whether the server says that it serves, followed in the background for as long as the client lives."""
+"""`HealthWatch`: whether the server reports that it serves, followed in the background as long as the client lives."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class HealthWatch:
     def __init__(self, link: Link) -> None:
         self._link = link
         self.serving = False
-        self._error: AEngineError | None = None  # why it is not, as far as that is known
-        self._settled = asyncio.Event()  # it has said SERVING, or never will
+        self._error: AEngineError | None = None  # why it does not serve, as far as that is known
+        self._settled = asyncio.Event()  # it has reported SERVING, or never will
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def wait_serving(self, seconds: float) -> None:
@@ -39,30 +39,26 @@ class HealthWatch:
         with anyio.CancelScope(shield=True):
             await asyncio.wait({self._task})
 
+    def _not_serving(self) -> AEngineError:
+        return EngineStateError(f"the server at {self._link.config.address} is not serving")
+
     async def _run(self) -> None:
         backoff = Backoff()
         while True:
             call = self._link.health.Watch(health_pb2.HealthCheckRequest(), metadata=self._link.metadata)
+            failure = None
             try:
                 while (response := await call.read()) is not aio.EOF:
-                    serving = response.status == SERVING
-                    self._set(serving, None if serving else self._not_serving())
-                    backoff.count = 0
-                failure = None
+                    self.serving = response.status == SERVING
+                    self._error = None if self.serving else self._not_serving()
+                    if self.serving:
+                        self._settled.set()
+                    backoff.reset()
             except aio.AioRpcError as error:
                 failure = self._link.failure(error)
                 if failure.code is not grpc.StatusCode.UNAVAILABLE:
                     self._settled.set()
             finally:
                 call.cancel()
-            self._set(False, failure.error if failure is not None else None)
+            self.serving, self._error = False, failure.error if failure is not None else None
             await backoff.wait(failure)
-
-    def _not_serving(self) -> AEngineError:
-        return EngineStateError(f"the server at {self._link.config.address} is not serving")
-
-    def _set(self, serving: bool, error: AEngineError | None) -> None:
-        self.serving = serving
-        self._error = error
-        if serving:
-            self._settled.set()

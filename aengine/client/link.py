@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -25,7 +25,7 @@ from aengine.v1.model_service_pb2_grpc import ModelServiceStub
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceStub
 
 UNARY_SECONDS = 30.0
-"""The deadline of calls that answer once; none of them waits for a generation."""
+"""The deadline of unary calls; none of them waits for a generation."""
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 # Core ignores a key that it does not know without a word, so a test compares these with the strings of its binary.
@@ -38,12 +38,10 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     # A lost server is looked for at once and often; the default waits a second, then up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # All calls go to one server, which alone knows the requests that were sent to it; after a lost connection to the first that answers,
-    # which is the same one if that is still there. Retries are ours: they must not repeat what was begun.
+    # All calls go to one server, which alone knows the requests that were sent to it. After a lost connection they go to the first that
+    # accepts one, which is the same server if it is still there. Retries are ours: they must not repeat what has begun.
     ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"pick_first": {}}]})),
 )
-
-Answer = TypeVar("Answer", bound=Message)
 
 
 class Link:
@@ -59,12 +57,12 @@ class Link:
         self.tokenizer: Any = TokenizerServiceStub(channel)
         self._channel = channel
 
-    async def ask(self, method: Any, request: Message, *, seconds: float = UNARY_SECONDS) -> Any:
-        """One call that answers once and can be repeated safely. Raises `AEngineError`."""
+    async def ask(self, method: Any, request: Message) -> Any:
+        """A unary call that can be repeated safely. Raises `AEngineError`."""
         backoff = Backoff()
         while True:
             try:
-                return await method(request, timeout=seconds, metadata=self.metadata)
+                return await method(request, timeout=UNARY_SECONDS, metadata=self.metadata)
             except aio.AioRpcError as error:
                 failure = self.failure(error)
             if not failure.temporary or backoff.count >= self.config.max_retries:

@@ -27,7 +27,7 @@ from aengine import (
     Token,
 )
 from aengine.client import AsyncClient
-from aengine.client.arrivals import MAX_UNREAD_TOKENS
+from aengine.client.active_request import MAX_UNREAD_TOKENS
 from aengine.client.failures import FIRST_BACKOFF, LONGEST_BACKOFF, Backoff, Failure
 from aengine.requests import RequestOptions
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, ResumeGenerateRequest, StreamGenerateRequest
@@ -112,7 +112,7 @@ def test_waits_grow_and_heed_the_server() -> None:
     waits = [backoff.next_seconds(None) for _ in range(2000)]
     assert FIRST_BACKOFF / 2 <= waits[0] <= FIRST_BACKOFF * 1.5
     assert LONGEST_BACKOFF / 2 <= min(waits[10:]) < max(waits[10:]) <= LONGEST_BACKOFF * 1.5
-    told = Failure(ConnectionLostError("x"), grpc.StatusCode.UNAVAILABLE, "", 7.0)
+    told = Failure(ConnectionLostError("x"), grpc.StatusCode.UNAVAILABLE, 7.0)
     assert 7.0 <= backoff.next_seconds(told) <= 8.4
     assert told.temporary
 
@@ -253,10 +253,10 @@ async def test_a_reader_that_lags_holds_up_the_connection() -> None:
     ids = [10] * (3 * MAX_UNREAD_TOKENS)
     async with scripted(says(whole_answer(ids)), says(whole_answer(IDS))) as script, AsyncClient(script.address) as client:
         stream = client.stream("x")
-        arrivals = stream._arrivals
-        await until(lambda: len(arrivals.tokens) == MAX_UNREAD_TOKENS)
+        request = stream._request
+        await until(lambda: len(request.tokens) == MAX_UNREAD_TOKENS)
         assert await ids_of(client.stream("y")) == IDS  # which takes the loop around many times
-        assert len(arrivals.tokens) == MAX_UNREAD_TOKENS
+        assert len(request.tokens) == MAX_UNREAD_TOKENS
         assert await ids_of(stream) == ids
 
 
@@ -285,13 +285,13 @@ class TestLeaving:
         async with scripted(silent) as script:
             async with AsyncClient(script.address) as client:
                 stream = client.stream("x")
-                await until(lambda: 0 in stream._arrivals._last)
+                await until(lambda: 0 in stream._request._last)
             tokens = [token async for token in stream]
         assert [token.token_id for token in tokens] == [*IDS, -1]
         assert [token.finish_reason for token in tokens] == [None] * 3 + [FinishReason.CANCELLED]
 
     async def test_a_server_that_does_not_answer_is_not_waited_for_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("aengine.client.flight.CLOSE_SECONDS", 0.05)
+        monkeypatch.setattr("aengine.client.active_request.CLOSE_SECONDS", 0.05)
 
         async def silent(request: Any, context: Any) -> AsyncIterator[Any]:
             yield whole_answer(IDS)[0]
@@ -309,7 +309,7 @@ class TestLeaving:
                 await stream.aclose()
 
     def test_what_cannot_travel(self) -> None:
-        from aengine.client.request import write_request
+        from aengine.client.messages import write_request
 
         for prompt, params, field in [
             ("x", SamplingParams(logits_processors=(lambda logits, ids: None,)), "logits_processors"),

@@ -1,0 +1,170 @@
+"""`ActiveRequest`: one request of a client, from its submission to its end: the task that reads its call, and the tokens that nobody has
+read yet.
+
+Owns the order of the tokens, the ends of sequences, and cancellation. Nothing here refers to the stream that the user holds, so that
+dropping the stream cancels the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import aclosing, suppress
+from dataclasses import replace
+
+import anyio
+
+from aengine.client.call import GenerationCall
+from aengine.client.messages import NO_TOKEN, read_delta, read_finish, read_logprobs, read_timing
+from aengine.errors import AEngineError, ServerError
+from aengine.outputs import FinishReason, Timing, Token, TokenLogprob
+from aengine.params import SamplingParams
+from aengine.v1 import generation_pb2
+
+MAX_UNREAD_TOKENS = 1024
+"""So many wait here for a slow reader; then nothing more is taken from the connection, and the server parks the request."""
+CLOSE_SECONDS = 5.0
+"""How long closing a request may wait for the server to confirm that it is cancelled."""
+
+
+class ActiveRequest:
+    """Made and used in one event loop, but for `drop`. `on_done` is called when the call is closed and the server is not asked any more."""
+
+    def __init__(self, call: GenerationCall, params: SamplingParams, on_done: Callable[[ActiveRequest], object]) -> None:
+        self.request_id = call.request_id
+        self.tokens: deque[Token] = deque()  # not read yet
+        self.prompt_tokens = 0
+        self.cached_prompt_tokens = 0
+        self.prompt_logprobs: list[TokenLogprob | None] = []
+        self.timing = Timing()
+        self.error: Exception | None = None
+        self.ended = False  # nothing will be added to `tokens`
+        self.started = asyncio.Event()  # the server has accepted the prompt, or the request has ended
+        self.waiter: asyncio.Event | None = None  # of the reader
+        self._open = set(range(params.n))  # sequences whose end has not come
+        self._last: dict[int, Token] = {}  # the last tokens of sequences, until their ends have come
+        self._room = asyncio.Event()  # there are few unread tokens
+        self._room.set()
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run())
+        self._task.add_done_callback(lambda _: self._end())  # where it was cancelled from elsewhere, before it began or while it ran
+        self._task.add_done_callback(lambda _: on_done(self))
+
+    # ---- used by the stream --------------------------------------------------------------------------------------------
+
+    def pop(self) -> Token:
+        token = self.tokens.popleft()
+        if len(self.tokens) <= MAX_UNREAD_TOKENS // 2:
+            self._room.set()
+        return token
+
+    def cancel(self) -> None:
+        """Cancel the request unless it has ended; its unread tokens stay, and sequences without an end are CANCELLED."""
+        if not self.ended:
+            self._end()
+            self._task.cancel()
+
+    def drop(self) -> None:
+        """`cancel()` from any thread, also when the loop is closed."""
+        if not self._task.done():
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self.cancel)
+
+    def discard(self, indexes: Iterable[int]) -> None:
+        """`cancel()`, and replace the unread tokens by the ends of the sequences `indexes`."""
+        self.cancel()
+        self.tokens.clear()
+        self._room.set()
+        if self.error is None:
+            self.tokens.extend(Token(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED) for index in indexes)
+
+    async def aclose(self) -> None:
+        """`cancel()`, and wait until the server has confirmed it. The wait is bounded and cannot be cancelled."""
+        self.cancel()
+        if not self._task.done():
+            with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+                await asyncio.wait({self._task})
+
+    # ---- the task ------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            async with aclosing(self._call.events()) as events:
+                async for event in events:
+                    self._add(event)
+                    await self._room.wait()
+        except asyncio.CancelledError:
+            with suppress(AEngineError), anyio.move_on_after(CLOSE_SECONDS):
+                await self._call.cancel()
+        except Exception as error:
+            self._end(error)
+
+    def _add(self, event: generation_pb2.GenerationEvent) -> None:
+        """Raises `ServerError` for what no server should send."""
+        match event.WhichOneof("event"):
+            case "delta":
+                self._add_delta(event.delta)
+            case "sequence_finished":
+                self._add_finish(event.sequence_finished)
+            case "started":
+                self.prompt_tokens = event.started.prompt.num_tokens
+                self.prompt_logprobs = [None]
+                self.started.set()
+            case "prompt_logprobs":
+                self._add_prompt(event.prompt_logprobs)
+            case "finished":
+                self.cached_prompt_tokens = event.finished.usage.cached_prompt_tokens
+                self.timing = read_timing(event.finished.timing)
+                self._end()
+
+    def _add_delta(self, delta: generation_pb2.GenerationDelta) -> None:
+        index = delta.sequence_index
+        if index not in self._open or index in self._last:
+            raise ServerError(f"a delta of sequence {index}, which has ended or is not one of the request's", "DATA_LOSS")
+        tokens = read_delta(delta)
+        if delta.last:
+            self._last[index] = tokens.pop()  # it is read together with its end, as in the engine
+        self._append(tokens)
+
+    def _add_finish(self, end: generation_pb2.SequenceFinished) -> None:
+        index = end.sequence_index
+        if index not in self._open:
+            raise ServerError(f"sequence {index} ends twice, or is not one of the request's", "DATA_LOSS")
+        reason, stop_reason = read_finish(end.finish)
+        last = self._last.pop(index, None) or Token(index, NO_TOKEN, "")
+        self._open.discard(index)
+        self._append([replace(last, finish_reason=reason, stop_reason=stop_reason)])
+
+    def _add_prompt(self, piece: generation_pb2.PromptLogprobs) -> None:
+        ids = self._call.prompt_ids
+        start, stop = piece.token_offset, piece.token_offset + len(piece.logprobs.logprobs)
+        if stop > len(ids):
+            raise ServerError(f"logprobs of {stop} tokens, where the prompt has {len(ids)}", "DATA_LOSS")
+        self.prompt_logprobs[start:] = read_logprobs(ids[start:stop], piece.logprobs)
+
+    def _append(self, tokens: Iterable[Token]) -> None:
+        self.tokens.extend(tokens)
+        if len(self.tokens) >= MAX_UNREAD_TOKENS:
+            self._room.clear()
+        self._notify()
+
+    def _end(self, error: Exception | None = None) -> None:
+        """Sequences that have no end are cancelled, or the request has failed with `error`."""
+        if self.ended:
+            return
+        self.ended = True
+        if self._open and error is not None:
+            self.error = error
+        else:
+            for index in sorted(self._open):
+                held = self._last.pop(index, None)
+                end = Token(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED)
+                self.tokens.extend([end] if held is None else [held, end])
+        self.started.set()
+        self._notify()
+
+    def _notify(self) -> None:
+        if self.waiter is not None:
+            self.waiter.set()

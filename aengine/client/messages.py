@@ -1,0 +1,185 @@
+"""Values of the engine -> messages to a server, and messages of a server -> values of the engine. Pure functions; what cannot be sent is
+refused here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from aengine.errors import InvalidRequestError, ServerError
+from aengine.outputs import EngineStats, FinishReason, ModelInfo, Timing, Token, TokenLogprob
+from aengine.params import SamplingParams, StructuredOutput
+from aengine.requests import MAX_CHAT_MESSAGES, Prompt, RequestOptions, is_chat
+from aengine.token_ids import read_token_ids
+from aengine.v1 import generation_pb2, sampling_pb2
+from aengine.v1.engine_service_pb2 import Load
+from aengine.v1.generation_service_pb2 import StreamGenerateRequest
+from aengine.v1.model_service_pb2 import Model
+from aengine.wire import DEFAULTS, FINISH_REASONS, SAMPLING, STOPPING, read_params, seconds_of, write_params
+
+NO_TOKEN = -1
+MAX_UINT32 = 2**32 - 1
+MAX_TOKEN_IDS = 1 << 22
+"""Of a prompt: a list of more has too many bytes for any server."""
+_MESSAGE_KEYS = {"role", "content"}
+_REASONS = {value: reason for reason, value in FINISH_REASONS.items()}
+_LOAD = (
+    *("running", "waiting", "parked", "pages_used", "pages_total", "cached_tokens", "steps", "preemptions"),
+    *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "paused"),
+)
+
+
+# ---- to the server -----------------------------------------------------------------------------------------------------
+
+
+def write_request(prompt: Prompt, params: SamplingParams, options: RequestOptions) -> StreamGenerateRequest:
+    """Without the id. Raises `InvalidRequestError` for what a message cannot hold."""
+    if params.logits_processors:
+        raise InvalidRequestError.of("logits_processors", "custom code cannot travel to a server")
+    request = StreamGenerateRequest()
+    spec, output = request.spec, request.spec.output
+    _write_prompt(prompt, spec.prompt)
+    with _unicode("params", "a string"):
+        write_params(params, SAMPLING, spec.sampling)
+        write_params(params, STOPPING, spec.stopping)
+        if params.structured_output is not None:
+            _write_constraint(params.structured_output, spec.structured_output)
+        spec.tenant = options.tenant
+        spec.cache.salt = options.cache_salt or ""
+    if options.timeout is not None:
+        spec.stopping.time_limit.FromNanoseconds(max(1, round(options.timeout * 1e9)))
+    spec.priority = options.priority
+    if params.detokenize is not None:
+        output.text = params.detokenize
+    output.token_ids = True
+    output.skip_special_tokens = params.skip_special_tokens
+    if params.logprobs is not None:
+        output.logprobs.top_k = params.logprobs
+    if params.prompt_logprobs is not None:
+        output.prompt_logprobs.top_k = params.prompt_logprobs
+    return request
+
+
+def write_token_ids(ids: Sequence[int], message: generation_pb2.Prompt) -> None:
+    """Make `ids` the prompt, in place of what is there."""
+    message.token_ids.SetInParent()
+    message.token_ids.ids.extend(ids)
+
+
+def write_chat(messages: Sequence[Mapping[str, Any]], message: generation_pb2.ChatPrompt) -> None:
+    """Raises `InvalidRequestError`."""
+    if len(messages) > MAX_CHAT_MESSAGES:
+        raise InvalidRequestError.of("prompt", f"{len(messages)} messages are more than {MAX_CHAT_MESSAGES}")
+    for index, one in enumerate(messages):
+        if not isinstance(one, Mapping) or set(one) != _MESSAGE_KEYS or not all(isinstance(value, str) for value in one.values()):
+            text = f"message {index} is not a mapping of role and content to text, which is all that can travel"
+            raise InvalidRequestError.of("prompt", text)
+        with _unicode("prompt", f"message {index}"):
+            message.messages.add(role=one["role"], content=one["content"])
+
+
+def _write_prompt(prompt: Prompt, message: generation_pb2.Prompt) -> None:
+    if isinstance(prompt, str):
+        with _unicode("prompt", "it"):
+            message.text = prompt
+    elif isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Sequence | np.ndarray):
+        text = f"a {type(prompt).__name__} is not a string, a list of token ids or a list of chat messages"
+        raise InvalidRequestError.of("prompt", text)
+    elif is_chat(prompt):
+        write_chat(prompt, message.chat)  # type: ignore[arg-type]
+    else:
+        if len(prompt) > MAX_TOKEN_IDS:
+            raise InvalidRequestError.of("prompt", f"{len(prompt)} token ids are more than {MAX_TOKEN_IDS}, which no server takes")
+        write_token_ids(read_token_ids(prompt, MAX_UINT32).tolist(), message)  # type: ignore[arg-type]
+
+
+def _write_constraint(wanted: StructuredOutput, message: sampling_pb2.StructuredOutput) -> None:
+    if wanted.json_schema is not None:
+        message.json_schema = str(wanted.json_schema)
+    elif wanted.json_object:
+        message.json_object.SetInParent()
+    elif wanted.regex is not None:
+        message.regex = wanted.regex
+    elif wanted.grammar is not None:
+        message.grammar.source = wanted.grammar
+    else:
+        message.choices.values.extend(wanted.choice)
+
+
+@contextmanager
+def _unicode(field: str, what: str) -> Iterator[None]:
+    """Protobuf raises ValueError for a lone surrogate."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidRequestError.of(field, f"{what} is not Unicode text: {error}") from error
+
+
+# ---- from the server ---------------------------------------------------------------------------------------------------
+
+
+def read_model(message: Model) -> ModelInfo:
+    return ModelInfo(
+        name=message.name,
+        architecture=message.architecture,
+        max_model_len=message.max_model_len,
+        vocab_size=message.vocab_size,
+        eos_token_ids=tuple(message.eos_token_ids),
+        dtype=message.dtype,
+        num_parameters=message.num_parameters,
+        chat_template=message.has_chat_template,
+        tokenizer=not message.without_tokenizer,
+        generation_defaults=SamplingParams(**read_params(message.generation_defaults, DEFAULTS, [])),
+    )
+
+
+def read_load(message: Load) -> EngineStats:
+    return EngineStats(**{name: getattr(message, name) for name in _LOAD})
+
+
+def read_delta(delta: generation_pb2.GenerationDelta) -> list[Token]:
+    """At least one token; the text is that of the last one. Raises `ServerError`."""
+    index, ids = delta.sequence_index, delta.token_ids
+    if len(ids) != delta.num_tokens:
+        raise ServerError(f"a delta has {len(ids)} ids for {delta.num_tokens} tokens of sequence {index}", "DATA_LOSS")
+    if not ids:  # text that had been held back
+        return [Token(index, NO_TOKEN, delta.text)]
+    texts = [""] * (len(ids) - 1) + [delta.text]
+    if not delta.HasField("logprobs"):
+        return [Token(index, token_id, text) for token_id, text in zip(ids, texts, strict=True)]
+    return [
+        Token(index, token_id, text, known.logprob, known.rank, known.top_logprobs) if known else Token(index, token_id, text)
+        for token_id, text, known in zip(ids, texts, read_logprobs(ids, delta.logprobs), strict=True)
+    ]
+
+
+def read_finish(finish: generation_pb2.Finish) -> tuple[FinishReason, int | str | None]:
+    """The reason, and the stop token or stop string that matched. Raises `ServerError`."""
+    reason = _REASONS.get(finish.reason)
+    if reason is None:
+        raise ServerError(f"finish reason {finish.reason} is not known to this client", "UNIMPLEMENTED")
+    matched = finish.WhichOneof("matched")
+    return reason, None if matched is None else getattr(finish, matched)
+
+
+def read_logprobs(ids: Sequence[int], columns: generation_pb2.TokenLogprobs) -> list[TokenLogprob | None]:
+    """The columns of the tokens `ids` by token; None for a token without a logprob. Raises `ServerError`."""
+    top_k = columns.top_k
+    top_lengths = (len(columns.top_token_ids), len(columns.top_logprobs))
+    if not len(ids) == len(columns.logprobs) == len(columns.ranks) or top_lengths != (top_k * len(ids),) * 2:
+        raise ServerError(f"columns of logprobs differ in length for {len(ids)} tokens", "DATA_LOSS")
+    entries: list[TokenLogprob | None] = []
+    for i, (token_id, logprob, rank) in enumerate(zip(ids, columns.logprobs, columns.ranks, strict=True)):
+        top = slice(i * top_k, (i + 1) * top_k)
+        alternatives = dict(zip(columns.top_token_ids[top], columns.top_logprobs[top], strict=True))
+        entries.append(None if math.isnan(logprob) else TokenLogprob(token_id, logprob, rank, alternatives))
+    return entries
+
+
+def read_timing(message: generation_pb2.Timing) -> Timing:
+    known = {field.name: value for field, value in message.ListFields()}
+    return Timing(**{name: seconds_of(known[name]) for name in ("queue", "first_token", "decode") if name in known})
