@@ -7,7 +7,7 @@ that came with the grammar; the rows' parameters bring its objects, so engines w
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from aengine.errors import InvalidRequestError
 from aengine.kernels.upload import to_device
-from aengine.scheduler.plan import NewRow
+from aengine.sampling.processors import Processor, StepRows
+from aengine.scheduler.plan import Features, NewRow
 
 if TYPE_CHECKING:
     import llguidance
@@ -43,7 +44,7 @@ class CompiledGrammar:
     is none."""
 
     def try_out(self, vocab_size: int, num_tokens: int) -> bool:
-        """Choose up to `num_tokens` tokens at random, as a row would; returns whether any can begin an output. Raises `GrammarError` if
+        """Sample up to `num_tokens` random tokens, as a row would; returns whether any can begin an output. Raises `GrammarError` if
         that takes more than the grammar's limits."""
         draw = np.random.default_rng(0)
         matcher = _Matcher(self)
@@ -67,7 +68,7 @@ class _Matcher:
     def fill(self, bits: NDArray[np.int32]) -> None:
         """Sets the bits [ceil(vocab_size / 32)] of the tokens that may come next, and no others. Raises `GrammarError` if it takes more
         than the grammar's limits to find out."""
-        self._state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # lets go of the GIL
+        self._state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # without the GIL
         if self._state.is_error():
             error = first_line(self._state.get_error())
             if error not in _NOTHING_FOLLOWS:
@@ -91,8 +92,10 @@ class _Matcher:
         return ends
 
 
-class GrammarRows:
-    """The matchers of the rows that have a grammar, over `vocab_size` ids. For one thread."""
+class Grammars(Processor):
+    """The matchers of the rows whose output follows a grammar, over `vocab_size` ids. For one thread."""
+
+    feature = int(Features.GRAMMAR)
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -100,12 +103,8 @@ class GrammarRows:
         self._waiting: list[int] = []  # rows whose mask was not made last time, the one that waits longest first
         self._highest: Tensor | None = None  # [256, 8] on a device other than a CPU: `_HIGHEST` of the bits of each byte
 
-    def __bool__(self) -> bool:
-        """Whether any row has a grammar; `mask` and `observe` do nothing without."""
-        return bool(self._matchers)
-
     def update(self, new_rows: Sequence[NewRow]) -> None:
-        """Takes over rows that changed hands. A row with output (after a preemption) continues where its tokens left its grammar.
+        """A row with output (after a preemption) continues where its tokens left its grammar.
 
         Raises `GrammarError` if these tokens do not match; the row then has no grammar.
         """
@@ -116,21 +115,20 @@ class GrammarRows:
                 if not any(matcher.accept(token) for token in new.tokens[new.prompt_len :].tolist()):
                     self._matchers[new.row] = matcher
 
-    def mask(self, logits: Tensor, rows: NDArray[np.int32]) -> tuple[Mapping[int, GrammarError], frozenset[int]]:
-        """[m, vocab_size] float32 logits of m distinct rows, changed in place: what the grammars forbid becomes -inf.
+    def apply(self, logits: Tensor, step: StepRows, members: NDArray[np.int64]) -> None:
+        """What the grammars forbid becomes -inf.
 
         Only end-of-sequence ids are left where a grammar is complete, nothing is left where no token can go on with it, and nothing is
-        changed for a row whose grammar has ended with an end-of-sequence id. Returns the rows that took more than their grammar's limits,
-        with the reason, and those for which MASK_SECONDS left no time: they come first next time, and one at least is always done. The
-        logits of these are not changed.
+        changed for a row whose grammar has ended with an end-of-sequence id. Rows that take more than their grammar's limits fail, and
+        those for which MASK_SECONDS leave no time are postponed: they come first next time, and one at least is always done. The logits of
+        these are not changed.
         """
-        found = [(index, row) for index, row in enumerate(rows.tolist()) if row in self._matchers]
+        found = [(index, row) for index, row in zip(members.tolist(), step.rows[members].tolist(), strict=True) if row in self._matchers]
         if not found:
-            return {}, frozenset()
+            return
         turns = {row: turn for turn, row in enumerate(self._waiting)}
         found.sort(key=lambda one: turns.get(one[1], len(turns)))
         bitmask = _bitmask(len(found), self._vocab_size)
-        errors: dict[int, GrammarError] = {}
         masked: list[int] = []  # indices
         end = time.perf_counter() + MASK_SECONDS
         num_done = 0
@@ -141,26 +139,22 @@ class GrammarRows:
             try:
                 self._matchers[row].fill(bitmask[len(masked)])
             except GrammarError as error:
-                errors[row] = error
+                step.failures[row] = error
             else:
                 masked.append(index)
         if masked:
             self._forbid(logits, masked, bitmask[: len(masked)])
         self._waiting = [row for _, row in found[num_done:]]
-        return errors, frozenset(self._waiting)
+        step.postponed.update(self._waiting)
 
-    def allowed(self, row: int) -> NDArray[np.bool_] | None:
-        """[vocab_size], what `mask` leaves to a row that it has masked; None where its grammar leaves everything."""
-        matcher = self._matchers.get(row)
-        return None if matcher is None else matcher.allowed(self._vocab_size)
+    def limits(self, row: int, position: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+        if (matcher := self._matchers.get(row)) is not None:
+            yield "structured_output", matcher.allowed(self._vocab_size)
 
-    def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> Mapping[int, GrammarError]:
-        """Advances the matchers of m distinct rows by the token [m] that each was given.
-
-        Returns the rows whose grammar does not allow their token (which the mask did not leave, so other code chose it), with the
-        reason; their matchers stay where they were.
-        """
-        errors: dict[int, GrammarError] = {}
+    def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> Mapping[int, Exception]:
+        """Advances the matchers. Returns the rows whose grammar does not allow their token (which the mask did not leave, so other code
+        sampled it), with the reason; their matchers stay where they were."""
+        errors: dict[int, Exception] = {}
         for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
             matcher = self._matchers.get(row)
             if matcher is None:

@@ -1,13 +1,14 @@
-"""Allowed ids, banned ids, end-of-sequence ids before min_tokens, and logit bias.
+"""Allowed ids, banned ids, bad words, end-of-sequence ids before min_tokens, and logit bias.
 
-Owns which (row, id) pairs they touch, as sparse index arrays that are built when the rows of a step change and not in every step.
-Knows nothing of words of more than one token.
+Owns which (row, id) pairs they touch, as sparse index arrays that are built when the rows of a step change and not in every step. The
+last token of a bad word of several is masked where the row's last tokens are the others: these are kept on the host, and the scheduler
+lets such rows wait for each token.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,127 +17,155 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.kernels.upload import to_device
-from aengine.scheduler.plan import NewRow, RowParams
+from aengine.sampling.processors import Processor, StepRows
+from aengine.scheduler.plan import Features, NewRow, RowParams
 
 _Ids = NDArray[np.int64]
-_NO_IDS: _Ids = np.zeros(0, dtype=np.int64)
+_Words = NDArray[np.int32]  # [w, longest], a word per line, at its end, with _ANY before it
+_ANY = -1
+_NOTHING = -2  # where a sequence has no token yet; matches no word
 
 
 @dataclass(frozen=True, slots=True)
 class _RowMask:
     allowed: _Ids | None
     banned: _Ids
-    words: _Ids  # bad words of one token, banned as well
-    stops: _Ids  # and these until the row has min_tokens
+    short_words: _Ids  # bad words of one token
+    long_words: _Words  # and of several
+    stops: _Ids  # banned until the row has min_tokens
     biased: _Ids
     biases: NDArray[np.float32]
 
     @classmethod
     def of(cls, params: RowParams) -> _RowMask:
-        words = [word[0] for word in params.bad_words if len(word) == 1]
+        long_words = [np.array(word, dtype=np.int32) for word in params.bad_words if len(word) > 1]
         return cls(
             allowed=None if params.allowed_token_ids is None else np.asarray(params.allowed_token_ids, dtype=np.int64),
             banned=np.array(params.banned_token_ids, dtype=np.int64),
-            words=np.array(words, dtype=np.int64),
+            short_words=np.array([word[0] for word in params.bad_words if len(word) == 1], dtype=np.int64),
+            long_words=_joined([word[None] for word in long_words]),
             stops=np.array(params.stop_ids if params.min_tokens > 0 else (), dtype=np.int64),
             biased=np.array([token_id for token_id, _ in params.logit_bias], dtype=np.int64),
             biases=np.array([bias for _, bias in params.logit_bias], dtype=np.float32),
         )
 
-    def __bool__(self) -> bool:
-        return self.allowed is not None or len(self.banned) + len(self.words) + len(self.stops) + len(self.biased) > 0
-
 
 @dataclass(frozen=True, slots=True)
-class _Indices:
-    """Of one composition of rows, on the device; all int64 but `biases`. Flat indices are batch index * vocab_size + id."""
+class _Batch:
+    """The masks of a step's rows. Tensors are on the device and int64, but for `biases`; flat indices are batch index * vocab_size + id."""
 
     restricted: Tensor  # batch indices of the rows with allowed ids
     allowed: Tensor  # flat
     banned: Tensor  # flat
     biased: Tensor  # flat
     biases: Tensor  # float32
+    long_words: _Words
+    word_indices: _Ids  # [w], batch indices of the rows with these words
 
 
-class LogitMasks:
+class Masks(Processor):
+    feature = int(Features.MASKS)
+
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._masks: dict[int, _RowMask] = {}
-        self._masked = np.zeros(max_rows, dtype=np.bool_)
         self._min_len = np.zeros(max_rows, dtype=np.int64)  # tokens of prompt and output before which `stops` are banned
-        self._composition: tuple[bytes, bytes] | None = None  # what `_indices` was built for
-        self._indices: _Indices
+        self._last_tokens = np.full((max_rows, 1), _NOTHING, dtype=np.int32)  # of rows with long words, latest at the end
+        self._composition: tuple[bytes, bytes] | None = None  # what `_batch` was built for
+        self._batch: _Batch
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
-        """Takes over the masks of rows that changed hands."""
         self._composition = None
         for new in new_rows:
-            mask = _RowMask.of(new.params)
-            self._masked[new.row] = bool(mask)
-            self._min_len[new.row] = new.prompt_len + new.params.min_tokens
             self._masks.pop(new.row, None)
-            if mask:
-                self._masks[new.row] = mask
+            if new.params.features & Features.MASKS:
+                self._masks[new.row] = mask = _RowMask.of(new.params)
+                self._min_len[new.row] = new.prompt_len + new.params.min_tokens
+                if len(mask.long_words):
+                    self._set_last_tokens(new, mask.long_words.shape[1] - 1)
 
-    def apply(self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> None:
-        """Changes the [m, V] logits of `rows` in place; `positions` [m] are those of the tokens that are about to be chosen."""
-        masked = self._masked[rows]
-        if not masked.any():
-            return
-        early = masked & (positions < self._min_len[rows])
-        composition = (rows.tobytes(), early.tobytes())
+    def _set_last_tokens(self, new: NewRow, count: int) -> None:
+        missing = count - self._last_tokens.shape[1]
+        if missing > 0:
+            self._last_tokens = np.pad(self._last_tokens, ((0, 0), (missing, 0)), constant_values=_NOTHING)
+        last_tokens = self._last_tokens[new.row]
+        known = new.tokens[-len(last_tokens) :]
+        last_tokens[:] = _NOTHING
+        last_tokens[len(last_tokens) - len(known) :] = known
+
+    def apply(self, logits: Tensor, step: StepRows, members: NDArray[np.int64]) -> None:
+        rows = step.rows[members]
+        early = step.positions[members] < self._min_len[rows]
+        composition = step.rows.tobytes(), early.tobytes()
         if composition != self._composition:
-            self._indices = self._build(rows, np.flatnonzero(masked), early)
+            self._batch = self._build(rows.tolist(), members.tolist(), early.tolist())
             self._composition = composition
-        indices, flat = self._indices, logits.view(-1)
-        if len(indices.restricted):
-            kept = flat.index_select(0, indices.allowed)
-            logits.index_fill_(0, indices.restricted, -math.inf)
-            flat.index_copy_(0, indices.allowed, kept)
-        if len(indices.banned):
-            flat.index_fill_(0, indices.banned, -math.inf)
-        if len(indices.biased):
-            flat.index_add_(0, indices.biased, indices.biases)
+        batch, flat = self._batch, logits.view(-1)
+        if len(batch.restricted):
+            allowed = flat.index_select(0, batch.allowed)
+            logits.index_fill_(0, batch.restricted, -math.inf)
+            flat.index_copy_(0, batch.allowed, allowed)
+        if len(batch.banned):
+            flat.index_fill_(0, batch.banned, -math.inf)
+        if len(batch.biased):
+            flat.index_add_(0, batch.biased, batch.biases)
+        if len(batch.long_words):
+            completed = self._completed(batch.long_words, step.rows[batch.word_indices])
+            if completed.any():
+                banned = batch.word_indices[completed] * self._vocab_size + batch.long_words[completed, -1]
+                flat.index_fill_(0, to_device(banned, self._device), -math.inf)
+
+    def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> Mapping[int, Exception]:
+        self._last_tokens[rows, :-1] = self._last_tokens[rows, 1:]
+        self._last_tokens[rows, -1] = tokens
+        return {}
 
     def limits(self, row: int, position: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-        """The parameters that limit the choice of a row's token at `position`, with the tokens [V] that each leaves."""
-        mask = self._masks.get(row)
-        if mask is None:
-            return
+        mask = self._masks[row]
         if mask.allowed is not None:
-            yield "allowed_token_ids", tokens_in(mask.allowed, self._vocab_size)
-        early = mask.stops if position < self._min_len[row] else _NO_IDS
-        for name, ids in (("banned_token_ids", mask.banned), ("bad_words", mask.words), ("min_tokens", early)):
+            yield "allowed_token_ids", _tokens_in(mask.allowed, self._vocab_size)
+        completed = self._completed(mask.long_words, np.full(len(mask.long_words), row))
+        bad_words = np.concatenate((mask.short_words, mask.long_words[completed, -1]))
+        early = mask.stops[: len(mask.stops) if position < self._min_len[row] else 0]
+        for name, ids in (("banned_token_ids", mask.banned), ("bad_words", bad_words), ("min_tokens", early)):
             if len(ids):
-                yield name, ~tokens_in(ids, self._vocab_size)
+                yield name, ~_tokens_in(ids, self._vocab_size)
 
-    def _build(self, rows: NDArray[np.int32], members: _Ids, early: NDArray[np.bool_]) -> _Indices:
-        restricted, allowed, banned, biased = [], [_NO_IDS], [_NO_IDS], [_NO_IDS]
-        biases = [np.zeros(0, dtype=np.float32)]
-        for at in members.tolist():
-            mask, base = self._masks[int(rows[at])], at * self._vocab_size
-            if mask.allowed is not None:
-                restricted.append(at)
-                allowed.append(mask.allowed + base)
-            banned += (mask.banned + base, mask.words + base)
-            if early[at]:
-                banned.append(mask.stops + base)
-            biased.append(mask.biased + base)
-            biases.append(mask.biases)
-        return _Indices(
-            restricted=self._put(np.array(restricted, dtype=np.int64)),
-            allowed=self._put(np.concatenate(allowed)),
+    def _completed(self, words: _Words, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """[w]: the words of which the row [w] has all tokens but the last."""
+        others = words[:, :-1]
+        last_tokens = self._last_tokens[rows, self._last_tokens.shape[1] - others.shape[1] :]
+        completed: NDArray[np.bool_] = ((others == last_tokens) | (others == _ANY)).all(axis=1)
+        return completed
+
+    def _build(self, rows: list[int], indices: list[int], early: list[bool]) -> _Batch:
+        masks = [(index, index * self._vocab_size, self._masks[row]) for row, index in zip(rows, indices, strict=True)]
+        banned = [ids + base for _, base, mask in masks for ids in (mask.banned, mask.short_words)]
+        banned += [mask.stops + base for (_, base, mask), is_early in zip(masks, early, strict=True) if is_early]
+        restricted = [(index, mask.allowed + base) for index, base, mask in masks if mask.allowed is not None]
+        return _Batch(
+            restricted=self._put(np.array([index for index, _ in restricted], dtype=np.int64)),
+            allowed=self._put(np.concatenate([np.zeros(0, dtype=np.int64), *(ids for _, ids in restricted)])),
             banned=self._put(np.concatenate(banned)),
-            biased=self._put(np.concatenate(biased)),
-            biases=self._put(np.concatenate(biases)),
+            biased=self._put(np.concatenate([mask.biased + base for _, base, mask in masks])),
+            biases=self._put(np.concatenate([mask.biases for _, _, mask in masks])),
+            long_words=_joined([mask.long_words for _, _, mask in masks if len(mask.long_words)]),
+            word_indices=np.repeat(indices, [len(mask.long_words) for _, _, mask in masks]),
         )
 
     def _put(self, array: NDArray[np.generic]) -> Tensor:
         return to_device(array, self._device)
 
 
-def tokens_in(ids: NDArray[np.integer], vocab_size: int) -> NDArray[np.bool_]:
+def _joined(words: Sequence[_Words]) -> _Words:
+    """All of them in one array."""
+    longest = max((some.shape[1] for some in words), default=1)
+    aligned = [np.pad(some, ((0, 0), (longest - some.shape[1], 0)), constant_values=_ANY) for some in words]
+    return np.concatenate([np.zeros((0, longest), dtype=np.int32), *aligned])
+
+
+def _tokens_in(ids: NDArray[np.integer], vocab_size: int) -> NDArray[np.bool_]:
     """[vocab_size]: which ids are among `ids`."""
     found = np.zeros(vocab_size, dtype=np.bool_)
     found[ids] = True

@@ -1,8 +1,8 @@
 """Repetition, frequency and presence penalties.
 
 Owns, on the device and for penalised rows only, which tokens a row has seen and how often its output holds them. They are kept as
-lists, not as tables over the vocabulary: a step touches as many logits as a row has tokens. Sampled tokens are entered on the device,
-so that the next step needs no answer from this one. Knows nothing of the other processors.
+lists, not as tables over the vocabulary: a step touches as many logits as a row has tokens. Sampled tokens are added on the device,
+so that the next step need not wait for this one. Knows nothing of the other processors.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from torch import Tensor
 
 from aengine.kernels.draw_params import HIGHEST_LOGIT
 from aengine.kernels.upload import to_device
+from aengine.sampling.processors import Processor, StepRows
 from aengine.scheduler.plan import Features, NewRow
 
 _FIRST_ENTRIES = 256
 _LEAST = float(np.finfo(np.float32).tiny)  # repetition_penalty divides, and less may be zero in float32
 
 
-class Penalties:
+class Penalties(Processor):
     """Penalised rows take slots, which are made as they are needed. A slot lists token ids, each with its count in the output.
 
     A token may be listed several times, with the same count each time: all of its entries then lead to the same new logit, so that it
     does not matter which is written last. For the same reason entries that a row does not have are replaced by its first one; that of
     an empty list is token 0 with a count of 0, which changes nothing.
     """
+
+    feature = int(Features.PENALTIES)
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self._device = device
@@ -40,7 +43,6 @@ class Penalties:
         self._factors = torch.zeros(0, 3, dtype=torch.float32, device=device)  # repetition, frequency, presence
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
-        """Forgets what the rows had before; takes over the tokens of those that are penalised."""
         for new in new_rows:
             slot = int(self._slots[new.row])
             if slot >= 0:
@@ -67,45 +69,40 @@ class Penalties:
         self._counts.index_copy_(0, at, moved[1])
         self._factors.index_copy_(0, at, self._put(factors))
 
-    def apply(self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> None:
-        """Changes the [m, V] logits of `rows` in place; `positions` [m] are those of the tokens that are about to be chosen."""
-        members = np.flatnonzero(self._slots[rows] >= 0)
-        if len(members) == 0:
-            return
-        lengths = self._offsets[rows[members]] + positions[members]
+    def apply(self, logits: Tensor, step: StepRows, members: NDArray[np.int64]) -> None:
+        rows = step.rows[members]
+        lengths = self._offsets[rows] + step.positions[members]
         width = int(lengths.max())
         if width == 0:
             return
-        at, slots, ends = self._put(np.stack((members, self._slots[rows[members]], lengths)))
+        indices, slots, ends = self._put(np.stack((members, self._slots[rows], lengths)))
         there = torch.arange(width, device=self._device) < ends[:, None]
         ids = self._ids[:, :width].index_select(0, slots)
         ids = torch.where(there, ids, ids[:, :1])
         counts = self._counts[:, :width].index_select(0, slots)
         counts = torch.where(there, counts, counts[:, :1])
         repetition, frequency, presence = self._factors.index_select(0, slots)[:, :, None].unbind(1)
-        flat = (ids + at[:, None] * logits.shape[1]).view(-1)
+        flat = (ids + indices[:, None] * logits.shape[1]).view(-1)
         scores = logits.view(-1).index_select(0, flat).view(ids.shape)
         scores = torch.where(scores < 0, scores * repetition, scores / repetition).clamp_(max=HIGHEST_LOGIT)
         scores = scores - frequency * counts - presence * (counts > 0)
         logits.view(-1).index_copy_(0, flat, scores.view(-1))
 
-    def record(self, rows: NDArray[np.int32], positions: NDArray[np.int32], tokens: Tensor) -> None:
-        """Enters the [m] tokens chosen for `rows`, at `positions`."""
-        members = np.flatnonzero(self._slots[rows] >= 0)
-        if len(members) == 0:
-            return
-        entries = self._offsets[rows[members]] + positions[members]
+    def record(self, step: StepRows, members: NDArray[np.int64], tokens: Tensor) -> None:
+        """Adds the tokens of the rows `members`, of [m] int64 `tokens` on the device."""
+        rows = step.rows[members]
+        entries = self._offsets[rows] + step.positions[members]
         width = int(entries.max()) + 1
         self._reserve(0, width)
-        at, slots, entry = self._put(np.stack((members, self._slots[rows[members]], entries)))
-        chosen = tokens.index_select(0, at).to(torch.int32)
+        indices, slots, entry = self._put(np.stack((members, self._slots[rows], entries)))
+        sampled = tokens.index_select(0, indices).to(torch.int32)
         ids = self._ids[:, :width].index_select(0, slots)
         counts = self._counts[:, :width].index_select(0, slots)
-        same = (ids == chosen[:, None]).logical_and_(torch.arange(width, device=self._device) < entry[:, None])
+        same = (ids == sampled[:, None]).logical_and_(torch.arange(width, device=self._device) < entry[:, None])
         counts += same
         count = torch.where(same, counts, 1).amax(-1)
         self._counts[:, :width].index_copy_(0, slots, counts)
-        self._ids.index_put_((slots, entry), chosen)
+        self._ids.index_put_((slots, entry), sampled)
         self._counts.index_put_((slots, entry), count)
 
     def _reserve(self, slots: int, entries: int) -> None:

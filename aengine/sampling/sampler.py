@@ -1,16 +1,15 @@
 """The sampler: one batch of logits with mixed per-row parameters to one token per row.
 
 Owns the pinned order: grammar mask, allowed ids, bad words, min_tokens, logit bias, repetition, frequency and presence penalty, custom
-processors, draw; logprobs are those of the logits before all of it. Each of these is a part with its own rows; a step in which no row
-asks for a part does not enter it. A row's token depends on that row alone.
+processors, draw; logprobs are those of the logits before all of it. What no row of a step needs is not run. A row's token depends on that
+row alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,16 +19,14 @@ from torch import Tensor
 from aengine.errors import NothingToChooseError
 from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
 from aengine.kernels.upload import to_device
-from aengine.sampling.bad_words import BadWords
 from aengine.sampling.custom import CustomProcessors
 from aengine.sampling.draw import Draw, select_draw
+from aengine.sampling.grammar import Grammars
 from aengine.sampling.logprobs import DeviceLogprobs, token_logprobs
-from aengine.sampling.masks import LogitMasks, tokens_in
+from aengine.sampling.masks import Masks
 from aengine.sampling.penalties import Penalties
+from aengine.sampling.processors import Processor, StepRows
 from aengine.scheduler.plan import Features, NewRow, RowParams
-
-if TYPE_CHECKING:
-    from aengine.sampling.grammar import GrammarRows
 
 _RANDOM, _PROCESSED, _LAST_TOKEN = int(Features.RANDOM), int(Features.PROCESSED), int(Features.LAST_TOKEN)
 _MORE_THAN_A_DRAW = int(Features.PROCESSED | Features.LOGPROBS)
@@ -37,23 +34,23 @@ _MORE_THAN_A_DRAW = int(Features.PROCESSED | Features.LOGPROBS)
 
 @dataclass(frozen=True, slots=True)
 class CheckedRows:
-    """The p of m rows whose logits were changed before the draw, which may have left nothing."""
+    """The p of m rows whose logits were processed, which may have left no token."""
 
     at: NDArray[np.int64]  # [p], which of the m
     positions: NDArray[np.int32]  # [p], of their tokens
-    impossible: Tensor  # [p] bool: nothing could be chosen, and the token means nothing
+    impossible: Tensor  # [p] bool: no token was left, and the sampled one means nothing
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """What one step chose for m rows. Tensors are on the device and may not be there yet; the rest is known at once."""
+    """What was sampled for the m rows of a step. Tensors are on the device and may not be there yet; the rest is known at once."""
 
     tokens: Tensor | NDArray[np.int64]  # [m] int64; an array where they are known on the host
     logprobs: DeviceLogprobs | None = None  # of the w rows in `logprob_rows`
     logprob_rows: NDArray[np.int64] | None = None  # [w], which of the m, ascending
     checked: CheckedRows | None = None
     failures: Mapping[int, Exception] = field(default_factory=dict)  # what grammars and custom code raised, by row
-    postponed: frozenset[int] = frozenset()  # rows that there was no time to choose for
+    postponed: frozenset[int] = frozenset()  # rows for which there was no time
 
 
 class Sampler:
@@ -66,17 +63,20 @@ class Sampler:
         self._features = np.zeros(max_rows, dtype=np.int32)  # of `Features`
         self._greedy = np.zeros(max_rows, dtype=np.bool_)  # whose token is the argmax, without logprobs
         self._num_logprobs = np.full(max_rows, -1, dtype=np.int32)
-        self._masks = LogitMasks(max_rows, vocab_size, device)
-        self._bad_words = BadWords(max_rows, device)
-        self._penalties = Penalties(max_rows, device)
-        self._custom = CustomProcessors(max_rows)
-        self._grammars: GrammarRows | None = None
-        self._draw = draw or select_draw(vocab_size, device)
         self._draw_params = np.zeros(max_rows, dtype=DRAW_PARAMS)
         self._device_params: Tensor
+        self._draw = draw or select_draw(vocab_size, device)
+        self._penalties = Penalties(max_rows, device)
+        # In the pinned order. Masks and bias are added up in any order: minus infinity plus a bias is minus infinity.
+        self._processors: tuple[Processor, ...] = (
+            Grammars(vocab_size),
+            Masks(max_rows, vocab_size, device),
+            self._penalties,
+            CustomProcessors(),
+        )
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
-        """Takes over rows that changed hands. What it raises may be the fault of any of them; it can be called again with the others."""
+        """Rows are assigned to new sequences. What it raises may be the fault of any of them; it can be called again with the others."""
         if not new_rows:
             return
         for new in new_rows:
@@ -86,16 +86,8 @@ class Sampler:
             self._draw_params[new.row] = _draw_params(new.params, self.vocab_size)
         # Of all rows, which is one small upload, and none on a CPU: there it is the same memory.
         self._device_params = to_device(self._draw_params.view(np.int32).reshape(len(self._draw_params), -1), self.device)
-        self._masks.update(new_rows)
-        self._bad_words.update(new_rows)
-        self._penalties.update(new_rows)
-        self._custom.update(new_rows)
-        if self._grammars is None and any(new.params.grammar is not None for new in new_rows):
-            from aengine.sampling.grammar import GrammarRows  # its library is optional
-
-            self._grammars = GrammarRows(self.vocab_size)
-        if self._grammars is not None:
-            self._grammars.update(new_rows)
+        for processor in self._processors:
+            processor.update(new_rows)
 
     def is_greedy(self, rows: NDArray[np.int32]) -> bool:
         """Whether all that `sample` gives for these rows is the argmax of the model's logits."""
@@ -115,103 +107,84 @@ class Sampler:
     ) -> SampledTokens:
         """[m, vocab_size] float32 logits of m distinct rows -> a token for each, without waiting for the device.
 
-        `positions` [m] are those of the tokens to be drawn, and key their noise; `device_*` are the same on the device. Logits of
+        `positions` [m] are those of the tokens to be sampled, and key their noise; `device_*` are the same on the device. Logits of
         rows with processors are changed in place; they must then be contiguous.
         """
-        features = self._features[rows]
-        count = self._num_logprobs[rows]
-        wanted = np.flatnonzero(count >= 0)
-        processed = np.flatnonzero(features & _PROCESSED)
+        features, num_logprobs = self._features[rows], self._num_logprobs[rows]
+        processed, logprob_rows = np.flatnonzero(features & _PROCESSED), np.flatnonzero(num_logprobs >= 0)
         raw: Tensor | None = None
-        if len(wanted):
-            untouched = len(processed) == 0 and len(wanted) == len(rows)
-            raw = logits if untouched else logits.index_select(0, self._put(wanted))
-        failures, postponed = self._process(logits, rows, positions) if len(processed) else ({}, frozenset())
+        if len(logprob_rows):
+            unchanged = len(processed) == 0 and len(logprob_rows) == len(rows)
+            raw = logits if unchanged else logits.index_select(0, self._put(logprob_rows))
+        step = StepRows(rows, positions)
+        if len(processed):
+            for processor in self._processors:
+                members = np.flatnonzero(features & processor.feature)
+                if len(members):
+                    processor.apply(logits, step, members)
         if np.count_nonzero(features & _RANDOM):
             params = self._draw_params[rows]
             params["position"] = positions
-            on_device = DrawParams(self._device_params.index_select(0, device_rows), device_positions)
-            tokens = self._draw(logits, params, on_device)
+            tokens = self._draw(logits, params, DrawParams(self._device_params.index_select(0, device_rows), device_positions))
         else:
             tokens = logits.argmax(-1)
         checked: CheckedRows | None = None
         if len(processed):
             at = self._put(processed)
-            # Also where it is no number.
+            # Also where the logit is NaN.
             checked = CheckedRows(processed, positions[processed], impossible=~(logits[at, tokens[at]] > -math.inf))
-            if postponed:
-                kept = np.flatnonzero(~np.isin(rows, list(postponed)))
-                self._penalties.record(rows[kept], positions[kept], tokens[self._put(kept)])
-            else:
-                self._penalties.record(rows, positions, tokens)
+            penalised = np.flatnonzero(features & Penalties.feature)
+            if step.postponed:
+                penalised = penalised[~np.isin(rows[penalised], list(step.postponed))]
+            if len(penalised):
+                self._penalties.record(step, penalised, tokens)
         logprobs: DeviceLogprobs | None = None
         if raw is not None:
-            chosen = tokens if len(wanted) == len(rows) else tokens.index_select(0, self._put(wanted))
-            logprobs = token_logprobs(raw, chosen, int(count.max()))
+            sampled = tokens if len(logprob_rows) == len(rows) else tokens.index_select(0, self._put(logprob_rows))
+            logprobs = token_logprobs(raw, sampled, int(num_logprobs.max()))
         return SampledTokens(
             tokens=tokens,
             logprobs=logprobs,
-            logprob_rows=None if logprobs is None else wanted,
+            logprob_rows=None if logprobs is None else logprob_rows,
             checked=checked,
-            failures=failures,
-            postponed=postponed,
+            failures=step.failures,
+            postponed=frozenset(step.postponed),
         )
 
     def refusals(self, rows: NDArray[np.int32], checked: CheckedRows) -> Mapping[int, NothingToChooseError]:
-        """Of the m `rows` those for which nothing could be chosen, with the reason. `checked` is on the host, which has not observed
+        """Of the m `rows` those for which no token was left, with the reason. `checked` is on the host, and `observe` was not called with
         the tokens of that step yet."""
         impossible = checked.impossible.numpy()
         pairs = zip(rows[checked.at[impossible]].tolist(), checked.positions[impossible].tolist(), strict=True)
         return {row: self._refusal(row, position) for row, position in pairs}
 
     def _refusal(self, row: int, position: int) -> NothingToChooseError:
+        features = self._features[row]
         left = np.ones(self.vocab_size, dtype=np.bool_)
         others: list[str] = []
-        for parameter, allowed in self._limits(row, position):
+        limits = (limit for one in self._processors if features & one.feature for limit in one.limits(row, position))
+        for parameter, allowed in limits:
             left &= allowed
             if not left.any():
                 among = f" of those that {' and '.join(others)} leave" if others else ""
                 return NothingToChooseError.of(parameter, f"no token can be chosen at position {position}: it leaves none{among}")
             others += [parameter] * (parameter not in others)
-        culprit = "logits_processors" if self._custom.has(row) else "model"
+        culprit = "logits_processors" if features & CustomProcessors.feature else "model"
         return NothingToChooseError.of(culprit, f"no token can be chosen at position {position}: no logit that is left is a number")
 
-    def _limits(self, row: int, position: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-        """What limits the choice at `position`, in the pinned order: parameters, and the tokens [V] that each leaves."""
-        if self._grammars and (allowed := self._grammars.allowed(row)) is not None:
-            yield "structured_output", allowed
-        yield from self._masks.limits(row, position)
-        if len(completing := self._bad_words.completing(row)):
-            yield "bad_words", ~tokens_in(completing, self.vocab_size)
-
     def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> Mapping[int, Exception]:
-        """The host has learnt the [m] tokens of `rows`. Must precede the next step of rows that need their last token.
+        """The [m] tokens of `rows` are on the host. Must precede the next step of rows with `Features.LAST_TOKEN`.
 
         Returns the rows that cannot go on with their token, with the reason.
         """
-        observed = (self._features[rows] & _LAST_TOKEN) != 0
-        if not np.count_nonzero(observed):
-            return {}
-        rows, tokens = rows[observed], tokens[observed]
-        self._bad_words.observe(rows, tokens)
-        self._custom.observe(rows, tokens)
-        return self._grammars.observe(rows, tokens) if self._grammars else {}
-
-    def _process(
-        self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32]
-    ) -> tuple[dict[int, Exception], frozenset[int]]:
-        """Returns what was raised, by row, and the rows that there was no time for."""
+        features = self._features[rows]
         failures: dict[int, Exception] = {}
-        postponed: frozenset[int] = frozenset()
-        if self._grammars:
-            errors, postponed = self._grammars.mask(logits, rows)
-            failures.update(errors)
-        # Masks and bias are added up in any order: minus infinity plus a bias is minus infinity.
-        self._masks.apply(logits, rows, positions)
-        self._bad_words.apply(logits, rows)
-        self._penalties.apply(logits, rows, positions)
-        failures.update(self._custom.apply(logits, rows, but=postponed))
-        return failures, postponed
+        if np.count_nonzero(features & _LAST_TOKEN):
+            for processor in self._processors:
+                members = np.flatnonzero(features & processor.feature)
+                if len(members):
+                    failures.update(processor.observe(rows[members], tokens[members]))
+        return failures
 
     def _put(self, array: NDArray[np.generic]) -> Tensor:
         return to_device(array, self.device)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from aengine.sampling import grammar
-from aengine.sampling.grammar import CompiledGrammar, GrammarError, GrammarRows
+from aengine.sampling.grammar import CompiledGrammar, GrammarError, Grammars
+from aengine.sampling.processors import StepRows
 from aengine.scheduler.plan import NewRow, RowParams
 
 llguidance = pytest.importorskip("llguidance")
@@ -46,13 +47,20 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def allowed(rows: GrammarRows, *indices: int) -> list[set[int]]:
+def mask(rows: Grammars, logits: torch.Tensor, indices: np.ndarray) -> tuple[dict[int, Exception], set[int]]:
+    """Masks the logits of all these rows. Returns the rows that failed, and those that are postponed."""
+    step = StepRows(indices, np.zeros_like(indices))
+    rows.apply(logits, step, np.arange(len(indices)))
+    return step.failures, step.postponed
+
+
+def allowed(rows: Grammars, *indices: int) -> list[set[int]]:
     """What the mask leaves to each row."""
     logits = torch.zeros(len(indices), VOCAB_SIZE)
-    assert rows.mask(logits, ints(*indices)) == ({}, frozenset())
+    assert mask(rows, logits, ints(*indices)) == ({}, set())
     left = [set((line > -math.inf).nonzero()[:, 0].tolist()) for line in logits]
-    told = [rows.allowed(row) for row in indices]
-    assert left == [EVERYTHING if one is None else set(np.flatnonzero(one).tolist()) for one in told]
+    limits = [dict(rows.limits(row, 0)) for row in indices]
+    assert left == [set(np.flatnonzero(one["structured_output"]).tolist()) if one else EVERYTHING for one in limits]
     return left
 
 
@@ -60,20 +68,18 @@ EVERYTHING = set(range(VOCAB_SIZE))
 
 
 def test_rows_with_and_without_a_grammar() -> None:
-    rows = GrammarRows(VOCAB_SIZE)
-    assert not rows
+    rows = Grammars(VOCAB_SIZE)
     rows.update([new_row(7, compiled('start: "a" "b"* "c"')), new_row(3, None), new_row(0, compiled('start: "c"'))])
-    assert rows
     logits = torch.randn(3, VOCAB_SIZE)
     before = logits.clone()
-    rows.mask(logits, ints(3, 0, 7))
+    mask(rows, logits, ints(3, 0, 7))
     assert torch.equal(logits[0], before[0])
     assert [line.isfinite().nonzero()[:, 0].tolist() for line in logits[1:]] == [[C], [A, AB]]
     assert torch.equal(logits[logits.isfinite()], before[logits.isfinite()])  # what is allowed keeps its logit
 
 
 def test_mask_follows_the_tokens_to_the_end() -> None:
-    rows = GrammarRows(VOCAB_SIZE)
+    rows = Grammars(VOCAB_SIZE)
     rows.update([new_row(1, compiled('start: "a" "b"? "c"?')), new_row(2, None)])
     assert allowed(rows, 1) == [{A, AB}]
     assert rows.observe(ints(2, 1), ints(C, A)) == {}
@@ -86,7 +92,7 @@ def test_mask_follows_the_tokens_to_the_end() -> None:
 
 
 def test_rows_share_a_grammar_but_not_their_place_in_it() -> None:
-    rows, shared = GrammarRows(VOCAB_SIZE), compiled('start: "a" | "b" "c"')
+    rows, shared = Grammars(VOCAB_SIZE), compiled('start: "a" | "b" "c"')
     rows.update([new_row(row, shared) for row in range(3)])
     rows.observe(ints(0, 2), ints(A, B))
     assert allowed(rows, 0, 1, 2) == [{EOS}, {A, B}, {C}]
@@ -94,23 +100,22 @@ def test_rows_share_a_grammar_but_not_their_place_in_it() -> None:
 
 def test_state_comes_back_from_the_tokens() -> None:
     """After a preemption the tokens of the prompt do not count, those of the output do, on whatever row."""
-    rows, shared = GrammarRows(VOCAB_SIZE), compiled('start: "a" "b" "c"')
+    rows, shared = Grammars(VOCAB_SIZE), compiled('start: "a" "b" "c"')
     rows.update([new_row(4, shared, prompt=(C, C, B), output=(A, B)), new_row(5, shared, prompt=(A,))])
     assert allowed(rows, 4, 5) == [{C}, {A, AB}]
 
 
-def test_a_row_that_changes_hands() -> None:
-    rows = GrammarRows(VOCAB_SIZE)
+def test_a_row_of_a_new_sequence() -> None:
+    rows = Grammars(VOCAB_SIZE)
     rows.update([new_row(0, compiled('start: "a"'))])
     rows.update([new_row(0, compiled('start: "b"'))])
     assert allowed(rows, 0) == [{B}]
     rows.update([new_row(0, None)])
     assert allowed(rows, 0) == [EVERYTHING]
-    assert not rows
 
 
 def test_a_token_against_the_grammar_fails_its_row_alone() -> None:
-    rows, shared = GrammarRows(VOCAB_SIZE), compiled('start: "a" "c"')
+    rows, shared = Grammars(VOCAB_SIZE), compiled('start: "a" "c"')
     rows.update([new_row(0, shared), new_row(1, shared), new_row(2, shared)])
     errors = rows.observe(ints(0, 1, 2), ints(A, B, 69))
     assert set(errors) == {1, 2}
@@ -124,7 +129,7 @@ def test_a_token_against_the_grammar_fails_its_row_alone() -> None:
 
 def test_a_dead_end_leaves_nothing_to_its_row_alone() -> None:
     """The grammar wants what no token can write."""
-    rows = GrammarRows(VOCAB_SIZE)
+    rows = Grammars(VOCAB_SIZE)
     rows.update([new_row(0, compiled('start: "a" "z"')), new_row(1, compiled('start: "a" "c"'))])
     rows.observe(ints(0, 1), ints(A, A))
     assert allowed(rows, 9, 0, 1) == [EVERYTHING, set(), {C}]
@@ -133,7 +138,7 @@ def test_a_dead_end_leaves_nothing_to_its_row_alone() -> None:
 def test_first_tokens_are_limited_once() -> None:
     bits = np.zeros(3, np.int32)
     bits[0] = 1 << SPACE_A
-    rows = GrammarRows(VOCAB_SIZE)
+    rows = Grammars(VOCAB_SIZE)
     rows.update([new_row(0, compiled("start: (/ ?a/)*", first=bits))])
     assert allowed(rows, 0) == [{SPACE_A}]
     rows.observe(ints(0), ints(SPACE_A))
@@ -143,12 +148,12 @@ def test_first_tokens_are_limited_once() -> None:
 
 
 def test_what_takes_too_much_fails_its_row_alone() -> None:
-    rows = GrammarRows(VOCAB_SIZE)
+    rows = Grammars(VOCAB_SIZE)
     costly = compiled("start: /[ab]*a[ab]{9}/", max_lexer_states=4)
     rows.update([new_row(0, costly), new_row(1, compiled('start: "c"'))])
     logits = torch.zeros(2, VOCAB_SIZE)
-    errors, postponed = rows.mask(logits, ints(0, 1))
-    assert (set(errors), postponed) == ({0}, frozenset())
+    errors, postponed = mask(rows, logits, ints(0, 1))
+    assert (set(errors), postponed) == ({0}, set())
     assert "takes too much" in str(errors[0])
     assert logits[1].isfinite().nonzero()[:, 0].tolist() == [C]
     with pytest.raises(GrammarError, match="takes too much"):
@@ -157,27 +162,27 @@ def test_what_takes_too_much_fails_its_row_alone() -> None:
 
 def test_rows_for_which_there_is_no_time_come_first_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar, "MASK_SECONDS", 0.0)  # what is left for all rows but the first
-    rows = GrammarRows(VOCAB_SIZE)
+    rows = Grammars(VOCAB_SIZE)
     rows.update([new_row(row, compiled('start: "a" "c"')) for row in range(3)])
-    late: list[frozenset[int]] = []
+    late: list[set[int]] = []
     for _ in range(3):
         logits = torch.zeros(3, VOCAB_SIZE)
-        errors, postponed = rows.mask(logits, ints(0, 1, 2))
+        errors, postponed = mask(rows, logits, ints(0, 1, 2))
         assert errors == {}
         for row in range(3):
             assert bool(logits[row].isfinite().all()) == (row in postponed), "it is masked, or left as it was"
         late.append(postponed)
-    assert late == [frozenset({1, 2}), frozenset({0, 2}), frozenset({0, 1})]
+    assert late == [{1, 2}, {0, 2}, {0, 1}]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_masks_on_the_device_are_those_of_the_cpu() -> None:
-    rows = GrammarRows(VOCAB_SIZE)
+    rows = Grammars(VOCAB_SIZE)
     rows.update([new_row(row, compiled(f'start: "{"abc"[row % 3]}"')) for row in range(0, 40, 2)])
     logits = torch.randn(30, VOCAB_SIZE)
     on_device = logits.cuda()
     chosen = np.random.default_rng(0).permutation(40)[:30].astype(np.int32)
-    rows.mask(logits, chosen)
-    rows.mask(on_device, chosen)
+    mask(rows, logits, chosen)
+    mask(rows, on_device, chosen)
     assert torch.equal(on_device.cpu(), logits)

@@ -153,7 +153,7 @@ def test_min_tokens_ends_while_the_rows_stay_the_same() -> None:
     assert [row.tokens[row.prompt_len :] for row in rows] == [[6, 6, 4, 4], [6, 4, 4, 4]]
 
 
-def test_a_row_that_changes_hands_keeps_nothing() -> None:
+def test_a_row_of_a_new_sequence_keeps_nothing() -> None:
     """The same row again and again, in steps that look alike: masks, words, the tokens before them, penalties, processors."""
     sampler = Sampler(1, 10, CPU)
     owners = [

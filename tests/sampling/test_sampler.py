@@ -208,7 +208,7 @@ def test_wide_nucleus(top_p: float) -> None:
     assert chi_square_p(observed.reshape(bins, -1).sum(1), probabilities.reshape(bins, -1).sum(1)) > 1e-6
 
 
-def test_a_row_that_changes_hands() -> None:
+def test_a_row_of_a_new_sequence() -> None:
     sampler = Sampler(4, 10, CPU)
     logits = torch.zeros(1, 10)
     logits[0, 4] = 1.0

@@ -13,7 +13,8 @@ import torch
 from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.vocabulary import read_vocabulary
 from aengine.params import StructuredOutput
-from aengine.sampling.grammar import CompiledGrammar, GrammarRows
+from aengine.sampling.grammar import CompiledGrammar, Grammars
+from aengine.sampling.processors import StepRows
 from aengine.scheduler.plan import NewRow, RowParams
 from aengine.structured.grammars import GrammarCompiler
 
@@ -32,7 +33,7 @@ def decode(
     seed: int = 0,
 ) -> list[str | None]:
     """One text for each grammar, decoded all at once; None where it has not ended after `max_tokens`."""
-    rows = GrammarRows(vocab_size)
+    rows = Grammars(vocab_size)
     for row, future in enumerate([compiler.compile(one) for one in wanted]):
         params = RowParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, grammar=future.result())
         rows.update([NewRow(row, params)])
@@ -44,10 +45,11 @@ def decode(
     for _ in range(max_tokens):
         # Space between the elements of JSON would take most of the tokens otherwise.
         logits = torch.rand(len(open_rows), vocab_size, generator=generator) - 0.9 * blank
-        failures, postponed = rows.mask(logits, open_rows)
-        assert failures == {}
+        step = StepRows(open_rows, np.zeros_like(open_rows))
+        rows.apply(logits, step, np.arange(len(open_rows)))
+        assert step.failures == {}
         tokens = logits.argmax(-1).numpy().astype(np.int32)
-        chosen = ~np.isin(open_rows, list(postponed))
+        chosen = ~np.isin(open_rows, list(step.postponed))
         assert rows.observe(open_rows[chosen], tokens[chosen]) == {}
         for row, token in zip(open_rows[chosen], tokens[chosen], strict=True):
             outputs[row].append(int(token))
