@@ -8,7 +8,7 @@ so the output may be narrower than the grammar, and always matches it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from aengine.structured.regex_dialect import quoted
@@ -37,35 +37,34 @@ class GbnfError(Exception):
     """The grammar is none. The message says where."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Terminal:
-    """A regular expression of one piece: it can be repeated as it is."""
-
-    regex: str
+class _Name(str):
+    """The name of a rule in a `_Node`."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Name:
-    name: str
+class _Node:
+    """A part of a rule in both forms, as pieces to be joined once it is known what the names in them stand for."""
 
+    regex: tuple[str, ...]  # of one that can be repeated as it is
+    rule: tuple[str, ...]
 
-@dataclass(frozen=True, slots=True)
-class _Sequence:
-    parts: tuple[_Node, ...]
+    @classmethod
+    def terminal(cls, regex: str) -> _Node:
+        return cls((regex,), (f"/{regex}/",))
 
+    @classmethod
+    def sequence(cls, parts: Sequence[_Node]) -> _Node:
+        rule = _separated(" ", [part.rule for part in parts])
+        return cls(("(", *_separated("", [part.regex for part in parts]), ")"), rule or ('""',))
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    parts: tuple[_Node, ...]
+    @classmethod
+    def choice(cls, parts: Sequence[_Node]) -> _Node:
+        regex, rule = _separated("|", [part.regex for part in parts]), _separated(" | ", [part.rule for part in parts])
+        return cls(("(", *regex, ")"), ("(", *rule, ")"))
 
-
-@dataclass(frozen=True, slots=True)
-class _Repeated:
-    part: _Node
-    count: str  # as in a regular expression
-
-
-_Node = _Terminal | _Name | _Sequence | _Choice | _Repeated
+    def repeated(self, count: str) -> _Node:
+        """`count`: as in a regular expression."""
+        return _Node(("(", *self.regex, ")", count), ("(", *self.rule, ")", count))
 
 
 def rules_of(source: str) -> str:
@@ -106,16 +105,20 @@ class _Parser:
         while self._peek() == "|":
             self._next += 1
             parts.append(self._sequence())
-        return parts[0] if len(parts) == 1 else _Choice(tuple(parts))
+        return parts[0] if len(parts) == 1 else _Node.choice(parts)
 
     def _sequence(self) -> _Node:
         parts: list[_Node] = []
         while (part := self._part()) is not None:
+            num_repeats = 0
             while (count := self._peek()) and (count in "*+?" or count[0] == "{"):
+                num_repeats += 1
+                if num_repeats > MAX_NESTING:
+                    raise self._error(f"more than {MAX_NESTING} repetitions of one another")
                 self._next += 1
-                part = _Repeated(part, count.replace(" ", ""))
+                part = part.repeated(count.replace(" ", ""))
             parts.append(part)
-        return parts[0] if len(parts) == 1 else _Sequence(tuple(parts))
+        return parts[0] if len(parts) == 1 else _Node.sequence(parts)
 
     def _part(self) -> _Node | None:
         if self._next == len(self._tokens):
@@ -125,13 +128,13 @@ class _Parser:
             case "name":
                 if self._next + 1 < len(self._tokens) and self._tokens[self._next + 1][0] == "defined":
                     return None  # the next rule
-                part: _Node = _Name(text)
+                part = _Node((_Name(text),), (_Name(text),))
             case "literal":
-                part = _Terminal(f"({''.join(map(quoted, self._characters(text[1:-1])))})")
+                part = _Node.terminal(f"({''.join(map(quoted, self._characters(text[1:-1])))})")
             case "klass":
-                part = _Terminal(self._class(text))
+                part = _Node.terminal(self._class(text))
             case "sign" if text == ".":
-                part = _Terminal(r"(?s:.)")
+                part = _Node.terminal(r"(?s:.)")
             case "sign" if text == "(":
                 return self._group()
             case _:
@@ -209,7 +212,7 @@ class _Writer:
         referring: dict[str, list[str]] = {name: [] for name in rules}
         missing: dict[str, int] = {}  # names that a rule refers to and that are not known to be short terminals
         for name, node in rules.items():
-            names = set(_names(node))
+            names = {piece for piece in node.regex if isinstance(piece, _Name)}
             for one in names:
                 if one not in rules:
                     raise GbnfError(f"there is no rule {one!r}")
@@ -217,7 +220,7 @@ class _Writer:
             missing[name] = len(names)
         settled = [name for name, number in missing.items() if not number]
         for name in settled:  # grows as it is read; what refers to itself in the end never comes
-            regex = self._regexes[name] = self._regex(rules[name])
+            regex = self._regexes[name] = _joined(rules[name].regex, self._regexes.__getitem__)
             if len(regex) <= MAX_INLINE:
                 for one in referring[name]:
                     missing[one] -= 1
@@ -228,47 +231,16 @@ class _Writer:
         lines = [f"root: {self._reference('root')}"]
         for name, node in self._rules.items():
             regex = self._regexes.get(name)
-            lines.append(f"{self._reference(name)}: {f'/{regex}/' if regex is not None else self._written(node)}")
+            lines.append(f"{self._reference(name)}: {f'/{regex}/' if regex is not None else _joined(node.rule, self._reference)}")
         return "\n".join(lines)
-
-    def _regex(self, node: _Node) -> str:
-        """Of what refers to terminals alone."""
-        match node:
-            case _Terminal(regex):
-                return regex
-            case _Name(name):
-                return self._regexes[name]
-            case _Repeated(part, count):
-                return f"({self._regex(part)}){count}"
-            case _Sequence(parts):
-                return f"({''.join(map(self._regex, parts))})"
-            case _Choice(parts):
-                return f"({'|'.join(map(self._regex, parts))})"
-
-    def _written(self, node: _Node) -> str:
-        """In a rule."""
-        match node:
-            case _Terminal(regex):
-                return f"/{regex}/"
-            case _Name(name):
-                return self._reference(name)
-            case _Repeated(part, count):
-                return f"({self._written(part)}){count}"
-            case _Sequence(parts):
-                return " ".join(map(self._written, parts)) or '""'
-            case _Choice(parts):
-                return f"({' | '.join(map(self._written, parts))})"
 
     def _reference(self, name: str) -> str:
         return f"{'T' if name in self._regexes else 'r'}{self._numbers[name]}"
 
 
-def _names(node: _Node) -> Iterator[str]:
-    match node:
-        case _Name(name):
-            yield name
-        case _Repeated(part, _):
-            yield from _names(part)
-        case _Sequence(parts) | _Choice(parts):
-            for part in parts:
-                yield from _names(part)
+def _separated(sign: str, parts: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(piece for index, part in enumerate(parts) for piece in (*((sign,) if index else ()), *part))
+
+
+def _joined(pieces: Iterable[str], of_name: Callable[[str], str]) -> str:
+    return "".join(of_name(piece) if isinstance(piece, _Name) else piece for piece in pieces)

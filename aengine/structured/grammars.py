@@ -66,7 +66,7 @@ class Vocabulary:
 class GrammarCompiler:
     """Compiles for one model; made once per engine. Every method may be called from any thread.
 
-    Nothing is read or imported before the first grammar is asked for. The compiler lets go of the GIL while it works.
+    Nothing is read or imported before the first grammar is asked for. The compiler releases the GIL while it works.
     """
 
     def __init__(self, read_vocabulary: Callable[[], Vocabulary], eos_token_ids: Sequence[int]) -> None:
@@ -74,7 +74,7 @@ class GrammarCompiler:
         self._read_vocabulary = read_vocabulary
         self._eos_token_ids = eos_token_ids
         self._lock = threading.Lock()
-        self._backend: _Backend | None = None
+        self._model: _Model | None = None
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="aengine-grammar")
 
     def compile(self, wanted: StructuredOutput) -> Future[CompiledGrammar]:
@@ -92,57 +92,14 @@ class GrammarCompiler:
 
     def _compile(self, wanted: StructuredOutput) -> CompiledGrammar:
         with self._lock:
-            if self._backend is None:
-                self._backend = _Backend.make(self._read_vocabulary, self._eos_token_ids)
-        return self._backend.compile(wanted)
-
-
-class _Backend:
-    """llguidance, with what it needs to know of the model."""
-
-    def __init__(
-        self,
-        tokenizer: llguidance.LLTokenizer,
-        vocab_size: int,
-        eos_token_ids: Sequence[int],
-        drops_first_space: bool,
-        first: NDArray[np.int32] | None,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._eos_token_ids = frozenset(eos_token_ids)
-        self._drops_first_space = drops_first_space
-        self._first = first
-
-    @classmethod
-    def make(cls, read_vocabulary: Callable[[], Vocabulary], eos_token_ids: Sequence[int]) -> _Backend:
-        """Raises `InvalidRequestError` where structured output is not possible at all."""
-        try:
-            import llguidance
-        except ImportError as error:
-            raise InvalidRequestError.of(
-                "structured_output", f"needs llguidance, which is not installed here ({error}): pip install aengine[structured]"
-            ) from error
-        try:
-            vocabulary = read_vocabulary()
-        except NotConcatenative as error:
-            raise InvalidRequestError.of("structured_output", f"is not possible with the model's tokenizer: {error}") from error
-        vocab_size = len(vocabulary.texts)
-        eos_token_ids = [token_id for token_id in eos_token_ids if token_id < vocab_size]
-        if not eos_token_ids:
-            raise InvalidRequestError.of("structured_output", "the model has no end-of-sequence id, which is what ends structured output")
-        tokens = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Tokens(vocabulary, eos_token_ids)), n_vocab=vocab_size, eos_token=eos_token_ids
-        )
-        return cls(tokens, vocab_size, eos_token_ids, vocabulary.drops_first_space, _first_tokens(vocabulary, eos_token_ids))
-
-    def compile(self, wanted: StructuredOutput) -> CompiledGrammar:
-        """Raises `InvalidRequestError`."""
+            if self._model is None:
+                self._model = self._read_model()
+        model = self._model
         import llguidance
 
         from aengine.sampling.grammar import CompiledGrammar, GrammarError
 
-        source = grammar_source(wanted, space=self._drops_first_space)
+        source = grammar_source(wanted, space=model.vocabulary.drops_first_space)
         limits = llguidance.LLParserLimits(
             initial_lexer_fuel=COMPILE_FUEL,
             step_lexer_fuel=MASK_FUEL,
@@ -150,16 +107,45 @@ class _Backend:
             max_lexer_states=MAX_STATES,
             verbose_errors=False,
         )
-        matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
+        matcher = llguidance.LLMatcher(model.tokenizer, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise refusal(wanted, _in_our_words(matcher.get_error().strip()))
-        compiled = CompiledGrammar(matcher, self._eos_token_ids, self._first)
+        compiled = CompiledGrammar(matcher, model.eos_token_ids, model.first)
         try:
-            if not compiled.try_out(self._vocab_size, TRIAL_TOKENS):
+            if not compiled.try_out(len(model.vocabulary.texts), TRIAL_TOKENS):
                 raise refusal(wanted, "nothing that the model's vocabulary can write matches")
         except GrammarError as error:
             raise refusal(wanted, error.violations[0].description) from error
         return compiled
+
+    def _read_model(self) -> _Model:
+        """Raises `InvalidRequestError` where structured output is not possible at all."""
+        try:
+            import llguidance
+
+            vocabulary = self._read_vocabulary()
+        except ImportError as error:
+            reason = f"needs llguidance, which is not installed here ({error}): pip install aengine[structured]"
+            raise InvalidRequestError.of("structured_output", reason) from error
+        except NotConcatenative as error:
+            raise InvalidRequestError.of("structured_output", f"is not possible with the model's tokenizer: {error}") from error
+        eos = [token_id for token_id in self._eos_token_ids if token_id < len(vocabulary.texts)]
+        if not eos:
+            reason = "the model has no end-of-sequence id, which is what ends structured output"
+            raise InvalidRequestError.of("structured_output", reason)
+        tokens = llguidance.TokenizerWrapper(_Tokens(vocabulary, eos))
+        tokenizer = llguidance.LLTokenizer(tokens, n_vocab=len(vocabulary.texts), eos_token=eos)
+        return _Model(tokenizer, vocabulary, frozenset(eos), _first_tokens(vocabulary, eos))
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What grammars are compiled for."""
+
+    tokenizer: llguidance.LLTokenizer
+    vocabulary: Vocabulary
+    eos_token_ids: frozenset[int]
+    first: NDArray[np.int32] | None  # see `_first_tokens`
 
 
 class _Tokens:
