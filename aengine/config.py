@@ -39,10 +39,10 @@ class EngineConfig:
     max_model_len: int | None = None
     """Longest prompt plus output in tokens. Default: the model's context."""
     max_num_seqs: int | None = None
-    """Most sequences that hold KV at once. Default: 256; fewer where max_num_batched_tokens is less, more where a graph size is."""
+    """Most sequences that hold KV at once. Default: 256; fewer if max_num_batched_tokens is less, more if a graph size is larger."""
     max_num_batched_tokens: int | None = None
-    """Most tokens computed in one step. Default: 512 on a CPU, so that a prompt does not hold up the others for long, else 2048; at least
-    max_num_seqs."""
+    """Most tokens computed in one step. Default: 512 on a CPU, so that a prompt does not delay other requests for long; 2048 on
+    CUDA; at least max_num_seqs."""
     page_size: int = 16
     """Tokens per KV page: a power of two, 1..256."""
     kv_cache_memory: int | None = None
@@ -58,32 +58,33 @@ class EngineConfig:
     eager: bool = False
     """On CUDA: launch every operation on its own instead of replaying captured graphs. Starts faster, runs slower."""
     graph_sizes: tuple[int, ...] | None = None
-    """On CUDA: numbers of sequences for which decode steps are captured as graphs; a step takes the smallest that holds it. Default: 1, 2,
-    4, 8 to 256 by 8, and on in coarser steps to max_num_seqs, which is always one."""
+    """On CUDA: numbers of sequences for which decode steps are captured as graphs; a step uses the smallest that fits. Default: 1, 2, 4,
+    8 to 256 by 8, then in coarser steps up to max_num_seqs, which is always one of them."""
     graph_tokens: int = 512
-    """On CUDA: steps with prompt tokens run in pieces of graphs, captured between the attention of two layers, up to so many tokens.
-    0: none."""
+    """On CUDA: steps with prompt tokens, up to this many tokens, run as pieces of graphs that are captured between the attention of two
+    layers. 0: no such graphs."""
     load_format: str = "auto"
     """auto, safetensors, dummy (random weights, no download of weights)."""
     enable_prefix_cache: bool = True
     """Keep the KV of finished sequences while memory allows, and use it for requests that begin with the same tokens."""
     max_queued_requests: int | None = 4096
-    """Most sequences that wait for their first step, unless they are of a single request; a request with n > 1 is n of them. One that would
-    exceed it is refused with QueueFullError. None: no limit."""
+    """Most sequences that wait for their first step; a request with n > 1 counts as n. A request that would exceed it is refused with
+    QueueFullError, unless no other request waits. None: no limit."""
     max_queued_tokens: int | None = None
-    """Most prompt tokens that wait for their first step, unless it is a single request. None: no limit."""
+    """Most prompt tokens that wait for their first step. A request that would exceed it is refused, unless no other request waits. None:
+    no limit."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
-    """Shares of the tenants that compete within a priority; 1 for one that is not named."""
+    """Shares of tokens that tenants of one priority get while they compete; 1 for a tenant that is not named."""
     ageing_seconds: float = 30.0
     """Waiting this long improves a request's priority by one, so that none starves."""
     max_logprobs: int = 20
-    """Most alternatives that a request may ask for with logprobs and prompt_logprobs."""
+    """Largest logprobs and prompt_logprobs that a request may ask for."""
     max_unread_tokens: int = 256
     """A request whose reader lags by more tokens than this is parked until the reader has caught up by half."""
     step_timeout: float = 300.0
-    """Seconds after which a step counts as hung: every stream fails, and the engine is dead."""
+    """Seconds after which a step counts as hung: every stream then fails, and the engine is dead."""
     seed: int = 0
-    """Seeds the random weights of load_format dummy. Requests without a seed draw a fresh one, whatever this is."""
+    """Seeds the random weights of load_format dummy. Requests without a seed get a random one, whatever this is."""
 
     def __post_init__(self) -> None:
         check = FieldChecks(self)

@@ -130,7 +130,7 @@ class SamplingParams:
     repetition_penalty: float | None = None
     """In (0, 2]: divides positive and multiplies negative logits of tokens in prompt or output. Default: the model's, then 1 (off)."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Up to 1024 token ids and what is added to their logits, in [-100, 100]."""
+    """Up to 1024 token ids, and the numbers in [-100, 100] to add to their logits."""
     allowed_token_ids: tuple[int, ...] | None = None
     """1 to 262144 ids: only these can be sampled. Default: all."""
     banned_token_ids: tuple[int, ...] = ()
@@ -138,7 +138,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     """Up to 64 strings of 1..256 bytes whose token sequences, with and without a leading space, are never completed."""
     max_tokens: int | None = None
-    """>= 1. Default: up to the end of the context."""
+    """Most tokens to generate, >= 1. Default: up to the end of the context."""
     min_tokens: int = 0
     """0..max_tokens: before it has so many tokens, no end-of-sequence id, stop token or stop string ends the sequence."""
     stop: tuple[str, ...] = ()
@@ -159,9 +159,9 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt, from the second on."""
     structured_output: StructuredOutput | None = None
-    """What the output must look like."""
+    """A grammar that the output must match."""
     logits_processors: tuple[LogitsProcessor, ...] = ()
-    """Custom code that changes logits, in process only."""
+    """Callables that change the logits before each token, for requests in this process only."""
 
     def __post_init__(self) -> None:
         check = _ParamChecks(self)

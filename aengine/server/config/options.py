@@ -49,7 +49,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     """Address to listen on. One that is not loopback needs TLS or insecure."""
     port: int = 50051
-    """0 lets the system pick one."""
+    """Port to listen on; 0 lets the system pick one."""
     insecure: bool = False
     """Allow plain text on an address that can be reached from elsewhere."""
     tls_cert: str | None = None
@@ -59,50 +59,51 @@ class ServerConfig:
     tls_client_ca: str | None = None
     """PEM file with the authorities that sign clients' certificates. With it a client must have one."""
     token_file: str | None = None
-    """File of bearer tokens, one `name token` or `token` a line, # begins a comment. With it every call needs one, except for
-    health checks. Read again when it changes."""
+    """File of bearer tokens, one `name token` or `token` per line; # begins a comment. With it every call except health
+    checks needs a token. Read again when it changes."""
     admin_token_file: str | None = None
-    """File of bearer tokens, as token_file, that are good for AdminService too."""
+    """File of bearer tokens, as token_file, that may call AdminService too."""
     admin_client_names: tuple[str, ...] = ()
-    """Common names of clients' certificates that are good for AdminService too. One with several common names has none."""
+    """Common names of clients' certificates that may call AdminService too. A certificate with several common
+    names has no name."""
     metrics_host: str = "127.0.0.1"
     """Address of the metrics, over HTTP and without authentication."""
     metrics_port: int | None = None
     """Port of the metrics; 0 lets the system pick one. None: no metrics."""
     drain_seconds: float = 30.0
-    """How long requests under way may go on after SIGTERM or SIGINT. Those left are ended."""
+    """Seconds that requests in flight may go on after SIGTERM or SIGINT. Requests that are left are cancelled."""
     drain_delay: float = 0.0
     """Seconds between telling health watchers of a drain and refusing new requests, for load balancers to notice."""
     stall_seconds: float = 300.0
-    """A call that waits longer than this for its client, to read a message or to send the request, is ended."""
+    """Seconds that a call waits for its client to read a message or to send the request. Then the call is ended."""
     max_message_bytes: int = 16 * 1024 * 1024
-    """Largest message in either direction."""
+    """Largest message in either direction, in bytes."""
     max_metadata_bytes: int = 16 * 1024
-    """Largest metadata of a call, as HTTP/2 counts them: 32 bytes for each entry beside its own."""
+    """Largest metadata of a call in bytes, as HTTP/2 counts them: 32 bytes for each entry beside its own."""
     max_calls: int = 8192
-    """Most calls at a time on all connections; more are refused. Health checks are counted apart, and may be as many."""
+    """Most calls at a time on all connections; more are refused. Health checks have the same limit of their own."""
     max_concurrent_streams: int = 1024
     """Most calls at a time on one connection; more wait."""
     max_connection_age: float | None = None
-    """Seconds after which a connection is to be renewed, so that load spreads over new servers. None: never."""
+    """Seconds after which the server asks a client to reconnect, so that load spreads over new servers. None: never."""
     max_connection_age_grace: float | None = None
-    """How much longer the calls of such a connection may last, in seconds. None: to their end."""
+    """Seconds that the calls of such a connection may still take. None: to their end."""
     keepalive_time: float = 60.0
     """Seconds of silence after which a connection is pinged, to find peers that are gone."""
     keepalive_timeout: float = 20.0
-    """Seconds after which a ping without an answer ends the connection."""
+    """Seconds after which a connection is closed that did not acknowledge a ping."""
     min_ping_interval: float = 10.0
-    """Clients that ping more often than this many seconds have their connection ended."""
+    """Seconds. The connection of a client that pings more often is closed."""
     max_ping_strikes: int = 2
-    """How many pings too many are overlooked. 0: all."""
+    """How many pings that come too early are tolerated. 0: all."""
     uvloop: str = "auto"
-    """The event loop of uvloop: auto (where it is installed), on, off."""
+    """Use the event loop of uvloop: auto (if it is installed), on, off."""
     debug_errors: bool = False
     """Tell clients the traceback of an internal error. It may show what other clients sent."""
     log_level: str = "info"
-    """debug, info, warning, error."""
+    """Least severe lines to log: debug, info, warning, error."""
     log_format: str = "text"
-    """text, json (an object a line)."""
+    """Format of log lines: text, json (one object per line)."""
     access_log: bool = True
     """Log a line for each call, except for health checks."""
 
