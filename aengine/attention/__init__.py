@@ -1,4 +1,4 @@
-"""Attention over paged KV: one metadata format, one contract, and the backends behind it.
+"""Attention over paged KV: one metadata format, one base class, and its backends.
 
 Owns the choice of a backend. Knows nothing of models, scheduling or sampling.
 """
@@ -32,8 +32,8 @@ _log = logging.getLogger("aengine")
 def select_backend(name: str, spec: AttentionSpec) -> AttentionBackend:
     """The backend that `EngineConfig.attention_backend` names, with one log line that says which and why.
 
-    "auto" takes the first that is possible of flashinfer, triton and torch_native on CUDA, and torch_native on a CPU. Raises ConfigError
-    for one that was asked for and is not possible.
+    "auto" takes the first of flashinfer, triton and torch_native that can run on CUDA, and torch_native on a CPU. Raises ConfigError if the
+    named backend cannot run here.
     """
     if name == "auto":
         return _first_possible(spec)
@@ -77,7 +77,7 @@ def _triton(spec: AttentionSpec) -> AttentionBackend:
     return TritonBackend(spec)
 
 
-# In order of preference on CUDA. Made by functions, because a backend's packages are imported where it is tried and nowhere else.
+# In order of preference on CUDA. Functions, so that the packages of a backend are imported only where it is tried.
 _MAKERS: Mapping[str, Callable[[AttentionSpec], AttentionBackend]] = {
     "flashinfer": _flashinfer,
     "triton": _triton,

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
-from aengine.kernels.paged_cache import PagedCache, as_bytes
+from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes
 from aengine.kernels.upload import to_device
 from aengine.kernels.warm_memory import lazy_bytes
 
 
 class BackendUnavailableError(Exception):
-    """A backend cannot run here, or not this model; the message says why in one line."""
+    """A backend cannot run on this machine or cannot run this model; the message says why in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +33,51 @@ class AttentionSpec:
     num_heads: int
     num_kv_heads: int  # divides num_heads; query head h reads KV head h // (num_heads // num_kv_heads)
     head_dim: int
-    scale: float  # multiplies the scores
-    windows: tuple[int | None, ...]  # per layer: a query attends to this many latest positions, itself included; None: to all
-    page_size: int
-    dtype: torch.dtype  # of queries, of what is written, and of the output
+    scale: float  # see `Scoring`, as for windows (one per layer) and soft_cap
+    windows: tuple[int | None, ...]
+    page_size: int  # in tokens
+    dtype: torch.dtype  # of queries, keys and values, and of the output
     device: torch.device
-    soft_cap: float = 0.0  # scores are soft_cap * tanh(scores / soft_cap); 0: as they are
-    kv_dtype: torch.dtype | None = None  # of the KV cache; None: dtype
+    soft_cap: float = 0.0
+    kv_dtype: torch.dtype | None = None  # of the KV cache; None: the same as `dtype`
     kv_scales: tuple[tuple[float, float], ...] | None = None
-    """Per layer, of K and V: the cache holds value / scale, saturated, where kv_dtype is float8. None: all are 1."""
+    """The scales of K and V by layer: a float8 cache holds value / scale, saturated. None: all scales are 1."""
+
+    def scoring(self, layer: int) -> Scoring:
+        return Scoring(self.scale, self.windows[layer], self.soft_cap)
 
     @property
     def cache_dtype(self) -> torch.dtype:
         return self.kv_dtype or self.dtype
 
     def scales(self, layer: int) -> tuple[float, float]:
-        """Of K and of V."""
+        """The scales of a layer's K and V."""
         return (1.0, 1.0) if self.kv_scales is None or self.cache_dtype.itemsize > 1 else self.kv_scales[layer]
 
 
 class AttentionStep(Protocol):
-    """One step's attention, planned once and used by every layer."""
+    """The attention of one step, planned once and used by every layer."""
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Stores [T, num_kv_heads, head_dim] keys and values at the step's slots; slot -1 is skipped."""
+        """Stores [T, num_kv_heads, head_dim] keys and values at the step's slots; tokens with slot -1 are skipped."""
 
     def attend(self, layer: int, query: Tensor) -> Tensor:
         """Causal attention of the [T, num_heads, head_dim] queries over their rows' pages; returns the same shape.
 
-        Reads what `write` of this step and of all steps before stored, nothing beyond a row's length.
+        Reads what `write` of this step and of all steps before stored, and nothing beyond a row's length.
         """
 
 
 class GraphStep(AttentionStep, Protocol):
-    """The attention of decode steps with a fixed number of rows, over index arrays that stay where they are, so that a graph can be
-    captured of its calls once and be replayed for every step that is prepared."""
+    """The attention of decode steps with a fixed number of rows, which reads its index arrays from fixed buffers: a graph of its calls is
+    captured once and replayed for every step that is prepared."""
 
     def prepare(self, layout: StepLayout) -> None:
-        """Before each capture and replay: the step's layout, whose arrays are in the buffers already, or on their way there on the
-        current stream. It has as many rows as the buffers, each with one query; padding rows have length 1, page 0 and slot -1."""
+        """Called before each capture and replay with the step's layout, whose arrays were copied to the buffers on the current stream.
+
+        It has as many rows as the buffers, each with one query; padding rows have length 1, page 0 and slot -1. Raises ValueError for
+        another layout.
+        """
 
 
 class AttentionBackend(ABC):
@@ -118,8 +124,10 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
-        """For graphs over `buffers`: device arrays of a fixed number of rows, `kv_indices` as long as all pages of the pool or of that
-        many rows; `buffers.host` is a layout that fits them. `write` skips slot -1 on the device. None: this backend is not for graphs.
+        """The attention for graphs that read `buffers`: device arrays for a fixed number of rows, with a layout that fits them.
+
+        `kv_indices` has room for all pages of the pool or of that many rows. `write` skips slot -1 on the device. None: the backend does
+        not support graphs.
         """
 
     def _run_once(self) -> None:

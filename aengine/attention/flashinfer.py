@@ -27,7 +27,7 @@ from aengine.attention.flashinfer_wrappers import DecodeWrapper, PrefillWrapper,
 from aengine.attention.kv_write import kv_write_for
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 
-Decodes = dict[int | None, DecodeWrapper]  # by window
+Decodes = dict[int | None, DecodeWrapper]  # the wrapper for each window
 
 
 class FlashInferBackend(AttentionBackend):
@@ -46,7 +46,7 @@ class FlashInferBackend(AttentionBackend):
         event: Callable[[], Event] | None = None,
         processors: Processors | None = None,
     ) -> None:
-        """Raises BackendUnavailableError for a model it has no kernels for, and where FlashInfer is missing or cannot be built."""
+        """Raises BackendUnavailableError for a model without kernels, and where FlashInfer is missing or cannot be built."""
         require_kernels(spec.dtype, spec.head_dim)
         if spec.cache_dtype not in (spec.dtype, torch.float8_e4m3fn):
             raise BackendUnavailableError(f"FlashInfer reads a KV cache of {spec.dtype} or float8_e4m3fn here, not {spec.cache_dtype}")
@@ -61,8 +61,8 @@ class FlashInferBackend(AttentionBackend):
             self._run_once()
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
-        # All windows are planned here and not by the first layer that asks: the next plan waits for the copies of this one, which must
-        # therefore lie at the head of the step, and nothing is planned within a captured forward pass.
+        # All windows are planned here and not by the first layer that needs them: the next plan waits for the copies of this one, which
+        # must therefore be the first work of the step, and nothing may be planned within a captured forward pass.
         host = metadata.host
         require_int32(kv_indices=metadata.kv_indices, slot_mapping=metadata.slot_mapping)
         if host.num_decodes:
@@ -87,7 +87,7 @@ class FlashInferBackend(AttentionBackend):
 
 
 class _Step:
-    """The first `num_decodes` queries are computed by `decodes`, the others by the prefill wrappers, as planned last."""
+    """The first `num_decodes` queries are computed by `decodes`, the others by the prefill wrappers."""
 
     def __init__(self, backend: FlashInferBackend, slots: Tensor, decodes: Decodes, num_decodes: int) -> None:
         self._backend = backend
@@ -115,7 +115,7 @@ class _GraphStep(_Step):
 
     def prepare(self, layout: StepLayout) -> None:
         check_graph_layout(layout, self._buffers)
-        # Page ids are handed over in the very buffer that they are wanted in, so nothing is copied for them.
+        # The page ids are in the wrapper's own buffer already, so they are not copied.
         rows = Rows.of(layout, self._buffers.kv_indices, 0, self._num_decodes)
         for decode in self._decodes.values():
             decode.plan(rows)

@@ -1,8 +1,8 @@
-"""The FlashInfer package: how it is found, which versions fit, and what of it is called.
+"""The FlashInfer package: how it is imported, which versions are supported, and which of its functions are used.
 
-Owns the lazy import, what building its modules looks like from outside, and the host arrays and events that its calls need. Knows
-nothing of steps or models. Importing FlashInfer looks at the GPU, so `load_flashinfer` is called in the thread that owns the device, and
-never on runs without one.
+Owns the lazy import, the logs and errors of building its modules, and the host arrays and events that its calls need. Knows nothing of
+steps or models. Importing FlashInfer queries the GPU, so `load_flashinfer` is called in the thread that owns the device, and never without
+one.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from aengine.attention.base import BackendUnavailableError, first_line
 from aengine.kernels.upload import staged
 
 _log = logging.getLogger("aengine")
-SUPPORTED = ((0, 6, 13), (0, 8, 0))  # from the first, below the second
-HEAD_DIMS = (64, 128, 256)  # that attention and rope kernels exist for
-DTYPES = (torch.bfloat16, torch.float16)  # of activations
+SUPPORTED = ((0, 6, 13), (0, 8, 0))  # at least the first, below the second
+HEAD_DIMS = (64, 128, 256)  # for which there are attention and rope kernels
+DTYPES = (torch.bfloat16, torch.float16)  # supported for activations
 
 
 class FlashInfer(Protocol):
-    """The names that are used, always with keyword arguments: their order differs between versions."""
+    """The functions and classes that are used, always with keyword arguments: their order differs between versions."""
 
     __version__: str
     BatchDecodeWithPagedKVCacheWrapper: Callable[..., Any]
@@ -51,7 +51,7 @@ class Event(Protocol):
 
 
 class _NoEvent:
-    """Where there is no stream, everything is done when a call returns."""
+    """Stands for an event on a device without streams, where work is done when a call returns."""
 
     def record(self) -> None: ...
 
@@ -59,7 +59,7 @@ class _NoEvent:
 
 
 def new_event(device: torch.device) -> Event:
-    """One that was not recorded yet, and is not waited for until it is."""
+    """An event that is not recorded yet; `synchronize` returns at once until it is."""
     if device.type != "cuda":
         return _NoEvent()
     return cast(Event, torch.cuda.Event())  # type: ignore[no-untyped-call]
@@ -68,7 +68,7 @@ def new_event(device: torch.device) -> Event:
 def load_flashinfer(device: torch.device) -> FlashInfer:
     """The installed package.
 
-    Raises BackendUnavailableError where there is none, where it cannot be imported, or where its version is not in `SUPPORTED`.
+    Raises BackendUnavailableError if it is not installed, cannot be imported, or has a version that is not in `SUPPORTED`.
     """
     if device.type != "cuda":
         raise BackendUnavailableError(f"FlashInfer needs a CUDA device, not {device.type}")
@@ -94,7 +94,7 @@ def check_version(version: str) -> None:
 
 
 def require_kernels(dtype: torch.dtype, head_dim: int) -> None:
-    """Raises BackendUnavailableError for activations or heads that there are no kernels for."""
+    """Raises BackendUnavailableError if there are no kernels for activations of `dtype` or heads of `head_dim`."""
     if dtype not in DTYPES:
         raise BackendUnavailableError(f"FlashInfer computes in float16 and bfloat16, not {dtype}")
     if head_dim not in HEAD_DIMS:
@@ -103,17 +103,17 @@ def require_kernels(dtype: torch.dtype, head_dim: int) -> None:
 
 @contextmanager
 def building(library: FlashInfer, what: str, device: torch.device) -> Iterator[None]:
-    """Around the first calls of everything that is needed for `what`: they build and load its modules, and fill the caches that must
-    not be filled while a graph is captured. Logs that and how long it took.
+    """Encloses the first calls of all functions for `what`, which build and load FlashInfer's modules and fill the caches that must not be
+    filled while a graph is captured. Logs how long they took.
 
-    Raises BackendUnavailableError in place of whatever is raised within, except for lack of memory.
+    Raises BackendUnavailableError in place of any error but torch.OutOfMemoryError.
     """
     _log.info("building FlashInfer modules for %s: takes minutes at the first start, a moment once they are cached", what)
     begin = time.monotonic()
     try:
         yield
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # a kernel that cannot run shows itself here
+            torch.cuda.synchronize(device)  # raises the error of a kernel that cannot run
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -123,9 +123,9 @@ def building(library: FlashInfer, what: str, device: torch.device) -> Iterator[N
 
 
 def host_tensors(arrays: Mapping[str, NDArray[np.int32]], device: torch.device) -> list[Tensor]:
-    """The arrays as slices of one tensor that `staged` makes.
+    """Copies of the arrays as slices of one tensor that `staged` makes.
 
-    Raises TypeError for an array that is not int32: FlashInfer would read its bytes as int32 without a word.
+    Raises TypeError for an array that is not int32: FlashInfer would read its bytes as int32 without an error.
     """
     for name, array in arrays.items():
         if array.dtype != np.int32:

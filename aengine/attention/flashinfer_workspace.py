@@ -1,7 +1,7 @@
-"""How large the workspaces of FlashInfer's planner must be: it raises in the midst of a step where one is too small.
+"""How large the workspaces of FlashInfer's planner must be: it raises an error during a step if one is too small.
 
-Owns the bounds on what a plan of its fa2 kernels reserves (`PrefillPlan` in scheduler.cuh, which tensor-core decoding takes too). They hold
-for 0.6.13 to 0.7.2; later versions of these reserve less. Knows nothing of wrappers, steps or memory.
+Owns the bounds on what a plan of its fa2 kernels reserves (`PrefillPlan` in scheduler.cuh, which tensor-core decoding uses too). They are
+those of 0.6.13; up to 0.7.2 later versions reserve less. Knows nothing of wrappers, steps or memory.
 """
 
 from __future__ import annotations
@@ -12,41 +12,40 @@ import torch
 
 from aengine.attention.base import AttentionSpec
 
-_WIDEST, _WIDE, _NARROW = 128, 64, 16  # queries of all heads of a KV head that one block of threads computes
-_SLACK = 1 << 10  # bytes, for the alignment of a plan's arrays
+_WIDEST, _WIDE, _NARROW = 128, 64, 16  # sizes of a tile: pairs of query and head of one KV head that a thread block computes
+_SLACK = 1 << 10  # bytes for the alignment of a plan's arrays
 
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """What the planner asks of a device."""
+    """The properties of a device that the planner reads."""
 
     count: int  # multiprocessors
     major: int = 9  # of the compute capability
 
     @classmethod
     def of(cls, device: torch.device) -> Processors:
-        """Of a CUDA device."""
         found = torch.cuda.get_device_properties(device)
         return cls(found.multi_processor_count, found.major)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanBounds:
-    """Of all plans for the attention of `spec` on a device with these `processors`. All sizes are bytes."""
+    """Upper bounds for all plans of the attention of `spec` on a device with these `processors`. All sizes are bytes."""
 
     spec: AttentionSpec
     processors: Processors
 
     def float_bytes(self) -> int:
-        """Of partial results, for any rows without a graph. Rows are split only as long as the parts fill no more than the device."""
+        """Of partial results for any rows without a graph. Rows are split only while all parts run at once."""
         return self._float_bytes(self._most_parts, self._tile(1 << 30))
 
     def graph_float_bytes(self, rows: int) -> int:
-        """Of partial results, for a graph of so many decode rows. It always has room for parts: of each row, or to fill the device."""
+        """Of partial results for a graph of so many decode rows, whose rows may always be split."""
         return self._float_bytes(self._graph_tiles(rows), self._tile(self._group))
 
     def graph_int_bytes(self, rows: int) -> int:
-        """Of the plan's indices, for a graph of so many decode rows: four of each tile, one of them a byte, and two of each row."""
+        """Of the plan's indices for a graph of so many decode rows: three int32 and a byte for each tile, two int32 for each row."""
         return self._graph_tiles(rows) * (3 * 4 + 1) + (rows + 1) * 2 * 4 + _SLACK
 
     @property
@@ -66,5 +65,5 @@ class PlanBounds:
         return _WIDE if queries > _NARROW or self.processors.major < 8 else _NARROW
 
     def _float_bytes(self, tiles: int, tile: int) -> int:
-        """Float32, of each query of a tile in each head: its output, and the logarithm of its sum."""
+        """Of the float32 partial results of each query of a tile in each head: its output and its log-sum-exp."""
         return self.spec.num_heads * tiles * tile * (self.spec.head_dim + 1) * 4 + _SLACK

@@ -1,7 +1,7 @@
 """FlashInfer's two paged attention wrappers as this engine uses them: planned with host arrays, run over NHD pages.
 
-Owns the arguments of every `plan` and `run`, the workspaces, and the rule that keeps a plan from overtaking the copy of the one before.
-Knows nothing of steps, layers or where KV comes from.
+Owns the arguments of every `plan` and `run`, the workspaces, and the event that keeps a plan from overwriting the host buffer of the one
+before while it is copied. Knows nothing of steps, layers or where KV comes from.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from aengine.kernels.paged_cache import PagedCache
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The n neighbouring rows of a step that one wrapper computes, all int32; host tensors may be read until the plan is on the device."""
+    """The n consecutive rows of a step that one wrapper computes, int32; host tensors are read until the plan is on the device."""
 
     qo_indptr: Tensor  # [n+1] host, from 0
     kv_indptr: Tensor  # [n+1] host, from 0, in pages
     kv_indices: Tensor  # [kv_indptr[n]] device
     last_page_len: Tensor  # [n] host, 1..page_size
     seq_lens: Tensor  # [n] host
-    longest: int  # most queries of a row
+    longest: int  # the most queries of a row
 
     @classmethod
     def of(cls, host: StepLayout, kv_indices: Tensor, begin: int, end: int) -> Rows:
@@ -49,7 +49,7 @@ class Rows:
 
 
 class WrapperSetup:
-    """What wrappers are built from. All wrappers of a setup work on one stream, one after the other: they share the float workspace."""
+    """What wrappers are built from. All wrappers of a setup share the float workspace, so they run on one stream."""
 
     def __init__(self, library: FlashInfer, spec: AttentionSpec, new_event: Callable[[], Event], processors: Processors) -> None:
         self.library = library
@@ -60,7 +60,7 @@ class WrapperSetup:
         self._for_graphs = self.float_workspace
 
     def graph_workspace(self, size: int) -> Tensor:
-        """A float workspace of `size` bytes at least. Where it takes a new one, graphs keep the one that they were recorded with."""
+        """A float workspace of at least `size` bytes. If it must be a new one, graphs that are captured already keep theirs."""
         if len(self._for_graphs) < size:
             self._for_graphs = self._zeros(size)
         return self._for_graphs
@@ -72,21 +72,21 @@ class WrapperSetup:
 class _PagedWrapper:
     """One wrapper of FlashInfer for the layers of one window.
 
-    Its `plan` fills a pinned buffer and copies it to the device on the current stream, without waiting. Were it to plan again before
-    that copy ran, the earlier step would read the later plan. So an event follows every plan, and is waited for before the next; the copy
-    is at the head of its step, so with one step of look-ahead the wait is short.
+    Its `plan` fills a pinned buffer and starts a copy of it to the device on the current stream. If it planned again before that copy has
+    run, the earlier step would read the later plan. So an event is recorded after every plan and waited for before the next; the copy is
+    the first work of its step, so with one step of look-ahead the wait is short.
     """
 
     def __init__(self, setup: WrapperSetup, window: int | None, wrapper: Any) -> None:
         spec = setup.spec
         self._wrapper = wrapper
         self._copied = setup.new_event()
-        self._same_in_every_plan = {
+        self._plan_arguments = {
             "num_qo_heads": spec.num_heads,
             "num_kv_heads": spec.num_kv_heads,
             "page_size": spec.page_size,
             "pos_encoding_mode": "NONE",
-            "window_left": -1 if window is None else window - 1,  # theirs leaves out the query itself
+            "window_left": -1 if window is None else window - 1,  # FlashInfer's does not count the query itself
             "logits_soft_cap": spec.soft_cap or None,
             "q_data_type": spec.dtype,
             "kv_data_type": spec.cache_dtype,
@@ -98,7 +98,7 @@ class _PagedWrapper:
     def _plan(self, **arguments: Any) -> None:
         self._copied.synchronize()
         try:
-            self._wrapper.plan(**arguments, **self._same_in_every_plan)
+            self._wrapper.plan(**arguments, **self._plan_arguments)
         finally:
             self._copied.record()
 
@@ -110,11 +110,11 @@ class _PagedWrapper:
 
 
 class DecodeWrapper(_PagedWrapper):
-    """Rows of one query each. With `buffers` (device arrays of a fixed number of rows) it is for graphs over them: a plan refreshes them,
-    and what is launched depends on their sizes alone."""
+    """Computes rows of one query each. With `buffers` (device arrays of a fixed number of rows) it is for graphs that read them: a plan
+    updates the buffers, and what is launched depends on their sizes alone."""
 
     def __init__(self, setup: WrapperSetup, window: int | None, buffers: AttentionMetadata | None = None) -> None:
-        # Tensor cores serve every number of query heads per KV head, and fa2 decodes faster than fa3: never left to "auto".
+        # Not "auto": tensor cores support every number of query heads per KV head, and fa2 decodes faster than fa3.
         arguments: dict[str, Any] = {"kv_layout": "NHD", "use_tensor_cores": True, "backend": "fa2"}
         if buffers is not None:
             arguments |= {
@@ -143,7 +143,7 @@ class DecodeWrapper(_PagedWrapper):
 
 
 class PrefillWrapper(_PagedWrapper):
-    """Rows of any number of queries, the last of a row's tokens each."""
+    """Computes rows of any number of queries, which are the last tokens of their row."""
 
     def __init__(self, setup: WrapperSetup, window: int | None) -> None:
         wrapper = setup.library.BatchPrefillWithPagedKVCacheWrapper(

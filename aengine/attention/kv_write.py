@@ -29,8 +29,8 @@ def kv_write_for(device: torch.device) -> KvWrite:
 
 
 def kv_write_torch(key: Tensor, value: Tensor, cache: PagedCache, slots: Tensor) -> None:
-    """A `KvWrite`, except that what is to be skipped goes to slot 0: it belongs to the reserved page 0, whose contents only padding rows
-    read. Which tokens are skipped is known on the device alone, and a graph cannot leave some out."""
+    """A `KvWrite`, except that tokens without a slot are written to slot 0: it is on the reserved page 0, whose contents only padding rows
+    read. Only the device knows which tokens these are, and a graph cannot leave out some."""
     where = slots.clamp(min=0).long()
     for new, pages, scale in ((key, cache.keys, cache.key_scale), (value, cache.values, cache.value_scale)):
         as_bytes(pages).view(-1, *pages.shape[2:]).index_copy_(0, where, stored(new, pages.dtype, scale))

@@ -24,7 +24,7 @@ IntArray = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """Where the n rows and T tokens of a step lie, on the host. All arrays int32.
+    """The n rows and T tokens of a step and their pages, on the host. All arrays are int32.
 
     The first `num_decodes` rows have exactly one query each.
     """
@@ -35,7 +35,7 @@ class StepLayout:
     kv_indptr: IntArray  # [n+1], in pages
     kv_indices: IntArray  # [kv_indptr[n]], page ids
     last_page_len: IntArray  # [n]
-    seq_lens: IntArray  # [n], tokens that a row's last query attends to
+    seq_lens: IntArray  # [n], tokens of a row up to its last query
     positions: IntArray  # [T]
     slot_mapping: IntArray  # [T], page * page_size + offset that a token's KV is written to; -1 writes nothing
 
@@ -103,40 +103,40 @@ class Layouts:
     """
 
     def __init__(self, page_table: IntArray, page_size: int) -> None:
-        """`page_table`: [max rows, max pages per row], which changes from step to step."""
+        """`page_table` is [max rows, max pages per row]; its contents change from step to step."""
         self._page_table = page_table
         self._page_size = page_size
-        self._rows: IntArray | None = None  # of the latest step, if that was decodes alone
-        self._latest: StepLayout | None = None
+        self._rows: IntArray | None = None  # rows of the previous step, if it had decodes alone
+        self._previous: StepLayout | None = None
 
     def next(self, rows: IntArray, num_decodes: int, starts: IntArray, lengths: IntArray, *, same_pages: bool) -> StepLayout:
-        """As `build_layout`. `same_pages`: nothing was written to the page table since the last call."""
-        latest = self._latest
-        if latest is not None and same_pages and num_decodes == len(rows) and self._follows(latest, rows, starts):
+        """The layout that `build_layout` makes. `same_pages`: the page table has not changed since the last call."""
+        previous = self._previous
+        if previous is not None and same_pages and num_decodes == len(rows) and self._follows(previous, rows, starts):
             layout = StepLayout(
                 page_size=self._page_size,
                 num_decodes=num_decodes,
-                qo_indptr=latest.qo_indptr,
-                kv_indptr=latest.kv_indptr,
-                kv_indices=latest.kv_indices,
-                last_page_len=latest.last_page_len + 1,
+                qo_indptr=previous.qo_indptr,
+                kv_indptr=previous.kv_indptr,
+                kv_indices=previous.kv_indices,
+                last_page_len=previous.last_page_len + 1,
                 seq_lens=starts + 1,
                 positions=starts,
-                slot_mapping=latest.slot_mapping + 1,
+                slot_mapping=previous.slot_mapping + 1,
             )
         else:
             layout = build_layout(rows, num_decodes, starts, lengths, self._page_table, self._page_size)
-        self._rows, self._latest = (rows, layout) if num_decodes == len(rows) else (None, None)
+        self._rows, self._previous = (rows, layout) if num_decodes == len(rows) else (None, None)
         return layout
 
-    def _follows(self, latest: StepLayout, rows: IntArray, starts: IntArray) -> bool:
-        """Whether decodes of `rows` at `starts` go on where the latest step ended, each within its last page."""
+    def _follows(self, previous: StepLayout, rows: IntArray, starts: IntArray) -> bool:
+        """Whether decodes of `rows` at `starts` continue the previous step, each within its last page."""
         return (
             self._rows is not None
             and len(rows) == len(self._rows)
             and not np.count_nonzero(rows != self._rows)
-            and not np.count_nonzero(starts != latest.seq_lens)
-            and not np.count_nonzero(latest.last_page_len == self._page_size)
+            and not np.count_nonzero(starts != previous.seq_lens)
+            and not np.count_nonzero(previous.last_page_len == self._page_size)
         )
 
 

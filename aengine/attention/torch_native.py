@@ -1,8 +1,8 @@
 """Attention in plain torch: the float32-exact reference, and the backend that runs everywhere.
 
-Scores, softmax and the weighted sum are computed in float32 whatever the storage dtype. Decode rows are computed together,
-padded to a common number of pages; prefill rows one by one, in blocks of queries. Layout per layer and for K and V each:
-[num_kv_heads, num_pages, page_size, head_dim], so that gathered pages are a batch of matrices without another copy.
+Scores, softmax and the weighted sum are computed in float32 whatever the storage dtype. Decode rows are computed together, padded to a
+common number of pages; prefill rows one by one, in blocks of queries. Caches are [num_kv_heads, num_pages, page_size, head_dim], so that
+gathered pages are a batch of matrices without another copy.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, GraphStep
 from aengine.attention.metadata import AttentionMetadata, StepLayout
-from aengine.kernels.paged_cache import PagedCache, as_bytes, stored
+from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes, stored
 
-_GATHER_ELEMENTS = 1 << 23  # of one padded K (or V) of decode rows: 32 MiB in float32
-_SCORE_ELEMENTS = 1 << 24  # of one block of prefill scores: 64 MiB in float32
+_GATHER_ELEMENTS = 1 << 23  # the most elements of the padded K (or V) of a group of decode rows: 32 MiB in float32
+_SCORE_ELEMENTS = 1 << 24  # the most elements of a block of prefill scores: 64 MiB in float32
 
 
 class TorchNativeBackend(AttentionBackend):
@@ -32,18 +32,18 @@ class TorchNativeBackend(AttentionBackend):
         return _Step(self, metadata)
 
     def graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
-        """Of a kind that is planned anew each time, for what stands in for graphs on a CPU."""
+        """A step that each `prepare` plans anew, for the stand-in for graphs on a CPU."""
         return _GraphStep(self, buffers) if self.spec.device.type == "cpu" else None
 
 
 def _put(cache: Tensor, scale: float, slots: Tensor, rows: Tensor) -> None:
-    """[n, num_kv_heads, head_dim] to the slots [n] int64."""
+    """Stores [n, num_kv_heads, head_dim] at the slots [n] int64."""
     flat = as_bytes(cache).view(cache.shape[0], -1, cache.shape[3])
     flat.index_copy_(1, slots, stored(rows, cache.dtype, scale).transpose(0, 1))
 
 
 def _take(cache: Tensor, scale: float, pages: Tensor) -> Tensor:
-    """[num_kv_heads, n, page_size, head_dim] float32 of the pages [n]."""
+    """The pages [n] as [num_kv_heads, n, page_size, head_dim] float32."""
     taken = as_bytes(cache).index_select(1, pages).view(cache.dtype).float()
     return taken if scale == 1.0 else taken * scale
 
@@ -52,27 +52,18 @@ def _take_both(cache: PagedCache, pages: Tensor) -> tuple[Tensor, Tensor]:
     return _take(cache.keys, cache.key_scale, pages), _take(cache.values, cache.value_scale, pages)
 
 
-@dataclass(frozen=True, slots=True)
-class _Scoring:
-    """How a layer weighs keys."""
-
-    scale: float
-    soft_cap: float
-    window: int | None
-
-    def weights(self, query: Tensor, key: Tensor, hidden: Tensor) -> Tensor:
-        """[..., q, D] queries and [..., k, D] keys, of which [..., q, k] are not to be seen -> weights [..., q, k]. All float32."""
-        scores = torch.matmul(query * self.scale, key.transpose(-1, -2))
-        if self.soft_cap:
-            scores = torch.tanh(scores / self.soft_cap) * self.soft_cap
-        return scores.masked_fill_(hidden, -math.inf).softmax(-1)
+def _weights(scoring: Scoring, query: Tensor, key: Tensor, masked: Tensor) -> Tensor:
+    """The softmax over keys: [..., q, D] queries, [..., k, D] keys and the mask [..., q, k] -> [..., q, k]. All float32."""
+    scores = torch.matmul(query * scoring.scale, key.transpose(-1, -2))
+    if scoring.soft_cap:
+        scores = torch.tanh(scores / scoring.soft_cap) * scoring.soft_cap
+    return scores.masked_fill_(masked, -math.inf).softmax(-1)
 
 
 class _Step:
     def __init__(self, backend: TorchNativeBackend, metadata: AttentionMetadata) -> None:
         self._backend = backend
-        self._spec = spec = backend.spec
-        host = metadata.host
+        spec, host = backend.spec, metadata.host
         self._slots = metadata.slot_mapping.long()
         self._written: Tensor | None = None  # the tokens with a slot, where not all have one
         if len(host.slot_mapping) and host.slot_mapping.min() < 0:
@@ -89,7 +80,7 @@ class _Step:
 
     def attend(self, layer: int, query: Tensor) -> Tensor:
         cache = self._backend.caches[layer]
-        scoring = _Scoring(self._spec.scale, self._spec.soft_cap, self._spec.windows[layer])
+        scoring = self._backend.spec.scoring(layer)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         for group in self._decodes:
             out.index_copy_(0, group.rows, group.attend(query.index_select(0, group.rows), cache, scoring))
@@ -118,20 +109,20 @@ class _DecodeGroup:
     unused: Tensor  # [g, page_size, 1] bool, the slots of the last page beyond the row's length
     offsets: Tensor  # [P * page_size] int32, 0, 1, ...
 
-    def attend(self, query: Tensor, cache: PagedCache, scoring: _Scoring) -> Tensor:
+    def attend(self, query: Tensor, cache: PagedCache, scoring: Scoring) -> Tensor:
         """[g, num_heads, head_dim] -> the same shape."""
         rows, num_heads, head_dim = query.shape
         key, value = _take_both(cache, self.pages)
         num_kv_heads = len(key)
-        # A weight of zero does not silence a NaN: what a page's former owner left must not reach the weighted sum.
+        # Zero times NaN is NaN: what the page's last owner left beyond the row's length must not reach the weighted sum.
         value.index_copy_(1, self.last_pages, value.index_select(1, self.last_pages).masked_fill_(self.unused, 0.0))
         key = key.view(num_kv_heads, rows, -1, head_dim)
         value = value.view(num_kv_heads, rows, -1, head_dim)
         grouped = query.float().view(rows, num_kv_heads, -1, head_dim).transpose(0, 1)  # [Hkv, g, group, D]
-        hidden = self.offsets >= self.seq_lens  # [g, P * page_size]
+        masked = self.offsets >= self.seq_lens  # [g, P * page_size]
         if scoring.window is not None:
-            hidden = hidden | (self.offsets < self.seq_lens - scoring.window)
-        weights = scoring.weights(grouped, key, hidden[:, None, :])
+            masked = masked | (self.offsets < self.seq_lens - scoring.window)
+        weights = _weights(scoring, grouped, key, masked[:, None, :])
         return torch.matmul(weights, value).transpose(0, 1).reshape(rows, num_heads, head_dim).to(query.dtype)
 
 
@@ -144,7 +135,7 @@ class _Prefill:
     length: int
     pages: Tensor  # [P] int32
 
-    def attend(self, query: Tensor, cache: PagedCache, scoring: _Scoring, out: Tensor) -> None:
+    def attend(self, query: Tensor, cache: PagedCache, scoring: Scoring, out: Tensor) -> None:
         num_heads = query.shape[1]
         seq_len = self.start + self.length
         key, value = (taken.flatten(1, 2)[:, :seq_len] for taken in _take_both(cache, self.pages))
@@ -160,12 +151,12 @@ class _Prefill:
             grouped = query[rows].float().view(size, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [Hkv, group, size, D]
             at = torch.arange(first_position, high, device=query.device)[:, None]
             source = torch.arange(low, high, device=query.device)[None, :]
-            hidden = source > at
+            masked = source > at
             if window is not None:
-                hidden |= source <= at - window
+                masked |= source <= at - window
             group = num_heads // num_kv_heads
-            # One matrix per KV head, of all its heads' queries
-            weights = scoring.weights(grouped.reshape(num_kv_heads, -1, head_dim), key[:, low:high], hidden.repeat(group, 1))
+            # One matrix per KV head, with the queries of all its heads
+            weights = _weights(scoring, grouped.reshape(num_kv_heads, -1, head_dim), key[:, low:high], masked.repeat(group, 1))
             summed = torch.matmul(weights, value[:, low:high]).view(num_kv_heads, -1, size, head_dim)
             out[rows] = summed.permute(2, 0, 1, 3).reshape(size, num_heads, head_dim)
 

@@ -40,7 +40,6 @@ class TritonBackend(AttentionBackend):
             raise BackendUnavailableError(f"head_dim {spec.head_dim} is more than the {kernels.MAX_HEAD_DIM} of our Triton kernels")
         super().__init__(spec)
         self.blocks = kernels.Blocks.of(spec.head_dim, spec.dtype)
-        self.scoring = [kernels.Scoring(spec.scale, window, spec.soft_cap) for window in spec.windows]
         on_cuda = spec.device.type == "cuda"
         try:
             self.processors = torch.cuda.get_device_properties(spec.device).multi_processor_count if on_cuda else 1
@@ -75,7 +74,7 @@ class _Step:
 
     def attend(self, layer: int, query: Tensor) -> Tensor:
         backend = self._backend
-        cache, scoring, blocks = backend.caches[layer], backend.scoring[layer], backend.blocks
+        cache, scoring, blocks = backend.caches[layer], backend.spec.scoring(layer), backend.blocks
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if self._num_decodes:
             kernels.attend_decodes(query, out, cache, self._lists, scoring, blocks, num_rows=self._num_decodes, num_splits=self._num_splits)

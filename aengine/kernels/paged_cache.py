@@ -1,4 +1,4 @@
-"""`PagedCache`: the K and V of one layer as tensors of pages, which kernels and attention backends both read."""
+"""What kernels and attention backends both know of a layer: its K and V as tensors of pages, and how it scores keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PagedCache:
-    """The order of the dimensions (pages, tokens of a page, KV heads, head_dim) is up to who allocates it."""
+    """The order of the dimensions (pages, tokens of a page, KV heads, head_dim) depends on the attention backend."""
 
     keys: Tensor
     values: Tensor
@@ -18,8 +18,17 @@ class PagedCache:
     value_scale: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer scores keys."""
+
+    scale: float  # multiplies the products of query and key
+    window: int | None  # a query attends to this many latest positions, itself included; None: to all
+    soft_cap: float  # scores become soft_cap * tanh(score / soft_cap); 0: they do not
+
+
 def stored(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-    """`x` as a cache of `dtype` holds it: x / scale, saturated, where that is float8. A view as `as_bytes` makes it."""
+    """`x` as a cache of `dtype` holds it: x / scale, saturated and viewed as bytes, where `dtype` is float8; else rounded to `dtype`."""
     if dtype.itemsize > 1:
         return x.to(dtype)
     limit = torch.finfo(dtype).max  # some versions of torch make NaN of what is larger

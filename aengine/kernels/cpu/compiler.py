@@ -1,12 +1,11 @@
-"""Sources -> a shared library, once per machine.
+"""Compiles the sources to a shared library, once per machine.
 
-Owns where compiled kernels are kept and what they are named after: a hash of everything that shapes them. A library that came with the
-package is preferred to compiling. Loads nothing.
+Owns where compiled kernels are kept and their names, which are hashes of all inputs of the compiler. A library that came with the package
+is used before one is compiled. Loads nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
@@ -27,7 +26,8 @@ SOURCES = pathlib.Path(__file__).parent / "src"
 PREBUILT = pathlib.Path(__file__).parent / "prebuilt"
 _log = logging.getLogger("aengine")
 _UNITS = (("attention.cpp", "draw.cpp"), ("gemm.cpp", "kernels.cpp"))
-"""What the compiler sees as one file. The units take about as long as each other, side by side; with more of them headers cost most."""
+"""Files that are compiled as one translation unit. The units are compiled in parallel and take equally long; more of them would spend most
+time on headers."""
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = (
     "-std=c++17",
@@ -41,21 +41,21 @@ _FLAGS = (
     "-fvisibility=hidden",
     "-Wno-psabi",
 )
-_TIMEOUT = 300.0  # seconds, of a compilation
+_TIMEOUT = 300.0  # seconds, for one compiler call
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A shared library on disk. A temporary one lies in a directory of its own, which the one who loads it removes."""
+    """A shared library on disk. A temporary one is in a directory of its own, which whoever loads it removes."""
 
     path: pathlib.Path
     temporary: bool = False
 
 
 def build(level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOURCES, prebuilt: pathlib.Path = PREBUILT) -> Built:
-    """The library of a level: the package's, the one of an earlier call, or a new one.
+    """The library of a level: the package's, the one of an earlier call, or a new one, which takes seconds to compile.
 
-    Takes seconds when it compiles, and says so. Raises KernelsUnavailableError when there is no compiler or it fails.
+    Raises KernelsUnavailableError when there is no compiler or it fails.
     """
     shipped = prebuilt / prebuilt_name(level, sources)
     if shipped.is_file():
@@ -68,33 +68,25 @@ def build(level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOUR
         return Built(directory / name)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(suffix=".so", dir=directory)
-        os.close(handle)
-    except OSError:
-        # Nowhere to keep it: compile for this process alone.
+        _compile(compiler, flags, level, sources, directory / name)
+        return Built(directory / name)
+    except OSError:  # the cache cannot be written: compile for this process alone
         own = pathlib.Path(tempfile.mkdtemp(prefix="aengine-"))
-        try:
-            _compile(compiler, flags, level, sources, own / name)
-        except BaseException:
-            shutil.rmtree(own, ignore_errors=True)
-            raise
-        return Built(own / name, temporary=True)
     try:
-        _compile(compiler, flags, level, sources, pathlib.Path(partial))
-        os.replace(partial, directory / name)  # whoever comes second replaces the same bytes
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(partial)
-    return Built(directory / name)
+        _compile(compiler, flags, level, sources, own / name)
+    except BaseException:
+        shutil.rmtree(own, ignore_errors=True)
+        raise
+    return Built(own / name, temporary=True)
 
 
 def prebuilt_name(level: Level, sources: pathlib.Path = SOURCES) -> str:
-    """What a library that ships with the package is called: one of other sources has another name."""
+    """The file name of a library that ships with the package; it changes with the sources."""
     return f"cpu-{level.value}-{_sources_digest(sources)}.so"
 
 
 def prebuild(level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOURCES, directory: pathlib.Path = PREBUILT) -> pathlib.Path:
-    """Compiles a level, which need not be one of this CPU's, into the package. For those who make wheels."""
+    """Compiles a level, which this CPU need not support, into the package. For making wheels."""
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / prebuilt_name(level, sources)
     _compile(_find_compiler(environ), (*_FLAGS, *level_flags(level)), level, sources, target)
@@ -102,10 +94,11 @@ def prebuild(level: Level, environ: Mapping[str, str], sources: pathlib.Path = S
 
 
 def _compile(compiler: tuple[str, ...], flags: tuple[str, ...], level: Level, sources: pathlib.Path, target: pathlib.Path) -> None:
-    """With a log line before and one after, as warnings: whoever configured no logging wonders about a long start, too."""
-    _log.warning("compiling the CPU kernels for level %s with %s: takes some seconds, once on this machine", level.value, compiler[0])
-    begin = time.perf_counter()
+    """Writes the library to `target` in one move. Raises OSError where that cannot be written, KernelsUnavailableError for a compiler that
+    fails. Logs as warnings, so that a long start is explained where no logging is configured."""
     with tempfile.TemporaryDirectory(prefix="compiling-", dir=target.parent) as directory:
+        _log.warning("compiling the CPU kernels for level %s with %s: takes some seconds, once on this machine", level.value, compiler[0])
+        begin = time.perf_counter()
         objects = [f"{directory}/{number}.o" for number in range(len(_UNITS))]
         commands = []
         for (*before, last), made in zip(_UNITS, objects, strict=True):
@@ -113,12 +106,13 @@ def _compile(compiler: tuple[str, ...], flags: tuple[str, ...], level: Level, so
             commands.append([*compiler, *flags, f'-DAENGINE_LEVEL="{level.value}"', "-c", *included, str(sources / last), "-o", made])
         with ThreadPoolExecutor(len(commands)) as pool:
             list(pool.map(_run, commands))
-        _run([*compiler, *flags, "-shared", *objects, "-o", str(target)])
+        _run([*compiler, *flags, "-shared", *objects, "-o", f"{directory}/linked.so"])
+        os.replace(f"{directory}/linked.so", target)  # another process may replace it by an equal file
     _log.warning("compiled the CPU kernels in %.1f s", time.perf_counter() - begin)
 
 
 def _run(command: Sequence[str]) -> None:
-    """Raises KernelsUnavailableError with one line."""
+    """Raises KernelsUnavailableError, with a message of one line."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT)
     except subprocess.TimeoutExpired:
@@ -132,7 +126,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _find_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The compiler as words of a command: CXX, which may hold options, or the first that is installed."""
+    """The words of the compiler's command: CXX, which may hold options, or the first compiler that is installed."""
     given = environ.get("CXX")
     if given:
         words = shlex.split(given)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from aengine.kernels.paged_cache import PagedCache
+from aengine.kernels.paged_cache import PagedCache, Scoring
 from aengine.kernels.triton.attention_kernels import combine_kernel, decode_kernel, prefill_kernel, write_kernel
 
 MAX_HEAD_DIM = 256
@@ -33,15 +33,6 @@ class PageLists:
     kv_indptr: Tensor
     kv_indices: Tensor
     last_page_len: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """How a layer weighs keys."""
-
-    scale: float
-    window: int | None  # a query sees this many latest positions, itself included; None: all
-    soft_cap: float  # 0: none
 
 
 @dataclass(frozen=True, slots=True)
