@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aengine.errors import AEngineError
 from aengine.server.calls.auth import Authenticator
-from aengine.server.calls.errors import DrainingError
+from aengine.server.calls.errors import draining
 from aengine.server.calls.interceptor import CallInterceptor
 from aengine.server.calls.observers import Observers
 from aengine.server.calls.port import make_server
@@ -200,7 +200,7 @@ class Server:
         """Close the port; calls under way end with `reason`. None: UNAVAILABLE (DRAINING)."""
         self._admission.close()
         if len(self._under_way):
-            await self._under_way.end_all(reason or DrainingError("the server is shutting down"), FLUSH_SECONDS)
+            await self._under_way.end_all(reason or draining(), FLUSH_SECONDS)
             await asyncio.sleep(REFUSE_SECONDS)
         await self._server.stop(FLUSH_SECONDS)
         await self._generation.aclose()

@@ -110,9 +110,9 @@ def test_the_errors_of_an_engine_arrive_as_they_are(error: AEngineError, answere
 
 
 def test_too_many_calls_are_what_a_full_queue_is() -> None:
-    from aengine.server.calls.errors import TooManyCallsError
+    from aengine.server.calls.errors import StatusError
 
-    failure = read_failure(rpc_error(TooManyCallsError("8192 calls are under way")), NOBODY)
+    failure = read_failure(rpc_error(StatusError("TOO_MANY_CALLS", "8192 calls are under way")), NOBODY)
     assert (type(failure.error), str(failure.error), failure.pushback) == (QueueFullError, "8192 calls are under way", 1.0)
 
 

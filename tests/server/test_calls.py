@@ -23,7 +23,7 @@ from aengine.errors import InvalidRequestError, QueueFullError
 from aengine.outputs import Token
 from aengine.server.calls import interceptor
 from aengine.server.calls.auth import Authenticator
-from aengine.server.calls.errors import DrainingError
+from aengine.server.calls.errors import StatusError
 from aengine.server.calls.interceptor import CallInterceptor
 from aengine.server.calls.observers import CURRENT_CALL, Observers
 from aengine.server.calls.port import make_server
@@ -212,7 +212,7 @@ async def test_calls_can_be_ended_from_outside(kind: str) -> None:
         call = asking.call(kind, "wait")
         failing = asyncio.ensure_future(code_of(call))
         await until(lambda: len(asking.under_way) == 1)
-        await asking.under_way.end_all(DrainingError("the end"), 20)
+        await asking.under_way.end_all(StatusError("DRAINING", "the end"), 20)
         assert await failing is grpc.StatusCode.UNAVAILABLE
         assert await call.details() == "the end"
         assert [record.reason for record in asking.seen.calls] == ["DRAINING"]
@@ -224,7 +224,7 @@ async def test_a_call_that_is_ended_while_its_headers_are_sent_is_told_why(kind:
     send_headers = interceptor._send_headers
 
     async def ended_meanwhile(call: interceptor.Call, context: interceptor.Context) -> None:
-        asyncio.get_running_loop().call_soon(call.end, DrainingError("the end"))
+        asyncio.get_running_loop().call_soon(call.end, StatusError("DRAINING", "the end"))
         await send_headers(call, context)
 
     monkeypatch.setattr(interceptor, "_send_headers", ended_meanwhile)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from aengine.errors import ConfigError
 from aengine.server.calls.certificate_name import CertificateName
-from aengine.server.calls.errors import AdminOnlyError, BadCredentialsError, NoCredentialsError
+from aengine.server.calls.errors import StatusError
 from aengine.server.calls.files import Fingerprint, fingerprint
 from aengine.server.calls.records import Caller
 from aengine.server.config.options import ServerConfig
@@ -111,27 +111,24 @@ class Authenticator:
         self._worker.shutdown(wait=False)
 
     async def authorize(self, method: str, authorization: Sequence[str], certificate: CertificateName | None) -> Caller:
-        """Who calls. `authorization`: the values of that metadata key; `certificate`: that of
-        the client, if it has one. Raises `NoCredentialsError`, `BadCredentialsError` or `AdminOnlyError`."""
+        """Who calls. `authorization`: the values of that metadata key; `certificate`: that of the client, if it has one. Raises
+        `StatusError`: NO_CREDENTIALS, BAD_CREDENTIALS, ADMIN_ONLY."""
         await self._refresh()
         administrates = method.startswith(ADMIN_PREFIX)
         name, is_admin = self._name_of(authorization)
         if authorization and name is None and (administrates or self._tokens is not None):
-            raise BadCredentialsError("the token in the metadata 'authorization' is not accepted")
+            raise StatusError("BAD_CREDENTIALS", "the token in the metadata 'authorization' is not accepted")
         certified = None if certificate is None else certificate.name
         if is_admin or (certificate is not None and certificate.is_common_name and certified in self._admin_names):
             return Caller(name or certified, True)
         if administrates:
             if name is None and certificate is None and self._admin_tokens is not None:
-                raise NoCredentialsError("AdminService needs an administrator's token: metadata 'authorization: Bearer <token>'")
-            raise AdminOnlyError("AdminService is for administrators" if self._can_administrate else "this server has no administrators")
+                raise StatusError("NO_CREDENTIALS", "AdminService needs an administrator's token: metadata 'authorization: Bearer <token>'")
+            has_any = self._admin_tokens is not None or bool(self._admin_names)
+            raise StatusError("ADMIN_ONLY", "AdminService is for administrators" if has_any else "this server has no administrators")
         if self._tokens is not None and name is None:
-            raise NoCredentialsError("the call needs a token: metadata 'authorization: Bearer <token>'")
+            raise StatusError("NO_CREDENTIALS", "the call needs a token: metadata 'authorization: Bearer <token>'")
         return Caller(name or certified, not self._distinguishes)
-
-    @property
-    def _can_administrate(self) -> bool:
-        return self._admin_tokens is not None or bool(self._admin_names)
 
     def _name_of(self, authorization: Sequence[str]) -> tuple[str | None, bool]:
         """Whose token it is, and whether it is an administrator's."""

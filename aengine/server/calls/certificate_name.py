@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from aengine.server.calls.errors import BadCredentialsError
+from aengine.server.calls.errors import StatusError
 
 MAX_NAME_LENGTH = 256  # characters
 _VALUE = rb"(?:[^\\,+]|\\[0-9A-Fa-f]{2}|\\[^0-9A-Fa-f])*"
@@ -28,7 +28,8 @@ class CertificateName:
 
 
 def certificate_name(auth_context: Mapping[str, Iterable[bytes]]) -> CertificateName | None:
-    """Of the client's certificate, None without one. Raises `BadCredentialsError` for one whose common name cannot be shown as it is."""
+    """Of the client's certificate, None without one. Raises `StatusError` for one whose common name cannot be shown
+    as it is."""
     for pem in auth_context.get("x509_pem_cert", ()):
         names = [name for subject in auth_context.get("x509_subject", ()) for name in _common_names(subject)]
         if len(names) == 1:
@@ -43,7 +44,7 @@ def _common_names(subject: bytes) -> list[str]:
     while end < len(subject):
         attribute = _ATTRIBUTE.match(subject, end)
         if attribute is None:
-            raise BadCredentialsError("the subject of the client's certificate cannot be read")
+            raise StatusError("BAD_CREDENTIALS", "the subject of the client's certificate cannot be read")
         end = attribute.end()
         if attribute[1] == b"CN":
             names.append(_text(attribute[2]))
@@ -52,14 +53,13 @@ def _common_names(subject: bytes) -> list[str]:
 
 def _text(value: bytes) -> str:
     if value.startswith(b"#"):
-        raise BadCredentialsError("the common name of the client's certificate is not a text")
+        raise StatusError("BAD_CREDENTIALS", "the common name of the client's certificate is not a text")
     raw = _ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].decode()) if len(escape[1]) == 2 else escape[1], value)
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raise BadCredentialsError("the common name of the client's certificate is not UTF-8") from None
+        raise StatusError("BAD_CREDENTIALS", "the common name of the client's certificate is not UTF-8") from None
     if not text or len(text) > MAX_NAME_LENGTH or not text.isprintable():
-        raise BadCredentialsError(
-            f"the common name of the client's certificate is not 1 to {MAX_NAME_LENGTH} characters that can be printed"
-        )
+        rule = f"1 to {MAX_NAME_LENGTH} characters that can be printed"
+        raise StatusError("BAD_CREDENTIALS", f"the common name of the client's certificate is not {rule}")
     return text

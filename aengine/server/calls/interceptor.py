@@ -25,14 +25,7 @@ from grpc_status import rpc_status
 from aengine.errors import InvalidRequestError
 from aengine.server.calls.auth import Authenticator
 from aengine.server.calls.certificate_name import certificate_name
-from aengine.server.calls.errors import (
-    AnswerTooLargeError,
-    MetadataTooLargeError,
-    MethodNotFoundError,
-    ReaderStalledError,
-    describe,
-    to_status,
-)
+from aengine.server.calls.errors import StatusError, describe, to_status
 from aengine.server.calls.message_fields import check_fields
 from aengine.server.calls.observers import CURRENT_CALL
 from aengine.server.calls.port import CARRIER, NO_METHOD
@@ -94,7 +87,7 @@ class CallInterceptor(aio.ServerInterceptor):
 
     async def _refuse(self, requests: AsyncIterator[Any], context: Context) -> None:
         async def work(call: Call) -> NoReturn:
-            raise MethodNotFoundError("the server has no such method")
+            raise StatusError("METHOD_NOT_FOUND", "the server has no such method")
 
         await self.run(NO_METHOD, context, work)
 
@@ -112,7 +105,7 @@ class CallInterceptor(aio.ServerInterceptor):
             try:
                 under_way.add(call)
                 if num_bytes > self.config.max_metadata_bytes:
-                    raise MetadataTooLargeError(f"{num_bytes} bytes of metadata are more than {self.config.max_metadata_bytes}")
+                    raise StatusError("METADATA_TOO_LARGE", f"{num_bytes} bytes of metadata are more than {self.config.max_metadata_bytes}")
                 if not _is_health(method):
                     certificate = certificate_name(context.auth_context()) if self.config.tls_client_ca else None
                     record.caller = await self._authenticator.authorize(method, _values(metadata, "authorization"), certificate)
@@ -150,7 +143,7 @@ class CallInterceptor(aio.ServerInterceptor):
         self._end(call, failure.code, failure.reason)
         if not call.mute:
             # In HTTP/2 the status comes after all messages, so where the client reads slowly it waits behind them.
-            waits_behind = answered and not isinstance(error, ReaderStalledError)
+            waits_behind = answered and failure.reason != "READER_STALLED"
             seconds = self._under_way.stall_seconds if waits_behind else ABORT_SECONDS
             try:
                 await asyncio.wait_for(context.abort(status.code, status.details, metadata), seconds)
@@ -256,7 +249,7 @@ def _encoder(encode: Coder, max_bytes: int) -> Coder:
     def write(message: Any) -> bytes:
         raw: bytes = message if type(message) is bytes else encode(message)
         if len(raw) > max_bytes:
-            raise AnswerTooLargeError(f"the answer takes {len(raw)} bytes in one message, which are more than {max_bytes}")
+            raise StatusError("ANSWER_TOO_LARGE", f"the answer takes {len(raw)} bytes in one message, which are more than {max_bytes}")
         return raw
 
     return write

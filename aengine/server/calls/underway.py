@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from aengine.errors import AEngineError
-from aengine.server.calls.errors import ReaderStalledError, SenderStalledError, TooManyCallsError
+from aengine.server.calls.errors import StatusError
 from aengine.server.calls.records import CallRecord
 
 MAX_CHECK_SECONDS = 5.0
@@ -18,12 +18,12 @@ MAX_CHECK_SECONDS = 5.0
 
 def reader_stalled(seconds: float) -> AEngineError:
     """What becomes of a call whose message the client does not take."""
-    return ReaderStalledError(f"the client has not read for {seconds:g} s")
+    return StatusError("READER_STALLED", f"the client has not read for {seconds:g} s")
 
 
 def sender_stalled(seconds: float) -> AEngineError:
     """What becomes of a call whose request does not come."""
-    return SenderStalledError(f"the client has not sent its message for {seconds:g} s")
+    return StatusError("SENDER_STALLED", f"the client has not sent its message for {seconds:g} s")
 
 
 class Call:
@@ -67,9 +67,9 @@ class CallsUnderWay:
         return len(self._calls)
 
     def add(self, call: Call) -> None:
-        """Raises `TooManyCallsError`."""
+        """Raises `StatusError` (TOO_MANY_CALLS)."""
         if len(self._calls) >= self._max_calls:
-            raise TooManyCallsError(f"{self._max_calls} calls are under way, which is the limit")
+            raise StatusError("TOO_MANY_CALLS", f"{self._max_calls} calls are under way, which is the limit")
         self._calls.add(call)
 
     def discard(self, call: Call) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from aengine.server.calls.errors import DrainingError
+from aengine.server.calls.errors import draining
 
 
 class Admission:
@@ -29,9 +29,9 @@ class Admission:
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Held by a generation while it lives. Raises `DrainingError` once closed."""
+        """Held by a generation while it lives. Raises `StatusError` (DRAINING) once closed."""
         if self._closed:
-            raise DrainingError("the server is shutting down")
+            raise draining()
         self._in_flight += 1
         self._idle.clear()
         try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from aengine.errors import RequestIdInUseError
 from aengine.outputs import ModelInfo, RequestInfo, RequestState
-from aengine.server.calls.errors import ModelNotFoundError
+from aengine.server.calls.errors import StatusError, clip
 from aengine.server.calls.records import Caller, Observer
 from aengine.server.generation.admission import Admission
 
@@ -51,10 +51,10 @@ class RequestIndex(Generic[Thing]):
 
 
 def require_model(engine: AsyncEngine, name: str) -> ModelInfo:
-    """The model that `name` means. Empty is the served one; raises `ModelNotFoundError` for another name."""
+    """The model that `name` means. Empty is the served one; raises `StatusError` (MODEL_NOT_FOUND) for another name."""
     info = engine.model_info
     if name not in ("", info.name):
-        raise ModelNotFoundError(name, info.name)
+        raise StatusError("MODEL_NOT_FOUND", f"model {clip(name)!r} is not served here; there is {info.name!r}", resource=("model", name))
     return info
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aengine.errors import InvalidRequestError
-from aengine.server.calls.errors import EventsDroppedError, Failure, ReaderReplacedError, ToldError
+from aengine.server.calls.errors import StatusError
 
 READ_EVENTS = 64
 """Most events taken from the ring at a time: these count as sent while a slow client is still being sent the first of them."""
@@ -72,9 +72,9 @@ class EventRing:
         return events
 
     def seek(self, number: int) -> None:
-        """Send from event `number` on. Raises `EventsDroppedError` for the past, `InvalidRequestError` for the future."""
+        """Send from event `number` on. Raises `StatusError` (EVENTS_DROPPED) for the past, `InvalidRequestError` for the future."""
         if number < self.first:
-            raise EventsDroppedError(f"event {number} is no longer kept; the oldest is {self.first}")
+            raise StatusError("EVENTS_DROPPED", f"event {number} is no longer kept; the oldest is {self.first}")
         if number > self.end:
             description = f"{number} is not yet known; the next event is {self.end}"
             raise InvalidRequestError.of("next_event_number", description)
@@ -91,7 +91,7 @@ class Replay:
         self._ring = EventRing(limits.events, limits.bytes)
         self._changed = changed
         self._reader: Reader | None = None
-        self._failure: Failure | None = None
+        self._failure: StatusError | None = None
         self._moved = asyncio.Event()  # the reader went on, came or left
 
     @property
@@ -116,7 +116,7 @@ class Replay:
         self._ring.append(event)
         self._news()
 
-    def end(self, failure: Failure | None = None) -> None:
+    def end(self, failure: StatusError | None = None) -> None:
         """Nothing follows; `failure` is what every reader gets at the end. Ignored when it has ended."""
         if self.ended:
             return
@@ -133,7 +133,7 @@ class Replay:
     # ---- the reader ----------------------------------------------------------------------------------------------------
 
     def attach(self, number: int) -> Reader:
-        """A reader from event `number` on, in place of the present one. Raises `EventsDroppedError` or `InvalidRequestError`."""
+        """A reader from event `number` on, in place of the present one. Raises `StatusError` (EVENTS_DROPPED) or `InvalidRequestError`."""
         self._ring.seek(number)
         self._news()  # the present one, if any, learns that it is replaced
         self._reader = Reader(self)
@@ -154,7 +154,7 @@ class Replay:
                 self._moved.set()
                 return events
             if self._failure is not None:
-                raise ToldError(self._failure)
+                raise self._failure
             if self.ended:
                 return []
             reader.waits = True
@@ -162,7 +162,7 @@ class Replay:
             self._moved.set()
             await reader.news.wait()
             reader.waits = False
-        raise ReaderReplacedError("another reader has taken over the stream")
+        raise StatusError("READER_REPLACED", "another reader has taken over the stream")
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
@@ -184,8 +184,8 @@ class Reader:
         self._replay = replay
 
     async def read(self) -> list[bytes]:
-        """The next events, at least one. Empty at the end; raises `ToldError` in its place if the generation failed, and
-        `ReaderReplacedError` once another reader has come."""
+        """The next events, at least one. Empty at the end; raises the `StatusError` in its place if the generation failed, and
+        `StatusError` (READER_REPLACED) once another reader has come."""
         return await self._replay.read(self)
 
     def __enter__(self) -> Reader:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from aengine.errors import InvalidRequestError
 from aengine.outputs import RequestState
-from aengine.server.calls.errors import RequestNotFoundError
+from aengine.server.calls.errors import request_not_found
 from aengine.server.calls.observers import current_caller
 from aengine.server.generation.backend import Backend
 from aengine.server.generation.responses import write_usage
@@ -23,7 +23,7 @@ STATES: Mapping[RequestState, messages.RequestState.ValueType] = {
 
 
 def describe_request(backend: Backend, resumables: ResumableStreams, request: messages.GetRequestRequest) -> messages.GetRequestResponse:
-    """Raises `InvalidRequestError`, `RequestNotFoundError`, or what `AsyncEngine.request_info` raises."""
+    """Raises `InvalidRequestError`, `StatusError` (REQUEST_NOT_FOUND), or what `AsyncEngine.request_info` raises."""
     request_id = request.request_id
     if not request_id:
         raise InvalidRequestError.of("request_id", "must not be empty")
@@ -34,7 +34,7 @@ def describe_request(backend: Backend, resumables: ResumableStreams, request: me
         resumable = None  # kept of an earlier request of the same name
     info = resumable.info if resumable is not None else backend.find(request_id, caller)
     if info is None:
-        raise RequestNotFoundError(request_id)
+        raise request_not_found(request_id)
     response = messages.GetRequestResponse(request_id=request_id, state=STATES[info.state])
     write_usage(info.usage, response.usage)
     response.arrival.FromNanoseconds(round(info.arrival * 1e9))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.outputs import RequestInfo
-from aengine.server.calls.errors import DrainingError, NotResumableError, RequestNotFoundError, clip, describe
+from aengine.server.calls.errors import StatusError, clip, describe, draining, request_not_found
 from aengine.server.calls.observers import current_caller
 from aengine.server.calls.records import Caller
 from aengine.server.generation.backend import Backend, RequestIndex
@@ -117,7 +117,7 @@ class ResumableStreams:
         return next(iter(self._begun.find(request_id, caller)), None)
 
     async def generate(self, request: StreamGenerateRequest) -> AsyncGenerator[bytes, None]:
-        """Begin a generation and read it: serialised responses. Raises `ToldError` if it fails, or `ReaderReplacedError`."""
+        """Begin a generation and read it: serialised responses. Raises the `StatusError` that it fails with, or READER_REPLACED."""
         retain = read_stream_options(request.spec.stream, []).retain_seconds  # out of range, it is refused before it matters
         resumable = Resumable(self._limits.generation, retain, current_caller(), self._changed)
         self._start(resumable, request)
@@ -132,7 +132,7 @@ class ResumableStreams:
     async def resume(self, request: ResumeGenerateRequest) -> AsyncGenerator[bytes, None]:
         """The rest of a generation: serialised responses.
 
-        Raises `InvalidRequestError`, `RequestNotFoundError`, `NotResumableError` or `EventsDroppedError` for the request, and what
+        Raises `InvalidRequestError` or `StatusError` (REQUEST_NOT_FOUND, NOT_RESUMABLE, EVENTS_DROPPED) for the request, and what
         `generate` raises.
         """
         missing = [name for name in ("request_id", "resume_token") if not getattr(request, name)]
@@ -141,10 +141,10 @@ class ResumableStreams:
         caller = current_caller()
         found = self._begun.find(request.request_id, caller)
         if not found and self._backend.find(request.request_id, caller) is not None:
-            raise NotResumableError(f"request {clip(request.request_id)!r} was not asked to be resumable")
+            raise StatusError("NOT_RESUMABLE", f"request {clip(request.request_id)!r} was not asked to be resumable")
         resumable = next((one for one in found if secrets.compare_digest(one.token, request.resume_token)), None)
         if resumable is None:
-            raise RequestNotFoundError(request.request_id)
+            raise request_not_found(request.request_id)
         async with aclosing(_read(resumable.replay, request.next_event_number)) as events:
             async for event in events:
                 yield event
@@ -165,7 +165,7 @@ class ResumableStreams:
             self._pumps.discard(pump)
             resumable.let_go()
             if not resumable.replay.ended:  # cancelled; a reader must not wait for ever
-                resumable.replay.end(describe(DrainingError("the server is shutting down")))
+                resumable.replay.end(describe(draining()))
 
         resumable.pump = asyncio.create_task(self._pump(resumable, request))
         resumable.pump.add_done_callback(over)

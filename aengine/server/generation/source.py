@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from aengine.errors import FieldError, InvalidRequestError, RequestIdInUseError, refusal
 from aengine.outputs import FinishReason, Token
-from aengine.server.calls.errors import AnswerTooLargeError, DeadlinePassedError
+from aengine.server.calls.errors import StatusError
 from aengine.server.calls.observers import current_caller
 from aengine.server.calls.records import GenerationRecord
 from aengine.server.generation.backend import Backend, require_model
@@ -55,7 +55,7 @@ class Generation:
     _last_tokens: float | None = field(default=None, init=False)  # when they came, on time.monotonic
 
     def note(self, tokens: Sequence[Token]) -> None:
-        """Record tokens that came together. Raises `DeadlinePassedError` when the deadline of the call ended the request."""
+        """Record tokens that came together. Raises `StatusError` (DEADLINE_PASSED) when the deadline of the call ended the request."""
         now = time.monotonic()
         if self._last_tokens is not None:
             self.record.inter_token_seconds.observe(now - self._last_tokens)
@@ -63,7 +63,7 @@ class Generation:
         for token in tokens:  # for every token of every stream: what is added here is paid often
             if token.finish_reason is not None:
                 if self.by_call and token.finish_reason is FinishReason.DEADLINE:
-                    raise DeadlinePassedError("the deadline passed before the request was done")
+                    raise StatusError("DEADLINE_PASSED", "the deadline passed before the request was done")
                 self.record.finish_reason = token.finish_reason
                 self.num_open -= 1
 
@@ -82,8 +82,8 @@ class Generation:
         write_timing(self.stream.info(), time.monotonic() - self.record.start, message.timing)
 
     async def complete(self, response: GenerateResponse, max_bytes: int, may_read: asyncio.Event | None = None) -> None:
-        """Read the whole output into `response`; nothing more is read while `may_read` is not set. Raises `AnswerTooLargeError` as soon
-        as the response cannot but take more than `max_bytes`, and what the stream raises."""
+        """Read the whole output into `response`; nothing more is read while `may_read` is not set. Raises `StatusError`
+        (ANSWER_TOO_LARGE) as soon as the response cannot but take more than `max_bytes`, and what the stream raises."""
         stream, output, text = self.stream, self.spec.output, wants_text(self.spec.output)
         token_bytes = int(output.token_ids) + (4 * (1 + output.logprobs.top_k) if output.HasField("logprobs") else 0)
         num_bytes = 0  # at least
@@ -138,7 +138,7 @@ async def submit(backend: Backend, request: GenerationRequest, *, remaining: flo
         # The engine knows the call's deadline, so that it can end the work in time even if the cancellation is late.
         by_call = remaining is not None and (options.timeout is None or remaining < options.timeout)
         if by_call and remaining is not None and remaining <= 0:
-            raise DeadlinePassedError("the deadline had passed when the request arrived")
+            raise StatusError("DEADLINE_PASSED", "the deadline had passed when the request arrived")
         start = time.monotonic()
         try:
             stream = backend.engine.stream(
@@ -162,4 +162,4 @@ async def submit(backend: Backend, request: GenerationRequest, *, remaining: flo
 
 def _check_size(num_bytes: int, max_bytes: int) -> None:
     if num_bytes > max_bytes:
-        raise AnswerTooLargeError(f"the answer takes more than {max_bytes} bytes in one message")
+        raise StatusError("ANSWER_TOO_LARGE", f"the answer takes more than {max_bytes} bytes in one message")
