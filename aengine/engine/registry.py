@@ -19,7 +19,6 @@ from aengine.engine.loading import LoadedModel
 from aengine.engine.logprobs import add_prompt_logprobs, token_logprob
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Cancel, Command, Park, Submit, Unpark
-from aengine.engine.output_text import OutputText, StopStrings
 from aengine.engine.prompts import (
     IntArray,
     Limits,
@@ -124,7 +123,7 @@ class Registry:
         keys = range(self._next_key, self._next_key + params.n)
         self._bound.enter(keys)  # before anything is done for it
         self._next_key = keys.stop
-        state = self._make_state(keys.start, request_id, params, options)
+        state = StreamState(keys.start, request_id, params, options, self._loaded.tokenizer, self._config.max_unread_tokens, self._hooks)
         if not needs_worker(prompt, params) and params.structured_output is None:
             try:
                 self._submit(state, at_once(prepare(prompt, params, self._loaded.tokenizer, self._limits)))
@@ -193,22 +192,6 @@ class Registry:
             state.end(error)
 
     # ---- inside --------------------------------------------------------------------------------------------------------
-
-    def _make_state(self, key: int, request_id: str, params: SamplingParams, options: RequestOptions) -> StreamState:
-        tokenizer = self._loaded.tokenizer
-        stop = StopStrings(params.stop) if params.stop else ()
-
-        def new_text() -> OutputText:
-            assert tokenizer is not None
-            return OutputText(
-                tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
-                stop=stop,
-                include_stop=params.include_stop_str_in_output,
-                min_tokens=params.min_tokens,
-            )
-
-        wants_text = tokenizer is not None and params.detokenize is not False
-        return StreamState(key, request_id, params, options, new_text if wants_text else None, self._config.max_unread_tokens, self._hooks)
 
     def _register(self, state: StreamState) -> None:
         self._by_id[state.request_id] = state

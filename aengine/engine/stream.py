@@ -11,7 +11,7 @@ from types import TracebackType
 import anyio
 
 from aengine.answers import TWO_READERS, Answers
-from aengine.engine.stream_state import Item, StreamState, Waiter
+from aengine.engine.stream_state import StreamState, Waiter
 from aengine.errors import EngineStateError
 from aengine.outputs import Completion, FinishReason, RequestInfo, Timing, Token, Usage
 from aengine.params import SamplingParams
@@ -96,7 +96,7 @@ class TokenStream:
         """
         self._answers.cut(FinishReason.CANCELLED)
         self.cancel()
-        self._state.leave(sorted(self._answers.open))
+        self._state.drop(sorted(self._answers.open))
         if not self._state.released.is_set():
             with anyio.CancelScope(shield=True):  # bounded by one step
                 await self._state.released.wait()
@@ -111,11 +111,12 @@ class TokenStream:
         return self
 
     async def __anext__(self) -> Token:
-        while (item := self._state.pop()) is None:
+        while (token := self._state.pop()) is None:
             if not self._goes_on():
                 raise StopAsyncIteration
             await self._wait()
-        return self._take(item)
+        self._answers.add(token)
+        return token
 
     # ---- several tokens at a time --------------------------------------------------------------------------------------
 
@@ -149,8 +150,9 @@ class TokenStream:
         """What can be read without waiting, `most` tokens of it. Raises the error that the stream failed with, after the tokens
         before it."""
         tokens: list[Token] = []
-        while len(tokens) < most and (item := self._state.pop()) is not None:
-            tokens.append(self._take(item))
+        while len(tokens) < most and (token := self._state.pop()) is not None:
+            self._answers.add(token)
+            tokens.append(token)
         if not tokens:
             self._goes_on()
         return tokens
@@ -197,20 +199,6 @@ class TokenStream:
             raise
         finally:
             state.waiter = None
-
-    def _take(self, item: Item) -> Token:
-        token = Token(
-            index=item.index,
-            token_id=item.token_id,
-            text=item.text or "",
-            logprob=item.logprob.logprob if item.logprob is not None else None,
-            rank=item.logprob.rank if item.logprob is not None else None,
-            top_logprobs=item.logprob.top_logprobs if item.logprob is not None else None,
-            finish_reason=item.end.reason if item.end is not None else None,
-            stop_reason=item.end.stop_reason if item.end is not None else None,
-        )
-        self._answers.add(token)
-        return token
 
 
 _CONFORMS: type[StreamProtocol] = TokenStream

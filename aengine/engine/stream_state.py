@@ -1,7 +1,7 @@
 """`StreamState`: what the event loop knows of one request, from submission to release.
 
-The engine feeds it with what the step thread reports; the `TokenStream` that the user holds reads from it. Owns the order of what
-is read, the ends of sequences, stop strings, and when a reader lags. All methods are called in the event loop.
+The registry adds what the step thread reports; the `TokenStream` that the user holds reads from it. Owns the order of what is read, the
+ends of sequences, stop strings, and when a reader lags. All methods are called in the event loop.
 """
 
 from __future__ import annotations
@@ -14,21 +14,14 @@ from typing import Protocol
 
 import anyio
 
-from aengine.engine.output_text import OutputText
-from aengine.outputs import FinishReason, RequestInfo, RequestState, Timing, TokenLogprob, Usage
+from aengine.engine.output_text import OutputText, StopStrings
+from aengine.engine.tokenizer import Tokenizer
+from aengine.outputs import FinishReason, RequestInfo, RequestState, Timing, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
 from aengine.requests import RequestOptions
 from aengine.scheduler import Finished
 
 NO_TOKEN = -1  # token_id of the item that closes a sequence ended from outside
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The end of a sequence, and what matched if something did."""
-
-    reason: FinishReason
-    stop_reason: int | str | None = None
 
 
 @dataclass(slots=True)
@@ -37,9 +30,10 @@ class Item:
 
     index: int
     token_id: int
-    logprob: TokenLogprob | None
-    end: End | None  # set for the last item of a sequence
-    text: str | None  # None: not decoded yet
+    logprob: TokenLogprob | None = None
+    finish_reason: FinishReason | None = None  # of the last item of a sequence
+    stop_reason: int | str | None = None
+    text: str | None = None  # None: not decoded yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +60,11 @@ class StreamState:
         request_id: str,
         params: SamplingParams,
         options: RequestOptions,
-        new_text: Callable[[], OutputText] | None,
+        tokenizer: Tokenizer | None,
         lag_limit: int,
         hooks: StreamHooks,
     ) -> None:
-        """`new_text` makes what decodes one sequence; None where no text is wanted. `lag_limit`: unread tokens at which it lags."""
+        """`tokenizer`: None for a model without one. `lag_limit`: unread tokens beyond which the reader lags."""
         self.key = key
         self.request_id = request_id
         self.params = params  # with defaults applied, once they are known
@@ -86,7 +80,8 @@ class StreamState:
         self.waiter: Waiter | None = None
         self.ready = anyio.Event()  # the prompt is known and valid, or the stream has failed
         self.released = anyio.Event()  # nothing of the request is left in the engine
-        self._new_text = new_text
+        self._tokenizer = tokenizer if params.detokenize is not False else None
+        self._stop = StopStrings(params.stop) if params.stop else ()
         self._texts: dict[int, OutputText] = {}  # of the sequences that have tokens
         self._lag_limit = lag_limit
         self._parked = False
@@ -144,7 +139,7 @@ class StreamState:
         self.ready.set()
         self.wake()
 
-    # ---- fed by the engine ---------------------------------------------------------------------------------------------
+    # ---- written by the registry ---------------------------------------------------------------------------------------
 
     def start(self, cached_tokens: int, when: float) -> None:
         """The first step of the request began at `when`, on time.monotonic; `cached_tokens` of its prompt need not be computed."""
@@ -156,15 +151,16 @@ class StreamState:
         index = key - self.key
         if self._ended[index]:
             return  # generated before the scheduler heard of the stop string
-        end = End(finished.reason, finished.stop_token_id) if finished is not None and finished.reason in _ENDED_BY_TOKEN else None
-        item = Item(index, token_id, logprob, end, None)
+        item = Item(index, token_id, logprob)
+        if finished is not None and finished.reason in _ENDED_BY_TOKEN:
+            item.finish_reason, item.stop_reason = finished.reason, finished.stop_token_id
         if self.params.stop:  # these are decoded at once, so that the sequence stops however slow its reader is
             item.text = self.decode(item)
             stopped = self._texts[index].stopped
             if stopped is not None:
-                item.end = End(FinishReason.STOP_STRING, stopped)
-                if end is None:
+                if item.finish_reason is None:
                     self.hooks.stop(key)
+                item.finish_reason, item.stop_reason = FinishReason.STOP_STRING, stopped
         self._num_tokens += 1
         self._last_token = time.monotonic()
         if self._first_token is None:
@@ -182,7 +178,7 @@ class StreamState:
         if finished.error is not None:
             self.fail(finished.error)
         else:
-            self._append(Item(index, NO_TOKEN, None, End(finished.reason), None))
+            self._append(Item(index, NO_TOKEN, finish_reason=finished.reason))
 
     def fail(self, error: BaseException) -> None:
         """The request cannot go on; its reader gets `error` after what there is to read. Whatever it is, it fails this request alone; but
@@ -219,14 +215,14 @@ class StreamState:
             self.waiter.set()
 
     def _append(self, item: Item) -> None:
-        self._ended[item.index] = item.end is not None
+        self._ended[item.index] = item.finish_reason is not None
         self.items.append(item)
         self.wake()
 
     # ---- read by the stream --------------------------------------------------------------------------------------------
 
-    def pop(self) -> Item | None:
-        """The next item, decoded; None if there is none, also because decoding it failed the request."""
+    def pop(self) -> Token | None:
+        """The next item; None if there is none, also because decoding it failed the request."""
         if not self.items:
             return None
         item = self.items.popleft()
@@ -240,27 +236,45 @@ class StreamState:
         if self._parked and len(self.items) <= self._lag_limit // 2:
             self._parked = False
             self.hooks.lag(self, False)
-        return item
+        logprob = item.logprob
+        if logprob is None:
+            return Token(item.index, item.token_id, item.text, finish_reason=item.finish_reason, stop_reason=item.stop_reason)
+        return Token(
+            item.index,
+            item.token_id,
+            item.text,
+            logprob.logprob,
+            logprob.rank,
+            logprob.top_logprobs,
+            item.finish_reason,
+            item.stop_reason,
+        )
 
-    def leave(self, indexes: Iterable[int]) -> None:
-        """The reader goes: what is unread gives way to the ends of these sequences, and nothing follows them."""
+    def drop(self, indexes: Iterable[int]) -> None:
+        """Drop what is unread: the ends of these sequences take its place, and nothing follows them."""
         self.items.clear()
         self._ended = [True] * self.params.n
         if self.error is None:
-            self.items.extend(Item(index, NO_TOKEN, None, End(FinishReason.CANCELLED), "") for index in indexes)
+            self.items.extend(Item(index, NO_TOKEN, finish_reason=FinishReason.CANCELLED, text="") for index in indexes)
         self.wake()
 
     def decode(self, item: Item) -> str:
         """The text that an item brings. Items of a sequence are decoded in order, each once."""
-        if self._new_text is None:
+        if self._tokenizer is None:
             return ""
         text = self._texts.get(item.index)
         if text is None:
-            text = self._texts[item.index] = self._new_text()
-        if item.end is not None and item.end.reason in _STOPPED:  # the token that stopped the sequence is not part of its text
+            params = self.params
+            text = self._texts[item.index] = OutputText(
+                self._tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
+                stop=self._stop,
+                include_stop=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
+            )
+        if item.finish_reason in _STOPPED:  # the token that stopped the sequence is not part of its text
             return text.end_with(item.token_id, include=self.params.include_stop_str_in_output)
         piece = text.push(item.token_id) if item.token_id != NO_TOKEN else ""
-        return piece if item.end is None else piece + text.flush()
+        return piece if item.finish_reason is None else piece + text.flush()
 
 
 def _as_exception(error: BaseException) -> Exception:

@@ -222,10 +222,10 @@ class _Writer:
         for name in settled:  # grows as it is read; what refers to itself in the end never comes
             regex = self._regexes[name] = _joined(rules[name].regex, self._regexes.__getitem__)
             if len(regex) <= MAX_INLINE:
-                for one in referring[name]:
-                    missing[one] -= 1
-                    if not missing[one]:
-                        settled.append(one)
+                for user in referring[name]:
+                    missing[user] -= 1
+                    if not missing[user]:
+                        settled.append(user)
 
     def text(self) -> str:
         lines = [f"root: {self._reference('root')}"]
