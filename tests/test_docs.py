@@ -119,3 +119,18 @@ def test_the_options_of_a_request_and_the_errors_are_those_of_the_code() -> None
     options = [one.name for one in fields(aengine.RequestOptions)]
     errors = [name for name in aengine.__all__ if name.endswith("Error") and name != "AEngineError"]
     assert sorted(tables) == sorted([*options, *errors])
+
+
+def test_the_times_of_steps_are_those_of_the_results() -> None:
+    rows = re.findall(r"^\| (decode \d+|prefill \d+) \| (.*) \|$", read("docs/performance.md"), re.MULTILINE)
+    assert len(rows) == 6
+    for at, dtype in ((0, "step"), (1, "step-int8")):
+        models = json.loads(read(f"docs/results/amd-epyc-2cores-{dtype}.json"))["figures"]
+        for column, model in enumerate(models):
+            for (label, cells), step in zip(rows, model["steps"], strict=True):
+                figures = step["figures"]
+                case = figures["case"]
+                assert label == (f"decode {case['rows']}" if case["length"] == 1 else f"prefill {case['length']}")
+                shown, fraction = re.findall(r"[\d.]+", cells.split(" | ")[2 * column + at])
+                assert float(shown) == pytest.approx(figures["milliseconds"], rel=0.005, abs=0.06)
+                assert float(fraction) == pytest.approx(figures["fraction"], abs=0.06)
