@@ -86,7 +86,7 @@ class AsyncEngine:
         self._workers = Workers("aengine-tokenizer", quick=QUICK_CHARACTERS)
         self._bell: Doorbell[Report[LoadedModel]] = Doorbell(self._edge, self._receive)
         self._steps: StepLoop[LoadedModel] = StepLoop(self._load, self._configure, self._bell.ring, step_timeout=self.config.step_timeout)
-        self._controls = Controls(self._steps.post)
+        self._controls = Controls(self._edge, self._steps.post)
         self._steps.start()
         self._phase, self._stopped = _Phase.STARTING, anyio.Event()  # not before: else `aclose()` would wait for a thread that there is not
         try:
@@ -298,7 +298,7 @@ class AsyncEngine:
                     self._phase = _Phase.RUNNING
                 self._settled.set()
             case Done():
-                self._controls.answer(report)
+                self._controls.on_done(report)
             case Stopped(error):
                 self._on_stopped(error)
 

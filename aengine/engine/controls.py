@@ -1,59 +1,48 @@
-"""Commands to the step thread that are answered: pause, go on, empty the prefix cache. Lives in the event loop."""
+"""Commands to the step thread whose completion is awaited: pause, go on, empty the prefix cache. Lives in the event loop."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from concurrent.futures import Future
 
-import anyio
-
+from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Command, FlushCache, Pause, Unpause
 from aengine.engine.step_loop import Done
 
 
-class _Ticket:
-    def __init__(self) -> None:
-        self.done = anyio.Event()
-        self.value = 0
-        self.error: BaseException | None = None
-
-
 class Controls:
-    """`post` hands a command to the step thread, whose answers come to `answer`."""
+    """`post` hands a command to the step thread, which reports `Done` to `on_done`."""
 
-    def __init__(self, post: Callable[[Command], None]) -> None:
+    def __init__(self, edge: LoopEdge, post: Callable[[Command], None]) -> None:
+        self._edge = edge
         self._post = post
-        self._tickets: dict[int, _Ticket] = {}
-        self._next = 0
+        self._waiting: dict[int, Future[int]] = {}  # by ticket
+        self._tickets = itertools.count()
 
     async def flush_cache(self) -> int:
-        return await self._ask(FlushCache)
+        return await self._run(FlushCache)
 
     async def pause(self) -> None:
-        await self._ask(Pause)
+        await self._run(Pause)
 
     def unpause(self) -> None:
         self._post(Unpause())
 
-    def answer(self, done: Done) -> None:
-        ticket = self._tickets.get(done.ticket)
-        if ticket is not None:  # else nobody waits any longer
-            ticket.value = done.value
-            ticket.done.set()
+    def on_done(self, done: Done) -> None:
+        if (future := self._waiting.pop(done.ticket, None)) is not None:  # else nobody waits any longer
+            future.set_result(done.value)
 
     def end_all(self, error: BaseException) -> None:
         """The step thread is gone."""
-        for ticket in self._tickets.values():
-            ticket.error = error
-            ticket.done.set()
+        while self._waiting:
+            self._waiting.popitem()[1].set_exception(error)
 
-    async def _ask(self, command: Callable[[int], Command]) -> int:
-        number, self._next = self._next, self._next + 1
-        ticket = self._tickets[number] = _Ticket()
-        self._post(command(number))
+    async def _run(self, command: Callable[[int], Command]) -> int:
+        ticket = next(self._tickets)
+        future = self._waiting[ticket] = Future()
+        self._post(command(ticket))
         try:
-            await ticket.done.wait()
+            return await self._edge.wait(future)
         finally:
-            del self._tickets[number]
-        if ticket.error is not None:
-            raise ticket.error
-        return ticket.value
+            self._waiting.pop(ticket, None)

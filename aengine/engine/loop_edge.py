@@ -6,11 +6,15 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
+import anyio
 import anyio.lowlevel
 
 from aengine.errors import EngineStateError
+
+T = TypeVar("T")
 
 
 class LoopEdge:
@@ -25,6 +29,16 @@ class LoopEdge:
         """Run `function(*args)` in the loop, after whatever was handed over before. Does nothing once the loop is closed."""
         with contextlib.suppress(RuntimeError):  # raised by both loops when they are closed
             self._schedule(function, *args)
+
+    async def wait(self, future: Future[T]) -> T:
+        """The result of `future`, which is cancelled with the waiting task."""
+        done = anyio.Event()
+        future.add_done_callback(lambda _: self.call_soon(done.set))
+        try:
+            await done.wait()
+            return future.result()
+        finally:
+            future.cancel()
 
     def call_later(self, seconds: float, function: Callable[..., object], *args: object) -> Callable[[], object]:
         """Run `function(*args)`, which must not raise, in the loop after `seconds`, unless what is returned was called. To be called in

@@ -9,8 +9,8 @@ import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
@@ -46,18 +46,7 @@ from aengine.structured.grammars import GrammarCompiler
 if TYPE_CHECKING:
     from aengine.sampling.grammar import CompiledGrammar
 
-
-@dataclass(eq=False, slots=True)
-class _Preparation:
-    """What goes on for a request before it is handed to the step thread."""
-
-    stop_timer: Callable[[], object]
-    work: Future[Any] | None = None
-
-    def end(self) -> None:
-        self.stop_timer()
-        if self.work is not None:
-            self.work.cancel()
+T = TypeVar("T")
 
 
 class Registry:
@@ -80,7 +69,7 @@ class Registry:
         self._hooks = StreamHooks(cancel=self._cancel, stop=lambda key: post(Cancel(key)), lag=self._on_lag)
         self._streams: dict[int, StreamState] = {}  # every request of which something is left, by the key of each of its sequences
         self._by_id: dict[str, StreamState] = {}
-        self._preparations: dict[int, _Preparation] = {}  # by the key of a request's first sequence
+        self._preparations: dict[int, ExitStack] = {}  # by the key of a request's first sequence: what is to be cancelled when it ends
         self._next_key = 0
         self._bound = QueueBound(config.max_queued_requests, config.max_queued_tokens)
         self.num_submitted = 0  # sequences handed to the step thread so far
@@ -103,15 +92,10 @@ class Registry:
         """What compiling it refuses."""
         if self._grammars is None:
             return []
-        compiling, done = self._grammars.compile(wanted), anyio.Event()
-        compiling.add_done_callback(lambda _: self._edge.call_soon(done.set))
         try:
-            await done.wait()
-            compiling.result()
+            await self._edge.wait(self._grammars.compile(wanted))
         except InvalidRequestError as error:
             return list(error.violations)
-        finally:
-            compiling.cancel()
         return []
 
     def open(self, request_id: str, prompt: Prompt | IntArray, params: SamplingParams, options: RequestOptions) -> StreamState:
@@ -132,12 +116,16 @@ class Registry:
                 raise
             return state
         self._register(state)
-        self._preparations[state.key] = _Preparation(self._start_timer(state))
+        preparation = self._preparations[state.key] = ExitStack()
+        if state.deadline is not None:  # of which the step thread does not know yet
+            seconds = state.deadline - time.monotonic()
+            preparation.callback(self._edge.call_later(seconds, self._drop, state, None, FinishReason.DEADLINE))
         if params.structured_output is None:
             self._prepare(state, prompt, None)
         else:
             assert self._grammars is not None, "else it was refused"
-            self._wait_for(state, self._grammars.compile(params.structured_output), self._on_compiled, prompt)
+            compiling = self._grammars.compile(params.structured_output)
+            self._go_on(state, compiling, functools.partial(self._prepare, state, prompt))
         return state
 
     def update(self, updates: Updates) -> None:
@@ -215,44 +203,27 @@ class Registry:
         self.num_submitted += len(requests)
         self._post(Submit(requests))
 
-    def _start_timer(self, state: StreamState) -> Callable[[], object]:
-        """For the deadline, of which the step thread does not know yet; returns what stops it."""
-        if state.deadline is None:
-            return lambda: None
-        return self._edge.call_later(state.deadline - time.monotonic(), self._drop, state, None, FinishReason.DEADLINE)
+    def _prepare(self, state: StreamState, prompt: Prompt | IntArray, grammar: CompiledGrammar | None) -> None:
+        steps = prepare(prompt, state.params, self._loaded.tokenizer, self._limits, grammar)
+        self._go_on(state, self._workers.submit(steps, size_of(prompt)), functools.partial(self._submit, state))
 
-    def _wait_for(self, state: StreamState, work: Future[Any], then: Callable[..., None], *args: object) -> None:
-        """Have `then(state, *args, work)` called in the loop when `work` is done; it is cancelled if the request ends before."""
-        self._preparations[state.key].work = work
-        work.add_done_callback(functools.partial(self._edge.call_soon, then, state, *args))
+    def _go_on(self, state: StreamState, work: Future[T], then: Callable[[T], None]) -> None:
+        """Have `then(result)` called in the loop when `work` is done, which is cancelled if the request ends before."""
+        self._preparations[state.key].callback(work.cancel)
+        work.add_done_callback(functools.partial(self._edge.call_soon, self._on_done, state, then))
+
+    def _on_done(self, state: StreamState, then: Callable[[T], None], work: Future[T]) -> None:
+        if state.released.is_set():
+            return
+        try:
+            then(work.result())
+        except Exception as error:
+            self._drop(state, error)
 
     def _end_preparation(self, state: StreamState) -> None:
         preparation = self._preparations.pop(state.key, None)
         if preparation is not None:
-            preparation.end()
-
-    def _on_compiled(self, state: StreamState, prompt: Prompt | IntArray, compiling: Future[CompiledGrammar]) -> None:
-        """A request's grammar is known, or is none."""
-        if state.released.is_set():
-            return
-        try:
-            self._prepare(state, prompt, compiling.result())
-        except Exception as error:
-            self._drop(state, error)
-
-    def _prepare(self, state: StreamState, prompt: Prompt | IntArray, grammar: CompiledGrammar | None) -> None:
-        steps = prepare(prompt, state.params, self._loaded.tokenizer, self._limits, grammar)
-        work = self._workers.submit(steps, size_of(prompt))
-        self._wait_for(state, work, self._on_prepared)
-
-    def _on_prepared(self, state: StreamState, work: Future[Prepared]) -> None:
-        """A request comes back from a worker thread."""
-        if state.released.is_set():
-            return
-        try:
-            self._submit(state, work.result())
-        except Exception as error:
-            self._drop(state, error)
+            preparation.close()
 
     def _cancel(self, state: StreamState) -> None:
         """Nobody wants the request any more. Callable from a destructor, so in any thread and at any time."""

@@ -37,13 +37,21 @@ def some(count: int, seed: int = 1) -> SamplingParams:
 
 class TestDeadline:
     @pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
-    async def test_it_ends_what_is_being_prepared(self, is_read: bool) -> None:
+    async def test_it_ends_what_is_being_prepared(self, is_read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         async with OracleEngine() as engine:
+            submitted: list[Future[Any]] = []
+            submit = engine._workers.submit
+
+            def noted(*work: Any) -> Future[Any]:
+                submitted.append(submit(*work))
+                return submitted[-1]
+
+            monkeypatch.setattr(engine._workers, "submit", noted)
             with busy_worker(engine):
                 stream = engine.stream(PROMPT, SamplingParams(n=2), timeout=SHORT, request_id="name")
                 assert engine.request_info("name").state is RequestState.PREPARING  # type: ignore[union-attr]
                 assert engine.stats().waiting == 2
-                work = engine._registry._preparations[0].work
+                work = submitted[-1]
                 if is_read:
                     await stream.started()
                     ends = [(token.index, token.token_id, token.finish_reason) async for token in stream]
@@ -52,7 +60,6 @@ class TestDeadline:
                     await until(lambda: engine.request_info("name") is None)
                 assert stream.info().state is RequestState.FINISHED
                 assert engine.stats().waiting == 0
-                assert work is not None
                 assert work.cancelled(), "and never begun"
             assert idle(engine)
 
