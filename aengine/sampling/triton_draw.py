@@ -31,8 +31,7 @@ class TritonDraw(TorchDraw):
             self.nucleus(logits, params, with_min_p)
 
     def whole(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
-        return draw_in_blocks(logits, params.temperature, params.min_p if with_min_p else None, params.seed, params.positions)
+        return draw_in_blocks(logits, params, with_min_p)
 
     def nucleus(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
-        floors, last_ids = nucleus_end(logits, params.temperature, params.top_p, params.min_p)
-        return gumbel_argmax(logits, params.temperature, params.seed, params.positions, floors, last_ids)
+        return gumbel_argmax(logits, params, *nucleus_end(logits, params))

@@ -35,7 +35,7 @@ def draws(rows, vocab_size, positions):
     for with_min_p in (False, True):
         draw.whole(logits, params, with_min_p)
         draw.nucleus(logits, params, with_min_p)
-    gumbel_argmax(logits, params.temperature, params.seed, params.positions)
+    gumbel_argmax(logits, params)
 """
 _STEPS = """
 for rows in (1, 2, 3, 16, 33):

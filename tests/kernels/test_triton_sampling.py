@@ -13,6 +13,7 @@ from torch import Tensor
 from triton_mode import DEVICES, triton
 
 import aengine.kernels.triton.noise as device_noise
+from aengine.kernels.draw_params import DrawParams
 from aengine.kernels.triton.nucleus import nucleus_end
 from aengine.kernels.triton.sampling import draw_in_blocks, gumbel_argmax
 from aengine.sampling import Sampler
@@ -37,17 +38,18 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 class Rows:
-    """Random logits and parameters of m rows, with the seeds' extremes among them; parameters are columns of wider tensors."""
+    """Random logits and parameters of m rows, with the seeds' extremes among them."""
 
     def __init__(self, rows: int, vocab_size: int, device: str, spread: float = 3.0) -> None:
         generator = torch.Generator().manual_seed(rows * vocab_size)
         self.logits = (numbers(rows, vocab_size, seed=rows + vocab_size) * spread).to(device)
-        columns = torch.rand(rows, 3, generator=generator).to(device)
-        self.temperature = columns[:, 0].add_(0.3)
-        self.top_p, self.min_p = columns[:, 1], columns[:, 2].mul_(0.3)
-        seeds = (SEEDS * (rows // len(SEEDS) + 1))[:rows]
-        self.seeds = torch.tensor([seeds, seeds], device=device).T[:, 0]
-        self.positions = torch.randint(0, 100_000, (rows,), generator=generator, dtype=torch.int32).to(device)
+        positions = torch.randint(0, 100_000, (rows,), generator=generator, dtype=torch.int32).to(device)
+        self.params = DrawParams(torch.zeros(rows, 8, dtype=torch.int32, device=device), positions)
+        self.temperature, self.top_p, self.min_p = self.params.temperature, self.params.top_p, self.params.min_p
+        for column, least, width in ((self.temperature, 0.3, 1.0), (self.top_p, 0.0, 1.0), (self.min_p, 0.0, 0.3)):
+            column.copy_(least + width * torch.rand(rows, generator=generator))
+        self.seeds, self.positions = self.params.seed, positions
+        self.seeds.copy_(torch.tensor((SEEDS * (rows // len(SEEDS) + 1))[:rows]))
         self.device = torch.device(device)
 
     def gumbel(self) -> Tensor:
@@ -107,7 +109,7 @@ def test_log_exponential_of_all_magnitudes(device: str) -> None:
 @pytest.mark.parametrize(("rows", "vocab_size"), SIZES)
 def test_gumbel_argmax(device: str, rows: int, vocab_size: int) -> None:
     r = Rows(rows, vocab_size, device)
-    assert torch.equal(gumbel_argmax(r.logits, r.temperature, r.seeds, r.positions), r.gumbel().argmax(-1))
+    assert torch.equal(gumbel_argmax(r.logits, r.params), r.gumbel().argmax(-1))
 
 
 def test_gumbel_argmax_above_a_floor(device: str) -> None:
@@ -118,13 +120,13 @@ def test_gumbel_argmax_above_a_floor(device: str) -> None:
     kept = (r.logits > floors[:, None]) | ((r.logits == floors[:, None]) & (torch.arange(5000, device=device) <= last_ids[:, None]))
     assert kept.any(-1).all()
     expected = r.gumbel().masked_fill_(~kept, -math.inf).argmax(-1)
-    assert torch.equal(gumbel_argmax(r.logits, r.temperature, r.seeds, r.positions, floors, last_ids), expected)
+    assert torch.equal(gumbel_argmax(r.logits, r.params, floors, last_ids), expected)
 
 
 def test_the_last_id_takes_part(device: str) -> None:
     r = Rows(2, 5000, device)
     floors, last_ids = r.logits.max(-1)
-    tokens = gumbel_argmax(r.logits, r.temperature, r.seeds, r.positions, floors, last_ids.to(torch.int32))
+    tokens = gumbel_argmax(r.logits, r.params, floors, last_ids.to(torch.int32))
     assert torch.equal(tokens, last_ids)
 
 
@@ -136,7 +138,7 @@ def test_draw_in_blocks(device: str, rows: int, vocab_size: int, with_min_p: boo
     reference = MassDraw(vocab_size, r.device)
     masses = reference.masses(r.logits, r.temperature, min_p)
     expected = reference.draw(r.logits, masses, r.temperature, min_p, r.seeds, r.positions)
-    assert torch.equal(draw_in_blocks(r.logits, r.temperature, min_p, r.seeds, r.positions), expected)
+    assert torch.equal(draw_in_blocks(r.logits, r.params, with_min_p), expected)
 
 
 def kept_by(floors: Tensor, last_ids: Tensor, logits: Tensor) -> Tensor:
@@ -153,7 +155,7 @@ def test_nucleus(device: str, rows: int, vocab_size: int, spread: float, min_p: 
     r.top_p.clamp_(max=0.999)
     if not min_p:
         r.min_p.zero_()
-    ours = kept_by(*nucleus_end(r.logits, r.temperature, r.top_p, r.min_p), r.logits)
+    ours = kept_by(*nucleus_end(r.logits, r.params), r.logits)
     differ = (ours != r.nucleus()).sum(-1)
     assert differ.max() <= 1
     assert differ.sum() <= 1
@@ -170,7 +172,7 @@ def test_nucleus_among_ties(device: str, vocab_size: int) -> None:
     r.logits[5, ::2] = -0.0
     r.min_p.zero_()
     r.top_p.copy_(torch.tensor([0.1, 0.5, 0.9, 0.25, 0.75, 0.6]))
-    floors, last_ids = nucleus_end(r.logits, r.temperature, r.top_p, r.min_p)
+    floors, last_ids = nucleus_end(r.logits, r.params)
     assert ((kept_by(floors, last_ids, r.logits) != r.nucleus()).sum(-1) <= 1).all()
     assert abs(int(last_ids[3]) + 1 - vocab_size / 4) <= 1
     assert abs(int(last_ids[5]) + 1 - vocab_size * 0.6) <= 1
@@ -181,7 +183,7 @@ def test_nucleus_of_the_likeliest_alone(device: str) -> None:
     r.logits[:, 600] = r.logits[:, 650] = 50.0
     r.min_p.zero_()
     r.top_p.copy_(torch.tensor([0.0, 1e-9, 1e-40, 0.4]))
-    floors, last_ids = nucleus_end(r.logits, r.temperature, r.top_p, r.min_p)
+    floors, last_ids = nucleus_end(r.logits, r.params)
     assert floors.tolist() == [50.0] * 4
     assert last_ids.tolist() == [600] * 4
 
@@ -190,7 +192,7 @@ def test_a_nucleus_of_nearly_everything(device: str) -> None:
     r = Rows(3, 5000, device)
     r.min_p.zero_()
     r.top_p.copy_(torch.tensor([1 - 2**-24, 0.9999, 0.99]))
-    kept = kept_by(*nucleus_end(r.logits, r.temperature, r.top_p, r.min_p), r.logits)
+    kept = kept_by(*nucleus_end(r.logits, r.params), r.logits)
     mass = ((r.logits / r.temperature[:, None]).double().softmax(-1) * kept).sum(-1)
     assert (mass >= r.top_p.double() - 1e-6).all()
     assert kept[0].sum() > 4900
@@ -209,10 +211,10 @@ def test_tokens_of_rows_without_any(device: str, value: float) -> None:
 
 
 DRAWS = [
-    lambda r: gumbel_argmax(r.logits, r.temperature, r.seeds, r.positions),
-    lambda r: draw_in_blocks(r.logits, r.temperature, None, r.seeds, r.positions),
-    lambda r: draw_in_blocks(r.logits, r.temperature, r.min_p, r.seeds, r.positions),
-    lambda r: gumbel_argmax(r.logits, r.temperature, r.seeds, r.positions, *nucleus_end(r.logits, r.temperature, r.top_p, r.min_p)),
+    lambda r: gumbel_argmax(r.logits, r.params),
+    lambda r: draw_in_blocks(r.logits, r.params, False),
+    lambda r: draw_in_blocks(r.logits, r.params, True),
+    lambda r: gumbel_argmax(r.logits, r.params, *nucleus_end(r.logits, r.params)),
 ]
 
 

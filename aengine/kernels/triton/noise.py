@@ -1,6 +1,7 @@
-"""The noise of `aengine.sampling.noise` inside kernels: the same bits for (seed, position, stream, token id), and log E of them.
+"""What kernels that sample share: the parameters of a row, and the noise of `aengine.sampling.noise` with the same bits for the same
+(seed, position, stream, token id).
 
-Owns the device functions alone. Integers are unsigned here, so that products wrap around and shifts bring in zeros.
+Integers are unsigned in the hashes, so that products wrap around and shifts bring in zeros.
 """
 
 from __future__ import annotations
@@ -16,9 +17,39 @@ _MIX_32_FIRST = tl.constexpr(0x7FEB352D)
 _MIX_32_THEN = tl.constexpr(0x846CA68B)
 
 
+# The int32 words of a row of `DrawParams.packed`, and at which of them its fields begin.
+_WORDS = tl.constexpr(8)
+_TEMPERATURE, _TOP_P, _MIN_P, _SEED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
+
+
+@triton.jit
+def load_temperature(packed, row):
+    """float32, from row `row` of `DrawParams.packed`; the same for the functions below."""
+    return tl.load(packed + row * _WORDS + _TEMPERATURE).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_top_p(packed, row):
+    return tl.load(packed + row * _WORDS + _TOP_P).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_min_p(packed, row):
+    return tl.load(packed + row * _WORDS + _MIN_P).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_row_key(packed, positions, row, stream: tl.constexpr):
+    """`row_key` of the row's seed and position."""
+    seed = packed + row * _WORDS + _SEED
+    low = tl.load(seed).to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = tl.load(seed + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
+    return row_key((high << 32) | low, tl.load(positions + row), stream)
+
+
 @triton.jit
 def row_key(seed, position, stream: tl.constexpr):
-    """int64 seed and integer position -> two uint32: `row_keys`."""
+    """int64 or uint64 seed and integer position -> two uint32: `row_keys`."""
     golden = tl.full([], _GOLDEN, tl.uint64)
     counter = position.to(tl.uint64) + (stream << 40)
     key = _mix64(_mix64(seed.to(tl.uint64, bitcast=True) + golden) + counter * golden)
@@ -27,7 +58,7 @@ def row_key(seed, position, stream: tl.constexpr):
 
 @triton.jit
 def uniform_bits(first, second, ids):
-    """Of a row's key and int32 token ids: int32 over 0 .. 2^31 - 1, `uniform_bits` of `token_hashes`."""
+    """A row's key and int32 token ids -> int32 in 0 .. 2^31 - 1: `uniform_bits` of `token_hashes`."""
     bits = _mix32(ids.to(tl.uint32) * tl.full([], _GOLDEN_32, tl.uint32)) ^ first
     bits = bits * tl.full([], _MIX_32_FIRST, tl.uint32)
     bits = (bits ^ (bits >> 15)) + second

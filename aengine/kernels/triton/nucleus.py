@@ -12,16 +12,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aengine.kernels.draw_params import DrawParams
+from aengine.kernels.triton.noise import load_min_p, load_temperature, load_top_p
+
 _CAPACITY = 8192  # listed tokens of a row; where more may be the end, the whole row is searched
 _IDS_AT_ONCE = 8192
 _SLACK = tl.constexpr(0.01)  # nats, far above the rounding of a sum
 
 
-def nucleus_end(logits: Tensor, temperature: Tensor, top_p: Tensor, min_p: Tensor) -> tuple[Tensor, Tensor]:
+def nucleus_end(logits: Tensor, params: DrawParams) -> tuple[Tensor, Tensor]:
     """The lowest logit in each row's nucleus, float32 [m], and the last id, int32 [m], that is in it with this logit.
 
-    `logits` [m, V] float32 with contiguous rows; parameters [m] float32 of any stride. The mass that top_p refers to is that of the
-    tokens that min_p leaves; 0 leaves all. The likeliest token is always in. Sums are float64.
+    `logits` [m, V] float32 with contiguous rows. The mass that top_p refers to is that of the tokens that min_p keeps; 0 keeps all. The
+    likeliest token is always in. Sums are float64.
     """
     rows, vocab_size = logits.shape
     floors = torch.empty(rows, device=logits.device)
@@ -32,12 +35,7 @@ def nucleus_end(logits: Tensor, temperature: Tensor, top_p: Tensor, min_p: Tenso
             logits,
             logits.stride(0),
             logits.amax(-1),
-            temperature,
-            temperature.stride(0),
-            top_p,
-            top_p.stride(0),
-            min_p,
-            min_p.stride(0),
+            params.packed,
             listed,
             floors,
             last_ids,
@@ -74,12 +72,7 @@ def _nucleus_end(
     logits,
     logits_stride,
     best_logits,
-    temperatures,
-    temperatures_stride,
-    top_ps,
-    top_ps_stride,
-    min_ps,
-    min_ps_stride,
+    packed,
     listed,
     floors,
     last_ids,
@@ -90,11 +83,11 @@ def _nucleus_end(
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * logits_stride
     listed += index * CAPACITY
-    temperature = tl.load(temperatures + index * temperatures_stride)
-    top_p = tl.load(top_ps + index * top_ps_stride).to(tl.float64)
+    temperature = load_temperature(packed, index)
+    top_p = load_top_p(packed, index).to(tl.float64)
     best_logit = tl.load(best_logits + index)
     best = tl.div_rn(best_logit, temperature)
-    limit = tl.log(tl.load(min_ps + index * min_ps_stride))
+    limit = tl.log(load_min_p(packed, index))
 
     total = tl.zeros([], tl.float64)
     for begin in range(0, vocab_size, IDS):

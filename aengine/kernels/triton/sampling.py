@@ -1,10 +1,9 @@
-"""Draws from whole rows of logits without a sort, in two launches each: parts of rows, then rows.
+"""Samples tokens from whole rows of logits without a sort, in two launches each: parts of rows, then rows.
 
-`gumbel_argmax` perturbs every token (Gumbel-max), `draw_in_blocks` chooses a block of neighbouring ids by its mass and then a token in
-it, as `aengine.sampling.masses.MassDraw` does, with the same noise. Rows are independent; the order of sums depends on V alone.
+`gumbel_argmax` perturbs every token (Gumbel-max), `draw_in_blocks` samples a block of neighbouring ids by its mass and then a token in it,
+as `aengine.sampling.masses.MassDraw` does, with the same noise. Rows are independent; the order of sums depends on V alone.
 
-Logits are [m, V] float32 with contiguous rows, parameters [m] with any stride. Every result is an id below V, also for rows in which
-no token can be drawn, or that are not numbers.
+Logits are [m, V] float32 with contiguous rows. Every result is an id below V, also for rows whose tokens all have no mass, or with NaN.
 """
 
 from __future__ import annotations
@@ -14,46 +13,43 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.triton.noise import log_exponential, row_key, uniform_bits
+from aengine.kernels.draw_params import DrawParams
+from aengine.kernels.triton.noise import load_min_p, load_row_key, load_temperature, log_exponential, uniform_bits
 
-BLOCK_IDS = tl.constexpr(64)  # ids that are drawn together
+BLOCK_IDS = tl.constexpr(64)  # ids of a block
 _BLOCKS_AT_ONCE = 64
 _IDS_AT_ONCE = 4096
 
 
-def gumbel_argmax(
-    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, floors: Tensor | None = None, last_ids: Tensor | None = None
-) -> Tensor:
+def gumbel_argmax(logits: Tensor, params: DrawParams, floors: Tensor | None = None, last_ids: Tensor | None = None) -> Tensor:
     """[m] int64: the argmax of logits / temperature - log E, E of stream 0; the lowest id of a tie.
 
-    `temperature` float32, `seeds` int64, `positions` int32. With `floors` float32 and `last_ids` int32, [m] each and contiguous, only
-    tokens take part whose logit is above the floor, or equal to it with an id up to the last.
+    With `floors` float32 and `last_ids` int32, [m] each and contiguous, only tokens take part whose logit is above the floor, or equal to
+    it with an id up to the last.
     """
     rows, vocab_size = logits.shape
     parts = triton.cdiv(vocab_size, _IDS_AT_ONCE)
     values, ids = _partials(rows, parts, logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        _gumbel_parts[(rows, parts)](
-            *_strided(logits, temperature, seeds, positions), floors, last_ids, values, ids, vocab_size, IDS=_IDS_AT_ONCE, num_warps=4
-        )
+        arguments = (logits, logits.stride(0), params.packed, params.positions, floors, last_ids, values, ids, vocab_size)
+        _gumbel_parts[(rows, parts)](*arguments, IDS=_IDS_AT_ONCE, num_warps=4)
         _best_part[(rows,)](values, ids, tokens, parts, vocab_size, PARTS=triton.next_power_of_2(parts), num_warps=1)
     return tokens
 
 
-def draw_in_blocks(logits: Tensor, temperature: Tensor, min_p: Tensor | None, seeds: Tensor, positions: Tensor) -> Tensor:
+def draw_in_blocks(logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
     """[m] int64: a block by argmax of log mass - log E, E of stream 1, then a token of it by stream 0.
 
-    `min_p` float32 [m]: tokens less likely than min_p times the likeliest have no mass; None: all have.
+    `with_min_p`: tokens less likely than min_p times the likeliest have no mass.
     """
     rows, vocab_size = logits.shape
     parts = triton.cdiv(vocab_size, _BLOCKS_AT_ONCE * BLOCK_IDS.value)
     values, blocks = _partials(rows, parts, logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        best = None if min_p is None else logits.amax(-1)
-        limits = (min_p, 0 if min_p is None else min_p.stride(0), best)
-        arguments = (*_strided(logits, temperature, seeds, positions), *limits)
+        best = logits.amax(-1) if with_min_p else None
+        arguments = (logits, logits.stride(0), params.packed, params.positions, best)
         _block_parts[(rows, parts)](*arguments, values, blocks, vocab_size, BLOCKS=_BLOCKS_AT_ONCE, num_warps=4)
         _token_of_block[(rows,)](*arguments, values, blocks, tokens, parts, vocab_size, PARTS=triton.next_power_of_2(parts), num_warps=1)
     return tokens
@@ -63,21 +59,16 @@ def _partials(rows: int, parts: int, device: torch.device) -> tuple[Tensor, Tens
     return torch.empty(rows, parts, device=device), torch.empty(rows, parts, dtype=torch.int32, device=device)
 
 
-def _strided(*tensors: Tensor) -> tuple[Tensor | int, ...]:
-    return tuple(item for tensor in tensors for item in (tensor, tensor.stride(0)))
-
-
 @triton.jit
-def _scores(row, at, vocab_size, temperature):
-    """Logits of a row over its temperature, divided as torch divides; -inf beyond the vocabulary."""
-    return tl.div_rn(tl.load(row + at, mask=at < vocab_size, other=float("-inf")), tl.load(temperature))
-
-
-@triton.jit
-def _without_unlikely(score, best_logit, temperature, min_p):
-    """As `aengine.sampling.candidates.below_min_p`."""
-    best = tl.div_rn(tl.load(best_logit), tl.load(temperature))
-    return tl.where(score - best < tl.log(tl.load(min_p)), float("-inf"), score)
+def _scores(logits, logits_stride, packed, best, row, at, vocab_size):
+    """Logits of a row over its temperature, divided as torch divides; -inf beyond the vocabulary and, where `best` has the highest logits
+    of the rows, for tokens below min_p (`aengine.sampling.candidates.below_min_p`)."""
+    temperature = load_temperature(packed, row)
+    score = tl.div_rn(tl.load(logits + row * logits_stride + at, mask=at < vocab_size, other=float("-inf")), temperature)
+    if best is not None:
+        behind = score - tl.div_rn(tl.load(best + row), temperature)
+        score = tl.where(behind < tl.log(load_min_p(packed, row)), float("-inf"), score)
+    return score
 
 
 @triton.jit
@@ -91,12 +82,8 @@ def _best(values, ids, limit):
 def _gumbel_parts(
     logits,
     logits_stride,
-    temperature,
-    temperature_stride,
-    seeds,
-    seeds_stride,
+    packed,
     positions,
-    positions_stride,
     floors,
     last_ids,
     values,
@@ -112,8 +99,8 @@ def _gumbel_parts(
         floor = tl.load(floors + row)
         kept = (logit > floor) | ((logit == floor) & (at <= tl.load(last_ids + row)))
         logit = tl.where(kept, logit, float("-inf"))
-    first, second = row_key(tl.load(seeds + row * seeds_stride), tl.load(positions + row * positions_stride), 0)
-    score = tl.div_rn(logit, tl.load(temperature + row * temperature_stride))
+    first, second = load_row_key(packed, positions, row, 0)
+    score = tl.div_rn(logit, load_temperature(packed, row))
     value, best_id = _best(score - log_exponential(uniform_bits(first, second, at)), at, vocab_size)
     tl.store(values + row * tl.num_programs(1) + part, value)
     tl.store(ids + row * tl.num_programs(1) + part, best_id)
@@ -137,14 +124,8 @@ def _best_part(values, ids, tokens, parts, vocab_size, PARTS: tl.constexpr):
 def _block_parts(
     logits,
     logits_stride,
-    temperature,
-    temperature_stride,
-    seeds,
-    seeds_stride,
+    packed,
     positions,
-    positions_stride,
-    min_p,
-    min_p_stride,
     best,
     values,
     blocks,
@@ -155,13 +136,11 @@ def _block_parts(
     part = tl.program_id(1)
     block = part * BLOCKS + tl.arange(0, BLOCKS)
     at = block[:, None] * BLOCK_IDS + tl.arange(0, BLOCK_IDS)[None, :]
-    score = _scores(logits + row * logits_stride, at, vocab_size, temperature + row * temperature_stride)
-    if min_p is not None:
-        score = _without_unlikely(score, best + row, temperature + row * temperature_stride, min_p + row * min_p_stride)
+    score = _scores(logits, logits_stride, packed, best, row, at, vocab_size)
     highest = tl.max(score, axis=1)
     base = tl.where(highest == float("-inf"), 0.0, highest)
     log_mass = tl.log(tl.sum(tl.exp(score - base[:, None]), axis=1)) + base
-    first, second = row_key(tl.load(seeds + row * seeds_stride), tl.load(positions + row * positions_stride), 1)
+    first, second = load_row_key(packed, positions, row, 1)
     value, best_block = _best(log_mass - log_exponential(uniform_bits(first, second, block)), block, tl.cdiv(vocab_size, BLOCK_IDS))
     tl.store(values + row * tl.num_programs(1) + part, value)
     tl.store(blocks + row * tl.num_programs(1) + part, best_block)
@@ -171,14 +150,8 @@ def _block_parts(
 def _token_of_block(
     logits,
     logits_stride,
-    temperature,
-    temperature_stride,
-    seeds,
-    seeds_stride,
+    packed,
     positions,
-    positions_stride,
-    min_p,
-    min_p_stride,
     best,
     values,
     blocks,
@@ -190,9 +163,7 @@ def _token_of_block(
     row = tl.program_id(0).to(tl.int64)
     block = _best_of_row(values, blocks, parts, tl.cdiv(vocab_size, BLOCK_IDS), row, PARTS)
     at = block * BLOCK_IDS + tl.arange(0, BLOCK_IDS)
-    score = _scores(logits + row * logits_stride, at, vocab_size, temperature + row * temperature_stride)
-    if min_p is not None:
-        score = _without_unlikely(score, best + row, temperature + row * temperature_stride, min_p + row * min_p_stride)
-    first, second = row_key(tl.load(seeds + row * seeds_stride), tl.load(positions + row * positions_stride), 0)
+    score = _scores(logits, logits_stride, packed, best, row, at, vocab_size)
+    first, second = load_row_key(packed, positions, row, 0)
     token = _best(score - log_exponential(uniform_bits(first, second, at)), at, vocab_size)[1]
     tl.store(tokens + row, token.to(tl.int64))
