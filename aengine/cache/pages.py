@@ -1,7 +1,7 @@
 """The page pool: every page is free, cached, or referenced, and never two of these.
 
 *Referenced*: one or more sequences hold it (`refs > 0`). *Cached*: nobody holds it, but its content is published in the prefix
-index and can be taken up again; it counts as available, least recently released first. *Free*: its content means nothing.
+index and can be used again; it counts as available, least recently released first. *Free*: its content means nothing.
 Page 0 is reserved: padding points at it and it is never handed out. All operations cost O(1) per page.
 """
 
@@ -123,21 +123,9 @@ class PageCache:
         self._index.add(page, digest, page_tokens)
 
     def flush(self) -> int:
-        """Forget every cached page; referenced pages stay, unpublished. Returns the number of pages that became free."""
+        """Drop every cached page; referenced pages stay, unpublished. Returns the number of pages that became free."""
         flushed = list(self._cached)
         self._cached.clear()
         self._index = PrefixIndex()
         self._push_free(np.array(flushed, np.int32))
         return len(flushed)
-
-    def check(self) -> None:
-        """Raise AssertionError unless every page is in exactly one state. O(num_pages); for tests and debugging."""
-        free = self._free[: self._num_free].tolist()
-        assert 0 not in free, "the reserved page is in the free list"
-        assert len(set(free)) == len(free), "a page is free twice"
-        assert not set(free) & set(self._cached), "a page is free and cached"
-        assert all(self.refs[page] == 0 for page in [*free, *self._cached]), "an available page is referenced"
-        assert int((self.refs > 0).sum()) + len(free) + len(self._cached) == self.usable, "a page is lost"
-        assert (self.refs >= 0).all(), "a page was released more often than taken"
-        assert all(page in self._index for page in self._cached), "a cached page is not published"
-        assert not any(page in self._index for page in free), "a free page is published"

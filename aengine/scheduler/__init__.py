@@ -4,9 +4,8 @@ Owns requests from submission to release. Must not know torch, threads, streams 
 plain data (`plan.py`), updates go out as plain data (`request.py`).
 """
 
-from aengine.scheduler.limits import SchedulerConfig, SchedulerStats
 from aengine.scheduler.plan import NewRow, PromptLogprobs, RowParams, RowsFailed, StepPlan, StepResult, TokenLogprobs
-from aengine.scheduler.request import Finished, Request, Updates
+from aengine.scheduler.request import Finished, Request, SchedulerConfig, SchedulerStats, Updates
 from aengine.scheduler.scheduler import Scheduler
 
 __all__ = [

@@ -19,8 +19,7 @@ IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 
 
-def _no_ints() -> IntArray:
-    return np.zeros(0, np.int32)
+NO_INTS: IntArray = np.zeros(0, np.int32)
 
 
 class Features(enum.IntFlag):
@@ -91,7 +90,7 @@ class NewRow:
     row: int
     params: RowParams
     prompt_len: int = 0  # how many tokens of the sequence are its prompt; later ones are output of before a preemption
-    tokens: IntArray = field(default_factory=_no_ints)  # every token so far, with Features.HISTORY; else empty
+    tokens: IntArray = field(default_factory=lambda: NO_INTS)  # every token so far, with Features.HISTORY; else empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +118,8 @@ class StepPlan:
     page_cols: IntArray  # [p]
     page_ids: IntArray  # [p]
     # Pages whose content is copied before the step, and after the copies of steps before: copy_from[i] to copy_to[i].
-    copy_from: IntArray = field(default_factory=_no_ints)  # [c]
-    copy_to: IntArray = field(default_factory=_no_ints)  # [c]
+    copy_from: IntArray = field(default_factory=lambda: NO_INTS)  # [c]
+    copy_to: IntArray = field(default_factory=lambda: NO_INTS)  # [c]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from aengine.scheduler.request import Sequence
 
 
 class PrefixesInFlight:
-    """A running sequence claims the digests it is going to publish; another that needs one waits until it is settled."""
+    """A running sequence claims the digests it is going to publish; another that needs one waits for its page."""
 
     def __init__(self) -> None:
         self._owner: dict[bytes, Sequence] = {}
@@ -31,34 +31,30 @@ class PrefixesInFlight:
         sequence.awaits = digest
         self._awaiting.setdefault(digest, []).append(sequence)
 
-    def stop_waiting(self, sequence: Sequence) -> bool:
-        """The sequence no longer waits; False when it did not."""
+    def stop_waiting(self, sequence: Sequence) -> None:
+        """The sequence no longer waits, if it did."""
         digest = sequence.awaits
         if digest is None:
-            return False
+            return
         sequence.awaits = None
         waiting = self._awaiting[digest]
         waiting.remove(sequence)
         if not waiting:
             del self._awaiting[digest]
-        return True
 
     def settle(self, sequence: Sequence, digest: bytes) -> list[Sequence]:
         """`sequence` published the page. Returns those that waited for it."""
         if self._owner.get(digest) is not sequence:
             return []
         del self._owner[digest]
-        return self._wake(digest)
+        woken = self._awaiting.pop(digest, [])
+        for waiting in woken:
+            waiting.awaits = None
+        return woken
 
     def abandon(self, sequence: Sequence) -> list[Sequence]:
         """`sequence` computes no further pages. Returns those that waited for one of them."""
         woken: list[Sequence] = []
         for digest in self._claims.pop(sequence, ()):
             woken.extend(self.settle(sequence, digest))
-        return woken
-
-    def _wake(self, digest: bytes) -> list[Sequence]:
-        woken = self._awaiting.pop(digest, [])
-        for sequence in woken:
-            sequence.awaits = None
         return woken

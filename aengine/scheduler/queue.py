@@ -24,12 +24,12 @@ Entry = list[Any]  # [arrival, key, serial number of the push, sequence, or None
 
 
 class WaitingQueue:
-    """Waiting sequences by (priority, tenant); within one such lane by arrival. O(log n + lanes) per operation."""
+    """Waiting sequences: a heap by arrival for each (priority, tenant). O(log n + heaps) per operation."""
 
     def __init__(self, *, tenant_weights: Mapping[str, float] | None = None, ageing_seconds: float = 30.0) -> None:
         self._weights = dict(tenant_weights or {})
         self._ageing_seconds = ageing_seconds
-        self._lanes: dict[tuple[int, int], list[Entry]] = {}  # heaps
+        self._heaps: dict[tuple[int, int], list[Entry]] = {}
         self._entries: dict[int, Entry] = {}  # by request key
         self._serial = itertools.count()
         self._tenant_ids: dict[str, int] = {}
@@ -51,7 +51,7 @@ class WaitingQueue:
         self.push(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """The sequence is gone for good (it must not be waiting any more)."""
+        """The sequence has finished (it must not be waiting any more)."""
         self._alive[self.tenant_id(sequence)] -= 1
 
     def tenant_id(self, sequence: Sequence) -> int:
@@ -69,29 +69,29 @@ class WaitingQueue:
         request = sequence.request
         entry: Entry = [request.arrival, request.key, next(self._serial), sequence]
         self._entries[request.key] = entry
-        heapq.heappush(self._lanes.setdefault((request.priority, self.tenant_id(sequence)), []), entry)
+        heapq.heappush(self._heaps.setdefault((request.priority, self.tenant_id(sequence)), []), entry)
 
     def pop(self, now: float) -> Sequence | None:
         """Take out the sequence that is next at time `now`."""
         if not self._entries:
-            self._lanes.clear()  # of those that were removed
+            self._heaps.clear()  # of those that were removed
             return None
         best: tuple[float, float, float, int] | None = None
-        best_lane: list[Entry] = []
-        for lane_key, lane in list(self._lanes.items()):
-            while lane and lane[0][3] is None:
-                heapq.heappop(lane)
-            if not lane:
-                del self._lanes[lane_key]
+        best_heap: list[Entry] = []
+        for heap_key, heap in list(self._heaps.items()):
+            while heap and heap[0][3] is None:
+                heapq.heappop(heap)
+            if not heap:
+                del self._heaps[heap_key]
                 continue
-            arrival, key = lane[0][:2]
-            priority, tenant_id = lane_key
+            arrival, key = heap[0][:2]
+            priority, tenant_id = heap_key
             rank = (priority - (now - arrival) // self._ageing_seconds, float(self._served[tenant_id]), arrival, key)
             if best is None or rank < best:
-                best, best_lane = rank, lane
+                best, best_heap = rank, heap
         if best is None:
             return None
-        sequence: Sequence = heapq.heappop(best_lane)[3]
+        sequence: Sequence = heapq.heappop(best_heap)[3]
         del self._entries[sequence.request.key]
         return sequence
 
@@ -108,7 +108,7 @@ class WaitingQueue:
         if tenant_id is not None:
             return tenant_id
         idle = None
-        if len(self._served) >= REMEMBERED_TENANTS:  # forget the counter of one without work
+        if len(self._served) >= REMEMBERED_TENANTS:  # drop the counter of one without work
             idle = next((name for name, number in self._tenant_ids.items() if not self._alive[number]), None)
         if idle is not None:
             tenant_id = self._tenant_ids.pop(idle)

@@ -1,21 +1,30 @@
-"""What the scheduler is given (`Request`), what it keeps of it (`Sequence`), and what it reports (`Updates`).
+"""What the scheduler is given (`SchedulerConfig`, `Request`), what it holds of a request (`Sequence`), and what it reports (`Updates`,
+`SchedulerStats`).
 
-`Request` and `Updates` are plain data that cross the thread edge. `Sequence` never leaves the scheduler.
+All but `Sequence` is plain data that crosses the thread edge. `Sequence` never leaves the scheduler.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
 
 from aengine.cache import PageChain
 from aengine.outputs import FinishReason
-from aengine.scheduler.plan import PromptLogprobs, RowParams, TokenLogprobs
+from aengine.scheduler.plan import IntArray, PromptLogprobs, RowParams, TokenLogprobs
 
-IntArray = NDArray[np.int32]
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    max_num_seqs: int
+    max_num_batched_tokens: int  # >= max_num_seqs
+    max_model_len: int
+    num_pages: int  # the reserved page 0 included
+    page_size: int
+    enable_prefix_cache: bool = True
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    ageing_seconds: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,7 @@ class Sequence:
     started: bool = False  # it held a row before
     awaits: bytes | None = None  # digest of the page that another sequence is computing for it
 
-    def name_pages(self) -> None:
+    def hash_pages(self) -> None:
         """Hash the full pages of its tokens that have no hash yet; those of a prompt once for all its forks."""
         if not self.chain.digests:
             self.prompt_chain.extend(self.request.prompt)
@@ -71,6 +80,19 @@ class Sequence:
     def limit(self) -> int:
         """Number of tokens, prompt included, at which the sequence ends."""
         return len(self.request.prompt) + self.request.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    running: int
+    waiting: int
+    parked: int
+    pages_used: int
+    pages_total: int
+    cached_tokens: int
+    preemptions: int
+    prompt_tokens: int  # of requests that began
+    cached_prompt_tokens: int  # those of them that were found in the prefix cache
 
 
 @dataclass(frozen=True, slots=True)

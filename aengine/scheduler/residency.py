@@ -1,7 +1,7 @@
-"""Which sequences hold a row and pages, and how they come by them and lose them.
+"""Which sequences hold a row and pages, and how they get and lose them.
 
-Owns rows, pages and the prefixes in flight, and gathers what the runner must be told of them. Decides whether there is room and
-who would give way; knows nothing of the waiting queue, of budgets, or of why a sequence leaves.
+Owns rows, pages and the prefixes in flight, and collects their changes for the runner. Decides whether there is room and which sequence
+would be preempted; knows nothing of the waiting queue, of budgets, or of why a sequence ends.
 """
 
 from __future__ import annotations
@@ -9,65 +9,35 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aengine.cache import PageCache
-from aengine.scheduler.plan import Features, NewRow
+from aengine.scheduler.plan import NO_INTS, Features, IntArray, NewRow
 from aengine.scheduler.prefixes import PrefixesInFlight
 from aengine.scheduler.request import Sequence
 from aengine.scheduler.rows import RowTable
 
-IntArray = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """A sequence was given a row."""
-
-    new_row: NewRow
-    pages: IntArray
-    copy: tuple[int, int] | None  # of the content of one page to another
-
 
 @dataclass(slots=True)
-class News:
-    """What the runner must be told before the next step, in the order it happened."""
+class RowChanges:
+    """Changes of rows that were not sent to the runner yet."""
 
-    admissions: dict[int, Admission] = field(default_factory=dict)  # by row
-    growths: list[tuple[IntArray, IntArray, IntArray]] = field(default_factory=list)  # rows, columns and ids of further page-table entries
+    new_rows: dict[int, NewRow] = field(default_factory=dict)  # by row
+    copies: dict[int, tuple[int, int]] = field(default_factory=dict)  # by row: the page that is copied, and the row's page it is copied to
+    page_writes: list[tuple[IntArray, IntArray, IntArray]] = field(default_factory=list)  # rows, columns and ids of page-table entries
 
     def drop(self, row: int) -> None:
-        """Nothing need be told of it any more."""
-        self.admissions.pop(row, None)
-        for i, (rows, columns, ids) in enumerate(self.growths):
-            keep = rows != row
-            if not keep.all():
-                self.growths[i] = rows[keep], columns[keep], ids[keep]
-
-    def writes(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Rows, columns and ids of all page-table entries."""
-        writes = [
-            (np.full(len(admission.pages), row, np.int32), np.arange(len(admission.pages), dtype=np.int32), admission.pages)
-            for row, admission in self.admissions.items()
-        ]
-        writes += self.growths
-        if not writes:
-            return _EMPTY, _EMPTY, _EMPTY
-        rows, columns, ids = (np.concatenate(arrays) for arrays in zip(*writes, strict=True))
-        return rows, columns, ids
-
-    def copies(self) -> tuple[IntArray, IntArray]:
-        """Pages copied from, and to."""
-        copies = [admission.copy for admission in self.admissions.values() if admission.copy is not None]
-        if not copies:
-            return _EMPTY, _EMPTY
-        sources, destinations = np.array(copies, np.int32).T
-        return sources, destinations
+        """The row is free: nothing of it is sent."""
+        self.new_rows.pop(row, None)
+        self.copies.pop(row, None)
+        for i, (rows, columns, ids) in enumerate(self.page_writes):
+            others = rows != row
+            if not others.all():
+                self.page_writes[i] = rows[others], columns[others], ids[others]
 
 
 MAX_PREEMPTIONS = 3
 """After this many preemptions a sequence is admitted only with room for everything that runs to grow to its end. As long as it
-runs, newcomers are held to the same, so nothing runs out of pages and it is never preempted again."""
+runs, the same holds for all others, so nothing runs out of pages and it is never preempted again."""
 
 
 class Residency:
@@ -77,32 +47,32 @@ class Residency:
         self.prefixes = PrefixesInFlight()
         self._enable_prefix_cache = enable_prefix_cache
         self._watermark = max(1, cache.usable // 100)
-        self._num_protected = 0  # residents that were preempted MAX_PREEMPTIONS times
-        self._news = News()  # what the runner has not been told yet
+        self._num_protected = 0  # running sequences that were preempted MAX_PREEMPTIONS times
+        self.changes = RowChanges()
 
     def _num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.cache.page_size)
 
-    # ---- coming in -----------------------------------------------------------------------------------------------------
+    # ---- admission ------------------------------------------------------------------------------------------------------
 
     def match(self, sequence: Sequence) -> list[int]:
         """The published pages that hold the longest prefix of a waiting sequence."""
         if not self._enable_prefix_cache:
             return []
-        sequence.name_pages()
+        sequence.hash_pages()
         if sequence.request.params.prompt_logprobs is not None:
             return []  # cached KV has no logits
         return self.cache.match(sequence.chain, sequence.tokens)
 
     def shared(self, sequence: Sequence, primary: Sequence) -> list[int]:
-        """The pages that a fork has in common with the resident that computed its prompt: all before its last prompt token."""
+        """The pages that a fork has in common with the running sequence that computed its prompt: all before its last prompt token."""
         if self._enable_prefix_cache:
-            sequence.name_pages()
+            sequence.hash_pages()
         pages: list[int] = self.rows.pages(primary.row)[: (len(sequence.tokens) - 1) // self.cache.page_size].tolist()
         return pages
 
     def awaits_prompt(self, sequence: Sequence) -> bool:
-        """Whether a resident is computing the prompt that a fork shares; if so, the fork waits for it."""
+        """Whether a running sequence is computing the prompt that a fork shares; if so, the fork waits for it."""
         fork_of = sequence.request.fork_of
         if fork_of is None or not self.prefixes.claimed(digest := fork_digest(fork_of)):
             return False
@@ -110,14 +80,14 @@ class Residency:
         return True
 
     def computed_by_another(self, sequence: Sequence, num_hits: int) -> bytes | None:
-        """The digest of the page after the hits, if a resident is computing it."""
+        """The digest of the page after the hits, if a running sequence is computing it."""
         if num_hits == (len(sequence.tokens) - 1) // self.cache.page_size or num_hits == len(sequence.chain.digests):
             return None  # the rest must be computed anyway
         digest = sequence.chain.digests[num_hits]
         return digest if self.prefixes.claimed(digest) else None
 
     def has_room(self, sequence: Sequence, hits: list[int]) -> bool:
-        """Whether the sequence can come in now: with its known tokens, and enough to grow that it is not soon preempted."""
+        """Whether the sequence can be admitted now: with its known tokens, and enough to grow that it is not soon preempted."""
         rows, size = self.rows, self.cache.page_size
         if not rows.num_free:
             return False
@@ -127,7 +97,7 @@ class Residency:
         elif self._num_protected or sequence.preemptions >= MAX_PREEMPTIONS:
             needed = limit + int((-(-rows.limit[rows.active] // size) - rows.num_pages[rows.active]).sum())
         else:
-            # The headroom doubles with every preemption, so that two that do not fit together soon take turns.
+            # The headroom doubles with every preemption, so that two that do not fit together soon run one after the other.
             needed = min(known + 2**sequence.preemptions - 1, limit) + self._watermark
         return needed - len(hits) + self.cache.num_unreferenced(hits) <= self.cache.available
 
@@ -145,21 +115,22 @@ class Residency:
         self.cache.retain(hits)
         pages[: len(hits)] = hits
         pages[len(hits) :] = self.cache.allocate(len(pages) - len(hits))
-        rows.append_pages(row, pages)
+        rows.page_table[row, : len(pages)] = pages
+        rows.num_pages[row] = len(pages)
+        self.changes.page_writes.append((np.full(len(pages), row, np.int32), np.arange(len(pages), dtype=np.int32), pages))
         num_computed = len(hits) * size
-        copy = None
         if primary is not None and (len(tokens) - 1) % size:
-            copy = int(rows.page_table[primary.row, len(hits)]), int(pages[len(hits)])
+            self.changes.copies[row] = int(rows.page_table[primary.row, len(hits)]), int(pages[len(hits)])
             num_computed = len(tokens) - 1
         rows.num_published[row] = len(hits)
         rows.num_computed[row] = rows.num_committed[row] = num_computed
         claims = sequence.chain.digests[len(hits) :]
         self.prefixes.claim(sequence, [*claims, fork_digest(request.key)] if request.num_forks else claims)
         self._num_protected += protected
-        history = tokens if request.params.features & Features.HISTORY else _EMPTY
-        self._news.admissions[row] = Admission(NewRow(row, request.params, len(request.prompt), history), pages, copy)
+        history = tokens if request.params.features & Features.HISTORY else NO_INTS
+        self.changes.new_rows[row] = NewRow(row, request.params, len(request.prompt), history)
 
-    # ---- being there ---------------------------------------------------------------------------------------------------
+    # ---- running ---------------------------------------------------------------------------------------------------------
 
     def grow(self, decodes: IntArray) -> bool:
         """Give every row in `decodes` a page for its next token; False, and nothing is changed, when there are too few."""
@@ -173,7 +144,7 @@ class Residency:
             growing_rows, columns, pages = decodes[growing], columns[growing], self.cache.allocate(count)
             rows.page_table[growing_rows, columns] = pages
             rows.num_pages[growing_rows] += 1
-            self._news.growths.append((growing_rows, columns, pages))
+            self.changes.page_writes.append((growing_rows, columns, pages))
         return True
 
     def publish(self, plan_rows: IntArray, committed: IntArray) -> list[Sequence]:
@@ -206,40 +177,32 @@ class Residency:
                     woken.extend(self.prefixes.settle(sequence, digests[start + i]))
         return woken
 
-    def take_news(self) -> News:
-        """What happened since the last call."""
-        news, self._news = self._news, News()
-        return news
-
-    def tell_again(self, news: News) -> None:
-        """The runner did not take in what was taken last."""
-        self._news = news
-
-    # ---- going ---------------------------------------------------------------------------------------------------------
+    # ---- the end ----------------------------------------------------------------------------------------------------------
 
     def victim(self) -> Sequence:
-        """Who gives way: parked residents first, then the lowest priority, then the newest. Only those in no flight."""
+        """The sequence to preempt: parked ones first, then the lowest priority, then the newest. Only those that no step in flight
+        computes."""
         rows = self.rows
-        residents = np.flatnonzero(rows.active & (rows.flights == 0) & (rows.parked | ~rows.protected))
+        candidates = np.flatnonzero(rows.active & (rows.flights == 0) & (rows.parked | ~rows.protected))
         columns = rows.keys, rows.arrivals, rows.priorities, rows.parked  # the last counts most
-        victim = rows.sequences[int(residents[np.lexsort([column[residents] for column in columns])[-1]])]
-        assert victim is not None, "a resident"
+        victim = rows.sequences[int(candidates[np.lexsort([column[candidates] for column in columns])[-1]])]
+        assert victim is not None, "its row is active"
         return victim
 
     def has_parked(self) -> bool:
-        """Whether a parked resident could give way now."""
+        """Whether a parked sequence could be preempted now."""
         rows = self.rows
         return bool((rows.active & rows.parked & (rows.flights == 0)).any())
 
     def stop(self, sequence: Sequence) -> list[Sequence]:
-        """A resident computes no further. Returns the sequences that waited for pages it would have computed."""
+        """A running sequence computes no further. Returns the sequences that waited for pages it would have computed."""
         self._num_protected -= sequence.preemptions >= MAX_PREEMPTIONS
         return self.prefixes.abandon(sequence)
 
     def vacate(self, sequence: Sequence) -> None:
-        """Take row and pages from a stopped sequence that is in no flight."""
+        """Take row and pages from a stopped sequence that no step in flight computes."""
         assert self.rows.flights[sequence.row] == 0
-        self._news.drop(sequence.row)
+        self.changes.drop(sequence.row)
         self.cache.release(self.rows.pages(sequence.row).copy())
         self.rows.clear(sequence.row)
 
@@ -247,6 +210,3 @@ class Residency:
 def fork_digest(key: int) -> bytes:
     """Stands for the whole prompt of a request in `PrefixesInFlight`; shorter than any page digest."""
     return key.to_bytes(8, "little")
-
-
-_EMPTY: IntArray = np.zeros(0, np.int32)

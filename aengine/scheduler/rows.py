@@ -5,19 +5,16 @@ vectorised operations. Knows no policy: who runs and why is the scheduler's busi
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aengine.scheduler.plan import Features
+from aengine.scheduler.plan import Features, IntArray
 from aengine.scheduler.request import Sequence
-
-IntArray = NDArray[np.int32]
 
 
 class RowTable:
     """`num_rows` rows of up to `max_model_len` tokens in pages of `page_size`.
 
-    Per row: `num_tokens` counts the tokens of the sequence including those whose ids a step in flight will tell, `num_known`
-    without them; `num_computed` counts the tokens whose KV is in pages or being written by a step in flight, `num_committed`
+    Per row: `num_tokens` counts the tokens of the sequence including those that a step in flight samples, `num_known` without
+    them; `num_computed` counts the tokens whose KV is in pages or being written by a step in flight, `num_committed`
     without the latter. So num_committed <= num_known <= num_tokens and num_committed <= num_computed <= num_tokens.
     """
 
@@ -38,12 +35,12 @@ class RowTable:
         self.active = np.zeros(num_rows, np.bool_)  # RUNNING: tokens of returning steps count
         self.decoding = np.zeros(num_rows, np.bool_)  # all but the last token computed, and that one sampled by the runner
         self.parked = np.zeros(num_rows, np.bool_)
-        self._ready = np.zeros(num_rows, np.bool_)  # active, decoding and not parked: kept, for it is asked for in every step
+        self._ready = np.zeros(num_rows, np.bool_)  # active, decoding and not parked
         self.lockstep = np.zeros(num_rows, np.bool_)  # the next step needs the token of the one before: never two in flight
         self.tenants = np.zeros(num_rows, np.int32)
         self.priorities = np.zeros(num_rows, np.int32)
         self.arrivals = np.zeros(num_rows, np.float64)
-        self.protected = np.zeros(num_rows, np.bool_)  # preempted so often that it gives way no more, unless it is parked
+        self.protected = np.zeros(num_rows, np.bool_)  # preempted so often that it is not preempted again, unless it is parked
         # Large tables are mapped lazily: only the parts that are used take memory.
         self.page_table = np.zeros((num_rows, max_pages), np.int32)
         self.tokens = np.zeros((num_rows, max_model_len), np.int32)
@@ -117,13 +114,3 @@ class RowTable:
         """The pages of the row, first to last (a view)."""
         view: IntArray = self.page_table[row, : self.num_pages[row]]
         return view
-
-    def known_tokens(self, row: int) -> IntArray:
-        """A copy of the tokens whose ids are known."""
-        known: IntArray = self.tokens[row, : self.num_known[row]].copy()
-        return known
-
-    def append_pages(self, row: int, pages: IntArray) -> None:
-        first = int(self.num_pages[row])
-        self.page_table[row, first : first + len(pages)] = pages
-        self.num_pages[row] = first + len(pages)

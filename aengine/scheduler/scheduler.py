@@ -3,7 +3,7 @@
 There is one kind of batch. Every sequence is `num_computed` behind `num_tokens`; a step moves sequences forward under a token
 budget: running decodes first, one token each, then prefill chunks with what is left, then newly admitted sequences. Between
 `schedule()` and `commit()` of a step another step may be scheduled: lengths advance without the token, and whatever a sequence
-holds is released only when every step it flies in has been committed.
+holds is released only when every step that computes it has been committed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ from numpy.typing import NDArray
 
 from aengine.cache import PageCache, PageChain
 from aengine.outputs import FinishReason
-from aengine.scheduler.limits import SchedulerConfig, SchedulerStats
-from aengine.scheduler.plan import StepPlan, StepResult
+from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan, StepResult
 from aengine.scheduler.queue import WaitingQueue
-from aengine.scheduler.request import Finished, Request, Sequence, SequenceState, Updates
-from aengine.scheduler.residency import News, Residency, fork_digest
+from aengine.scheduler.request import Finished, Request, SchedulerConfig, SchedulerStats, Sequence, SequenceState, Updates
+from aengine.scheduler.residency import Residency, RowChanges, fork_digest
 from aengine.scheduler.rows import RowTable
-
-IntArray = NDArray[np.int32]
 
 
 @dataclass(slots=True)
@@ -50,8 +47,7 @@ class Scheduler:
         self._queue = WaitingQueue(tenant_weights=config.tenant_weights, ageing_seconds=config.ageing_seconds)
         self._sequences: dict[int, Sequence] = {}  # all that are not FINISHED
         self._prefilling: list[Sequence] = []  # RUNNING with known tokens left to compute, oldest admission first
-        self._parked_waiting: set[Sequence] = set()  # WAITING and parked: in no queue
-        self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, key); may name keys that are gone
+        self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, key); some keys may have been released
         self._num_steps = 0
         self._num_in_flight = 0
         self._num_leaving = 0  # sequences in this state
@@ -61,9 +57,9 @@ class Scheduler:
         self._updates = Updates()
         self._ones = np.ones(config.max_num_seqs, np.int32)  # of a step of decodes alone: their lengths, and that each samples
         self._trues = np.ones(config.max_num_seqs, np.bool_)
-        self._news = News()  # what the latest plan told the runner
+        self._sent = RowChanges()  # in the latest plan
 
-    # ---- what comes in -------------------------------------------------------------------------------------------------
+    # ---- requests ------------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         """Take a request that fits the context and the page pool; it waits."""
@@ -73,7 +69,7 @@ class Scheduler:
         sequence = Sequence(request, chain, prompt_chain, request.prompt)
         self._sequences[request.key] = sequence
         if request.deadline is not None:
-            if len(self._deadlines) > 2 * len(self._sequences) + 64:  # mostly of requests that are gone
+            if len(self._deadlines) > 2 * len(self._sequences) + 64:  # mostly of released requests
                 self._deadlines = [entry for entry in self._deadlines if entry[1] in self._sequences]
                 heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (request.deadline, request.key))
@@ -93,13 +89,12 @@ class Scheduler:
         sequence.parked = True
         if sequence.state is SequenceState.RUNNING:
             self._rows.park(sequence.row, True)
-            self._requeue(self._residency.prefixes.abandon(sequence))  # nobody waits for one that stands still
+            self._requeue(self._residency.prefixes.abandon(sequence))  # nobody waits for one that computes nothing
         elif sequence.state is SequenceState.WAITING:
             self._stop_waiting(sequence)
-            self._parked_waiting.add(sequence)
 
     def unpark(self, key: int) -> None:
-        """Let a parked request go on where it was."""
+        """Schedule a parked request again."""
         sequence = self._sequences.get(key)
         if sequence is None or not sequence.parked:
             return
@@ -107,14 +102,13 @@ class Scheduler:
         if sequence.state is SequenceState.RUNNING:
             self._rows.park(sequence.row, False)
         elif sequence.state is SequenceState.WAITING:
-            self._parked_waiting.discard(sequence)
             self._queue.push(sequence)
 
     def flush_cache(self) -> int:
-        """Forget the prefixes that no sequence holds; returns how many pages that freed."""
+        """Drop the prefixes that no sequence holds; returns how many pages that freed."""
         return self._cache.flush()
 
-    # ---- what can be seen ----------------------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------------------------
 
     @property
     def next_deadline(self) -> float | None:
@@ -125,10 +119,11 @@ class Scheduler:
         rows = self._rows
         num_active = int(np.count_nonzero(rows.active))
         num_parked = int(np.count_nonzero(rows.active & rows.parked))
+        waiting = len(self._queue) + self._residency.prefixes.num_awaiting
         return SchedulerStats(
             running=num_active - num_parked,
-            waiting=len(self._queue) + self._residency.prefixes.num_awaiting,
-            parked=num_parked + len(self._parked_waiting),
+            waiting=waiting,
+            parked=len(self._sequences) - (num_active - num_parked) - self._num_leaving - waiting,
             pages_used=self._cache.referenced,
             pages_total=self._cache.usable,
             cached_tokens=self._cache.cached_tokens,
@@ -165,7 +160,7 @@ class Scheduler:
         return now
 
     def _plan_decodes(self) -> IntArray | None:
-        """The rows that decode, each with a page for its next token; None when pages must first come back from a flight."""
+        """The rows that decode, each with a page for its next token; None when pages are only freed by a step in flight."""
         while True:
             decodes = self._rows.ready(in_flight=self._num_in_flight > 0)
             if self._residency.grow(decodes):
@@ -203,7 +198,7 @@ class Scheduler:
         return chunks
 
     def _prefix_of(self, sequence: Sequence) -> tuple[list[int], Sequence | None]:
-        """The pages that a waiting sequence need not compute, and the resident they are shared with if it is a fork of that."""
+        """The pages that a waiting sequence need not compute, and the running sequence they are shared with if it is a fork of that."""
         fork_of = sequence.request.fork_of
         if fork_of is not None and not sequence.started:
             primary = self._sequences.get(fork_of)
@@ -252,9 +247,13 @@ class Scheduler:
         rows.flights[plan_rows] += 1
         self._queue.charge(rows.tenants[decodes])
         pieces = [rows.tokens[chunk.row, chunk.start : chunk.start + chunk.length] for chunk in chunks]
-        self._news = news = self._residency.take_news()
-        page_rows, page_cols, page_ids = news.writes()
-        copy_from, copy_to = news.copies()
+        self._sent = changes = self._residency.changes
+        self._residency.changes = RowChanges()
+        page_rows = page_cols = page_ids = copy_from = copy_to = NO_INTS
+        if changes.page_writes:
+            page_rows, page_cols, page_ids = map(np.concatenate, zip(*changes.page_writes, strict=True))
+        if changes.copies:
+            copy_from, copy_to = np.array([*changes.copies.values()], np.int32).T
         self._num_steps += 1
         self._num_in_flight += 1
         return StepPlan(
@@ -264,8 +263,8 @@ class Scheduler:
             starts=starts,
             lengths=lengths,
             samples=samples,
-            token_ids=np.concatenate(pieces) if pieces else _NONE,
-            new_rows=tuple(admission.new_row for admission in news.admissions.values()),
+            token_ids=np.concatenate(pieces) if pieces else NO_INTS,
+            new_rows=tuple(changes.new_rows.values()),
             page_rows=page_rows,
             page_cols=page_cols,
             page_ids=page_ids,
@@ -290,7 +289,7 @@ class Scheduler:
                 self._updates.prompt_logprobs.append((int(rows.keys[prompt_logprobs.row]), prompt_logprobs))
         if result.failures:
             self._fail_rows(result.failures)
-        if self._num_leaving or result.failures or result.postponed:  # whoever left while the step was in flight gets no token from it
+        if self._num_leaving or result.failures or result.postponed:  # who finished while the step was in flight gets no token from it
             live = rows.active[sampled] & ~np.isin(sampled, list(result.postponed))
             sampled, known, tokens = sampled[live], known[live], tokens[live]
             logprobs = logprobs.select(live) if logprobs is not None else None
@@ -360,9 +359,7 @@ class Scheduler:
         for row in completed:
             rows.decode(row, False)
         self._prefilling[:0] = [sequence for row in completed if (sequence := rows.sequences[row]) is not None]
-        for row in errors:
-            self._news.drop(row)
-        self._residency.tell_again(self._news)
+        self._residency.changes = self._sent
         self._fail_rows(errors)
 
     def _fail_rows(self, errors: Mapping[int, BaseException]) -> None:
@@ -372,19 +369,17 @@ class Scheduler:
                 self._finish(sequence, FinishReason.ERROR, error=error)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take row and pages from a running sequence that is in no flight; it computes its tokens anew when it comes back."""
-        sequence.tokens = self._rows.known_tokens(sequence.row)
+        """Take row and pages from a running sequence that no step in flight computes; its tokens are computed again when it comes back."""
+        sequence.tokens = self._rows.tokens[sequence.row, : self._rows.num_known[sequence.row]].copy()
         self._stop_running(sequence)
         self._residency.vacate(sequence)
         self._num_preemptions += 1
         sequence.preemptions += not sequence.parked  # a parked one loses nothing but its place
         sequence.state = SequenceState.WAITING
-        if sequence.parked:
-            self._parked_waiting.add(sequence)
-        else:
+        if not sequence.parked:
             self._queue.push(sequence)
 
-    # ---- the one exit door ---------------------------------------------------------------------------------------------
+    # ---- the end of a sequence --------------------------------------------------------------------------------------------
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, *, stop_token_id: int | None = None, error: BaseException | None = None
@@ -405,9 +400,9 @@ class Scheduler:
             self._release(sequence)
 
     def _stop_waiting(self, sequence: Sequence) -> None:
-        """Take a WAITING sequence out of wherever it waits."""
-        if not self._queue.remove(sequence) and not self._residency.prefixes.stop_waiting(sequence):
-            self._parked_waiting.discard(sequence)
+        """Take a WAITING sequence out of the queue, or from those that await a prefix; a parked one is in neither."""
+        if not self._queue.remove(sequence):
+            self._residency.prefixes.stop_waiting(sequence)
 
     def _stop_running(self, sequence: Sequence) -> None:
         """A RUNNING sequence computes no further."""
@@ -430,6 +425,3 @@ class Scheduler:
         del self._sequences[key]
         self._queue.leave(sequence)
         self._updates.released.append(key)
-
-
-_NONE: IntArray = np.zeros(0, np.int32)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from page_invariants import check_pages
 
 from aengine.cache import OutOfPages, PageCache, PageChain
 
@@ -80,7 +81,7 @@ class TestPrefix:
         assert cache.cached_tokens == 0
         cache.release(first)
         assert cache.cached_tokens == 2 * PAGE_SIZE
-        cache.check()
+        check_pages(cache)
 
 
 class TestEviction:
@@ -94,7 +95,7 @@ class TestEviction:
         taken = [int(cache.allocate(1)[0]) for _ in range(6)]
         assert taken[0] not in {*old.tolist(), *new.tolist()}
         assert taken[1:] == [*old[::-1].tolist(), *new[::-1].tolist()]
-        cache.check()
+        check_pages(cache)
 
     def test_use_renews(self) -> None:
         cache = PageCache(5, PAGE_SIZE)
@@ -110,7 +111,7 @@ class TestEviction:
         cache.allocate(2)
         with pytest.raises(OutOfPages, match="2 pages asked for, 1 available"):
             cache.allocate(2)
-        cache.check()
+        check_pages(cache)
 
     def test_flush(self) -> None:
         cache = PageCache(10, PAGE_SIZE)
@@ -121,7 +122,7 @@ class TestEviction:
         assert cache.match(chain_of(asked), asked) == []
         cache.release(kept)
         assert (cache.cached_tokens, cache.available) == (0, 9)
-        cache.check()
+        check_pages(cache)
 
     def test_the_reserved_page_is_never_handed_out(self) -> None:
         cache = PageCache(9, PAGE_SIZE)
@@ -176,7 +177,7 @@ class PageCacheMachine(RuleBasedStateMachine):
     def sound(self) -> None:
         if not hasattr(self, "cache"):
             return
-        self.cache.check()
+        check_pages(self.cache)
         refs = np.zeros_like(self.cache.refs)
         for _, pages, _ in self.holders:
             np.add.at(refs, pages, 1)

@@ -9,6 +9,7 @@ from collections import deque
 
 import numpy as np
 from kv_oracle import OracleFlight, OracleRunner, Truth, solo_run
+from page_invariants import check_pages
 
 from aengine.outputs import FinishReason
 from aengine.scheduler import Finished, Request, Scheduler, SchedulerConfig, StepPlan, StepResult
@@ -114,7 +115,7 @@ class Simulation:
 
     def _check(self) -> None:
         rows, cache = self.scheduler._rows, self.scheduler._cache
-        cache.check()
+        check_pages(cache)
         refs = np.zeros_like(cache.refs)
         for row, sequence in enumerate(rows.sequences):
             if sequence is not None:

@@ -17,7 +17,7 @@ from aengine.cache import PageCache, PageChain
 from aengine.outputs import FinishReason
 from aengine.scheduler import Request, Scheduler, SchedulerConfig
 from aengine.scheduler.request import Sequence
-from aengine.scheduler.residency import News, Residency
+from aengine.scheduler.residency import Residency
 
 WORKLOADS = 2000
 PARTS = 8
@@ -164,7 +164,13 @@ class TestTheOracleCanFail:
         assert fails(range(200))
 
     def test_fork_without_its_copy(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(News, "copies", lambda self: (np.zeros(0, np.int32),) * 2)
+        real = Residency.admit
+
+        def admit(self: Residency, sequence: Sequence, hits: list[int], tenant_id: int, primary: Sequence | None = None) -> None:
+            real(self, sequence, hits, tenant_id, primary)
+            self.changes.copies.clear()
+
+        monkeypatch.setattr(Residency, "admit", admit)
         assert fails(range(200))
 
     def test_salt_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,18 @@
+"""Invariants of the page cache."""
+
+from __future__ import annotations
+
+from aengine.cache import PageCache
+
+
+def check_pages(cache: PageCache) -> None:
+    """Raises AssertionError unless every page is in exactly one state."""
+    free = cache._free[: cache._num_free].tolist()
+    assert 0 not in free, "the reserved page is in the free list"
+    assert len(set(free)) == len(free), "a page is free twice"
+    assert not set(free) & set(cache._cached), "a page is free and cached"
+    assert all(cache.refs[page] == 0 for page in [*free, *cache._cached]), "an available page is referenced"
+    assert int((cache.refs > 0).sum()) + len(free) + len(cache._cached) == cache.usable, "a page is lost"
+    assert (cache.refs >= 0).all(), "a page was released more often than taken"
+    assert all(page in cache._index for page in cache._cached), "a cached page is not published"
+    assert not any(page in cache._index for page in free), "a free page is published"
