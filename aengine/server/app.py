@@ -16,8 +16,8 @@ from aengine.errors import AEngineError
 from aengine.server.calls.auth import Authenticator
 from aengine.server.calls.errors import draining
 from aengine.server.calls.interceptor import CallInterceptor
-from aengine.server.calls.observers import Observers
 from aengine.server.calls.port import make_server
+from aengine.server.calls.records import Observers
 from aengine.server.calls.tls import Certificates
 from aengine.server.calls.underway import CallsUnderWay
 from aengine.server.config.options import ServerConfig
@@ -30,8 +30,8 @@ from aengine.server.services.health import HealthServicer
 from aengine.server.services.model import ModelServicer
 from aengine.server.services.reflection import add_reflection_to_server, service_names
 from aengine.server.services.tokenizer import TokenizerServicer
-from aengine.server.telemetry.access_log import AccessLog
 from aengine.server.telemetry.exposition import MetricsServer
+from aengine.server.telemetry.logs import AccessLog
 from aengine.server.telemetry.loop_lag import LoopLag
 from aengine.server.telemetry.metrics import Metrics
 from aengine.v1 import admin_service_pb2, engine_service_pb2, generation_service_pb2, model_service_pb2, tokenizer_service_pb2
@@ -91,7 +91,7 @@ class Server:
 
     def _register_services(self) -> None:
         engine, server = self._engine, self._server
-        self._generation = GenerationServicer(Backend(engine, self._admission, (self._observers,), self.config.max_message_bytes))
+        self._generation = GenerationServicer(Backend(engine, self._admission, self._observers, self.config.max_message_bytes))
         add_GenerationServiceServicer_to_server(self._generation, server)
         add_ModelServiceServicer_to_server(ModelServicer(engine), server)
         self._tokenizer = TokenizerServicer(engine)

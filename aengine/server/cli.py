@@ -55,11 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def serve(settings: Settings) -> int:
     """Run the process. Raises what starting raises, and `EngineDeadError`."""
+    # Before gRPC is imported: its core reports a failed bind in its own words, beside ours.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from aengine.server.process import run_process
     from aengine.server.telemetry.logs import configure_logging
 
     configure_logging(settings.server)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC core reports a failed bind in its own words, beside ours
     code = run_process(settings.server, settings.engine)
     logger.info("stopped")
     return code

@@ -15,8 +15,7 @@ from grpc_harness import events_of, serving, stream_request
 from raw_h2 import framed, raw_connection
 
 from aengine.server.calls.records import Caller, CallRecord
-from aengine.server.telemetry.access_log import AccessLog
-from aengine.server.telemetry.logs import FIELDS, JsonFormatter, TextFormatter, is_fit
+from aengine.server.telemetry.logs import FIELDS, AccessLog, JsonFormatter, TextFormatter, is_fit
 from aengine.v1.model_service_pb2 import GetModelRequest
 
 pytestmark = pytest.mark.anyio

@@ -25,8 +25,8 @@ from aengine.server.calls import interceptor
 from aengine.server.calls.auth import Authenticator
 from aengine.server.calls.errors import StatusError
 from aengine.server.calls.interceptor import CallInterceptor
-from aengine.server.calls.observers import CURRENT_CALL, Observers
 from aengine.server.calls.port import make_server
+from aengine.server.calls.records import CURRENT_CALL, Observers
 from aengine.server.calls.underway import CallsUnderWay, reader_stalled
 from aengine.server.config.options import ServerConfig
 from aengine.v1.generation_service_pb2 import GenerateRequest

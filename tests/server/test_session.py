@@ -16,7 +16,7 @@ from oracle_engine import until
 from session_client import SessionClient, begin, cancellation, kinds, more_credit, opening, submission
 
 from aengine.outputs import FinishReason, Token, TokenLogprob
-from aengine.server.calls.records import GenerationRecord
+from aengine.server.calls.records import GenerationRecord, Observers
 from aengine.server.generation import session
 from aengine.server.generation.admission import Admission
 from aengine.server.generation.backend import Backend
@@ -250,8 +250,9 @@ class TestCourse:
                 yield submission(tag, stream_request(request_id=name))
             await asyncio.Event().wait()
 
-        observer = Observer()
-        backend = Backend(engine, Admission(), [observer])  # type: ignore[arg-type]
+        observer, observers = Observer(), Observers()
+        observers.add(observer)
+        backend = Backend(engine, Admission(), observers)  # type: ignore[arg-type]
         async with aclosing(session_responses(backend, requests(), remaining=None)) as responses:
             async for response in responses:
                 names = dict(kinds(response))

@@ -27,9 +27,8 @@ from aengine.server.calls.auth import Authenticator
 from aengine.server.calls.certificate_name import certificate_name
 from aengine.server.calls.errors import StatusError, describe, to_status
 from aengine.server.calls.message_fields import check_fields
-from aengine.server.calls.observers import CURRENT_CALL
 from aengine.server.calls.port import CARRIER, NO_METHOD
-from aengine.server.calls.records import CallRecord, Observer
+from aengine.server.calls.records import CURRENT_CALL, CallRecord, Observer
 from aengine.server.calls.tracing import parse_traceparent
 from aengine.server.calls.underway import Call, CallsUnderWay, reader_stalled, sender_stalled
 from aengine.server.config.options import ServerConfig

@@ -1,11 +1,13 @@
-"""What is worth knowing of a call and of a generation when it is over: plain data for the access log and the metrics.
+"""What is worth knowing of a call and of a generation when it has ended: plain data for the access log and the metrics.
 
 Filled in by the code that runs the call; handed to every `Observer` once, at the end. Knows nothing of logs or metrics.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,6 +15,8 @@ import grpc
 
 from aengine.histogram import Histogram
 from aengine.outputs import FinishReason, Usage
+
+logger = logging.getLogger(__name__)
 
 ITL_BOUNDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 """Seconds."""
@@ -64,3 +68,40 @@ class Observer(Protocol):
     def on_call_end(self, record: CallRecord) -> None: ...
 
     def on_generation_end(self, record: GenerationRecord) -> None: ...
+
+
+class Observers:
+    """Passes on to all. One that raises is a bug: it is logged, and the others are called all the same."""
+
+    def __init__(self) -> None:
+        self._observers: list[Observer] = []
+
+    def add(self, observer: Observer) -> None:
+        self._observers.append(observer)
+
+    def on_call_end(self, record: CallRecord) -> None:
+        for observer in self._observers:
+            try:
+                observer.on_call_end(record)
+            except Exception:
+                logger.exception("an observer failed")
+
+    def on_generation_end(self, record: GenerationRecord) -> None:
+        if (call := CURRENT_CALL.get()) is not None:
+            call.prompt_tokens += record.usage.prompt_tokens
+            call.completion_tokens += record.usage.completion_tokens
+        for observer in self._observers:
+            try:
+                observer.on_generation_end(record)
+            except Exception:
+                logger.exception("an observer failed")
+
+
+CURRENT_CALL: ContextVar[CallRecord | None] = ContextVar("CURRENT_CALL", default=None)
+"""The call that a task works for. Tasks that a call starts inherit it."""
+
+
+def current_caller() -> Caller:
+    """Who made the call that the task works for."""
+    call = CURRENT_CALL.get()
+    return Caller() if call is None else call.caller

@@ -6,7 +6,7 @@ Others neither see it nor meet its id, unless they are administrators.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from aengine.errors import RequestIdInUseError
 from aengine.outputs import ModelInfo, RequestInfo, RequestState
 from aengine.server.calls.errors import StatusError, clip
-from aengine.server.calls.records import Caller, Observer
+from aengine.server.calls.records import Caller, Observers
 from aengine.server.generation.admission import Admission
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Backend:
 
     engine: AsyncEngine
     admission: Admission
-    observers: Sequence[Observer] = ()
+    observers: Observers = field(default_factory=Observers)
     max_message_bytes: int = 16 * 1024 * 1024  # of one message
     streams: RequestIndex[TokenStream] = field(default_factory=RequestIndex)  # of generations under way
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from aengine.errors import InvalidRequestError
 from aengine.outputs import RequestState
 from aengine.server.calls.errors import request_not_found
-from aengine.server.calls.observers import current_caller
+from aengine.server.calls.records import current_caller
 from aengine.server.generation.backend import Backend
 from aengine.server.generation.responses import write_usage
 from aengine.server.generation.resume import ResumableStreams

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.outputs import RequestInfo
 from aengine.server.calls.errors import StatusError, clip, describe, draining, request_not_found
-from aengine.server.calls.observers import current_caller
-from aengine.server.calls.records import Caller
+from aengine.server.calls.records import Caller, current_caller
 from aengine.server.generation.backend import Backend, RequestIndex
 from aengine.server.generation.events import stream_responses
 from aengine.server.generation.replay import Replay, ReplayLimits

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from aengine.errors import FieldError, InvalidRequestError, RequestIdInUseError, refusal
 from aengine.outputs import FinishReason, Token
 from aengine.server.calls.errors import StatusError
-from aengine.server.calls.observers import current_caller
-from aengine.server.calls.records import GenerationRecord
+from aengine.server.calls.records import GenerationRecord, current_caller
 from aengine.server.generation.backend import Backend, require_model
 from aengine.server.generation.convert import GenerationRequest, located, read_request
 from aengine.server.generation.responses import (
@@ -117,8 +116,7 @@ class Generation:
                     record.finish_reason = FinishReason.ERROR
                 elif self.num_open:  # the client left before the end
                     record.finish_reason = FinishReason.CANCELLED
-                for observer in self.backend.observers:
-                    observer.on_generation_end(record)
+                self.backend.observers.on_generation_end(record)
 
     async def __aenter__(self) -> Generation:
         return self

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from aengine.errors import InvalidRequestError
-from aengine.server.calls.observers import current_caller
+from aengine.server.calls.records import current_caller
 from aengine.server.generation.backend import Backend, require_model
 from aengine.server.generation.batch import batch_responses
 from aengine.server.generation.events import stream_responses

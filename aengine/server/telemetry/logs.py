@@ -1,4 +1,4 @@
-"""How log lines look: text, or one JSON object a line. Owns formatting; what is logged is up to the others.
+"""How log lines look, text or one JSON object a line, and the access log. What else is logged is up to the others.
 
 A record may carry fields beside its message: `logger.info("call", extra={FIELDS: {"code": "OK"}})`.
 """
@@ -11,13 +11,14 @@ import re
 import sys
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from aengine.server.config.options import ServerConfig
+from aengine.server.calls.records import CallRecord, GenerationRecord
+from aengine.server.config.options import ServerConfig
 
 FIELDS = "aengine_fields"
 _PLAIN = re.compile(r"[\w./:@+\[\]%-]+", re.ASCII)
+
+access_logger = logging.getLogger("aengine.access")
 
 
 class TextFormatter(logging.Formatter):
@@ -41,6 +42,33 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class AccessLog:
+    """An `Observer`: a line for each call that has ended. Never holds a prompt, an output or a token of a caller."""
+
+    def on_call_end(self, record: CallRecord) -> None:
+        if not access_logger.isEnabledFor(logging.INFO):
+            return
+        fields: dict[str, object] = {
+            "method": record.method,
+            "code": record.code.name,
+            "reason": record.reason,
+            "ms": round(record.seconds * 1000, 1),
+            "request_id": record.request_id,
+            "trace_id": record.trace_id,
+            "principal": record.caller.name,
+            "peer": record.peer,
+            "messages": record.messages_sent,
+            "prompt_tokens": record.prompt_tokens,
+            "completion_tokens": record.completion_tokens,
+        }
+        # What does not apply is left out; a count of messages always does.
+        shown = {name: value for name, value in fields.items() if value or name in ("ms", "messages")}
+        access_logger.info("call", extra={FIELDS: shown})
+
+    def on_generation_end(self, record: GenerationRecord) -> None:
+        pass  # its tokens are counted in the record of its call
 
 
 def configure_logging(config: ServerConfig) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from aengine.histogram import Histogram, HistogramSnapshot
+from aengine.histogram import Histogram
 
 INTERVAL = 0.05
 """Seconds between two samples: 20 timers a second cost some hundred microseconds."""
@@ -21,37 +21,28 @@ class LoopLag:
 
     def __init__(self, interval: float = INTERVAL) -> None:
         """`interval`: seconds between two samples."""
+        self.seconds = Histogram(LAG_BOUNDS)  # by which the samples came late
         self._interval = interval
-        self._seconds = Histogram(LAG_BOUNDS)
         self._max = 0.0
-        self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Measure the running loop, until `stop()`."""
-        self._schedule()
+        # Not on the loop's own clock: uvloop's stands still while a callback runs.
+        due = time.monotonic() + self._interval
+        self._timer = asyncio.get_running_loop().call_later(self._interval, self._sample, due)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-
-    def snapshot(self) -> HistogramSnapshot:
-        """Seconds by which the samples came late."""
-        return self._seconds.snapshot()
 
     def take_max(self) -> float:
         """The latest sample, in seconds, since this was last asked for."""
         latest, self._max = self._max, 0.0
         return latest
 
-    def _schedule(self) -> None:
-        # Not on the loop's own clock: uvloop's stands still while a callback runs.
-        self._due = time.monotonic() + self._interval
-        self._timer = asyncio.get_running_loop().call_later(self._interval, self._sample)
-
-    def _sample(self) -> None:
-        lag = max(0.0, time.monotonic() - self._due)
-        self._seconds.observe(lag)
+    def _sample(self, due: float) -> None:
+        lag = max(0.0, time.monotonic() - due)
+        self.seconds.observe(lag)
         self._max = max(self._max, lag)
-        self._schedule()
+        self.start()

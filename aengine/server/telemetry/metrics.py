@@ -1,30 +1,23 @@
-"""What the server counts, and one consistent snapshot of it and of the engine. Knows nothing of Prometheus or of HTTP.
+"""What the server counts, and the families in which Prometheus reads that and the engine's numbers. Knows nothing of HTTP.
 
-`Metrics` is filled and read in the event loop: plain additions, no locks. How a snapshot becomes text, and how another thread gets
-one, is `aengine.server.telemetry.exposition`'s.
+Filled and read in the event loop: plain additions, no locks. `aengine.server.telemetry.exposition` brings the families to a scrape.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 
 import aengine
 from aengine.errors import EngineStateError
 from aengine.histogram import Histogram, HistogramSnapshot
-from aengine.outputs import EngineStats, FinishReason, ModelInfo
+from aengine.outputs import FinishReason
 from aengine.server.calls.records import ITL_BOUNDS, CallRecord, GenerationRecord
 from aengine.server.telemetry.loop_lag import LoopLag
-from aengine.v1 import (
-    admin_service_pb2,
-    engine_service_pb2,
-    generation_service_pb2,
-    model_service_pb2,
-    tokenizer_service_pb2,
-)
+from aengine.v1 import admin_service_pb2, engine_service_pb2, generation_service_pb2, model_service_pb2, tokenizer_service_pb2
 
 if TYPE_CHECKING:
     from aengine.engine.async_engine import AsyncEngine
@@ -45,31 +38,6 @@ METHODS: Mapping[str, str] = {
 """The schema's methods, as gRPC calls them, and their labels."""
 OTHER_METHOD = "other"
 """The label of whatever else clients make up, so that they cannot make series."""
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsSnapshot:
-    """Everything that is exposed, at one moment."""
-
-    taken: float  # on time.monotonic
-    calls: Mapping[tuple[str, str], int]  # by method and code
-    call_errors: Mapping[str, int]  # by reason
-    messages_sent: Mapping[str, int]  # by method
-    calls_in_flight: int
-    call_seconds: Mapping[str, HistogramSnapshot]  # by method
-    generations: Mapping[FinishReason, int]
-    generations_in_flight: int
-    queue_seconds: HistogramSnapshot
-    first_token_seconds: HistogramSnapshot
-    inter_token_seconds: HistogramSnapshot
-    generation_seconds: HistogramSnapshot
-    loop_lag_seconds: HistogramSnapshot
-    loop_lag_max: float  # seconds, since the snapshot before
-    engine_up: bool
-    draining: bool
-    engine: EngineStats
-    model: ModelInfo | None  # None until it is loaded
-    version: str  # of this package
 
 
 class Metrics:
@@ -94,7 +62,7 @@ class Metrics:
         self._call_errors: Counter[str] = Counter()
         self._messages_sent: Counter[str] = Counter(dict.fromkeys(METHODS.values(), 0))
         self._call_seconds: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(DURATION_BOUNDS))
-        self._generations: Counter[FinishReason] = Counter(dict.fromkeys(FinishReason, 0))
+        self._generations: Counter[str] = Counter({reason.value: 0 for reason in FinishReason})
         self._queue_seconds = Histogram(QUEUE_BOUNDS)
         self._first_token_seconds = Histogram(TTFT_BOUNDS)
         self._inter_token_seconds = Histogram(ITL_BOUNDS)
@@ -109,7 +77,7 @@ class Metrics:
         self._call_seconds[method].observe(record.seconds)
 
     def on_generation_end(self, record: GenerationRecord) -> None:
-        self._generations[record.finish_reason] += 1
+        self._generations[record.finish_reason.value] += 1
         if record.queue_seconds is not None:
             self._queue_seconds.observe(record.queue_seconds)
         if record.first_token_seconds is not None:
@@ -117,30 +85,77 @@ class Metrics:
         self._inter_token_seconds.merge(record.inter_token_seconds)
         self._generation_seconds.observe(record.total_seconds)
 
-    def snapshot(self) -> MetricsSnapshot:
-        """To be called in the event loop, like everything else here."""
+    def families(self) -> Iterator[Metric]:
+        """Every metric of ours, as it is now. To be called in the event loop, like everything else here."""
+        yield InfoMetricFamily("aengine_build", "What runs.", {"version": aengine.__version__})
+        calls = CounterMetricFamily("aengine_calls", "RPCs that ended, by method and status code.", labels=("method", "code"))
+        for key, count in self._calls.items():
+            calls.add_metric(key, count)
+        yield calls
+        yield _counters("aengine_call_errors", "RPCs that ended with an error, by its reason.", "reason", self._call_errors)
+        yield _counters("aengine_call_messages_sent", "Messages sent to clients, by method.", "method", self._messages_sent)
+        seconds = HistogramMetricFamily("aengine_call_seconds", "Seconds that an RPC took, by method.", labels=("method",))
+        for method, histogram in self._call_seconds.items():
+            seconds.add_metric((method,), _buckets(histogram), histogram.total)
+        yield seconds
+        yield GaugeMetricFamily("aengine_calls_in_flight", "RPCs under way.", self._calls_in_flight())
+        draining = "1 while new generations are refused because the server shuts down."
+        yield GaugeMetricFamily("aengine_draining", draining, self._draining())
+        yield _counters("aengine_generations", "Generations that ended, by finish reason.", "reason", self._generations)
+        in_flight = "Generations between their start and their end."
+        yield GaugeMetricFamily("aengine_generations_in_flight", in_flight, self._generations_in_flight())
+        yield _histogram("aengine_queue_seconds", "Seconds from arrival to the first step.", self._queue_seconds)
+        yield _histogram("aengine_time_to_first_token_seconds", "Seconds from arrival to the first token.", self._first_token_seconds)
+        yield _histogram("aengine_inter_token_seconds", "Seconds between tokens as they are sent.", self._inter_token_seconds)
+        yield _histogram("aengine_generation_seconds", "Seconds from arrival to the end.", self._generation_seconds)
+        yield from self._engine_families()
+        lag = self._loop_lag
+        yield _histogram("aengine_event_loop_lag_seconds", "Seconds by which the event loop wakes late.", lag.seconds)
+        yield GaugeMetricFamily("aengine_event_loop_lag_max_seconds", "The most of it since the last scrape.", lag.take_max())
+
+    def _engine_families(self) -> Iterator[Metric]:
+        stats = self._engine.stats()
+        model = InfoMetricFamily("aengine_model", "What is served.", labels=("name", "architecture", "dtype", "device"))
         try:
-            model = self._engine.model_info
-        except EngineStateError:
-            model = None
-        return MetricsSnapshot(
-            taken=time.monotonic(),
-            calls=dict(self._calls),
-            call_errors=dict(self._call_errors),
-            messages_sent=dict(self._messages_sent),
-            calls_in_flight=self._calls_in_flight(),
-            call_seconds={method: histogram.snapshot() for method, histogram in self._call_seconds.items()},
-            generations=dict(self._generations),
-            generations_in_flight=self._generations_in_flight(),
-            queue_seconds=self._queue_seconds.snapshot(),
-            first_token_seconds=self._first_token_seconds.snapshot(),
-            inter_token_seconds=self._inter_token_seconds.snapshot(),
-            generation_seconds=self._generation_seconds.snapshot(),
-            loop_lag_seconds=self._loop_lag.snapshot(),
-            loop_lag_max=self._loop_lag.take_max(),
-            engine_up=self._engine.healthy,
-            draining=self._draining(),
-            engine=self._engine.stats(),
-            model=model,
-            version=aengine.__version__,
-        )
+            info = self._engine.model_info
+        except EngineStateError:  # it is not loaded yet
+            pass
+        else:
+            model.add_metric((), {"name": info.name, "architecture": info.architecture, "dtype": info.dtype, "device": info.device})
+        yield model
+        yield GaugeMetricFamily("aengine_engine_up", "1 while the engine takes requests.", self._engine.healthy)
+        yield GaugeMetricFamily("aengine_engine_paused", "1 while the engine is paused.", stats.paused)
+        yield GaugeMetricFamily("aengine_sequences_running", "Sequences that are being computed.", stats.running)
+        yield GaugeMetricFamily("aengine_requests_waiting", "Sequences that wait for their first step.", stats.waiting)
+        yield GaugeMetricFamily("aengine_sequences_parked", "Sequences that wait for their readers.", stats.parked)
+        yield GaugeMetricFamily("aengine_kv_pages_used", "Pages of the KV cache that sequences hold.", stats.pages_used)
+        yield GaugeMetricFamily("aengine_kv_pages_capacity", "Pages of the KV cache.", stats.pages_total)
+        yield GaugeMetricFamily("aengine_kv_cached_tokens", "Tokens that only the prefix cache holds.", stats.cached_tokens)
+        yield CounterMetricFamily("aengine_prompt_tokens", "Prompt tokens of requests that began.", stats.prompt_tokens)
+        yield CounterMetricFamily("aengine_cached_prompt_tokens", "Prompt tokens found in the prefix cache.", stats.cached_prompt_tokens)
+        yield CounterMetricFamily("aengine_completion_tokens", "Tokens generated.", stats.completion_tokens)
+        yield CounterMetricFamily("aengine_steps", "Steps of the engine.", stats.steps)
+        yield CounterMetricFamily("aengine_preemptions", "Sequences that gave way to others.", stats.preemptions)
+        step_seconds = "Seconds of a step, to its commit from its launch or the commit before."
+        yield _histogram("aengine_step_seconds", step_seconds, stats.step_seconds)
+        yield _histogram("aengine_step_tokens", "Tokens computed in a step.", stats.step_tokens)
+
+
+def _counters(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=(label,))
+    for value, count in counts.items():
+        family.add_metric((value,), count)
+    return family
+
+
+def _histogram(name: str, text: str, histogram: Histogram | HistogramSnapshot) -> Metric:
+    return HistogramMetricFamily(name, text, _buckets(histogram), histogram.total)
+
+
+def _buckets(histogram: Histogram | HistogramSnapshot) -> list[tuple[str, float]]:
+    """Counts up to each bound, as Prometheus has them."""
+    buckets, count = [], 0
+    for bound, more in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
+        count += more
+        buckets.append((bound, float(count)))
+    return buckets
