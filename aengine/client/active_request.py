@@ -18,8 +18,9 @@ import anyio
 from aengine.client.call import GenerationCall
 from aengine.client.messages import NO_TOKEN, read_delta, read_finish, read_logprobs, read_timing
 from aengine.errors import AEngineError, ServerError
-from aengine.outputs import FinishReason, Timing, Token, TokenLogprob
+from aengine.outputs import FinishReason, Timing, Token
 from aengine.params import SamplingParams
+from aengine.stream_base import StreamSource
 from aengine.v1 import generation_pb2
 
 MAX_UNREAD_TOKENS = 1024
@@ -28,20 +29,14 @@ CLOSE_SECONDS = 5.0
 """How long closing a request may wait for the server to confirm that it is cancelled."""
 
 
-class ActiveRequest:
+class ActiveRequest(StreamSource):
     """Made and used in one event loop, but for `drop`. `on_done` is called when the call is closed and the server is not asked any more."""
 
     def __init__(self, call: GenerationCall, params: SamplingParams, on_done: Callable[[ActiveRequest], object]) -> None:
-        self.request_id = call.request_id
-        self.tokens: deque[Token] = deque()  # not read yet
-        self.prompt_tokens = 0
-        self.cached_prompt_tokens = 0
-        self.prompt_logprobs: list[TokenLogprob | None] = []
-        self.timing = Timing()
-        self.error: Exception | None = None
-        self.ended = False  # nothing will be added to `tokens`
-        self.started = asyncio.Event()  # the server has accepted the prompt, or the request has ended
-        self.waiter: asyncio.Event | None = None  # of the reader
+        super().__init__(call.request_id, params, asyncio.Event)
+        self._tokens: deque[Token] = deque()  # not read yet
+        self._timing = Timing()
+        self._finished = False
         self._open = set(range(params.n))  # sequences whose end has not come
         self._last: dict[int, Token] = {}  # the last tokens of sequences, until their ends have come
         self._room = asyncio.Event()  # there are few unread tokens
@@ -54,15 +49,25 @@ class ActiveRequest:
 
     # ---- used by the stream --------------------------------------------------------------------------------------------
 
-    def pop(self) -> Token:
-        token = self.tokens.popleft()
-        if len(self.tokens) <= MAX_UNREAD_TOKENS // 2:
+    @property
+    def timing(self) -> Timing:
+        return self._timing
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    def pop(self) -> Token | None:
+        if not self._tokens:
+            return None
+        token = self._tokens.popleft()
+        if len(self._tokens) <= MAX_UNREAD_TOKENS // 2:
             self._room.set()
         return token
 
     def cancel(self) -> None:
         """Cancel the request unless it has ended; its unread tokens stay, and sequences without an end are CANCELLED."""
-        if not self.ended:
+        if not self._finished:
             self._end()
             self._task.cancel()
 
@@ -73,16 +78,13 @@ class ActiveRequest:
                 self._loop.call_soon_threadsafe(self.cancel)
 
     def discard(self, indexes: Iterable[int]) -> None:
-        """`cancel()`, and replace the unread tokens by the ends of the sequences `indexes`."""
-        self.cancel()
-        self.tokens.clear()
+        self._tokens.clear()
         self._room.set()
         if self.error is None:
-            self.tokens.extend(Token(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED) for index in indexes)
+            self._tokens.extend(Token(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED) for index in indexes)
 
-    async def aclose(self) -> None:
-        """`cancel()`, and wait until the server has confirmed it. The wait is bounded and cannot be cancelled."""
-        self.cancel()
+    async def wait_released(self) -> None:
+        """Until the server has confirmed it, for CLOSE_SECONDS at most."""
         if not self._task.done():
             with anyio.move_on_after(CLOSE_SECONDS, shield=True):
                 await asyncio.wait({self._task})
@@ -111,12 +113,12 @@ class ActiveRequest:
             case "started":
                 self.prompt_tokens = event.started.prompt.num_tokens
                 self.prompt_logprobs = [None]
-                self.started.set()
+                self.ready.set()
             case "prompt_logprobs":
                 self._add_prompt(event.prompt_logprobs)
             case "finished":
                 self.cached_prompt_tokens = event.finished.usage.cached_prompt_tokens
-                self.timing = read_timing(event.finished.timing)
+                self._timing = read_timing(event.finished.timing)
                 self._end()
 
     def _add_delta(self, delta: generation_pb2.GenerationDelta) -> None:
@@ -145,26 +147,22 @@ class ActiveRequest:
         self.prompt_logprobs[start:] = read_logprobs(ids[start:stop], piece.logprobs)
 
     def _append(self, tokens: Iterable[Token]) -> None:
-        self.tokens.extend(tokens)
-        if len(self.tokens) >= MAX_UNREAD_TOKENS:
+        self._tokens.extend(tokens)
+        if len(self._tokens) >= MAX_UNREAD_TOKENS:
             self._room.clear()
-        self._notify()
+        self.notify()
 
     def _end(self, error: Exception | None = None) -> None:
         """Sequences that have no end are cancelled, or the request has failed with `error`."""
-        if self.ended:
+        if self._finished:
             return
-        self.ended = True
+        self._finished = True
         if self._open and error is not None:
             self.error = error
         else:
             for index in sorted(self._open):
                 held = self._last.pop(index, None)
                 end = Token(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED)
-                self.tokens.extend([end] if held is None else [held, end])
-        self.started.set()
-        self._notify()
-
-    def _notify(self) -> None:
-        if self.waiter is not None:
-            self.waiter.set()
+                self._tokens.extend([end] if held is None else [held, end])
+        self.ready.set()
+        self.notify()

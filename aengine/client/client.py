@@ -107,8 +107,11 @@ class AsyncClient:
             self._connecting.cancel()  # and `start()` disconnects
         elif phase is _Phase.RUNNING:
             try:
-                with anyio.CancelScope(shield=True):
-                    await asyncio.gather(*(request.aclose() for request in self._requests))
+                requests = list(self._requests)
+                for request in requests:
+                    request.cancel()
+                for request in requests:
+                    await request.wait_released()
             finally:
                 await self._disconnect()
         if self._disconnected is not None:
@@ -172,10 +175,11 @@ class AsyncClient:
         try:
             response = await self._link.ask(self._link.generation.CancelRequests, CancelRequestsRequest(request_ids=[request_id]))
         except (ConnectionLostError, EngineStateError):
-            own = next((request for request in self._requests if request.request_id == request_id and not request.ended), None)
+            own = next((request for request in self._requests if request.request_id == request_id and not request.finished), None)
             if own is None:
                 raise
-            await own.aclose()  # a server that takes no calls any more still sees that a call is cancelled
+            own.cancel()  # a server that takes no calls any more still sees that a call is cancelled
+            await own.wait_released()
             return True
         return request_id in response.cancelled_request_ids
 
@@ -221,7 +225,7 @@ class AsyncClient:
         call = GenerationCall(self._link, request, timeout=options.timeout, id_is_random=options.request_id is None)
         active = ActiveRequest(call, params, on_done=self._requests.pop)
         self._requests[active] = None
-        return ClientStream(active, params)
+        return ClientStream(active)
 
     def _check_running(self) -> None:
         match self._phase:

@@ -238,7 +238,7 @@ class TestStarting:
             with anyio.fail_after(30):
                 await client.aclose()
                 assert client._health._task.done()
-                assert stream._request._task.done()
+                assert stream._source._task.done()
                 await closing
 
     async def test_the_token_goes_with_every_call(self) -> None:

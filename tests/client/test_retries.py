@@ -253,10 +253,10 @@ async def test_a_reader_that_lags_holds_up_the_connection() -> None:
     ids = [10] * (3 * MAX_UNREAD_TOKENS)
     async with scripted(says(whole_answer(ids)), says(whole_answer(IDS))) as script, AsyncClient(script.address) as client:
         stream = client.stream("x")
-        request = stream._request
-        await until(lambda: len(request.tokens) == MAX_UNREAD_TOKENS)
+        request = stream._source
+        await until(lambda: len(request._tokens) == MAX_UNREAD_TOKENS)
         assert await ids_of(client.stream("y")) == IDS  # which takes the loop around many times
-        assert len(request.tokens) == MAX_UNREAD_TOKENS
+        assert len(request._tokens) == MAX_UNREAD_TOKENS
         assert await ids_of(stream) == ids
 
 
@@ -285,7 +285,7 @@ class TestLeaving:
         async with scripted(silent) as script:
             async with AsyncClient(script.address) as client:
                 stream = client.stream("x")
-                await until(lambda: 0 in stream._request._last)
+                await until(lambda: 0 in stream._source._last)
             tokens = [token async for token in stream]
         assert [token.token_id for token in tokens] == [*IDS, -1]
         assert [token.finish_reason for token in tokens] == [None] * 3 + [FinishReason.CANCELLED]

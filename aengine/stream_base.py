@@ -1,0 +1,217 @@
+"""`StreamBase`: what every stream of tokens does for its user: iteration by one reader, the completion of what was read, cancellation.
+
+Knows nothing of where tokens come from: an engine in this process, or a server.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from aengine.errors import EngineStateError
+from aengine.outputs import Completion, FinishReason, Timing, Token, TokenLogprob, Usage
+from aengine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Waiter(Protocol):
+    """Is notified of new tokens and of the end: the event of a reader, or a member of a `StreamGroup`."""
+
+    def set(self) -> object: ...
+
+
+class Event(Waiter, Protocol):
+    """`anyio.Event`, or `asyncio.Event`, which costs less where the loop is known."""
+
+    async def wait(self) -> object: ...
+
+
+class StreamSource(ABC):
+    """A request and its unread tokens, as a stream needs them. A subclass adds the tokens."""
+
+    def __init__(self, request_id: str, params: SamplingParams, new_event: Callable[[], Event]) -> None:
+        self.request_id = request_id
+        self.params = params
+        self.prompt_tokens = 0
+        self.cached_prompt_tokens = 0
+        self.prompt_logprobs: list[TokenLogprob | None] = []
+        self.new_event = new_event
+        self.ready = new_event()  # set when the prompt is tokenized and valid, or the request has ended
+        self.error: BaseException | None = None  # comes after the unread tokens
+        self.waiter: Waiter | None = None
+
+    @property
+    @abstractmethod
+    def timing(self) -> Timing: ...
+
+    @property
+    @abstractmethod
+    def finished(self) -> bool:
+        """Whether no token will be added, and usage and timing are final."""
+
+    @abstractmethod
+    def pop(self) -> Token | None:
+        """The next unread token; None if there is none, also because the request failed."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Cancel the request unless it has ended. Its unread tokens stay."""
+
+    @abstractmethod
+    def discard(self, indexes: Iterable[int]) -> None:
+        """Replace the unread tokens by the ends of the sequences `indexes`, with FinishReason.CANCELLED. Nothing follows them."""
+
+    @abstractmethod
+    async def wait_released(self) -> None:
+        """Wait until nothing of the request, which is cancelled or has ended, holds pages. The wait cannot be cancelled."""
+
+    def notify(self) -> None:
+        """There are new tokens, or the request has ended."""
+        if self.waiter is not None:
+            self.waiter.set()
+
+
+SourceT = TypeVar("SourceT", bound=StreamSource)
+
+
+class StreamBase(Generic[SourceT]):
+    """A stream of the tokens of `source`. A subclass cancels the request when the stream is dropped."""
+
+    def __init__(self, source: SourceT) -> None:
+        self._source = source
+        self._open = set(range(source.params.n))  # sequences whose end was not read
+        self._read: list[list[Token]] = [[] for _ in range(source.params.n)]  # by sequence
+        self._num_read = 0  # of all sequences, without ends that are no tokens
+        self._cut: FinishReason | None = None  # why sequences have no end, where nothing more is read
+        self._failed = False  # the reader has got the error
+
+    @property
+    def request_id(self) -> str:
+        return self._source.request_id
+
+    @property
+    def seed(self) -> int:
+        """The seed in use: the given one, or a random one."""
+        seed = self._source.params.seed
+        assert seed is not None, "set at submission"
+        return seed
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far; completion tokens are those that were read."""
+        return Usage(self._source.prompt_tokens, self._source.cached_prompt_tokens, self._num_read)
+
+    @property
+    def timing(self) -> Timing:
+        """How long its phases took, as far as that is known."""
+        return self._source.timing
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything was read, or the stream has raised."""
+        return self._failed or (not self._open and self._source.finished)
+
+    def completion(self) -> Completion:
+        """What was read so far; the whole output once the iteration has ended. After `aclose()` a sequence whose end was not read was
+        CANCELLED, and after the stream has raised its finish reason is ERROR."""
+        first, *others = self._read
+        return self._completion(first, tuple(self._completion(tokens, ()) for tokens in others))
+
+    async def started(self) -> None:
+        """Wait until the prompt is tokenized and found valid. Raises what the stream would raise."""
+        await self._source.ready.wait()
+        if self._source.error is not None:
+            raise self._source.error
+
+    def cancel(self) -> None:
+        """Cancel the request unless it has ended, without waiting. Its unread tokens can still be read, up to its end with
+        FinishReason.CANCELLED."""
+        self._source.cancel()
+
+    async def aclose(self) -> None:
+        """Cancel the request unless it has ended; returns when its pages are free. Repeated calls do nothing.
+
+        Unread tokens are dropped: further reading gives the end of each sequence, with FinishReason.CANCELLED.
+        """
+        self._cut = self._cut or FinishReason.CANCELLED
+        self._source.cancel()
+        self._source.discard(sorted(self._open))
+        await self._source.wait_released()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Token:
+        while (token := self._pop()) is None:
+            if not self._goes_on():
+                raise StopAsyncIteration
+            await self._wait()
+        return token
+
+    # ---- for subclasses ------------------------------------------------------------------------------------------------
+
+    def _pop(self) -> Token | None:
+        token = self._source.pop()
+        if token is not None:
+            self._read[token.index].append(token)
+            self._num_read += token.token_id >= 0  # an end from outside has no token
+            if token.finish_reason is not None:
+                self._open.discard(token.index)
+        return token
+
+    def _goes_on(self) -> bool:
+        """With nothing to read: whether something may come. Raises the error that the request failed with."""
+        if self.ended:
+            return False
+        if self._source.error is not None:
+            self._failed = True
+            self._cut = self._cut or FinishReason.ERROR
+            raise self._source.error
+        return True
+
+    async def _wait(self, *, cancels: bool = True) -> None:
+        """For new tokens or the end. `cancels`: cancelling the reading task cancels the request. Raises `EngineStateError` where another
+        task waits."""
+        source = self._source
+        if source.waiter is not None:
+            raise EngineStateError("another task waits for this stream's next token; a stream has one reader at a time")
+        waiter = source.waiter = source.new_event()
+        try:
+            await waiter.wait()
+        except BaseException:  # the reading task is cancelled
+            if cancels:
+                source.cancel()
+            raise
+        finally:
+            source.waiter = None
+
+    def _completion(self, tokens: Sequence[Token], others: tuple[Completion, ...]) -> Completion:
+        params, last = self._source.params, tokens[-1] if tokens else None
+        return Completion(
+            text="".join([token.text for token in tokens]),
+            token_ids=tuple([token.token_id for token in tokens if token.token_id >= 0]),
+            finish_reason=(last.finish_reason if last is not None else None) or self._cut,
+            stop_reason=last.stop_reason if last is not None else None,
+            usage=self.usage,
+            logprobs=None if params.logprobs is None else _logprobs(tokens),
+            prompt_logprobs=None if params.prompt_logprobs is None else tuple(self._source.prompt_logprobs),
+            others=others,
+        )
+
+
+def _logprobs(tokens: Sequence[Token]) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(token.token_id, token.logprob, token.rank or 0, token.top_logprobs or {})
+        for token in tokens
+        if token.logprob is not None
+    )
