@@ -17,6 +17,8 @@ from aengine.params import SamplingParams
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+TWO_READERS = "another task waits for this stream's next token; a stream has one reader at a time"
+
 
 class Waiter(Protocol):
     """Is notified of new tokens and of the end: the event of a reader, or a member of a `StreamGroup`."""
@@ -26,6 +28,8 @@ class Waiter(Protocol):
 
 class Event(Waiter, Protocol):
     """`anyio.Event`, or `asyncio.Event`, which costs less where the loop is known."""
+
+    def is_set(self) -> bool: ...
 
     async def wait(self) -> object: ...
 
@@ -127,11 +131,6 @@ class StreamBase(Generic[SourceT]):
         if self._source.error is not None:
             raise self._source.error
 
-    def cancel(self) -> None:
-        """Cancel the request unless it has ended, without waiting. Its unread tokens can still be read, up to its end with
-        FinishReason.CANCELLED."""
-        self._source.cancel()
-
     async def aclose(self) -> None:
         """Cancel the request unless it has ended; returns when its pages are free. Repeated calls do nothing.
 
@@ -184,7 +183,7 @@ class StreamBase(Generic[SourceT]):
         task waits."""
         source = self._source
         if source.waiter is not None:
-            raise EngineStateError("another task waits for this stream's next token; a stream has one reader at a time")
+            raise EngineStateError(TWO_READERS)
         waiter = source.waiter = source.new_event()
         try:
             await waiter.wait()

@@ -208,9 +208,8 @@ class AsyncEngine:
         if state is None:
             return False
         was_running = not state.finished
-        state.hooks.cancel(state)
-        with anyio.CancelScope(shield=True):  # bounded by one step
-            await state.released.wait()
+        state.cancel()
+        await state.wait_released()
         return was_running
 
     def stats(self) -> EngineStats:

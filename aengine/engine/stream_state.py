@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import anyio
 
@@ -20,6 +19,7 @@ from aengine.outputs import FinishReason, RequestInfo, RequestState, Timing, Tok
 from aengine.params import SamplingParams
 from aengine.requests import RequestOptions
 from aengine.scheduler import Finished
+from aengine.stream_base import StreamSource
 
 NO_TOKEN = -1  # token_id of the item that closes a sequence ended from outside
 
@@ -45,13 +45,7 @@ class StreamHooks:
     lag: Callable[[StreamState, bool], None]  # the reader fell behind, or has caught up
 
 
-class Waiter(Protocol):
-    """Who reads a stream and waits for something new: an `anyio.Event`, or a member of a `StreamGroup`."""
-
-    def set(self) -> object: ...
-
-
-class StreamState:
+class StreamState(StreamSource):
     """The state of a request with `params.n` sequences, whose keys are `key`, `key + 1`, ..."""
 
     def __init__(
@@ -65,20 +59,13 @@ class StreamState:
         hooks: StreamHooks,
     ) -> None:
         """`tokenizer`: None for a model without one. `lag_limit`: unread tokens beyond which the reader lags."""
+        super().__init__(request_id, params, anyio.Event)  # `params` get their defaults once they are known
         self.key = key
-        self.request_id = request_id
-        self.params = params  # with defaults applied, once they are known
         self.options = options
         self.hooks = hooks
         self.items: deque[Item] = deque()  # not yet read
-        self.prompt_tokens = 0
-        self.cached_prompt_tokens = 0
         self.prompt: list[int] = []  # the ids, where prompt_logprobs need them
-        self.prompt_logprobs: list[TokenLogprob | None] = []
         self.submitted = False  # handed to the step thread, which will release it
-        self.error: BaseException | None = None
-        self.waiter: Waiter | None = None
-        self.ready = anyio.Event()  # the prompt is known and valid, or the stream has failed
         self.released = anyio.Event()  # nothing of the request is left in the engine
         self._tokenizer = tokenizer if params.detokenize is not False else None
         self._stop = StopStrings(params.stop) if params.stop else ()
@@ -137,7 +124,7 @@ class StreamState:
         self.prompt_logprobs = [None]
         self.submitted = True
         self.ready.set()
-        self.wake()
+        self.notify()
 
     # ---- written by the registry ---------------------------------------------------------------------------------------
 
@@ -189,7 +176,7 @@ class StreamState:
         if self.error is None:
             self.error = error if isinstance(error, Exception) else _as_exception(error)
         self.hooks.cancel(self)
-        self.wake()
+        self.notify()
 
     def release(self) -> bool:
         """The scheduler let go of one more sequence; True when it was the last."""
@@ -208,16 +195,12 @@ class StreamState:
             self.error = error
         self.ready.set()
         self.released.set()
-        self.wake()
-
-    def wake(self) -> None:
-        if self.waiter is not None:
-            self.waiter.set()
+        self.notify()
 
     def _append(self, item: Item) -> None:
         self._ended[item.index] = item.finish_reason is not None
         self.items.append(item)
-        self.wake()
+        self.notify()
 
     # ---- read by the stream --------------------------------------------------------------------------------------------
 
@@ -250,13 +233,23 @@ class StreamState:
             item.stop_reason,
         )
 
-    def drop(self, indexes: Iterable[int]) -> None:
-        """Drop what is unread: the ends of these sequences take its place, and nothing follows them."""
+    def cancel(self) -> None:
+        """From any thread."""
+        if not self.released.is_set():
+            self.hooks.cancel(self)
+
+    async def wait_released(self) -> None:
+        """Bounded by one step."""
+        if not self.released.is_set():
+            with anyio.CancelScope(shield=True):
+                await self.released.wait()
+
+    def discard(self, indexes: Iterable[int]) -> None:
         self.items.clear()
         self._ended = [True] * self.params.n
         if self.error is None:
             self.items.extend(Item(index, NO_TOKEN, finish_reason=FinishReason.CANCELLED, text="") for index in indexes)
-        self.wake()
+        self.notify()
 
     def decode(self, item: Item) -> str:
         """The text that an item brings. Items of a sequence are decoded in order, each once."""

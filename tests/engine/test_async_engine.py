@@ -175,7 +175,7 @@ class TestLeaving:
                     seen.append(len(plan.rows))  # type: ignore[attr-defined]
 
             engine.runner.before_step = count  # type: ignore[assignment]
-            engine._registry._cancel(stream._state)
+            engine._registry._cancel(stream._source)
             before.set()
             await stream.aclose()
             assert seen.count(2) <= 1
@@ -288,13 +288,13 @@ async def test_a_stalled_reader_costs_no_steps(ahead: Ahead) -> None:
         stalled = engine.stream([1], SamplingParams(seed=1, max_tokens=300, ignore_eos=True))
         await until(lambda: engine.stats().parked == 1)
         await engine.generate([3], SamplingParams(seed=3, max_tokens=1, ignore_eos=True))  # what was reported before has arrived
-        unread = len(stalled._state.items)
+        unread = len(stalled._source.items)
         assert 8 < unread < 8 + 200
         steps = engine.stats().steps
         other = await engine.generate([2], SamplingParams(seed=2, max_tokens=50, ignore_eos=True))
         assert other.token_ids == tuple(engine.solo(2)[0])
         assert engine.stats().steps <= steps + 51
-        assert len(stalled._state.items) == unread
+        assert len(stalled._source.items) == unread
         assert engine.stats().parked == 1
         assert [token.token_id async for token in stalled] == engine.solo(1)[0]
 
@@ -306,7 +306,7 @@ async def test_one_reader_at_a_time() -> None:
         stream = engine.stream([1], SamplingParams(seed=1, max_tokens=2, ignore_eos=True))
         async with anyio.create_task_group() as group:
             group.start_soon(stream.__anext__)
-            await until(lambda: stream._state.waiter is not None)
+            await until(lambda: stream._source.waiter is not None)
             with pytest.raises(EngineStateError, match="one reader at a time"):
                 await stream.__anext__()
             gate.set()

@@ -120,8 +120,8 @@ class TestStopStrings:
         async with AsyncEngine("demo", dtype="float32", kv_cache_memory=32 << 20) as engine:
             stream = engine.stream("The morning was", SamplingParams(seed=3, max_tokens=250, ignore_eos=True, stop=(" the", " a", ",")))
             with anyio.fail_after(30):
-                await stream._state.released.wait()
-            assert 0 < len(stream._state.items) < 100
+                await stream._source.released.wait()
+            assert 0 < len(stream._source.items) < 100
             async for _ in stream:
                 pass
             assert stream.completion().finish_reason is FinishReason.STOP_STRING
