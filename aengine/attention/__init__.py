@@ -35,30 +35,21 @@ def select_backend(name: str, spec: AttentionSpec) -> AttentionBackend:
     "auto" takes the first of flashinfer, triton and torch_native that can run on CUDA, and torch_native on a CPU. Raises ConfigError if the
     named backend cannot run here.
     """
-    if name == "auto":
-        return _first_possible(spec)
-    if name not in _MAKERS:
+    asked = name != "auto"
+    if asked and name not in _MAKERS:
         raise ConfigError.of("attention_backend", f"{name!r} is not one of auto, {', '.join(_MAKERS)}")
-    try:
-        backend = _MAKERS[name](spec)
-    except BackendUnavailableError as reason:
-        raise ConfigError.of("attention_backend", f"{name!r} is not possible here: {reason}") from reason
-    _log.info("attention backend: %s (asked for)", name)
-    return backend
-
-
-def _first_possible(spec: AttentionSpec) -> AttentionBackend:
-    if spec.device.type != "cuda":
-        _log.info("attention backend: torch_native (the only backend for %s)", spec.device.type)
-        return TorchNativeBackend(spec)
+    device = spec.device.type
     declined: list[str] = []
-    for name, make in _MAKERS.items():
+    for candidate in [name] if asked else _MAKERS if device == "cuda" else ["torch_native"]:
         try:
-            backend = make(spec)
+            backend = _MAKERS[candidate](spec)
         except BackendUnavailableError as reason:
-            declined.append(f"{name}: {reason}")
+            if asked:
+                raise ConfigError.of("attention_backend", f"{name!r} is not possible here: {reason}") from reason
+            declined.append(f"{candidate}: {reason}")
             continue
-        _log.info("attention backend: %s (%s)", name, "; ".join(declined) or "the first choice on cuda")
+        default = "the first choice on cuda" if device == "cuda" else f"the only backend for {device}"
+        _log.info("attention backend: %s (%s)", candidate, "asked for" if asked else "; ".join(declined) or default)
         return backend
     raise AssertionError("torch_native is always possible")
 

@@ -1,7 +1,7 @@
-"""`LayerOps` through FlashInfer's kernels. Knows nothing of models or batches.
+"""`LayerOps` in FlashInfer's kernels. Knows nothing of models or batches.
 
-Two of them round once where the models' own implementations round twice: a norm is multiplied with its weight before it is rounded, and a
-sum is normed before it is rounded.
+Two of them round once where the models' own implementations round twice: the result of a norm is multiplied with the weight before it is
+rounded, and the norm of a sum is computed before the sum is rounded.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import Tensor
 from aengine.attention.flashinfer_library import FlashInfer, building, load_flashinfer, require_kernels
 from aengine.layers.ops import TorchOps, run_once
 
-_ALIGNMENT = 16  # bytes that the halves of a gate_up row must begin at
+_ALIGNMENT = 16  # bytes, of the halves of a gate_up row
 
 
 class FlashInferOps:
-    """Satisfies `LayerOps`. Sums and rotated heads are written where the arguments were.
+    """Sums and rotated heads overwrite the arguments.
 
     Construction builds and loads the kernels and runs each once. `library` stands in for the installed package in tests.
     """
@@ -24,10 +24,8 @@ class FlashInferOps:
     name = "flashinfer"
 
     def __init__(self, dtype: torch.dtype, head_dim: int, device: torch.device, library: FlashInfer | None = None) -> None:
-        """For activations of `dtype` and heads of `head_dim`.
-
-        Raises BackendUnavailableError where there are no kernels for them, and where FlashInfer is missing or cannot be built.
-        """
+        """Raises BackendUnavailableError without kernels for activations of `dtype` and heads of `head_dim`, and where FlashInfer is
+        missing or cannot be built."""
         require_kernels(dtype, head_dim)
         self._library = library or load_flashinfer(device)
         self._unaligned = TorchOps()
@@ -44,14 +42,7 @@ class FlashInferOps:
         return x, residual
 
     def rotate(
-        self,
-        query: Tensor,
-        key: Tensor,
-        cos_sin: Tensor,
-        positions: Tensor,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-        eps: float,
+        self, query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
         for heads, weight in ((query, query_norm), (key, key_norm)):
             if weight is not None:
@@ -59,7 +50,7 @@ class FlashInferOps:
         tokens, _, head_dim = query.shape
         self._library.apply_rope_with_cos_sin_cache_inplace(
             positions=positions,
-            query=query.view(tokens, query.shape[1] * head_dim),  # a view, or an error: a copy would be rotated in vain
+            query=query.view(tokens, query.shape[1] * head_dim),  # a view or an error: rotating a copy would have no effect
             key=key.view(tokens, key.shape[1] * head_dim),
             head_size=head_dim,
             cos_sin_cache=cos_sin,
@@ -77,7 +68,7 @@ class FlashInferOps:
 
 
 def _of_dtype(tensor: Tensor, x: Tensor) -> Tensor:
-    """`tensor`, or TypeError if it has not the dtype of `x`: the kernels read its bytes as that dtype without a word."""
+    """`tensor`; raises TypeError if it has another dtype than `x`: the kernels would read its bytes as that dtype without an error."""
     if tensor.dtype != x.dtype:
         raise TypeError(f"weights and residuals must be {x.dtype} as the activations are, not {tensor.dtype}")
     return tensor

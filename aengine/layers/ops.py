@@ -1,4 +1,4 @@
-"""What a decoder layer does between its matrix products, as one contract with several implementations.
+"""What a decoder layer computes between its matrix products: `LayerOps`, which has three implementations.
 
 `TorchOps` runs everywhere and is the reference. Knows nothing of models, attention or batches.
 """
@@ -15,9 +15,9 @@ from aengine.layers.rotary import apply_rotary
 
 
 class LayerOps(Protocol):
-    """Activations are [T, ...] on one device and of one dtype, which weights have too; statistics and angles are float32.
+    """Activations are [T, ...], on one device and of one dtype, as the weights; statistics and angles are float32.
 
-    Results may be the memory of an argument that is named as given up, and are valid until the step ends.
+    An argument that is "overwritten" may be used as the memory of a result. Results are valid until the step ends.
     """
 
     @property
@@ -28,22 +28,15 @@ class LayerOps(Protocol):
         `weight` [size]."""
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """The sum of both [T, size], rounded to the dtype, is the new residual: returns (its `rms_norm`, the sum). Gives up both."""
+        """The sum of both [T, size], rounded to the dtype, is the new residual: returns (its `rms_norm`, the sum). Both are overwritten."""
 
     def rotate(
-        self,
-        query: Tensor,
-        key: Tensor,
-        cos_sin: Tensor,
-        positions: Tensor,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-        eps: float,
+        self, query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
         """Rotary embedding of [T, heads, head_dim] queries and keys, whose heads are normalised first where there is a weight [head_dim].
 
         `cos_sin` is [num_positions, head_dim] float32, cosines then sines; `positions` [T] int32; halves are paired ("neox"). Last
-        dimensions are contiguous, token strides any. Gives up query and key.
+        dimensions are contiguous, token strides any. Query and key are overwritten.
         """
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -51,7 +44,7 @@ class LayerOps(Protocol):
 
 
 class TorchOps:
-    """Satisfies `LayerOps`."""
+    """`LayerOps` in plain torch."""
 
     name = "torch"
 
@@ -65,14 +58,7 @@ class TorchOps:
         return self.rms_norm(total, weight, eps), total
 
     def rotate(
-        self,
-        query: Tensor,
-        key: Tensor,
-        cos_sin: Tensor,
-        positions: Tensor,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-        eps: float,
+        self, query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
         if query_norm is not None:
             query = self.rms_norm(query, query_norm, eps)
@@ -87,7 +73,7 @@ class TorchOps:
 
 
 def run_once(ops: LayerOps, dtype: torch.dtype, head_dim: int, device: torch.device) -> None:
-    """Each of the operations, on activations of `dtype` and heads of `head_dim`. Raises what building or running them raises."""
+    """Runs each operation on activations of `dtype` and heads of `head_dim`, so that it is compiled or loaded. Passes errors on."""
 
     def ones(*shape: int) -> Tensor:
         return torch.ones(shape, dtype=dtype, device=device)

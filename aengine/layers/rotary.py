@@ -1,7 +1,7 @@
 """Rotary position embedding and its scalings (RoPE, Su et al. 2021).
 
-Owns the frequencies, the cos/sin cache and the rotation. Does not read model configs: `models/spec.py` builds a `RopeSpec`.
-Formulas of the scalings follow `transformers.modeling_rope_utils`, so that checkpoints mean here what they mean there.
+Owns the frequencies, the cos/sin cache and the rotation. Does not read model configs: `models/rope_config.py` makes a `RopeSpec` of one.
+The formulas of the scalings are those of `transformers.modeling_rope_utils`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """How positions become angles, for all layers alike."""
+    """How positions become angles, in all layers."""
 
     head_dim: int
     theta: float

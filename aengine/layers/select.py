@@ -1,4 +1,4 @@
-"""The choice of `LayerOps`. Knows how implementations are named; they are imported only where they are used."""
+"""The choice of `LayerOps`. Implementations are imported only where they are used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger("aengine")
 def select_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, device: torch.device) -> LayerOps:
     """The ops that go with the attention backend of this name, with one log line that says which and why.
 
-    `dtype` and `head_dim` are those of the activations.
+    `dtype` is that of the activations, `head_dim` that of their heads.
     """
     if device.type == "cpu":
         return TorchOps()

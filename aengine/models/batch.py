@@ -1,4 +1,4 @@
-"""`ForwardBatch`: what a model is called with. Frozen, on the device, without reference to requests or rows."""
+"""`ForwardBatch`: the argument of a model's forward pass, on the device. Knows nothing of requests or rows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from aengine.attention import AttentionStep
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """T tokens of a mixed batch, the tokens of one row beside each other."""
+    """T tokens of a mixed batch; the tokens of a row are consecutive."""
 
     input_ids: Tensor  # [T] int32
     positions: Tensor  # [T] int32
-    logits_indices: Tensor  # [m] int32, the tokens whose logits are wanted
+    logits_indices: Tensor  # [m] int32, the tokens whose logits are computed
     attention: AttentionStep

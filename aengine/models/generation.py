@@ -1,4 +1,4 @@
-"""What a model says about its own generation: end-of-sequence ids and sampling defaults, from generation_config.json."""
+"""A model's own defaults for generation: end-of-sequence ids and sampling parameters, from generation_config.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """`sampling`: those of temperature, top_p, top_k, min_p and repetition_penalty that the model sets, as keyword arguments of
+    """`sampling` has those of temperature, top_p, top_k, min_p and repetition_penalty that the model sets, as keyword arguments of
     `SamplingParams`."""
 
     eos_token_ids: tuple[int, ...]
@@ -26,7 +26,7 @@ class GenerationDefaults:
 def load_generation(model_dir: pathlib.Path, spec: ModelSpec) -> GenerationDefaults:
     """Reads `model_dir`/generation_config.json if there is one. Raises ModelLoadError for values out of range.
 
-    Its end-of-sequence ids come first; a file without any leaves those of config.json.
+    If it has no end-of-sequence ids, those of config.json are taken.
     """
     path = model_dir / "generation_config.json"
     config = read_json(path) if path.is_file() else {}

@@ -1,7 +1,6 @@
-"""From the name of a model to a local directory.
+"""Finds or downloads the directory of a model by its name: the bundled model, a directory, or a Hugging Face id.
 
-Owns the difference between the bundled model, a directory and a Hugging Face id, and the one sentence for each way it can
-fail. Does not look into the files.
+Owns the error messages, one sentence for each way it can fail. Does not read the files.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def resolve_model(model: str, revision: str | None = None, *, weights: bool = Tr
 
 
 def is_local(model: str) -> bool:
-    """Whether `model` means a directory of this machine, rather than the demo or a Hugging Face id."""
+    """Whether `model` is a directory of this machine, not the demo model or a Hugging Face id."""
     return model != DEMO and (model.startswith((".", "/", "~")) or os.path.exists(model))
 
 
@@ -74,6 +73,6 @@ def _download(model: str, revision: str | None, weights: bool) -> pathlib.Path:
         offline = huggingface_hub.constants.HF_HUB_OFFLINE
         why = "HF_HUB_OFFLINE is set" if offline else "the Hugging Face hub cannot be reached"
         raise ModelLoadError(f"model {model!r}{at} is neither a directory nor in the local Hugging Face cache, and {why}") from error
-    except Exception as error:  # whatever a download can die of: the caller gets one sentence and the cause
+    except Exception as error:  # of a download: the caller gets one sentence and the cause
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelLoadError(f"cannot download model {model!r}{at}: {reason}") from error

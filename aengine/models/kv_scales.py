@@ -1,4 +1,4 @@
-"""Scales of an 8-bit KV cache, as a checkpoint stores them: one number for K and one for V of each layer.
+"""The scales of an 8-bit KV cache that a checkpoint has: one number for K and one for V of each layer.
 
 A cache holds value / scale. The names of the tensors are in `named_weights.py`. Does not know who uses the scales.
 """
@@ -10,21 +10,21 @@ import pathlib
 from contextlib import ExitStack
 
 from aengine.errors import ModelLoadError
-from aengine.models.named_weights import KvScale, kv_scale_of
+from aengine.models.named_weights import kv_scale_of
 from aengine.models.spec import ModelSpec
 from aengine.models.weights import checkpoint_files, open_checkpoint, stored_dtype
 
 
 def stored_kv_scales(spec: ModelSpec, model_dir: pathlib.Path) -> tuple[tuple[float, float], ...] | None:
-    """Per layer the scales of K and V, 1.0 for those that the checkpoint lacks; None where it has none at all.
+    """The scales of K and V by layer, 1.0 for those that the checkpoint lacks; None if it has none at all.
 
     Raises ModelLoadError naming a tensor that is not one positive number, or that repeats another.
     """
-    found: dict[tuple[int, KvScale], tuple[str, float]] = {}
+    found: dict[tuple[int, str], tuple[str, float]] = {}
     with ExitStack() as stack:
         for name, file in open_checkpoint(checkpoint_files(model_dir), stack).items():
             named = kv_scale_of(name, spec)
-            if named is None or named[1] is KvScale.QUERY:
+            if named is None or named[1] == "q":
                 continue
             if named in found:
                 raise ModelLoadError(f"the checkpoint has two scales of the same: {found[named][0]} and {name}")
@@ -39,8 +39,8 @@ def stored_kv_scales(spec: ModelSpec, model_dir: pathlib.Path) -> tuple[tuple[fl
     if not found:
         return None
 
-    def scale_of(layer: int, which: KvScale) -> float:
-        _, scale = found.get((layer, which)) or found.get((layer, KvScale.BOTH)) or ("", 1.0)
+    def scale_of(layer: int, which: str) -> float:
+        _, scale = found.get((layer, which)) or found.get((layer, "kv")) or ("", 1.0)
         return scale
 
-    return tuple((scale_of(layer, KvScale.KEY), scale_of(layer, KvScale.VALUE)) for layer in range(spec.num_layers))
+    return tuple((scale_of(layer, "k"), scale_of(layer, "v")) for layer in range(spec.num_layers))

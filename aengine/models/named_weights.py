@@ -1,24 +1,15 @@
 """The named weights of a `ModelSpec`: every parameter, its shape, and the checkpoint tensors it is made of.
 
-Owns the names, ours and Hugging Face's, in one place; the loader and every executor read them from here.
+Owns our names and those of Hugging Face: the loader and both decoders read them from here.
 """
 
 from __future__ import annotations
 
-import enum
 import math
 import re
 from dataclasses import dataclass
 
 from aengine.models.spec import ModelSpec
-
-
-class Init(enum.Enum):
-    """How a parameter starts where there is no checkpoint."""
-
-    NORMAL = "normal"  # N(0, initializer_range^2)
-    ONES = "ones"
-    ZEROS = "zeros"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,27 +22,27 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class NamedWeight:
-    """One parameter: the parts, one after another, are its first dimension."""
+    """One parameter: its rows are those of its parts, one part after another."""
 
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
-    init: Init
+    fill: float | None  # the value of all elements in a random model; None: normal with the spec's initializer_range
 
 
 def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
-    """Parameter name -> `NamedWeight`, in the order of execution. A tied head is no parameter of its own."""
+    """Parameter name -> `NamedWeight`, in the order of execution. There is no `head.weight` if the head is tied to the embedding."""
     weights: dict[str, NamedWeight] = {}
 
     def vector(name: str, source: str, size: int) -> None:
-        weights[f"{name}.weight"] = NamedWeight((size,), (Part(f"{source}.weight", size),), Init.ONES)
+        weights[f"{name}.weight"] = NamedWeight((size,), (Part(f"{source}.weight", size),), 1.0)
 
     def matrix(name: str, columns: int, *sources: tuple[str, int], bias: bool = False) -> None:
         rows = sum(size for _, size in sources)
         parts = tuple(Part(f"{source}.weight", size) for source, size in sources)
-        weights[f"{name}.weight"] = NamedWeight((rows, columns), parts, Init.NORMAL)
+        weights[f"{name}.weight"] = NamedWeight((rows, columns), parts, None)
         if bias:
             biases = tuple(Part(f"{source}.bias", size) for source, size in sources)
-            weights[f"{name}.bias"] = NamedWeight((rows,), biases, Init.ZEROS)
+            weights[f"{name}.bias"] = NamedWeight((rows,), biases, 0.0)
 
     hidden, intermediate = spec.hidden_size, spec.intermediate_size
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -75,25 +66,19 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
     return weights
 
 
-class KvScale(enum.Enum):
-    """What a scale of an 8-bit KV cache, stored beside the weights, is of."""
-
-    KEY = "k"
-    VALUE = "v"
-    BOTH = "kv"  # an older way to write them
-    QUERY = "q"  # of attention that is computed in 8 bits, which none here is
-
-
-# As compressed-tensors names them (self_attn.k_scale), vLLM's own modules (self_attn.attn.k_scale), ModelOpt (self_attn.k_proj.k_scale).
+# As named by compressed-tensors (self_attn.k_scale), vLLM's modules (self_attn.attn.k_scale) and ModelOpt (self_attn.k_proj.k_scale).
 _KV_SCALE = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:(?:attn\.)?(k|v|kv|q)_scale|k_proj\.(k)_scale|v_proj\.(v)_scale)")
 
 
-def kv_scale_of(source: str, spec: ModelSpec) -> tuple[int, KvScale] | None:
-    """The layer of a checkpoint's tensor that is a KV scale, and what it scales; None for any other tensor."""
+def kv_scale_of(source: str, spec: ModelSpec) -> tuple[int, str] | None:
+    """The layer of a checkpoint tensor that is a scale of an 8-bit KV cache, and what it scales; None for any other tensor.
+
+    That is "k", "v", "kv" (both, in older checkpoints), or "q" (for attention computed in 8 bits, which is not supported).
+    """
     match = _KV_SCALE.fullmatch(source)
     if match is None or int(match[1]) >= spec.num_layers:
         return None
-    return int(match[1]), KvScale(match[2] or match[3] or match[4])
+    return int(match[1]), match[2] or match[3] or match[4]
 
 
 def num_parameters(spec: ModelSpec) -> int:

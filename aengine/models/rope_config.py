@@ -1,7 +1,6 @@
 """Reads the rotary part of a config.json, in its present form (`rope_parameters`) and the older one (`rope_theta`, `rope_scaling`).
 
-Owns which keys each rope type may carry; anything else is refused by name, because a scaling that is silently dropped
-changes the model's answers.
+Owns which keys each rope type may have. Other keys are refused by name, because a model would give other output without its scaling.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ _KEYS = {
 
 
 def read_rope(config: Mapping[str, Any], head_dim: int, max_position_embeddings: int) -> tuple[RopeSpec, int]:
-    """The rope of a config.json, and the context in tokens. Raises ModelLoadError naming what is not supported.
+    """The rope of a config.json, and the longest context in tokens. Raises ModelLoadError naming what is not supported.
 
-    The context is `max_position_embeddings`, or what YaRN extends the original context to where that is more.
+    The context is `max_position_embeddings`, or the original context times YaRN's factor if that is more.
     """
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, dict):
@@ -63,7 +62,7 @@ def read_rope(config: Mapping[str, Any], head_dim: int, max_position_embeddings:
 
     parameters.setdefault("rope_theta", config.get("rope_theta") or _DEFAULT_THETA)
     theta = number("rope_theta")
-    # A top-level original_max_position_embeddings comes before the one in the rope dict.
+    # A top-level original_max_position_embeddings overrides the one in the rope dict.
     original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
     original = int(original or max_position_embeddings)
     if rope_type == "linear":
@@ -86,7 +85,7 @@ def read_rope(config: Mapping[str, Any], head_dim: int, max_position_embeddings:
 
 
 def _yarn_attention_factor(factor: float, parameters: Mapping[str, Any]) -> float:
-    """What YaRN multiplies cos and sin by: 0.1 ln(factor) + 1, or the ratio of two such terms where mscale says so."""
+    """YaRN's factor for cos and sin: 0.1 ln(factor) + 1, or the ratio of two such terms if there are mscale and mscale_all_dim."""
 
     def mscale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

@@ -1,7 +1,7 @@
-"""`ModelSpec`: one description of a decoder, read from a Hugging Face config.json.
+"""`ModelSpec`: the description of a decoder, read from a Hugging Face config.json.
 
-Owns what every field of the config means and which configs are refused. Follows the configuration and modeling files of
-transformers for the families below, without importing transformers. Does not know how a model is executed.
+Owns the meaning of every field of the config, and which configs are refused. Follows the configuration and modeling files of transformers
+for the families below, without importing transformers. Does not know how a model is executed.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ class ModelSpec:
     tied_head: bool  # the output head is the embedding
     max_position_embeddings: int  # longest sequence in tokens
     dtype: str | None  # the checkpoint's, as config.json names it
-    initializer_range: float  # standard deviation of fresh weights
-    eos_token_ids: tuple[int, ...]  # of config.json; a generation_config.json comes first
+    initializer_range: float  # standard deviation of random weights
+    eos_token_ids: tuple[int, ...]  # of config.json; those of a generation_config.json override them
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What tells one architecture from the others: values that its HF config class assumes for absent keys, and its biases."""
+    """What differs between architectures: the values that the HF config class assumes for absent keys, biases, norms and windows."""
 
     model_type: str
-    defaults: Mapping[str, Any]  # of keys absent from config.json
+    defaults: Mapping[str, Any]  # values of keys that are absent from config.json
     qkv_bias: bool | None = None  # None: config key attention_bias
     output_bias: bool | None = False  # None: config key attention_bias
     mlp_bias: bool | None = False  # None: config key mlp_bias
     qk_norm: bool = False
-    per_layer_windows: bool = False  # use_sliding_window, max_window_layers and layer_types choose; else sliding_window is for all
+    per_layer_windows: bool = False  # by use_sliding_window, max_window_layers and layer_types; else sliding_window holds for all layers
     windows: bool = True  # whether sliding_window is read at all
 
 
@@ -76,7 +76,7 @@ def load_spec(model_dir: pathlib.Path) -> ModelSpec:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """A JSON object. Raises ModelLoadError when the file is missing or is something else."""
+    """The JSON object in a file. Raises ModelLoadError when the file is missing or holds something else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -140,7 +140,7 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _is_of_kv_alone(quantization: Mapping[str, Any]) -> bool:
-    """Whether a compressed-tensors config leaves the weights as they are, and means scales for KV in e4m3, one per layer."""
+    """Whether a compressed-tensors config quantizes only the KV cache: in 8-bit float with one scale per layer."""
     scheme = quantization.get("kv_cache_scheme") or {}
     return (
         quantization.get("quant_method") == "compressed-tensors"

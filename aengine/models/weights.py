@@ -1,4 +1,4 @@
-"""Loads the named weights of a spec from safetensors, strictly: every parameter exactly once, nothing left over.
+"""Loads the named weights of a spec from safetensors: every parameter exactly once, and no other tensors.
 
 Owns the reading of checkpoint files and the fusing of their tensors. Does not know how the weights are used.
 """
@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from aengine.errors import ModelLoadError
-from aengine.models.named_weights import Init, kv_scale_of, named_weights
+from aengine.models.named_weights import kv_scale_of, named_weights
 from aengine.models.spec import ModelSpec, read_json
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -40,7 +40,7 @@ def checkpoint_files(model_dir: pathlib.Path) -> list[pathlib.Path]:
 
 
 def checkpoint_dtype(model_dir: pathlib.Path) -> torch.dtype:
-    """The dtype of a checkpoint's first tensor, for configs that do not say."""
+    """The dtype of a checkpoint's first tensor, for a config.json without a dtype."""
     with ExitStack() as stack:
         name, file = next(iter(open_checkpoint(checkpoint_files(model_dir), stack).items()))
         return stored_dtype(file, name)
@@ -69,19 +69,19 @@ def stored_weights(spec: ModelSpec, model_dir: pathlib.Path) -> Iterator[tuple[s
 
 
 def drawn_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, seed: int) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """Each of `named_weights(spec)` of an untrained model, in one part; the same for the same seed and device type."""
+    """Random values for each of `named_weights(spec)`, in one part; equal for equal seeds and device types."""
     generator = torch.Generator(device).manual_seed(seed)
     for name, weight in named_weights(spec).items():
         tensor = torch.empty(weight.shape, dtype=dtype, device=device)
-        if weight.init is Init.NORMAL:
+        if weight.fill is None:
             tensor.normal_(0.0, spec.initializer_range, generator=generator)
         else:
-            tensor.fill_(1.0 if weight.init is Init.ONES else 0.0)
+            tensor.fill_(weight.fill)
         yield name, (tensor,)
 
 
 def fused(weights: Iterable[tuple[str, tuple[Tensor, ...]]], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """Parameter name -> its parts as one tensor of `dtype` on `device`, of its own memory."""
+    """Parameter name -> a new tensor of `dtype` on `device` with the parts one after another."""
     tensors: dict[str, Tensor] = {}
     for name, parts in weights:
         target = torch.empty((sum(len(part) for part in parts), *parts[0].shape[1:]), dtype=dtype, device=device)
@@ -94,7 +94,7 @@ def fused(weights: Iterable[tuple[str, tuple[Tensor, ...]]], dtype: torch.dtype,
 
 
 def open_checkpoint(paths: list[pathlib.Path], stack: ExitStack) -> dict[str, Any]:
-    """Tensor name -> the safetensors file that holds it, open as long as `stack` is. Raises ModelLoadError."""
+    """Tensor name -> the safetensors file that holds it, which is open until `stack` is closed. Raises ModelLoadError."""
     files: dict[str, Any] = {}
     for path in paths:
         try:
@@ -111,11 +111,11 @@ def open_checkpoint(paths: list[pathlib.Path], stack: ExitStack) -> dict[str, An
 
 
 def _check_names(spec: ModelSpec, files: dict[str, Any], expected: set[str]) -> None:
-    # Older Llama checkpoints carry the rotary frequencies, which follow from the config. KV scales are read by whoever needs them.
+    # Older Llama checkpoints have the rotary frequencies, which follow from the config. KV scales are read in kv_scales.py.
     present = {name for name in files if not name.endswith(".rotary_emb.inv_freq") and kv_scale_of(name, spec) is None}
     missing, unexpected = sorted(expected - present), sorted(present - expected)
     if spec.tied_head and unexpected == [_HEAD] and not missing:
-        # A tied head may be stored as well; it must then be the embedding, else one of the two would silently win.
+        # A tied head may be stored too, but only with the values of the embedding.
         if torch.equal(files[_HEAD].get_tensor(_HEAD), files[_EMBEDDING].get_tensor(_EMBEDDING)):
             return
         raise ModelLoadError(f"config.json ties the output head to the embedding, but the checkpoint's {_HEAD} differs from it")
@@ -130,7 +130,7 @@ def _some(names: list[str], limit: int = 8) -> str:
 
 
 def stored_dtype(file: Any, name: str) -> torch.dtype:
-    """Of a tensor in an open file. Raises ModelLoadError for one that is not supported."""
+    """The dtype of a tensor in an open file. Raises ModelLoadError for one that is not supported."""
     stored = file.get_slice(name).get_dtype()
     if stored not in _DTYPES:
         raise ModelLoadError(f"tensor {name} is stored as {stored}; supported are {', '.join(_DTYPES)}")
@@ -138,7 +138,7 @@ def stored_dtype(file: Any, name: str) -> torch.dtype:
 
 
 def _progress(weights: dict[str, Any]) -> Iterator[str]:
-    """The names, behind a progress bar where a person watches."""
+    """The names, with a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield from weights
         return

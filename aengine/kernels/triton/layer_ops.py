@@ -1,6 +1,6 @@
-"""Norms, rotary embedding and the gated activation of decoder layers: the arithmetic of `aengine.layers.ops.TorchOps`.
+"""Norms, rotary embedding and the gated activation of decoder layers, with the results of `aengine.layers.ops.TorchOps`.
 
-Arithmetic is float32 inside; what torch rounds to the dtype of the activations on the way is rounded here, too. Activations are
+Arithmetic is float32; intermediate results that torch rounds to the dtype of the activations are rounded here, too. Activations are
 [T, ...] with contiguous last dimensions and any token strides. T may be 0.
 """
 
@@ -16,7 +16,7 @@ _ACTIVATIONS_AT_ONCE = 1024
 
 
 class TritonOps:
-    """Satisfies `aengine.layers.ops.LayerOps`. Sums and rotated heads are written where the arguments were, which must not overlap."""
+    """A `LayerOps` of `aengine.layers.ops`. Sums and rotated heads overwrite the arguments, which must not overlap."""
 
     name = "triton"
 
@@ -70,7 +70,7 @@ def _warps(block: int) -> int:
 
 @triton.jit
 def _normed(wide, weight, eps, size):
-    """Of float32 `wide`, zero beyond `size`; both roundings are to the dtype of `weight`. Returns that dtype."""
+    """The norm of float32 `wide`, zero beyond `size`, times `weight`. Both roundings are to the dtype of `weight`, that of the result."""
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
     normed = (wide * scale).to(weight.dtype).to(tl.float32)
     return (normed * weight.to(tl.float32)).to(weight.dtype)
