@@ -168,7 +168,7 @@ class AsyncEngine:
             options = RequestOptions.of(options, fields)
         except InvalidRequestError as error:
             violations.extend(error.violations)
-        readable = self._registry.read(prompt, params, violations)
+        readable, params = self._registry.read(prompt, params, violations)
         if violations or options is None:
             raise refusal(violations)
         request_id = options.request_id or uuid.uuid4().hex

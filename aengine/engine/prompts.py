@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ CHARACTERS_PER_TOKEN = 4
 NEEDS_TOKENIZER = "needs a tokenizer, and this model has none"
 
 IntArray = NDArray[np.int32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,35 @@ class Limits:
         return min(self.model.max_model_len, self.kv_tokens)
 
 
-def read_prompt(prompt: Prompt, limits: Limits, violations: list[FieldViolation]) -> tuple[Prompt | IntArray, int]:
+def read_request(
+    prompt: Prompt, params: SamplingParams, limits: Limits, violations: list[FieldViolation]
+) -> tuple[Prompt | IntArray, SamplingParams]:
+    """The prompt, as an array if it is ids that are quickly read, and the parameters with every default applied. What shows without work to
+    be wrong with them is added to `violations`."""
+    read, at_least = _read_prompt(prompt, limits, violations)
+    model = limits.model
+    found = _output_misfits(params, at_least, limits)
+    for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
+        ids = getattr(params, name) or ()
+        if ids and max(ids) >= model.vocab_size:
+            found.append(FieldViolation(name, f"{max(ids)} is not in [0, {model.vocab_size - 1}]"))
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        if wanted is not None and wanted > limits.max_logprobs:
+            found.append(FieldViolation(name, f"{wanted} is not in [0, {limits.max_logprobs}] (max_logprobs)"))
+    if not model.tokenizer:
+        wanted_text = [name for name in ("stop", "bad_words", "structured_output", "detokenize") if getattr(params, name)]
+        found.extend(FieldViolation(name, f"it {NEEDS_TOKENIZER}") for name in wanted_text)
+    try:
+        params = params.with_defaults_of(model.generation_defaults)
+    except InvalidRequestError as error:
+        named = {violation.field for violation in found}
+        found.extend(violation for violation in error.violations if violation.field not in named)
+    violations.extend(found)
+    return read, params
+
+
+def _read_prompt(prompt: Prompt, limits: Limits, violations: list[FieldViolation]) -> tuple[Prompt | IntArray, int]:
     """The prompt, as an array if it is ids that are quickly read, and how many tokens it has at least. What shows without work to be
     wrong with it is added to `violations`."""
     if not limits.model.tokenizer and (isinstance(prompt, str) or is_chat(prompt)):
@@ -79,28 +109,6 @@ def read_prompt(prompt: Prompt, limits: Limits, violations: list[FieldViolation]
         return prompt, 1
 
 
-def params_violations(params: SamplingParams, prompt_len: int, limits: Limits) -> list[FieldViolation]:
-    """What this model or this engine cannot do, beside a prompt of `prompt_len` tokens or more."""
-    model, violations = limits.model, _output_misfits(params, prompt_len, limits)
-    for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
-        ids = getattr(params, name) or ()
-        if ids and max(ids) >= model.vocab_size:
-            violations.append(FieldViolation(name, f"{max(ids)} is not in [0, {model.vocab_size - 1}]"))
-    for name in ("logprobs", "prompt_logprobs"):
-        wanted = getattr(params, name)
-        if wanted is not None and wanted > limits.max_logprobs:
-            violations.append(FieldViolation(name, f"{wanted} is not in [0, {limits.max_logprobs}] (max_logprobs)"))
-    if not model.tokenizer:
-        wanted_text = [name for name in ("stop", "bad_words", "structured_output", "detokenize") if getattr(params, name)]
-        violations.extend(FieldViolation(name, f"it {NEEDS_TOKENIZER}") for name in wanted_text)
-    try:
-        params.with_defaults_of(model.generation_defaults)
-    except InvalidRequestError as error:
-        named = {violation.field for violation in violations}
-        violations.extend(violation for violation in error.violations if violation.field not in named)
-    return violations
-
-
 def needs_worker(prompt: Prompt | IntArray, params: SamplingParams) -> bool:
     """Whether preparing the request takes long enough to keep it off the event loop."""
     is_long = len(prompt) > INLINE_CHARACTERS if isinstance(prompt, str) else _is_long(prompt) or is_chat(prompt)
@@ -118,12 +126,11 @@ def _read_ids(ids: Sequence[int] | IntArray, model: ModelInfo) -> IntArray:
     return array.astype(np.int32)
 
 
-def effective_params(params: SamplingParams, prompt_len: int, limits: Limits) -> SamplingParams:
-    """`params` with every default applied. Raises `ContextLengthError` or `KVCapacityError` for what does not fit beside the prompt."""
+def check_fits(params: SamplingParams, prompt_len: int, limits: Limits) -> None:
+    """Raises `ContextLengthError` or `KVCapacityError` for what does not fit beside the prompt."""
     misfits = _prompt_misfits(prompt_len, limits) or _output_misfits(params, prompt_len, limits)
     if misfits:
         raise refusal(misfits)
-    return params.with_defaults_of(limits.model.generation_defaults)
 
 
 def _prompt_misfits(prompt_len: int, limits: Limits, qualified: str = "") -> list[FieldViolation]:
@@ -152,16 +159,6 @@ def _misfits(field: str, num_tokens: int, limits: Limits, what: str) -> list[Fie
     return []
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request with its texts tokenized and its long lists read."""
-
-    prompt: IntArray
-    allowed_token_ids: NDArray[np.int64] | None
-    bad_words: tuple[tuple[int, ...], ...]
-    grammar: object | None
-
-
 def size_of(prompt: Prompt | IntArray) -> int:
     """How much work it is to prepare, in characters. A chat is never quick: the first one imports what renders it."""
     if is_chat(prompt):
@@ -171,10 +168,21 @@ def size_of(prompt: Prompt | IntArray) -> int:
 
 
 def prepare(
-    prompt: Prompt | IntArray, params: SamplingParams, tokenizer: Tokenizer | None, limits: Limits, grammar: object | None = None
-) -> Steps[Prepared]:
-    """Tokenize whatever a request brings as text, and read its long lists. Raises `InvalidRequestError`, as soon as the prompt cannot
-    fit. Without a tokenizer there is no text in a request that was read."""
+    prompt: Prompt | IntArray,
+    keys: Sequence[int],
+    params: SamplingParams,
+    options: RequestOptions,
+    deadline: float | None,
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+    grammar: object | None = None,
+) -> Steps[list[Request]]:
+    """One request for each sequence, as the scheduler takes them; all but the first are forks of it. Tokenizes whatever comes as text, and
+    reads long lists.
+
+    `prompt` and `params` are those of `read_request`, `deadline` is on time.monotonic. Raises `InvalidRequestError`, as soon as it shows
+    that the prompt cannot fit. Without a tokenizer there is no text in a request that was read.
+    """
     bad_words: dict[tuple[int, ...], None] = {}
     for word in params.bad_words:
         assert tokenizer is not None
@@ -182,7 +190,6 @@ def prepare(
         if not sequences:
             raise InvalidRequestError.of("bad_words", f"{shown(word)} has no tokens in this model's vocabulary")
         bad_words.update(dict.fromkeys(sequences))
-    allowed = None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int64)
     if isinstance(prompt, str):
         assert tokenizer is not None
         ids = yield from _encode(prompt, tokenizer, limits, add_special_tokens=True)
@@ -193,51 +200,10 @@ def prepare(
         ids = yield from _encode(text, tokenizer, limits, add_special_tokens=False)
     else:
         ids = _read_ids(prompt, limits.model)  # type: ignore[arg-type]
-    return Prepared(ids, allowed, tuple(bad_words), grammar)
-
-
-def at_once(steps: Steps[Prepared]) -> Prepared:
-    """All steps, one after the other. Raises what they raise."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            prepared: Prepared = end.value
-            return prepared
-
-
-def _encode(text: str, tokenizer: Tokenizer, limits: Limits, *, add_special_tokens: bool) -> Steps[IntArray]:
-    """Raises `ContextLengthError` or `KVCapacityError`: of a text that is much too long before the whole is encoded."""
-    if len(text) > QUICK_CHARACTERS:
-        num_bytes = len(text.encode(errors="replace"))
-        _raise_misfit(tokenizer.least_tokens(num_bytes), limits, f" or more, for {num_bytes} bytes of text,")
-    if len(text) > CHARACTERS_PER_TOKEN * limits.tokens:
-        for read, at_least in enumerate(tokenizer.count_pieces(text), 1):
-            _raise_misfit(at_least, limits, " or more")
-            yield 2 * len(text) - read * PIECE_CHARACTERS
-    return _read_ids(tokenizer.encode(text, add_special_tokens=add_special_tokens), limits.model)
-
-
-def _raise_misfit(prompt_len: int, limits: Limits, qualified: str) -> None:
-    misfits = _prompt_misfits(prompt_len, limits, qualified)
-    if misfits:
-        raise refusal(misfits)
-
-
-def make_requests(
-    keys: Sequence[int],
-    prepared: Prepared,
-    params: SamplingParams,
-    options: RequestOptions,
-    deadline: float | None,
-    limits: Limits,
-) -> list[Request]:
-    """One request for each sequence, as the scheduler takes them; all but the first are forks of it. `params` are effective; `deadline` is
-    on time.monotonic."""
-    model, prompt = limits.model, prepared.prompt
+    check_fits(params, len(ids), limits)
+    model = limits.model
     eos_token_ids = frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
     stop_token_ids = frozenset(params.stop_token_ids)
-    room = limits.tokens - len(prompt)
     assert params.seed is not None
     row_params = RowParams(
         temperature=0.0 if params.greedy else _set(params.temperature),
@@ -249,23 +215,23 @@ def make_requests(
         frequency_penalty=_set(params.frequency_penalty),
         repetition_penalty=_set(params.repetition_penalty),
         logit_bias=tuple(params.logit_bias.items()),
-        allowed_token_ids=prepared.allowed_token_ids,
+        allowed_token_ids=None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int64),
         banned_token_ids=params.banned_token_ids,
-        bad_words=prepared.bad_words,
+        bad_words=tuple(bad_words),
         min_tokens=params.min_tokens,
         stop_ids=tuple(sorted(eos_token_ids | stop_token_ids)) if params.min_tokens else (),
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
-        grammar=prepared.grammar,
+        grammar=grammar,
         processors=params.logits_processors,
     )
     now = time.monotonic()
     return [
         Request(
             key=key,
-            prompt=prompt,
+            prompt=ids,
             params=row_params if not index else replace(row_params, seed=derive_seed(params.seed, index), prompt_logprobs=None),
-            max_tokens=params.max_tokens or room,
+            max_tokens=params.max_tokens or limits.tokens - len(ids),
             fills_context=params.max_tokens is None,
             stop_token_ids=stop_token_ids,
             eos_token_ids=eos_token_ids,
@@ -279,6 +245,33 @@ def make_requests(
         )
         for index, key in enumerate(keys)
     ]
+
+
+def at_once(steps: Steps[T]) -> T:
+    """All steps, one after the other. Raises what they raise."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def _encode(text: str, tokenizer: Tokenizer, limits: Limits, *, add_special_tokens: bool) -> Steps[IntArray]:
+    """Raises `ContextLengthError` or `KVCapacityError` of a text that is much too long, before the whole is encoded."""
+
+    def check(at_least: int, qualified: str) -> None:
+        if misfits := _prompt_misfits(at_least, limits, qualified):
+            raise refusal(misfits)
+
+    if len(text) > QUICK_CHARACTERS:
+        num_bytes = len(text.encode(errors="replace"))
+        check(tokenizer.least_tokens(num_bytes), f" or more, for {num_bytes} bytes of text,")
+    if len(text) > CHARACTERS_PER_TOKEN * limits.tokens:
+        for num_pieces, at_least in enumerate(tokenizer.count_pieces(text), 1):
+            check(at_least, " or more")
+            yield 2 * len(text) - num_pieces * PIECE_CHARACTERS
+    return _read_ids(tokenizer.encode(text, add_special_tokens=add_special_tokens), limits.model)
 
 
 def derive_seed(seed: int, index: int) -> int:

@@ -22,25 +22,21 @@ from aengine.engine.mailbox import Cancel, Command, Park, Submit, Unpark
 from aengine.engine.prompts import (
     IntArray,
     Limits,
-    Prepared,
     at_once,
-    effective_params,
-    make_requests,
     needs_worker,
-    params_violations,
     prepare,
-    read_prompt,
+    read_request,
     size_of,
 )
 from aengine.engine.queue_bound import QueueBound
 from aengine.engine.stream_state import StreamHooks, StreamState
 from aengine.engine.vocabulary import read_vocabulary
-from aengine.engine.workers import Workers
+from aengine.engine.workers import Steps, Workers
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.outputs import FinishReason
 from aengine.params import SamplingParams, StructuredOutput
 from aengine.requests import Prompt, RequestOptions
-from aengine.scheduler import Updates
+from aengine.scheduler import Request, Updates
 from aengine.structured.grammars import GrammarCompiler
 
 if TYPE_CHECKING:
@@ -82,11 +78,9 @@ class Registry:
         """Sequences of requests whose prompt is still being tokenized, or their grammar compiled."""
         return sum(self._streams[key].params.n for key in self._preparations)
 
-    def read(self, prompt: Prompt, params: SamplingParams, violations: list[FieldViolation]) -> Prompt | IntArray:
-        """The prompt as `open` takes it. Whatever shows without work to be wrong with the request is added to `violations`."""
-        read, at_least = read_prompt(prompt, self._limits, violations)
-        violations.extend(params_violations(params, at_least, self._limits))
-        return read
+    def read(self, prompt: Prompt, params: SamplingParams, violations: list[FieldViolation]) -> tuple[Prompt | IntArray, SamplingParams]:
+        """Prompt and parameters as `open` takes them. Whatever shows without work to be wrong with the request is added to `violations`."""
+        return read_request(prompt, params, self._limits, violations)
 
     async def grammar_violations(self, wanted: StructuredOutput) -> list[FieldViolation]:
         """What compiling it refuses."""
@@ -101,7 +95,7 @@ class Registry:
     def open(self, request_id: str, prompt: Prompt | IntArray, params: SamplingParams, options: RequestOptions) -> StreamState:
         """Take a request: submit it at once where preparing it is quick, else prepare it in a worker thread first.
 
-        Prompt and parameters were `read`, and these have a seed. Raises `InvalidRequestError` or `QueueFullError`, and then nothing of
+        Prompt and parameters come from `read`, and these have a seed. Raises `InvalidRequestError` or `QueueFullError`, and then nothing of
         it is left.
         """
         keys = range(self._next_key, self._next_key + params.n)
@@ -110,7 +104,7 @@ class Registry:
         state = StreamState(keys.start, request_id, params, options, self._loaded.tokenizer, self._config.max_unread_tokens, self._hooks)
         if not needs_worker(prompt, params) and params.structured_output is None:
             try:
-                self._submit(state, at_once(prepare(prompt, params, self._loaded.tokenizer, self._limits)))
+                self._submit(state, at_once(self._steps(state, prompt)))
             except BaseException:
                 self._bound.leave(keys)
                 raise
@@ -193,19 +187,22 @@ class Registry:
         for key in state.keys:
             self._streams.pop(key, None)
 
-    def _submit(self, state: StreamState, prepared: Prepared) -> None:
-        params = effective_params(state.params, len(prepared.prompt), self._limits)
-        requests = make_requests(state.keys, prepared, params, state.options, state.deadline, self._limits)
-        self._bound.add_tokens(state.keys, len(prepared.prompt))
+    def _submit(self, state: StreamState, requests: list[Request]) -> None:
+        prompt = requests[0].prompt
+        self._bound.add_tokens(state.keys, len(prompt))
         self._end_preparation(state)
         self._register(state)
-        state.submit(params, prepared.prompt.tolist() if params.prompt_logprobs is not None else [], len(prepared.prompt))
+        state.submit(prompt)
         self.num_submitted += len(requests)
         self._post(Submit(requests))
 
     def _prepare(self, state: StreamState, prompt: Prompt | IntArray, grammar: CompiledGrammar | None) -> None:
-        steps = prepare(prompt, state.params, self._loaded.tokenizer, self._limits, grammar)
-        self._go_on(state, self._workers.submit(steps, size_of(prompt)), functools.partial(self._submit, state))
+        work = self._workers.submit(self._steps(state, prompt, grammar), size_of(prompt))
+        self._go_on(state, work, functools.partial(self._submit, state))
+
+    def _steps(self, state: StreamState, prompt: Prompt | IntArray, grammar: CompiledGrammar | None = None) -> Steps[list[Request]]:
+        deadline, tokenizer = state.deadline, self._loaded.tokenizer
+        return prepare(prompt, state.keys, state.params, state.options, deadline, tokenizer, self._limits, grammar)
 
     def _go_on(self, state: StreamState, work: Future[T], then: Callable[[T], None]) -> None:
         """Have `then(result)` called in the loop when `work` is done, which is cancelled if the request ends before."""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import anyio
+import numpy as np
+from numpy.typing import NDArray
 
 from aengine.engine.output_text import OutputText, StopStrings
 from aengine.engine.tokenizer import Tokenizer
@@ -59,7 +61,7 @@ class StreamState(StreamSource):
         hooks: StreamHooks,
     ) -> None:
         """`tokenizer`: None for a model without one. `lag_limit`: unread tokens beyond which the reader lags."""
-        super().__init__(request_id, params, anyio.Event)  # `params` get their defaults once they are known
+        super().__init__(request_id, params, anyio.Event)
         self.key = key
         self.options = options
         self.hooks = hooks
@@ -116,11 +118,11 @@ class StreamState(StreamSource):
         usage = Usage(self.prompt_tokens, self.cached_prompt_tokens, self._num_tokens)
         return RequestInfo(self.request_id, state, usage, self.timing, self._arrival_time)
 
-    def submit(self, params: SamplingParams, prompt: list[int], prompt_tokens: int) -> None:
-        """The request is valid and goes to the step thread. `prompt`: its ids, where prompt_logprobs need them."""
-        self.params = params
-        self.prompt = prompt
-        self.prompt_tokens = prompt_tokens
+    def submit(self, prompt: NDArray[np.int32]) -> None:
+        """The request is valid and goes to the step thread. `prompt`: its ids."""
+        self.prompt_tokens = len(prompt)
+        if self.params.prompt_logprobs is not None:
+            self.prompt = prompt.tolist()
         self.prompt_logprobs = [None]
         self.submitted = True
         self.ready.set()
