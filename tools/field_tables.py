@@ -21,7 +21,7 @@ from aengine.errors import FieldError
 from aengine.params import SamplingParams, StructuredOutput
 from aengine.requests import RequestOptions
 from aengine.server.config.options import GROUPS, ServerConfig
-from aengine.server.config.settings import _field_docs as field_docs
+from aengine.server.config.settings import field_docs
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FILES = ("configuration.md", "engine.md", "sampling.md")

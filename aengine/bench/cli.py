@@ -36,7 +36,7 @@ from aengine.bench.workload import (
 from aengine.config import EngineConfig
 from aengine.errors import AEngineError
 from aengine.outputs import ModelInfo
-from aengine.server.config.settings import Option, is_flag, metavar, read_settings
+from aengine.server.config.settings import Option, read_settings
 from aengine.server.config.settings import options as options_of_server
 from aengine.switching import switch_often
 
@@ -148,12 +148,7 @@ def _add_engine(command: argparse.ArgumentParser, *, several_shapes: bool = Fals
         text += "; may be given several times"
     either.add_argument("--shape", choices=SHAPES, action="append" if several_shapes else "store", metavar="NAME", help=text)
     for option in _engine_options():
-        where = either if option.name == "model" else group
-        text = option.help.replace("%", "%%")
-        if is_flag(option):
-            where.add_argument(option.flag, dest=option.name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
-        else:
-            where.add_argument(option.flag, dest=option.name, metavar=metavar(option), default=argparse.SUPPRESS, help=text)
+        option.add_to(either if option.name == "model" else group, option.help.replace("%", "%%"))
 
 
 def _engine_options() -> list[Option]:

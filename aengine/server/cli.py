@@ -16,17 +16,7 @@ from typing import Any
 
 from aengine import __version__
 from aengine.errors import AEngineError, ConfigError
-from aengine.server.config.settings import (
-    CONFIG_VARIABLE,
-    Option,
-    Settings,
-    explain,
-    is_flag,
-    metavar,
-    nearest,
-    options,
-    read_settings,
-)
+from aengine.server.config.settings import CONFIG_VARIABLE, Option, Settings, explain, nearest, options, read_settings
 
 logger = logging.getLogger("aengine.server")
 
@@ -110,13 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
     for option in options():
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
-        # A flag that is not given is left out, so that the sources after it count.
-        if is_flag(option):
-            groups[option.group].add_argument(
-                option.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=_help(option)
-            )
-        else:
-            groups[option.group].add_argument(option.flag, metavar=metavar(option), default=argparse.SUPPRESS, help=_help(option))
+        option.add_to(groups[option.group], _help(option))
     return parser
 
 

@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from aengine.checks import FieldChecks, check_names
-from aengine.errors import ConfigError, FieldViolation
+from aengine.errors import ConfigError
 
-UVLOOP_MODES = ("auto", "on", "off")
-LOG_LEVELS = ("debug", "info", "warning", "error")
-LOG_FORMATS = ("text", "json")
-
-GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("address", ("host", "port", "insecure")),
-    (
-        "security",
-        ("tls_cert", "tls_key", "tls_client_ca", "token_file", "admin_token_file", "admin_client_names", "debug_errors"),
-    ),
-    (
-        "limits",
-        (
-            "max_message_bytes",
-            "max_metadata_bytes",
-            "max_calls",
-            "max_concurrent_streams",
-            "max_connection_age",
-            "max_connection_age_grace",
-            "keepalive_time",
-            "keepalive_timeout",
-            "min_ping_interval",
-            "max_ping_strikes",
-            "stall_seconds",
-        ),
-    ),
-    ("life", ("drain_seconds", "drain_delay", "uvloop")),
-    ("logging", ("log_level", "log_format", "access_log")),
-    ("metrics", ("metrics_host", "metrics_port")),
-)
-"""The fields by what they are about, for the help."""
+# Where the groups of fields begin, by what they are about.
+_FIRST_OF_GROUP = {
+    "host": "address",
+    "tls_cert": "security",
+    "max_message_bytes": "limits",
+    "drain_seconds": "life",
+    "log_level": "logging",
+    "metrics_host": "metrics",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +45,8 @@ class ServerConfig:
     admin_client_names: tuple[str, ...] = ()
     """Common names of clients' certificates that may call AdminService too. A certificate with several common
     names has no name."""
-    metrics_host: str = "127.0.0.1"
-    """Address of the metrics, over HTTP and without authentication."""
-    metrics_port: int | None = None
-    """Port of the metrics; 0 lets the system pick one. None: no metrics."""
-    drain_seconds: float = 30.0
-    """Seconds that requests in flight may go on after SIGTERM or SIGINT. Requests that are left are cancelled."""
-    drain_delay: float = 0.0
-    """Seconds between telling health watchers of a drain and refusing new requests, for load balancers to notice."""
-    stall_seconds: float = 300.0
-    """Seconds that a call waits for its client to read a message or to send the request. Then the call is ended."""
+    debug_errors: bool = False
+    """Tell clients the traceback of an internal error. It may show what other clients sent."""
     max_message_bytes: int = 16 * 1024 * 1024
     """Largest message in either direction, in bytes."""
     max_metadata_bytes: int = 16 * 1024
@@ -96,16 +67,24 @@ class ServerConfig:
     """Seconds. The connection of a client that pings more often is closed."""
     max_ping_strikes: int = 2
     """How many pings that come too early are tolerated. 0: all."""
+    stall_seconds: float = 300.0
+    """Seconds that a call waits for its client to read a message or to send the request. Then the call is ended."""
+    drain_seconds: float = 30.0
+    """Seconds that requests in flight may go on after SIGTERM or SIGINT. Requests that are left are cancelled."""
+    drain_delay: float = 0.0
+    """Seconds between telling health watchers of a drain and refusing new requests, for load balancers to notice."""
     uvloop: str = "auto"
     """Use the event loop of uvloop: auto (if it is installed), on, off."""
-    debug_errors: bool = False
-    """Tell clients the traceback of an internal error. It may show what other clients sent."""
     log_level: str = "info"
     """Least severe lines to log: debug, info, warning, error."""
     log_format: str = "text"
     """Format of log lines: text, json (one object per line)."""
     access_log: bool = True
     """Log a line for each call, except for health checks."""
+    metrics_host: str = "127.0.0.1"
+    """Address of the metrics, over HTTP and without authentication."""
+    metrics_port: int | None = None
+    """Port of the metrics; 0 lets the system pick one. None: no metrics."""
 
     def __post_init__(self) -> None:
         check = FieldChecks(self)
@@ -113,8 +92,16 @@ class ServerConfig:
             check.text(name, "an address")
         for name in ("tls_cert", "tls_key", "tls_client_ca", "token_file", "admin_token_file"):
             check.text(name, "a path", optional=True)
-        check.integer("port", 0, 65535)
-        check.integer("metrics_port", 0, 65535, optional=True)
+        for name, low, high in (
+            ("port", 0, 65535),
+            ("metrics_port", 0, 65535),
+            ("max_message_bytes", 1024, 2**31 - 1),
+            ("max_metadata_bytes", 1024, 2**24),
+            ("max_calls", 1, 2**31 - 1),
+            ("max_concurrent_streams", 1, 2**31 - 1),
+            ("max_ping_strikes", 0, 2**31 - 1),
+        ):
+            check.integer(name, low, high, optional=name == "metrics_port")
         names = self.admin_client_names
         if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
             check.refuse("admin_client_names", "a tuple of names")
@@ -124,23 +111,13 @@ class ServerConfig:
             check.positive(name)
         for name in ("max_connection_age", "max_connection_age_grace"):
             check.positive(name, optional=True)
-        check.integer("max_message_bytes", 1024, 2**31 - 1)
-        check.integer("max_metadata_bytes", 1024, 2**24)
-        check.integer("max_calls", 1, 2**31 - 1)
-        check.integer("max_concurrent_streams", 1, 2**31 - 1)
-        check.integer("max_ping_strikes", 0, 2**31 - 1)
         for name in ("insecure", "debug_errors", "access_log"):
             check.flag(name)
-        check.choice("uvloop", UVLOOP_MODES)
-        check.choice("log_level", LOG_LEVELS)
-        check.choice("log_format", LOG_FORMATS)
-        violations = check.violations or list(self._conflicts())
-        if violations:
-            raise ConfigError(violations)
-
-    def _conflicts(self) -> list[FieldViolation]:
-        """What is wrong with fields beside one another."""
-        found: list[FieldViolation] = []
+        check.choice("uvloop", ("auto", "on", "off"))
+        check.choice("log_level", ("debug", "info", "warning", "error"))
+        check.choice("log_format", ("text", "json"))
+        check.finish(ConfigError)
+        # Now what is wrong with fields beside one another.
         for name, needed in (
             ("tls_cert", "tls_key"),
             ("tls_key", "tls_cert"),
@@ -149,11 +126,12 @@ class ServerConfig:
             ("max_connection_age_grace", "max_connection_age"),
         ):
             if getattr(self, name) and not getattr(self, needed):
-                found.append(FieldViolation(name, f"{getattr(self, name)!r} needs {needed} as well"))
-        if not found and self.exposed and not self.insecure:
-            words = f"{self.host!r} can be reached from elsewhere: it needs TLS (tls_cert and tls_key), or insecure for plain text"
-            found.append(FieldViolation("host", words))
-        return found
+                check.add(name, f"{getattr(self, name)!r} needs {needed} as well")
+        if not check.violations and self.exposed and not self.insecure:
+            check.add(
+                "host", f"{self.host!r} can be reached from elsewhere: it needs TLS (tls_cert and tls_key), or insecure for plain text"
+            )
+        check.finish(ConfigError)
 
     @property
     def tls(self) -> bool:
@@ -169,6 +147,17 @@ class ServerConfig:
         """`config`, or the defaults, with `overrides`; an unknown name is refused with the names there are."""
         check_names(cls, overrides)
         return replace(config or cls(), **overrides)
+
+
+def _groups() -> Iterator[tuple[str, tuple[str, ...]]]:
+    names = [field.name for field in fields(ServerConfig)]
+    starts = [*map(names.index, _FIRST_OF_GROUP), len(names)]
+    for title, start, end in zip(_FIRST_OF_GROUP.values(), starts, starts[1:], strict=False):
+        yield title, tuple(names[start:end])
+
+
+GROUPS = tuple(_groups())
+"""The fields by what they are about, for the help."""
 
 
 def _is_loopback(host: str) -> bool:

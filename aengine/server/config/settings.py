@@ -6,16 +6,17 @@ the flag, the variable, or the file and its key.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import difflib
 import inspect
 import sys
 import textwrap
-import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from aengine.config import EngineConfig
@@ -33,12 +34,48 @@ LIBRARY_VARIABLES = frozenset({"AENGINE_CPU_LEVEL"})
 """Variables with the same prefix that other parts of the package read."""
 DEFAULT_MODEL = "demo"
 
-_TRUE = ("true", "yes", "on", "1")
-_FALSE = ("false", "no", "off", "0")
-
 
 class SettingsError(AEngineError):
     """A value, or the name of one, that cannot be used. The message is one line and names the source."""
+
+
+class Kind(typing.NamedTuple):
+    """How the values of one type are written."""
+
+    words: str  # what they are
+    metavar: str  # how the help shows them
+    parse: Callable[[str], Any]  # of a flag or a variable; raises ValueError
+    toml: tuple[type, ...]  # what they are in TOML
+    convert: Callable[[Any], Any]  # from TOML
+
+
+def _flag(text: str) -> bool:
+    if text.lower() in ("true", "yes", "on", "1"):
+        return True
+    if text.lower() in ("false", "no", "off", "0"):
+        return False
+    raise ValueError
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _weights(text: str) -> dict[str, float]:
+    pairs = (pair.rpartition("=") for pair in _parts(text))
+    return {name.strip(): float(number) for name, _, number in pairs}
+
+
+KINDS: Mapping[Any, Kind] = {
+    bool: Kind("true or false", "", _flag, (bool,), bool),
+    int: Kind("an integer", "INTEGER", int, (int,), int),
+    float: Kind("a number", "NUMBER", float, (int, float), float),
+    str: Kind("a string", "TEXT", str, (str,), str),
+    tuple[str, ...]: Kind("a list of names", "NAME,...", lambda text: tuple(_parts(text)), (list,), tuple),
+    tuple[int, ...]: Kind("a list of integers", "INTEGER,...", lambda text: tuple(map(int, _parts(text))), (list,), tuple),
+    Mapping[str, float]: Kind("a list of NAME=NUMBER", "NAME=NUMBER,...", _weights, (dict,), dict),
+}
+"""By the type of a field, without None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +85,8 @@ class Option:
     name: str
     table: str  # "server" or "engine"
     group: str  # what it is about
-    hint: Any  # its type
+    kind: Kind
+    optional: bool  # whether it can be None
     default: Any
     help: str
 
@@ -60,10 +98,31 @@ class Option:
     def variable(self) -> str:
         return PREFIX + self.name.upper()
 
+    def add_to(self, parser: Any, text: str) -> None:
+        """As a flag with `text` as its help, which is left out where it is not given. Its value stays text."""
+        if self.kind.toml == (bool,):
+            parser.add_argument(self.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+        else:
+            parser.add_argument(self.flag, metavar=self.kind.metavar, default=argparse.SUPPRESS, help=text)
+
+    def read(self, value: Any, origin: str, *, toml: bool = False) -> Any:
+        """The value of the field, from a text or from TOML, which has no null: "none" stands for None. Raises `SettingsError`."""
+        if self.optional and isinstance(value, str) and value.lower() == "none":
+            return None
+        kind = self.kind
+        try:
+            if not toml:
+                return kind.parse(value)
+            if isinstance(value, kind.toml) and (bool in kind.toml or not isinstance(value, bool)):
+                return kind.convert(value)
+        except ValueError:
+            pass
+        raise SettingsError(f"{origin}: {value!r} is not {kind.words}")
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is to be served, and how. `origins` tells where each value that is not a default came from, by field."""
+    """What is to be served, and how. `origins` says where each value that is not a default came from, by field."""
 
     server: ServerConfig
     engine: EngineConfig
@@ -72,17 +131,19 @@ class Settings:
 
 def options() -> list[Option]:
     """All there are, by group. Their names are those of the TOML keys; names are unique across the tables."""
-    group_of = {name: title for title, names in GROUPS for name in names}
+    titles = {name: title for title, names in GROUPS for name in names}
     found: list[Option] = []
     for table, cls in (("server", ServerConfig), ("engine", EngineConfig)):
-        hints, docs = typing.get_type_hints(cls), _field_docs(cls)
+        hints, docs = typing.get_type_hints(cls), field_docs(cls)
         for field in fields(cls):
             default = field.default_factory() if field.default_factory is not MISSING else field.default
             if field.name == "model":
                 default = DEFAULT_MODEL
-            found.append(Option(field.name, table, group_of.get(field.name, table), hints[field.name], default, docs[field.name]))
-    titles = [title for title, _ in GROUPS]
-    return sorted(found, key=lambda option: titles.index(option.group) if option.group in titles else len(titles))
+            hint = hints[field.name]
+            optional = NoneType in typing.get_args(hint)
+            kind = KINDS[typing.get_args(hint)[0] if optional else hint]
+            found.append(Option(field.name, table, titles.get(field.name, table), kind, optional, default, docs[field.name]))
+    return found
 
 
 def read_settings(flags: Mapping[str, object], environ: Mapping[str, str], file: str | None = None) -> Settings:
@@ -92,23 +153,29 @@ def read_settings(flags: Mapping[str, object], environ: Mapping[str, str], file:
     values: dict[str, Any] = {"model": DEFAULT_MODEL}
     origins: dict[str, str] = {}
 
-    def take(option: Option, value: Any, origin: str) -> None:
-        values[option.name], origins[option.name] = value, origin
+    def take(option: Option, value: Any, origin: str, *, toml: bool = False) -> None:
+        is_flag = isinstance(value, bool) and not toml  # as argparse gives it
+        values[option.name] = value if is_flag else option.read(value, origin, toml=toml)
+        origins[option.name] = origin
 
     path = file or environ.get(CONFIG_VARIABLE)
     if path:
-        _read_file(path, by_name, take)
+        for table, entries in _tables(path).items():
+            names = [name for name, option in by_name.items() if option.table == table]
+            for key, value in entries.items():
+                origin = f"{path}: {table}.{key}"
+                if key not in names:
+                    raise SettingsError(f"{origin}: there is no such key{nearest(key, names)}")
+                take(by_name[key], value, origin, toml=True)
     variables = {option.variable: option for option in by_name.values()}
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or variable in LIBRARY_VARIABLES:
             continue
         if variable not in variables:
             raise SettingsError(f"{variable}: there is no such variable{nearest(variable, variables)}")
-        option = variables[variable]
-        take(option, _from_text(option, environ[variable], variable), variable)
+        take(variables[variable], environ[variable], variable)
     for name, given in flags.items():
-        option = by_name[name]
-        take(option, _from_text(option, given, option.flag) if isinstance(given, str) else given, option.flag)
+        take(by_name[name], given, by_name[name].flag)
 
     def given_to(table: str) -> dict[str, Any]:
         return {name: value for name, value in values.items() if by_name[name].table == table}
@@ -128,7 +195,24 @@ def explain(error: ConfigError, origins: Mapping[str, str]) -> str:
     return "; ".join(parts).replace("\n", " ")
 
 
-def _read_file(path: str, by_name: Mapping[str, Option], take: typing.Callable[[Option, Any, str], None]) -> None:
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of a message about a name that does not exist."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0)
+    return f"; the nearest is {close[0]}" if close else ""
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """The docstring below each field of a class, which Python itself does not keep."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(definition, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for statement, following in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and isinstance(following, ast.Expr):
+            docs[statement.target.id] = " ".join(str(ast.literal_eval(following.value)).split())
+    return docs
+
+
+def _tables(path: str) -> dict[str, dict[str, Any]]:
     try:
         with Path(path).open("rb") as file:
             tables = tomllib.load(file)
@@ -139,116 +223,4 @@ def _read_file(path: str, by_name: Mapping[str, Option], take: typing.Callable[[
     for table, entries in tables.items():
         if table not in ("server", "engine") or not isinstance(entries, dict):
             raise SettingsError(f"{path}: {table}: there are only the tables [server] and [engine]")
-        names = [name for name, option in by_name.items() if option.table == table]
-        for key, value in entries.items():
-            origin = f"{path}: {table}.{key}"
-            if key not in names:
-                raise SettingsError(f"{origin}: there is no such key{nearest(key, names)}")
-            take(by_name[key], _from_toml(by_name[key], value, origin), origin)
-
-
-def _from_text(option: Option, text: str, origin: str) -> Any:
-    kind, optional = _kind(option.hint)
-    if optional and text.lower() == "none":
-        return None
-    try:
-        if kind is bool:
-            return _flag(text)
-        if kind is tuple:
-            element = _element(option.hint)
-            return tuple(element(part.strip()) for part in text.split(",") if part.strip())
-        if kind is dict:
-            pairs = (pair.rpartition("=") for pair in text.split(",") if pair.strip())
-            return {name.strip(): float(number) for name, _, number in pairs}
-        return kind(text)
-    except ValueError:
-        raise SettingsError(f"{origin}: {text!r} is not {_words(option)}") from None
-
-
-def _from_toml(option: Option, value: Any, origin: str) -> Any:
-    """TOML has types; there is no null in it, so the string "none" stands for None."""
-    kind, optional = _kind(option.hint)
-    if optional and isinstance(value, str) and value.lower() == "none":
-        return None
-    if kind is tuple and isinstance(value, list):
-        return tuple(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise SettingsError(f"{origin}: {value!r} is not {_words(option)}")
-    return value
-
-
-def _kind(hint: Any) -> tuple[type, bool]:
-    """The type of a field, and whether it can be None."""
-    inner = _without_none(hint)
-    origin = typing.get_origin(inner)
-    if origin is not None and issubclass(origin, Mapping):
-        return dict, inner is not hint
-    return origin or inner, inner is not hint
-
-
-def _without_none(hint: Any) -> Any:
-    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
-        return hint
-    (inner,) = (kind for kind in typing.get_args(hint) if kind is not types.NoneType)
-    return inner
-
-
-def _element(hint: Any) -> Callable[[str], Any]:
-    """The type of a tuple's elements."""
-    element: Callable[[str], Any] = typing.get_args(_without_none(hint))[0]
-    return element
-
-
-_WORDS: Mapping[type, str] = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    dict: "a list of NAME=NUMBER",
-}
-
-
-def _words(option: Option) -> str:
-    kind = _kind(option.hint)[0]
-    if kind is tuple:
-        return "a list of integers" if _element(option.hint) is int else "a list of names"
-    return _WORDS[kind]
-
-
-def metavar(option: Option) -> str:
-    """How the help shows the value."""
-    kind = _kind(option.hint)[0]
-    if kind is tuple:
-        return "INTEGER,..." if _element(option.hint) is int else "NAME,..."
-    return {int: "INTEGER", float: "NUMBER", str: "TEXT", dict: "NAME=NUMBER,..."}[kind]
-
-
-def is_flag(option: Option) -> bool:
-    return _kind(option.hint)[0] is bool
-
-
-def _flag(text: str) -> bool:
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise ValueError
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of a message about a name that does not exist."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0)
-    return f"; the nearest is {close[0]}" if close else ""
-
-
-def _field_docs(cls: type) -> dict[str, str]:
-    """The docstring below each field of a class, which Python itself does not keep."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(definition, ast.ClassDef)
-    docs: dict[str, str] = {}
-    for statement, following in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and isinstance(following, ast.Expr):
-            docs[statement.target.id] = " ".join(str(ast.literal_eval(following.value)).split())
-    return docs
+    return tables
