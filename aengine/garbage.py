@@ -1,4 +1,4 @@
-"""Holding Python's garbage collector back for a while."""
+"""Pausing Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_collection() -> Iterator[None]:
-    """Without garbage collection in this process. What is alive in the end counts as old: the next collections do not look through it."""
+    """No garbage collection in this process. Objects alive at the end count as old, so the next collections do not look through them."""
     collects = gc.isenabled()
     gc.disable()
     try:

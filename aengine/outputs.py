@@ -77,7 +77,7 @@ class RequestState(enum.Enum):
     WAITING = "waiting"  # for its first step
     RUNNING = "running"
     PARKED = "parked"  # until its reader catches up
-    FINISHED = "finished"  # but not yet let go of
+    FINISHED = "finished"  # but not yet released
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class RequestInfo:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer: the fold of a stream."""
+    """The whole output of a request: all tokens of its stream."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -140,4 +140,4 @@ class ModelInfo:
     chat_template: bool  # whether chat messages can be a prompt
     generation_defaults: SamplingParams  # what unset parameters mean
     device: str = ""  # that runs it, such as cpu or cuda:0; empty where that is not known
-    tokenizer: bool = True  # whether it has one; without it prompts are token ids, and answers have no text
+    tokenizer: bool = True  # whether it has one; without it prompts are token ids, and outputs have no text

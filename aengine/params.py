@@ -40,7 +40,7 @@ MAX_INT32 = 2**31 - 1
 
 
 class LogitsProcessor(Protocol):
-    """Custom code of an in-process user that may change the logits of a request before its next token is chosen.
+    """Custom code of an in-process user that may change the logits of a request before its next token is sampled.
 
     It runs in the step thread, once per step and sequence, after the built-in processors and before temperature. What it raises
     fails the request, and no other.

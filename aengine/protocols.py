@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class StreamProtocol(Protocol):
     """The tokens of one request, as they are generated: an async iterator and an async context manager.
 
-    Letting go of it in any way (leaving its `async with`, `break` and dropping it, cancelling the task that reads it, `aclose()`)
+    Abandoning it in any way (leaving its `async with`, `break` and dropping it, cancelling the task that reads it, `aclose()`)
     cancels the request. It has one reader at a time: a second one gets `EngineStateError`, and the first reads on.
     """
 
@@ -28,7 +28,7 @@ class StreamProtocol(Protocol):
 
     @property
     def seed(self) -> int:
-        """The seed in use: the given one, or the one that was drawn."""
+        """The seed in use: the given one, or a random one."""
 
     @property
     def usage(self) -> Usage:
@@ -39,7 +39,7 @@ class StreamProtocol(Protocol):
         """How long its phases took, as far as that is known."""
 
     def completion(self) -> Completion:
-        """What was read so far, as one answer; the whole answer once the iteration has ended. After `aclose()` a sequence whose end was
+        """What was read so far; the whole output once the iteration has ended. After `aclose()` a sequence whose end was
         not read was CANCELLED, and after the stream has raised its finish reason is ERROR."""
 
     async def started(self) -> None:
@@ -48,7 +48,7 @@ class StreamProtocol(Protocol):
     async def aclose(self) -> None:
         """Cancel the request unless it has ended; returns when its pages are free. Repeated calls do nothing.
 
-        What was not read is dropped: whoever reads on gets the end of each sequence, with FinishReason.CANCELLED.
+        Unread tokens are dropped: further reading gives the end of each sequence, with FinishReason.CANCELLED.
         """
 
     async def __aenter__(self) -> StreamProtocol: ...

@@ -1,6 +1,6 @@
-"""What is asked of an engine beside the parameters: the forms of a prompt, and the options of a request with their ranges.
+"""What a request consists of beside its parameters: the forms of a prompt, and the options with their ranges.
 
-Shared by the engine and by whoever stands for it elsewhere. Knows nothing of how a request is served.
+Shared by engine and client. Knows nothing of how a request is served.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ CONSTRAINTS: Mapping[str, str] = {
     "choice": "choices",
 }
 
-# Of a model's defaults there are all but how many sequences are wanted.
+# The parameters of which a model has defaults.
 DEFAULTS: Mapping[str, str] = {name: ours for name, ours in SAMPLING.items() if name != "n"}
 
 _LEAST = float(np.finfo(np.float32).smallest_subnormal)

@@ -68,7 +68,7 @@ class AsyncEngine:
 
     def __init__(self, model_or_config: str | EngineConfig, **overrides: Any) -> None:
         """Raises `ConfigError` naming every field that is unknown or out of range. Loads nothing yet."""
-        self.config = EngineConfig.of(model_or_config, **overrides)  # once started, with the limits of a step that were left open
+        self.config = EngineConfig.of(model_or_config, **overrides)  # once started, with the default limits of a step filled in
         self._phase = _Phase.NEW
         self._stopped: anyio.Event | None = None  # of an engine that was started: the step thread has ended
         self._error: BaseException | None = None
@@ -100,7 +100,7 @@ class AsyncEngine:
             raise EngineStateError("the engine was closed while it was starting")
 
     async def aclose(self) -> None:
-        """Cancel whatever runs and stop. Returns when the step thread has ended and the model is unloaded, whoever else closes it."""
+        """Cancel all requests and stop. Returns when the step thread has ended and the model is unloaded, also where another task closes it."""
         self._stop()
         if self._stopped is not None:
             with anyio.CancelScope(shield=True):
@@ -221,7 +221,7 @@ class AsyncEngine:
         return replace(snapshot.stats, waiting=snapshot.stats.waiting + underway)
 
     def request_info(self, request_id: str) -> RequestInfo | None:
-        """How far a request has come; None when nothing of it is left in the engine, or it was never known."""
+        """How far a request has come; None once the engine has forgotten it, or for an id that it never had."""
         self._check_serving()
         state = self._registry.find(request_id)
         return None if state is None else state.info()
@@ -229,14 +229,14 @@ class AsyncEngine:
     # ---- operation -----------------------------------------------------------------------------------------------------
 
     async def pause(self, *, cancel: bool = False) -> int:
-        """Stop computing; returns when the step under way is over. Requests are still taken, and wait; cancellations and deadlines
+        """Stop computing; returns when the running step has finished. Requests are still accepted, and wait; cancellations and deadlines
         still hold. With `cancel` the requests in flight are cancelled; returns how many those were."""
         self._check_serving()
         await self._controls.pause()
         return await self._registry.cancel_all() if cancel else 0
 
     def unpause(self) -> None:
-        """Go on computing."""
+        """Compute again."""
         self._check_serving()
         self._controls.unpause()
 
@@ -302,7 +302,7 @@ class AsyncEngine:
                 self._on_stopped(error)
 
     def _on_stopped(self, error: BaseException | None) -> None:
-        """The step thread ended: nothing answers any more, so whoever waits must be told now."""
+        """The step thread has ended: no report follows, so all that wait end now."""
         assert self._stopped is not None, "started"
         self._steps.join()
         self._bell.close()

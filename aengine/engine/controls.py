@@ -1,4 +1,4 @@
-"""Commands to the step thread whose completion is awaited: pause, go on, empty the prefix cache. Lives in the event loop."""
+"""Commands to the step thread whose completion is awaited: pause, unpause, flush the prefix cache. Lives in the event loop."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Controls:
         self._post(Unpause())
 
     def on_done(self, done: Done) -> None:
-        if (future := self._waiting.pop(done.ticket, None)) is not None:  # else nobody waits any longer
+        if (future := self._waiting.pop(done.ticket, None)) is not None:  # else its task was cancelled
             future.set_result(done.value)
 
     def end_all(self, error: BaseException) -> None:
-        """The step thread is gone."""
+        """The step thread has ended."""
         while self._waiting:
             self._waiting.popitem()[1].set_exception(error)
 

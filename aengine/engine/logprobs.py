@@ -1,4 +1,4 @@
-"""From the columns of a step's logprobs to what a stream hands out. Pure functions."""
+"""From the columns of a step's logprobs to the `TokenLogprob` of a token. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def token_logprob(token_id: int, columns: TokenLogprobs, i: int, num_top: int) -
 
 
 def add_prompt_logprobs(known: list[TokenLogprob | None], token_ids: list[int], piece: PromptLogprobs, num_top: int) -> None:
-    """Extend `known`, whose i-th entry belongs to the i-th token of the prompt, by what is new in a piece.
+    """Extend `known`, whose i-th entry belongs to the i-th token of the prompt, by the new positions of `piece`.
 
     A prompt that was preempted is computed again from its start, so pieces may repeat positions.
     """

@@ -1,4 +1,4 @@
-"""Thread edge 2: from the step thread into the event loop, asyncio's or trio's. Knows nothing of what is handed over."""
+"""Thread edge 2: from the step thread into the event loop, asyncio's or trio's. Knows nothing of the functions it runs there."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LoopEdge:
     def call_later(self, seconds: float, function: Callable[..., object], *args: object) -> Callable[[], object]:
         """Run `function(*args)`, which must not raise, in the loop after `seconds`, unless what is returned was called. To be called in
         the loop."""
-        context = contextvars.Context()  # not that of whoever calls
+        context = contextvars.Context()  # not the caller's
         if hasattr(self._native, "call_later"):
             timer: asyncio.TimerHandle = self._native.call_later(max(0.0, seconds), function, *args, context=context)
             return timer.cancel
@@ -64,7 +64,7 @@ class LoopEdge:
         if not hasattr(self._native, "add_reader"):
             return False  # trio has tasks for that
         try:
-            contextvars.Context().run(self._native.add_reader, file, callback)  # not in the context of whoever calls
+            contextvars.Context().run(self._native.add_reader, file, callback)  # not in the caller's context
         except NotImplementedError:
             return False
         return True

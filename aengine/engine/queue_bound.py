@@ -1,4 +1,4 @@
-"""How much may wait. Counts the sequences that have not been admitted to a first step, and their prompt tokens, in the event loop."""
+"""How many sequences may wait for their first step, and how many prompt tokens of them. Counted in the event loop."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class QueueBound:
     def __init__(self, max_sequences: int | None, max_tokens: int | None) -> None:
         self._max_sequences = max_sequences
         self._max_tokens = max_tokens
-        self._waiting: dict[int, int] = {}  # key of a sequence -> prompt tokens that nothing else counts
+        self._waiting: dict[int, int] = {}  # key of a sequence -> prompt tokens, counted once per request
         self._num_tokens = 0
 
     def enter(self, keys: range) -> None:
-        """The sequences of a request wait; its tokens are not known yet. Raises `QueueFullError`, and then they are not counted."""
+        """Count the sequences of a request, whose prompt tokens are not known yet. Raises `QueueFullError`, and then counts none."""
         waiting = len(self._waiting)
         if self._max_sequences is not None and waiting and waiting + len(keys) > self._max_sequences:
             raise QueueFullError(
@@ -24,7 +24,7 @@ class QueueBound:
         self._waiting.update(dict.fromkeys(keys, 0))
 
     def add_tokens(self, keys: range, num_tokens: int) -> None:
-        """These are the prompt of sequences that wait. Raises `QueueFullError`."""
+        """Count the prompt tokens of a request that was entered. Raises `QueueFullError`."""
         alone = len(self._waiting) == len(keys)
         if self._max_tokens is not None and not alone and self._num_tokens + num_tokens > self._max_tokens:
             raise QueueFullError(
@@ -34,6 +34,6 @@ class QueueBound:
         self._num_tokens += num_tokens
 
     def leave(self, keys: Iterable[int]) -> None:
-        """The sequences were admitted, or are gone."""
+        """Sequences were admitted to a step, or have ended."""
         for key in keys:
             self._num_tokens -= self._waiting.pop(key, 0)

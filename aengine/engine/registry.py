@@ -1,4 +1,5 @@
-"""Every request in flight, from `stream()` to its release: preparing it, handing it to the step thread, and handing on what comes back.
+"""`Registry`: every request in flight, from `stream()` to its release. It prepares a request, submits it to the step thread, and gives the
+results of steps to the streams.
 
 Lives in the event loop; only `_cancel` may be called from elsewhere. Knows nothing of how the engine starts or stops.
 """
@@ -63,7 +64,7 @@ class Registry:
             self._grammars = GrammarCompiler(read, loaded.info.eos_token_ids)
         self._limits = Limits(loaded.info, (runner.num_pages - 1) * runner.page_size, config.max_logprobs)
         self._hooks = StreamHooks(cancel=self._cancel, stop=lambda key: post(Cancel(key)), lag=self._on_lag)
-        self._streams: dict[int, StreamState] = {}  # every request of which something is left, by the key of each of its sequences
+        self._streams: dict[int, StreamState] = {}  # every request that is not released, by the key of each of its sequences
         self._by_id: dict[str, StreamState] = {}
         self._preparations: dict[int, ExitStack] = {}  # by the key of a request's first sequence: what is to be cancelled when it ends
         self._next_key = 0
@@ -83,7 +84,7 @@ class Registry:
         return read_request(prompt, params, self._limits, violations)
 
     async def grammar_violations(self, wanted: StructuredOutput) -> list[FieldViolation]:
-        """What compiling it refuses."""
+        """The violations found by compiling the grammar."""
         if self._grammars is None:
             return []
         try:
@@ -95,8 +96,8 @@ class Registry:
     def open(self, request_id: str, prompt: Prompt | IntArray, params: SamplingParams, options: RequestOptions) -> StreamState:
         """Take a request: submit it at once where preparing it is quick, else prepare it in a worker thread first.
 
-        Prompt and parameters come from `read`, and these have a seed. Raises `InvalidRequestError` or `QueueFullError`, and then nothing of
-        it is left.
+        Prompt and parameters come from `read`, and these have a seed. Raises `InvalidRequestError` or `QueueFullError`, and then
+        forgets the request.
         """
         keys = range(self._next_key, self._next_key + params.n)
         self._bound.enter(keys)  # before anything is done for it
@@ -123,7 +124,7 @@ class Registry:
         return state
 
     def update(self, updates: Updates) -> None:
-        """Hand on what one step changed. A stream that cannot take its part fails, and the others get theirs."""
+        """Give the results of one step to the streams. A stream that raises fails alone."""
         streams = self._streams
         for key, cached_tokens, when in updates.started:
             state = streams[key]
@@ -166,7 +167,7 @@ class Registry:
         return count
 
     def end_all(self, error: BaseException) -> None:
-        """The step thread is gone: whoever waits must be told now."""
+        """The step thread has ended: so does every stream, with `error`."""
         if self._grammars is not None:
             self._grammars.close()
         for state in list(self._by_id.values()):
@@ -223,7 +224,7 @@ class Registry:
             preparation.close()
 
     def _cancel(self, state: StreamState) -> None:
-        """Nobody wants the request any more. Callable from a destructor, so in any thread and at any time."""
+        """Cancel a request. Callable from a destructor, so in any thread and at any time."""
         if state.submitted:
             for key in state.keys:
                 self._post(Cancel(key))

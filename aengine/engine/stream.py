@@ -33,7 +33,7 @@ class TokenStream(StreamBase[StreamState]):
 
     @property
     def gone(self) -> bool:
-        """Whether nothing of the request is left in the engine: its pages are free, and so is its id."""
+        """Whether the engine has forgotten the request: its pages are free, and so is its id."""
         return self._source.released.is_set()
 
     def info(self) -> RequestInfo:

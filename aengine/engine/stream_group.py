@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -16,27 +16,25 @@ from aengine.outputs import Token
 TagT = TypeVar("TagT", bound=Hashable)
 
 
+@dataclass(eq=False, slots=True)
 class _Member(Generic[TagT]):
-    """The waiter of one stream: notes once that there is something to take."""
+    """The waiter of one stream, which notes once that there is something to take."""
 
-    __slots__ = ("group", "noted", "stream", "tag")
-
-    def __init__(self, group: StreamGroup[TagT], tag: TagT, stream: TokenStream) -> None:
-        self.group = group
-        self.tag = tag
-        self.stream = stream
-        self.noted = False
+    tag: TagT
+    stream: TokenStream
+    note: Callable[[_Member[TagT]], None]
+    noted: bool = False
 
     def set(self) -> None:
         if not self.noted:
             self.noted = True
-            self.group._note(self)
+            self.note(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[TagT]):
-    """What one stream brought: no tokens when it is `started()` and there is none yet. With an error, or once the stream has ended, it
-    is no longer in the group."""
+    """The new tokens of one stream: none when it is `started()` and has none yet. A stream with an error, or that has ended, is no longer
+    in the group."""
 
     tag: TagT
     stream: TokenStream
@@ -45,12 +43,12 @@ class Reading(Generic[TagT]):
 
 
 class StreamGroup(Generic[TagT]):
-    """Streams under tags. Leaving its `async with` cancels those that are left; one task reads."""
+    """Streams under tags. Leaving its `async with` cancels those still in it; one task reads."""
 
     def __init__(self) -> None:
         self._members: dict[TagT, _Member[TagT]] = {}
         self._noted: list[_Member[TagT]] = []
-        self._news = anyio.Event()
+        self._changed = anyio.Event()
 
     def __len__(self) -> int:
         return len(self._members)
@@ -62,13 +60,13 @@ class StreamGroup(Generic[TagT]):
         """Read `stream` with the others from now on. Raises ValueError for a tag in use."""
         if tag in self._members:
             raise ValueError(f"{tag!r} is in use")
-        member = _Member(self, tag, stream)
+        member = _Member(tag, stream, self._note)
         stream.attach(member)
         self._members[tag] = member
         member.set()  # there may be something already
 
     def discard(self, tag: TagT) -> None:
-        """Read the stream under `tag` no longer; it goes on by itself. Does nothing if there is none."""
+        """Take the stream under `tag` out of the group; its request runs on. Does nothing if there is none."""
         member = self._members.pop(tag, None)
         if member is not None:
             member.stream.attach(None)
@@ -84,15 +82,15 @@ class StreamGroup(Generic[TagT]):
 
     async def wait(self) -> None:
         """Until some stream has something new since this was last waited for, or `wake()` was called since."""
-        await self._news.wait()
-        self._news = anyio.Event()
+        await self._changed.wait()
+        self._changed = anyio.Event()
 
     def wake(self) -> None:
         """End the `wait()` under way, or the next one."""
-        self._news.set()
+        self._changed.set()
 
     def take(self, most: int = sys.maxsize) -> list[Reading[TagT]]:
-        """What all streams have, without waiting: each at most once, with at most `most` tokens. What is left comes next time."""
+        """What all streams have, without waiting: each at most once, with at most `most` tokens. Further tokens come next time."""
         noted, self._noted = self._noted, []
         readings: list[Reading[TagT]] = []
         for member in noted:
@@ -115,9 +113,9 @@ class StreamGroup(Generic[TagT]):
         return readings
 
     async def aclose(self) -> None:
-        """Cancel what is left; returns when its pages are free."""
+        """Cancel all streams; returns when their pages are free."""
         members = list(self._members.values())
-        for member in members:  # first all of them, so that they leave in one step
+        for member in members:  # all of them before the first wait, so that one step ends them
             self.discard(member.tag)
             member.stream.cancel()
         with anyio.CancelScope(shield=True):
@@ -132,4 +130,4 @@ class StreamGroup(Generic[TagT]):
 
     def _note(self, member: _Member[TagT]) -> None:
         self._noted.append(member)
-        self._news.set()
+        self._changed.set()

@@ -1,4 +1,4 @@
-"""`StreamState`: what the event loop knows of one request, from submission to release.
+"""`StreamState`: the event loop's side of one request, from submission to release.
 
 The registry adds what the step thread reports; the `TokenStream` that the user holds reads from it. Owns the order of what is read, the
 ends of sequences, stop strings, and when a reader lags. All methods are called in the event loop.
@@ -42,9 +42,9 @@ class Item:
 class StreamHooks:
     """What a stream asks of the engine."""
 
-    cancel: Callable[[StreamState], None]  # the whole request; callable from any thread
-    stop: Callable[[int], None]  # the sequence with this key has its stop string
-    lag: Callable[[StreamState, bool], None]  # the reader fell behind, or has caught up
+    cancel: Callable[[StreamState], None]  # cancel the request; callable from any thread
+    stop: Callable[[int], None]  # cancel the sequence with this key, which has its stop string
+    lag: Callable[[StreamState, bool], None]  # the reader lags, or has caught up
 
 
 class StreamState(StreamSource):
@@ -68,7 +68,7 @@ class StreamState(StreamSource):
         self.items: deque[Item] = deque()  # not yet read
         self.prompt: list[int] = []  # the ids, where prompt_logprobs need them
         self.submitted = False  # handed to the step thread, which will release it
-        self.released = anyio.Event()  # nothing of the request is left in the engine
+        self.released = anyio.Event()  # set when the engine has forgotten the request: its pages are free
         self._tokenizer = tokenizer if params.detokenize is not False else None
         self._stop = StopStrings(params.stop) if params.stop else ()
         self._texts: dict[int, OutputText] = {}  # of the sequences that have tokens
@@ -139,7 +139,7 @@ class StreamState(StreamSource):
         """A new token; `finished` if the sequence ends with it."""
         index = key - self.key
         if self._ended[index]:
-            return  # generated before the scheduler heard of the stop string
+            return  # generated before the scheduler cancelled the sequence for its stop string
         item = Item(index, token_id, logprob)
         if finished is not None and finished.reason in _ENDED_BY_TOKEN:
             item.finish_reason, item.stop_reason = finished.reason, finished.stop_token_id
@@ -170,8 +170,8 @@ class StreamState(StreamSource):
             self._append(Item(index, NO_TOKEN, finish_reason=finished.reason))
 
     def fail(self, error: BaseException) -> None:
-        """The request cannot go on; its reader gets `error` after what there is to read. Whatever it is, it fails this request alone; but
-        what is meant for the whole program is raised again."""
+        """The request fails, and no other; its reader gets `error` after the unread tokens. KeyboardInterrupt and SystemExit are raised
+        again, as they are meant for the whole program."""
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise error
         self._ended = [True] * self.params.n  # nothing more is taken of it
@@ -181,7 +181,7 @@ class StreamState(StreamSource):
         self.notify()
 
     def release(self) -> bool:
-        """The scheduler let go of one more sequence; True when it was the last."""
+        """The scheduler has released one more sequence; True when it was the last."""
         self._num_released += 1
         if self._num_released < self.params.n:
             return False
@@ -189,7 +189,7 @@ class StreamState(StreamSource):
         return True
 
     def end(self, error: BaseException | None, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """Nothing of the request is left in the engine, and no report of it follows: it failed, or ended for `reason`."""
+        """The engine has forgotten the request, and no report of it follows: it failed with `error`, or ended for `reason`."""
         if error is None:
             for key in self.keys:
                 self.finish(Finished(key, reason))

@@ -1,7 +1,7 @@
-"""`Workers`: threads for work on texts, a step at a time. Owns what runs next; knows nothing of the work.
+"""`Workers`: two threads for work on texts, done in steps. Owns the order of the work; knows nothing of what it does.
 
-What is quick has a thread to itself, and all the rest another. In each, after every step, the work that has the least left goes on: the
-longest waits for the others, and not they for it.
+Small work has a thread of its own. In each thread, after every step, the work with the least remaining goes on, so that short texts do not
+wait for long ones.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, PriorityQueue
 from typing import Any, Generic, TypeVar
@@ -16,18 +17,19 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 Steps = Generator[int, None, T]
-"""Work: yields after each step how much of it is left, and returns its result. A step takes a bounded time."""
+"""Work: yields after each step how much of it remains, and returns its result."""
 
 
 @dataclass(order=True, slots=True)
 class _Job(Generic[T]):
-    left: int
+    remaining: int
     order: int
-    steps: Steps[T] | None = field(compare=False)  # None: nobody wants it any more
+    steps: Steps[T] | None = field(compare=False)  # None once the job is done or cancelled
     future: Future[T] = field(compare=False)
 
     def drop(self) -> None:
-        self.steps = None  # with all that it holds, however long the job stays in the queue
+        """Free the work, however long the job stays in the queue."""
+        self.steps = None
 
     def step(self) -> bool:
         """Whether there is more to do."""
@@ -35,66 +37,54 @@ class _Job(Generic[T]):
         if steps is None:
             return False
         try:
-            self.left = next(steps)
+            self.remaining = next(steps)
             return True
         except StopIteration as end:
             if self.future.set_running_or_notify_cancel():
                 self.future.set_result(end.value)
-        except BaseException as error:  # whatever it is, it belongs to whoever waits for this job
+        except BaseException as error:  # panics of libraries in Rust too
             if self.future.set_running_or_notify_cancel():
                 self.future.set_exception(error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}"))
         return False
 
 
-class _Lane:
-    """One thread."""
+class Workers:
+    """Futures of submitted work can be cancelled until it is done; work that has begun then ends with its step."""
 
-    def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._jobs: PriorityQueue[_Job[Any]] = PriorityQueue()
+    def __init__(self, name: str, *, quick: int) -> None:
+        """`quick`: the largest size of small work."""
+        self._quick = quick
+        self._threads = [ThreadPoolExecutor(1, thread_name_prefix=prefix) for prefix in (f"{name}-quick", name)]
+        self._queues: list[PriorityQueue[_Job[Any]]] = [PriorityQueue(), PriorityQueue()]  # by thread
+        self._order = itertools.count()
 
-    def add(self, job: _Job[Any]) -> None:
-        self._jobs.put(job)
-        self._thread.submit(self._step)
+    def submit(self, steps: Steps[T], size: int) -> Future[T]:
+        """Have `steps` done, which are of `size` in all. Of its errors one that is no Exception becomes a RuntimeError."""
+        future: Future[T] = Future()
+        job = _Job(size, next(self._order), steps, future)
+        future.add_done_callback(lambda _: job.drop())
+        self._add(size > self._quick, job)
+        return future
 
-    def _step(self) -> None:
+    def close(self) -> None:
+        """End the threads, each after the step that it runs. Work that is not done is cancelled."""
+        for thread, queue in zip(self._threads, self._queues, strict=True):
+            thread.shutdown(wait=False, cancel_futures=True)
+            with suppress(Empty):
+                while True:
+                    queue.get_nowait().future.cancel()
+
+    def _add(self, thread: int, job: _Job[Any]) -> None:
+        self._queues[thread].put(job)
+        self._threads[thread].submit(self._step, thread)
+
+    def _step(self, thread: int) -> None:
         try:
-            job = self._jobs.get_nowait()
+            job = self._queues[thread].get_nowait()
         except Empty:
             return  # closed
         if job.step():
             try:
-                self.add(job)
+                self._add(thread, job)
             except RuntimeError:  # closed
                 job.future.cancel()
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        while True:
-            try:
-                self._jobs.get_nowait().future.cancel()
-            except Empty:
-                return
-
-
-class Workers:
-    """Two threads. Futures that they hand out can be cancelled until the work is done; it then ends with its step."""
-
-    def __init__(self, name: str, *, quick: int) -> None:
-        """`quick`: the largest size of work that counts as quick."""
-        self._quick = quick
-        self._lanes = (_Lane(f"{name}-quick"), _Lane(name))
-        self._order = itertools.count()
-
-    def submit(self, steps: Steps[T], size: int) -> Future[T]:
-        """Have `steps` done, of which `size` is all that is left. An error of theirs that is no Exception becomes a RuntimeError."""
-        future: Future[T] = Future()
-        job = _Job(size, next(self._order), steps, future)
-        future.add_done_callback(lambda _: job.drop())
-        self._lanes[size > self._quick].add(job)
-        return future
-
-    def close(self) -> None:
-        """End the threads, each with the step that it is at. What is not done is cancelled."""
-        for lane in self._lanes:
-            lane.close()
