@@ -100,7 +100,7 @@ class AsyncEngine:
             raise EngineStateError("the engine was closed while it was starting")
 
     async def aclose(self) -> None:
-        """Cancel all requests and stop. Returns when the step thread has ended and the model is unloaded, also where another task closes it."""
+        """Cancel all requests and stop. Returns when the step thread has ended and the model is unloaded, whichever task closes it."""
         self._stop()
         if self._stopped is not None:
             with anyio.CancelScope(shield=True):
