@@ -77,7 +77,8 @@ class _PagedWrapper:
     the first work of its step, so with one step of look-ahead the wait is short.
     """
 
-    def __init__(self, setup: WrapperSetup, window: int | None, wrapper: Any) -> None:
+    def __init__(self, setup: WrapperSetup, window: int | None, wrapper: Any, **plan_arguments: Any) -> None:
+        """`plan_arguments` are passed to each plan, beside those that all wrappers have."""
         spec = setup.spec
         self._wrapper = wrapper
         self._copied = setup.new_event()
@@ -93,7 +94,7 @@ class _PagedWrapper:
             "o_data_type": spec.dtype,
             "sm_scale": spec.scale,
             "non_blocking": True,
-        }
+        } | plan_arguments
 
     def _plan(self, **arguments: Any) -> None:
         self._copied.synchronize()
@@ -129,17 +130,10 @@ class DecodeWrapper(_PagedWrapper):
             own = torch.empty(setup.bounds.graph_int_bytes(rows), dtype=torch.uint8, device=setup.spec.device)  # instead of 8 MiB
             shared = setup.graph_workspace(setup.bounds.graph_float_bytes(rows))
             wrapper.reset_workspace_buffer(float_workspace_buffer=shared, int_workspace_buffer=own)
-        super().__init__(setup, window, wrapper)
-        self._head_dim = setup.spec.head_dim
+        super().__init__(setup, window, wrapper, head_dim=setup.spec.head_dim)
 
     def plan(self, rows: Rows) -> None:
-        self._plan(
-            indptr=rows.kv_indptr,
-            indices=rows.kv_indices,
-            last_page_len=rows.last_page_len,
-            seq_lens=rows.seq_lens,
-            head_dim=self._head_dim,
-        )
+        self._plan(indptr=rows.kv_indptr, indices=rows.kv_indices, last_page_len=rows.last_page_len, seq_lens=rows.seq_lens)
 
 
 class PrefillWrapper(_PagedWrapper):
@@ -149,8 +143,7 @@ class PrefillWrapper(_PagedWrapper):
         wrapper = setup.library.BatchPrefillWithPagedKVCacheWrapper(
             float_workspace_buffer=setup.float_workspace, kv_layout="NHD", backend="fa2"
         )
-        super().__init__(setup, window, wrapper)
-        self._head_dim = setup.spec.head_dim
+        super().__init__(setup, window, wrapper, head_dim_qk=setup.spec.head_dim, causal=True)
 
     def plan(self, rows: Rows) -> None:
         self._plan(
@@ -159,7 +152,5 @@ class PrefillWrapper(_PagedWrapper):
             paged_kv_indices=rows.kv_indices,
             paged_kv_last_page_len=rows.last_page_len,
             seq_lens=rows.seq_lens,
-            head_dim_qk=self._head_dim,
-            causal=True,
             max_token_per_sequence=rows.longest,
         )

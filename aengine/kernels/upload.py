@@ -1,4 +1,4 @@
-"""Small host arrays on their way to a device: pinned, so that nobody waits. Knows nothing of what they mean."""
+"""Copies of small host arrays to a device, from pinned memory, so that the host does not wait. Does not know what they mean."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
     """The array as a tensor of its shape and dtype, without waiting for the device.
 
-    On a CPU it shares the array's memory. Elsewhere it is copied from pinned memory; torch keeps that from reuse until the copy is done.
+    On a CPU it shares the array's memory. On others it is copied from pinned memory, which torch does not reuse before the copy is done.
     """
     tensor = torch.from_numpy(array)
     if device.type == "cpu" or array.size == 0:
@@ -22,8 +22,8 @@ def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 def staged(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> Tensor:
-    """Copies of one-dimensional host arrays, one after another in one fresh host tensor that copies to `device` may read late: torch keeps
-    pinned memory from reuse until they did."""
+    """One-dimensional host arrays, one after another in a new host tensor that is pinned for CUDA: torch does not reuse its memory before
+    asynchronous copies from it are done."""
     staging = torch.empty(sum(map(len, arrays)), dtype=torch.int32, pin_memory=device.type == "cuda")
     np.concatenate(arrays, out=staging.numpy())
     return staging

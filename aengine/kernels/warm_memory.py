@@ -1,7 +1,7 @@
-"""Host memory that is committed before it is needed, and how it is mapped. Knows nothing of what is put there; imports no torch.
+"""Host memory that a thread commits before it is needed. Does not know what it is used for; imports no torch.
 
-The first touch of a page costs the system more than filling it does, on a virtual machine several times more. A process that is
-busy on one core, say with importing torch, can have that done on another one.
+The first write to a page takes longer than filling it, on a virtual machine several times longer. A process that is busy on one core, for
+example with importing torch, can do that on another one.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 _HUGE_PAGE = 2 << 20  # bytes
-_STRIDE = 8 << 20  # bytes that are touched before the thread looks up
+_STRIDE = 8 << 20  # bytes that the thread touches between two checks whether it is to stop
 
 
 def lazy_bytes(size: int) -> NDArray[np.uint8]:
-    """[size] zeros, at least one, that lie on a 2 MiB boundary.
+    """[size] zeros, at least one, on a 2 MiB boundary, which are committed when they are first touched.
 
-    Memory is committed when it is first touched, in huge pages where the system has them: fewer address translations, and hardware
-    prefetchers stop at the end of a page.
+    Pages are huge where the system supports it: there are fewer address translations, and hardware prefetchers stop at the end of a page.
     """
     mapped, first = _map(size)
-    return np.frombuffer(mapped, np.uint8, size, first)  # keeps the mapping alive
+    return np.frombuffer(mapped, np.uint8, size, first)  # holds a reference to the mapping
 
 
 class WarmMemory:
-    """Memory that a thread touches from the first byte on, until some of it is taken. For one user."""
+    """Memory that a thread touches from the first byte on, until some of it is taken. All calls come from one thread."""
 
     def __init__(self, size: int) -> None:
         self._mapped, self._first = _map(size)
@@ -41,7 +40,7 @@ class WarmMemory:
         self._thread.start()
 
     def take(self, size: int) -> NDArray[np.uint8] | None:
-        """[size] zeros on a page boundary that are nobody else's; None when fewer are left. Nothing is touched from now on."""
+        """[size] zeros on a page boundary that were not taken before; None when fewer are left. Stops the thread."""
         self._finish()
         first, end = self._taken, self._taken + size
         if end > len(self._bytes):
@@ -53,7 +52,7 @@ class WarmMemory:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
-        """Gives back what was not taken."""
+        """Returns the memory that was not taken to the system."""
         self._finish()
         left = len(self._bytes) - self._taken
         if left > 0:
@@ -73,7 +72,7 @@ class WarmMemory:
 
 
 def _map(size: int) -> tuple[mmap.mmap, int]:
-    """A mapping, and where in it the `size` bytes begin."""
+    """A mapping, and the offset of its `size` bytes."""
     mapped = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages

@@ -20,7 +20,7 @@ from aengine.kernels.cpu.library import BLOCK, ELEMENTS, MAX_HEAD_DIM, PANEL, CL
 from aengine.kernels.cpu.memory import Allocate, lazy_zeros
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
-from aengine.kernels.cpu.step import NO_LAST_TOKENS, NO_TOKENS, IntArray, LastTokens, address, address_of_params, check
+from aengine.kernels.cpu.step import NO_LAST_TOKENS, IntArray, LastTokens, address, address_of_params, check
 from aengine.models.named_weights import named_weights
 from aengine.models.spec import ModelSpec
 
@@ -35,54 +35,40 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
 
 
 class StepArguments:
-    """A `CStep` and the arrays that it points to. Valid as long as the object."""
+    """A `CStep` and the arrays that it points to, which live as long as the object."""
 
     def __init__(
         self,
         layout: StepLayout,
-        token_ids: IntArray | None = None,
-        logits_indices: IntArray | None = None,
-        hidden: Tensor | None = None,
-        sampled: NDArray[np.int64] | None = None,
-        draw_params: NDArray[np.void] | None = None,
-        last_tokens: LastTokens = NO_LAST_TOKENS,
+        token_ids: IntArray,
+        logits_indices: IntArray,
+        hidden: Tensor | None,
+        sampled: NDArray[np.int64] | None,
+        draw_params: NDArray[np.void] | None,
+        last_tokens: LastTokens,
     ) -> None:
         """`draw_params` are of `DRAW_PARAMS`. Raises ValueError for too many or too few ids, draws or rows, and for last tokens that could
         not be written back."""
-        given = (  # in the order of the fields of `CStep`
-            NO_TOKENS if token_ids is None else token_ids,
-            layout.positions,
-            layout.slot_mapping,
-            layout.qo_indptr,
-            layout.kv_indptr,
-            layout.kv_indices,
-            layout.last_page_len,
-            NO_TOKENS if logits_indices is None else logits_indices,
-            last_tokens.tokens,
-            last_tokens.input_rows,
-            last_tokens.output_rows,
-        )
+        indices = (layout.qo_indptr, layout.kv_indptr, layout.kv_indices, layout.last_page_len)
+        rows = (last_tokens.tokens, last_tokens.input_rows, last_tokens.output_rows)
+        given = (token_ids, layout.positions, layout.slot_mapping, *indices, logits_indices, *rows)  # as the fields of `CStep`
         arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in given]
         self._keep = (arrays, hidden, sampled, draw_params)
-        num_tokens, num_logits = len(layout.positions), 0 if logits_indices is None else len(logits_indices)
-        tokens, num_inputs, num_outputs = last_tokens.tokens, len(last_tokens.input_rows), len(last_tokens.output_rows)
+        num_tokens, num_logits = layout.num_tokens, len(logits_indices)
+        tokens, num_inputs, num_outputs = map(len, rows)
         self.c = CStep(
             *map(address, arrays),
             None if hidden is None else hidden.data_ptr(),
             None if sampled is None else address(sampled),
             None if draw_params is None else address_of_params(draw_params, num_logits),
-            num_tokens,
-            len(layout.last_page_len),
-            num_logits,
-            len(tokens),
-            num_inputs,
-            num_outputs,
+            *(num_tokens, len(layout.last_page_len), num_logits, tokens, num_inputs, num_outputs),
         )
-        if token_ids is not None and len(token_ids) != num_tokens:
+        if len(token_ids) != num_tokens:
             raise ValueError(f"there are {len(token_ids)} token ids for {num_tokens} positions")
-        if arrays[-3] is not tokens:
-            raise ValueError(f"the last tokens are not contiguous int32, but {tokens.dtype} with strides {tokens.strides}")
-        num_sampled = 0 if sampled is None else len(sampled)
+        if arrays[-3] is not last_tokens.tokens:
+            found = f"{last_tokens.tokens.dtype} with strides {last_tokens.tokens.strides}"
+            raise ValueError(f"the last tokens are not contiguous int32, but {found}")
+        num_sampled = 0 if sampled is None else num_logits
         if num_inputs > num_tokens or num_outputs not in (0, num_sampled):
             raise ValueError(f"{num_inputs} input rows and {num_outputs} output rows do not fit {num_tokens} tokens, {num_sampled} sampled")
 
@@ -145,12 +131,12 @@ class DecoderStack:
         int8: bool = False,
         allocate: Allocate = lazy_zeros,
     ) -> None:
-        """Packs each of `weights` as it comes: the names of `models.named_weights` with their parts, tensors that are one after another
-        the rows of a parameter. What is packed is not kept; the embedding is, where it is of `dtype`, so it may stay in a mapped file.
+        """Packs each of `weights` as it comes: the names of `named_weights(spec)` with their parts, tensors with consecutive rows of a
+        parameter. Only the embedding is kept unpacked: if it has `dtype` it is not copied, so it may stay in a mapped file.
 
         `cos_sin` is [positions, head_dim] float32. With `int8` all linear layers and the head are quantised.
         `allocate` makes the memory of packed matrices.
-        Raises ValueError for a model that `unsupported` names, and for weights that are missing or unknown.
+        Raises ValueError for a model that `unsupported` names, and for weights that are missing, unknown or of another shape.
         """
         reason = unsupported(spec, dtype)
         if reason is not None:

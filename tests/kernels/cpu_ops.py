@@ -11,7 +11,7 @@ from aengine.attention import StepLayout
 from aengine.kernels.cpu import KvPool, PackedLinear, Workspace
 from aengine.kernels.cpu.library import BLOCK, ELEMENTS, PANEL, CLayer, CModel
 from aengine.kernels.cpu.ops import as_rows, norm_weight, row_stride
-from aengine.kernels.cpu.step import check
+from aengine.kernels.cpu.step import NO_LAST_TOKENS, NO_TOKENS, check
 from aengine.models.cpu_stack import StepArguments
 
 STORE, ADD, SILU_MUL = 0, 1, 2  # `Epilogue` of src/abi.h
@@ -81,7 +81,7 @@ def rotate_and_write(
     model.num_positions, model.eps, model.element = len(table), eps, ELEMENTS[qkv.dtype]
     c_layer = CLayer()
     c_layer.q_norm, c_layer.k_norm = (None if weight is None else weight.data_ptr() for weight in norms)
-    step = StepArguments(layout)
+    step = tokens_of(layout)
     status = workspace.kernels.rotate_and_write(
         *(ctypes.byref(model), ctypes.byref(c_layer), ctypes.byref(pool.c), layer, ctypes.byref(step.c)),
         *(qkv.data_ptr(), qkv.stride(0), workspace.threads),
@@ -109,13 +109,18 @@ def attention(
     if query.stride()[1:] != (query.shape[2], 1):
         query = query.contiguous()
     out = torch.empty(query.shape, dtype=query.dtype)
-    step = StepArguments(layout)
+    step = tokens_of(layout)
     status = workspace.kernels.attention(
         *(ctypes.byref(pool.c), layer, ctypes.byref(step.c), query.data_ptr(), query.stride(0), out.data_ptr(), out.stride(0)),
         *(query.shape[1], window or 0, scale, soft_cap, workspace.handle, workspace.threads),
     )
     check(status)
     return out
+
+
+def tokens_of(layout: StepLayout) -> StepArguments:
+    """A step without token ids and results."""
+    return StepArguments(layout, layout.positions, NO_TOKENS, None, None, None, NO_LAST_TOKENS)
 
 
 def _linear(workspace: Workspace, x: Tensor, weight: PackedLinear, epilogue: int, width: int, residual: Tensor | None = None) -> Tensor:

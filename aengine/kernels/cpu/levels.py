@@ -18,11 +18,11 @@ _NO_KERNELS = "torch"
 
 
 class KernelsUnavailableError(AEngineError):
-    """There are no kernels on this machine; the message is one line that says why."""
+    """The kernels cannot be used on this machine; the message says why in one line."""
 
 
 class Level(enum.Enum):
-    """What a build may use, least first."""
+    """Which instructions a build may use, from the fewest to the most."""
 
     PORTABLE = "portable"  # the compiler's default for the machine: SSE2 on x86-64
     NEON = "neon"
@@ -40,7 +40,7 @@ class _Requirements:
 
 
 def _x86(*features: str) -> _Requirements:
-    """What the kernel calls avx512_vnni is -mavx512vnni for compilers."""
+    """Linux's avx512_vnni is -mavx512vnni for compilers."""
     return _Requirements("x86_64", frozenset(features), tuple(f"-m{feature.replace('_', '')}" for feature in features))
 
 
@@ -56,7 +56,7 @@ _REQUIREMENTS = {
 
 
 def level_flags(level: Level) -> tuple[str, ...]:
-    """What the compiler is told of a level."""
+    """The compiler flags of a level."""
     return _REQUIREMENTS[level].flags
 
 
@@ -89,7 +89,7 @@ def chosen_level(environ: Mapping[str, str]) -> Level:
 
 
 def _cpu_features() -> frozenset[str]:
-    """The flags of /proc/cpuinfo; empty where there is none, which leaves the portable level."""
+    """The flags in /proc/cpuinfo; empty where there is no such file, so that only the portable level is supported."""
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

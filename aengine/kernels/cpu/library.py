@@ -1,6 +1,6 @@
 """The compiled kernels as Python sees them: the structs and signatures of the C interface, and `load_kernels`.
 
-Owns the mirror of `src/abi.h`. Knows nothing of tensors' meanings: `packing`, `pool`, `ops` and `stack` do.
+Owns the mirror of `src/abi.h`. Does not know what tensors mean.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
 
 
 class CpuKernels:
-    """The kernels of one level. Stateless: what lasts is in a `Workspace`, a pool or packed weights. Calls release the GIL."""
+    """The kernels of one level. All state is in a `Workspace`, a pool or packed weights. Calls release the GIL."""
 
     def __init__(self, library: ctypes.CDLL, level: Level) -> None:
         self.level = level
@@ -117,7 +117,7 @@ class CpuKernels:
 
 
 class Workspace:
-    """Scratch memory, and how many threads a call may use. Serves one call at a time; freed with the object."""
+    """Scratch memory, and the number of threads that a call may use. For one call at a time; freed with the object."""
 
     running: object | None = None
     """The `PreparedStep` that has begun and is not finished; the reference keeps its memory."""
@@ -143,12 +143,12 @@ def load_kernels(environ: Mapping[str, str] = os.environ) -> CpuKernels:
 
 
 def load_level(level: Level, environ: Mapping[str, str] = os.environ) -> CpuKernels:
-    """As `load_kernels`, of a level that this CPU supports."""
+    """The kernels of a level that this CPU supports, as `load_kernels`."""
     return CpuKernels(_open(build(level, environ), level), level)
 
 
 def _open(built: Built, level: Level) -> ctypes.CDLL:
-    # torch is imported above, so its OpenMP runtime is loaded and becomes the library's too: one pool of threads, not two.
+    # torch is imported above, so the library uses torch's OpenMP runtime: one pool of threads, not two.
     try:
         library = ctypes.CDLL(str(built.path))
     except OSError as error:
@@ -161,7 +161,7 @@ def _open(built: Built, level: Level) -> ctypes.CDLL:
 
 
 def _check(library: ctypes.CDLL, level: Level) -> None:
-    """Refuses a library of other sources than these."""
+    """Raises KernelsUnavailableError for a library that was compiled from other sources."""
     try:
         library.aengine_level.restype = c_char_p
         name = library.aengine_level().decode()

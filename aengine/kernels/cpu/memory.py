@@ -1,4 +1,4 @@
-"""Large tensors that cost nothing until they are touched, or that have been touched already."""
+"""Large tensors whose memory is committed when it is first written, or was committed beforehand."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 
 Allocate = Callable[[int], Tensor]
-"""size -> [size] uint8 zeros"""
+"""A function: size -> [size] uint8 zeros."""
 
 
 def lazy_zeros(size: int) -> Tensor:
-    """[size] uint8 zeros that lie on a 2 MiB boundary; committed when they are touched."""
+    """[size] uint8 zeros on a 2 MiB boundary; committed when they are first written."""
     return torch.from_numpy(lazy_bytes(size)) if size else torch.zeros(0, dtype=torch.uint8)
 
 
 def warm_zeros(warm: WarmMemory) -> Allocate:
-    """Allocates from `warm` while it lasts, on page boundaries."""
+    """Allocates from `warm` on page boundaries, and lazily when it has too few bytes left."""
 
     def allocate(size: int) -> Tensor:
         taken = warm.take(size)

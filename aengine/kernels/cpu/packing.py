@@ -1,4 +1,4 @@
-"""Matrices packed for the kernels: `PackedLinear` and how it is made from checkpoint tensors.
+"""`PackedLinear`: a matrix in the layout of the kernels, packed from checkpoint tensors.
 
 Owns the allocation; the layout is in `src/abi.h` and `src/packing.h`.
 """
@@ -15,13 +15,13 @@ from aengine.kernels.cpu.library import BF16_PAIRS, BLOCK, ELEMENTS, F32_WORDS, 
 from aengine.kernels.cpu.memory import Allocate, lazy_zeros
 
 _PER_WORD = {BF16_PAIRS: 2, F32_WORDS: 1, INT8_QUADS: 4}
-_MAX_INT8_FEATURES = 65536  # beyond it a sum of products could overflow 32 bits
+_MAX_INT8_FEATURES = 65536  # with more columns a sum of products could overflow 32 bits
 
 
 class PackedLinear:
-    """A matrix [out_features, in_features] and perhaps its bias, as the kernels read it. Usable from any workspace.
+    """A matrix [out_features, in_features], with or without a bias, as the kernels read it. Can be used with any workspace.
 
-    `interleaved` ones are a gate and an up projection of the same width whose product is taken together.
+    An `interleaved` one is a gate and an up projection of the same width, for `silu(gate) * up`.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class PackedLinear:
             raise ValueError(f"an interleaved matrix of {self.out_features} rows cannot be halved")
         if int8 and self.in_features > _MAX_INT8_FEATURES:
             raise ValueError(f"int8 weights of {self.in_features} columns are not supported; the most is {_MAX_INT8_FEATURES}")
-        chosen = INT8_QUADS if int8 else (BF16_PAIRS, F32_WORDS)[ELEMENTS[dtype]]
+        word_format = INT8_QUADS if int8 else (BF16_PAIRS, F32_WORDS)[ELEMENTS[dtype]]
         panels = -(-self.out_features // 2 // (PANEL // 2)) if interleaved else -(-self.out_features // PANEL)
         self.padded_features = panels * PANEL
-        steps = -(-self.in_features // BLOCK) * BLOCK // _PER_WORD[chosen]
+        steps = -(-self.in_features // BLOCK) * BLOCK // _PER_WORD[word_format]
         self.words = allocate(panels * steps * PANEL * 4)
         self.scales = torch.empty(self.padded_features if int8 else 0)
         self.offsets = torch.empty(self.padded_features if int8 else 0, dtype=torch.int32)
@@ -64,14 +64,14 @@ class PackedLinear:
             offsets=self.offsets.data_ptr() if int8 else None,
             out_features=self.out_features,
             in_features=self.in_features,
-            format=chosen,
+            format=word_format,
             interleaved=interleaved,
         )
         sources = (CPart * len(parts))(*(CPart(part.data_ptr(), len(part), part.stride(0)) for part in parts))
         kernels.pack(sources, len(parts), ELEMENTS[parts[0].dtype], ctypes.byref(self.c), threads)
 
     def set_bias(self, parts: Sequence[Tensor]) -> None:
-        """Adds a bias, the parts one after another [out_features], to every product from now on."""
+        """Sets the bias to the parts, one after another [out_features]."""
         rows = torch.cat(tuple(parts)).float()
         if rows.shape != (self.out_features,):
             raise ValueError(f"a bias of shape {tuple(rows.shape)} does not match {self.out_features} rows")

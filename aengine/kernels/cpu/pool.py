@@ -1,4 +1,4 @@
-"""KV pages for the CPU kernels. Owns their memory; the layout is in `src/abi.h` and nobody else's business."""
+"""KV pages for the CPU kernels. Owns their memory; the layout is in `src/abi.h` and private to the kernels."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from aengine.kernels.cpu.step import check
 
 
 class KvPool:
-    """Pages of keys and values of all layers, zero at first, committed when they are first written."""
+    """Pages of keys and values of all layers, initially zero; memory is committed when it is first written."""
 
     def __init__(self, *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-        """`page_size` is in tokens; other than multiples of 16 work and are slower. `dtype` is bfloat16 or float32."""
+        """`page_size` is in tokens, fastest if a multiple of 16. `dtype` is bfloat16 or float32."""
         self.num_pages = num_pages
         page = page_bytes(page_size, num_kv_heads, head_dim, dtype)
         self._memory = [lazy_zeros(num_pages * page) for _ in range(2 * num_layers)]
@@ -41,5 +41,5 @@ class KvPool:
 
 
 def page_bytes(page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes of the keys, or of the values, of one page of one layer."""
+    """Bytes of the keys of a page in one layer; the values take as many."""
     return page_size * num_kv_heads * head_dim * dtype.itemsize
