@@ -50,11 +50,6 @@ def _highest(scores: Tensor, indices: Tensor, count: int) -> tuple[Tensor, Tenso
     return scores.gather(1, found), found
 
 
-def below_min_p(scores: Tensor, best: Tensor, min_p: Tensor) -> Tensor:
-    """[m, n] bool: less likely than min_p times the likeliest token, whose score is `best` [m, 1]. min_p is [m]."""
-    return scores - best < min_p.log()[:, None]
-
-
 def kept_candidates(scores: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor | None) -> Tensor:
     """Which of the candidates a draw may take: [m, n] bool, always the first one.
 
@@ -63,7 +58,7 @@ def kept_candidates(scores: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor,
     """
     rank = torch.arange(scores.shape[1], device=scores.device)
     kept = (rank < top_k[:, None]) | (top_k == 0)[:, None]
-    kept &= ~below_min_p(scores, scores[:, :1], min_p)
+    kept &= ~(scores - scores[:, :1] < min_p.log()[:, None])
     # float64: the sums are then the same for any number of candidates, up to what no draw can notice
     mass = (scores - scores[:, :1]).exp().masked_fill_(~kept, 0.0).to(torch.float64)
     reached = mass.cumsum(-1)

@@ -38,8 +38,7 @@ class Penalties(Processor):
         self._slots = np.full(max_rows, -1, dtype=np.int64)
         self._offsets = np.zeros(max_rows, dtype=np.int64)  # the token at position p has entry offset + p
         self._free: list[int] = []
-        self._ids = torch.zeros(0, _FIRST_ENTRIES, dtype=torch.int32, device=device)
-        self._counts = torch.zeros_like(self._ids)
+        self._lists = torch.zeros(0, 2, _FIRST_ENTRIES, dtype=torch.int32, device=device)  # [slots, 2, entries]: token ids, counts
         self._factors = torch.zeros(0, 3, dtype=torch.float32, device=device)  # repetition, frequency, presence
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
@@ -53,10 +52,10 @@ class Penalties(Processor):
             return
         lists = [_entries(new) for new in penalised]
         self._reserve(len(penalised), max(len(ids) for ids, _ in lists))
-        packed = np.zeros((2, len(penalised), self._ids.shape[1]), dtype=np.int32)
+        packed = np.zeros((len(penalised), 2, self._lists.shape[2]), dtype=np.int32)
         slots = np.empty(len(penalised), dtype=np.int64)
         for i, (new, (ids, counts)) in enumerate(zip(penalised, lists, strict=True)):
-            packed[0, i, : len(ids)], packed[1, i, : len(ids)] = ids, counts
+            packed[i, :, : len(ids)] = ids, counts
             slots[i] = self._slots[new.row] = self._free.pop()
             self._offsets[new.row] = len(ids) - len(new.tokens)
         factors = np.array(
@@ -64,9 +63,7 @@ class Penalties(Processor):
             dtype=np.float32,
         )
         at = self._put(slots)
-        moved = self._put(packed)
-        self._ids.index_copy_(0, at, moved[0])
-        self._counts.index_copy_(0, at, moved[1])
+        self._lists.index_copy_(0, at, self._put(packed))
         self._factors.index_copy_(0, at, self._put(factors))
 
     def apply(self, logits: Tensor, step: StepRows, members: NDArray[np.int64]) -> None:
@@ -76,11 +73,9 @@ class Penalties(Processor):
         if width == 0:
             return
         indices, slots, ends = self._put(np.stack((members, self._slots[rows], lengths)))
-        there = torch.arange(width, device=self._device) < ends[:, None]
-        ids = self._ids[:, :width].index_select(0, slots)
-        ids = torch.where(there, ids, ids[:, :1])
-        counts = self._counts[:, :width].index_select(0, slots)
-        counts = torch.where(there, counts, counts[:, :1])
+        there = torch.arange(width, device=self._device) < ends[:, None, None]
+        lists = self._lists[:, :, :width].index_select(0, slots)
+        ids, counts = torch.where(there, lists, lists[:, :, :1]).unbind(1)
         repetition, frequency, presence = self._factors.index_select(0, slots)[:, :, None].unbind(1)
         flat = (ids + indices[:, None] * logits.shape[1]).view(-1)
         scores = logits.view(-1).index_select(0, flat).view(ids.shape)
@@ -96,33 +91,26 @@ class Penalties(Processor):
         self._reserve(0, width)
         indices, slots, entry = self._put(np.stack((members, self._slots[rows], entries)))
         sampled = tokens.index_select(0, indices).to(torch.int32)
-        ids = self._ids[:, :width].index_select(0, slots)
-        counts = self._counts[:, :width].index_select(0, slots)
+        ids, counts = self._lists[:, :, :width].index_select(0, slots).unbind(1)
         same = (ids == sampled[:, None]).logical_and_(torch.arange(width, device=self._device) < entry[:, None])
         counts += same
         count = torch.where(same, counts, 1).amax(-1)
-        self._counts[:, :width].index_copy_(0, slots, counts)
-        self._ids.index_put_((slots, entry), sampled)
-        self._counts.index_put_((slots, entry), count)
+        self._lists[:, 1, :width].index_copy_(0, slots, counts)
+        self._lists[slots, :, entry] = torch.stack((sampled, count), dim=1)
 
     def _reserve(self, slots: int, entries: int) -> None:
         """Makes room for this many more slots, and for this many entries in each."""
-        have, width = self._ids.shape
+        num_slots, _, width = self._lists.shape
         missing = max(0, slots - len(self._free))
-        if entries > width:
-            width = max(2 * width, entries)
-        if missing == 0 and width == self._ids.shape[1]:
+        if missing == 0 and entries <= width:
             return
-        count = have + (max(missing, have) if missing else 0)
-        for name in ("_ids", "_counts"):
-            old: Tensor = getattr(self, name)
-            new = torch.zeros(count, width, dtype=torch.int32, device=self._device)
-            new[:have, : old.shape[1]] = old
-            setattr(self, name, new)
-        factors = torch.zeros(count, 3, dtype=torch.float32, device=self._device)
-        factors[:have] = self._factors
-        self._factors = factors
-        self._free.extend(range(have, count))
+        more_slots = max(missing, num_slots) if missing else 0
+        more_entries = max(width, entries - width) if entries > width else 0
+        lists = torch.zeros(num_slots + more_slots, 2, width + more_entries, dtype=torch.int32, device=self._device)
+        lists[:num_slots, :, :width] = self._lists
+        self._lists = lists
+        self._factors = torch.cat((self._factors, torch.zeros(more_slots, 3, device=self._device)))
+        self._free.extend(range(num_slots, num_slots + more_slots))
 
     def _put(self, array: NDArray[np.generic]) -> Tensor:
         return to_device(array, self._device)

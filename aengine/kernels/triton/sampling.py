@@ -62,7 +62,7 @@ def _partials(rows: int, parts: int, device: torch.device) -> tuple[Tensor, Tens
 @triton.jit
 def _scores(logits, logits_stride, packed, best, row, at, vocab_size):
     """Logits of a row over its temperature, divided as torch divides; -inf beyond the vocabulary and, where `best` has the highest logits
-    of the rows, for tokens below min_p (`aengine.sampling.candidates.below_min_p`)."""
+    of the rows, for tokens below min_p (as in `aengine.sampling.candidates.kept_candidates`)."""
     temperature = load_temperature(packed, row)
     score = tl.div_rn(tl.load(logits + row * logits_stride + at, mask=at < vocab_size, other=float("-inf")), temperature)
     if best is not None:
