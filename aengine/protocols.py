@@ -39,8 +39,8 @@ class StreamProtocol(Protocol):
         """How long its phases took, as far as that is known."""
 
     def completion(self) -> Completion:
-        """What was read so far; the whole output once the iteration has ended. After `aclose()` a sequence whose end was
-        not read was CANCELLED, and after the stream has raised its finish reason is ERROR."""
+        """What was read so far; the whole output once the iteration has ended. After `aclose()` a sequence whose end was not read was
+        CANCELLED, and after the stream has raised its finish reason is ERROR."""
 
     async def started(self) -> None:
         """Wait until the prompt is tokenized and found valid. Raises what the stream would raise."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from aengine.errors import EngineStateError
 from aengine.outputs import Completion, FinishReason, Timing, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
+from aengine.protocols import StreamProtocol
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -82,7 +83,7 @@ class StreamSource(ABC):
 SourceT = TypeVar("SourceT", bound=StreamSource)
 
 
-class StreamBase(Generic[SourceT]):
+class StreamBase(StreamProtocol, Generic[SourceT]):
     """A stream of the tokens of `source`. A subclass cancels the request when the stream is dropped."""
 
     def __init__(self, source: SourceT) -> None:
@@ -99,19 +100,16 @@ class StreamBase(Generic[SourceT]):
 
     @property
     def seed(self) -> int:
-        """The seed in use: the given one, or a random one."""
         seed = self._source.params.seed
         assert seed is not None, "set at submission"
         return seed
 
     @property
     def usage(self) -> Usage:
-        """Token counts so far; completion tokens are those that were read."""
         return Usage(self._source.prompt_tokens, self._source.cached_prompt_tokens, self._num_read)
 
     @property
     def timing(self) -> Timing:
-        """How long its phases took, as far as that is known."""
         return self._source.timing
 
     @property
@@ -120,22 +118,15 @@ class StreamBase(Generic[SourceT]):
         return self._failed or (not self._open and self._source.finished)
 
     def completion(self) -> Completion:
-        """What was read so far; the whole output once the iteration has ended. After `aclose()` a sequence whose end was not read was
-        CANCELLED, and after the stream has raised its finish reason is ERROR."""
         first, *others = self._read
         return self._completion(first, tuple(self._completion(tokens, ()) for tokens in others))
 
     async def started(self) -> None:
-        """Wait until the prompt is tokenized and found valid. Raises what the stream would raise."""
         await self._source.ready.wait()
         if self._source.error is not None:
             raise self._source.error
 
     async def aclose(self) -> None:
-        """Cancel the request unless it has ended; returns when its pages are free. Repeated calls do nothing.
-
-        Unread tokens are dropped: further reading gives the end of each sequence, with FinishReason.CANCELLED.
-        """
         self._cut = self._cut or FinishReason.CANCELLED
         self._source.cancel()
         self._source.discard(sorted(self._open))

@@ -64,13 +64,13 @@ def build_parser() -> argparse.ArgumentParser:
     server.add_argument("--token-file", metavar="FILE", help="file with the token that the server requires")
     server.add_argument("--tls", action="store_true", help="connect with TLS, trusting the usual authorities")
     server.add_argument("--tls-ca", metavar="FILE", help="connect with TLS, trusting the authorities in this PEM file")
-    server.add_argument("--tls-cert", metavar="FILE", help="PEM file with a certificate of this client")
-    server.add_argument("--tls-key", metavar="FILE", help="PEM file with its private key")
+    server.add_argument("--tls-cert", dest="client_cert", metavar="FILE", help="PEM file with a certificate of this client")
+    server.add_argument("--tls-key", dest="client_key", metavar="FILE", help="PEM file with its private key")
     server.add_argument("--server-name", metavar="NAME", help="the name in the server's certificate, if it is not the address")
     server.add_argument(
         "--connect-timeout", type=float, default=10.0, metavar="SECONDS", help="how long to wait for the server (default: %(default)s)"
     )
-    server.add_argument("--resume", action="store_true", help="resume the stream if the connection is lost")
+    server.add_argument("--resume", dest="auto_resume", action="store_true", help="resume the stream if the connection is lost")
     return parser
 
 
@@ -109,16 +109,9 @@ async def _print_stream(client: AsyncClient, prompt: Prompt, params: SamplingPar
 
 
 def _read_config(options: argparse.Namespace) -> ClientConfig:
-    return ClientConfig(
-        address=options.address,
-        token=None if options.token_file is None else _read_token(options.token_file),
-        tls=options.tls_ca or options.tls,
-        client_cert=options.tls_cert,
-        client_key=options.tls_key,
-        server_name=options.server_name,
-        connect_timeout=options.connect_timeout,
-        auto_resume=options.resume,
-    )
+    token = None if options.token_file is None else _read_token(options.token_file)
+    names = ("address", "client_cert", "client_key", "server_name", "connect_timeout", "auto_resume")
+    return ClientConfig(token=token, tls=options.tls_ca or options.tls, **{name: getattr(options, name) for name in names})
 
 
 def _read_params(options: argparse.Namespace) -> SamplingParams:

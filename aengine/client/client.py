@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from google.protobuf.duration_pb2 import Duration
 
 from aengine.client.active_request import ActiveRequest
 from aengine.client.call import GenerationCall
@@ -37,9 +38,8 @@ from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatReques
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# `generate` needs the whole completion, so the server sends it in fewer messages.
-_WHOLE_DELTA_TOKENS = 64
-_WHOLE_DELAY_MILLISECONDS = 100
+_FEW_MESSAGES = StreamOptions(max_tokens_per_delta=64, max_delay=Duration(nanos=100_000_000))
+"""For `generate`, whose caller sees no single token."""
 
 
 class _Phase(enum.Enum):
@@ -72,7 +72,7 @@ class AsyncClient:
         self.config = ClientConfig.of(address_or_config, **overrides)
         self._phase = _Phase.NEW
         self._connection = AsyncExitStack()  # what must be closed
-        self._disconnected: asyncio.Event | None = None  # of a client that was started
+        self._disconnected = asyncio.Event()
         self._requests: dict[ActiveRequest, None] = {}  # active, in the order of their submission
 
     # ---- life cycle ----------------------------------------------------------------------------------------------------
@@ -89,7 +89,6 @@ class AsyncClient:
             raise EngineStateError("the client needs the event loop of asyncio") from None
         self._phase = _Phase.STARTING
         self._connecting = anyio.CancelScope()
-        self._disconnected = asyncio.Event()
         try:
             with self._connecting:
                 await self._connect()
@@ -103,19 +102,21 @@ class AsyncClient:
     async def aclose(self) -> None:
         """Cancel the requests of this client, and disconnect. Returns when that is done, whoever else closes it. The server runs on."""
         phase, self._phase = self._phase, _Phase.CLOSED
-        if phase is _Phase.STARTING:
-            self._connecting.cancel()  # and `start()` disconnects
-        elif phase is _Phase.RUNNING:
-            try:
+        match phase:
+            case _Phase.NEW:
+                self._disconnected.set()
+            case _Phase.STARTING:
+                self._connecting.cancel()  # and `start()` disconnects
+            case _Phase.RUNNING:
                 requests = list(self._requests)
                 for request in requests:
                     request.cancel()
-                for request in requests:
-                    await request.wait_released()
-            finally:
-                await self._disconnect()
-        if self._disconnected is not None:
-            await self._disconnected.wait()
+                try:
+                    for request in requests:
+                        await request.wait_released()
+                finally:
+                    await self._disconnect()
+        await self._disconnected.wait()
 
     async def __aenter__(self) -> AsyncClient:
         await self.start()
@@ -147,9 +148,9 @@ class AsyncClient:
     ) -> ClientStream:
         """Submit a request at once; iterate the result for its tokens. See `AsyncEngine.stream` for the arguments.
 
-        Raises `InvalidRequestError` for what shows without the server, and `EngineStateError`. All that the server refuses is raised by
-        the first iteration, and by `ClientStream.started()`. Chat messages have a role and a content, both text; `logits_processors`
-        cannot travel. Numbers travel with the precision of 32 bits.
+        Raises `EngineStateError`, and `InvalidRequestError` for what can be checked without the server. What the server refuses is raised
+        by the first iteration, and by `ClientStream.started()`. Chat messages have a role and a content, both text; `logits_processors`
+        cannot be sent. Numbers are sent with a precision of 32 bits.
         """
         return self._open(prompt, params, RequestOptions.of(options, fields), StreamOptions())
 
@@ -161,9 +162,7 @@ class AsyncClient:
         **fields: Unpack[OptionFields],
     ) -> Completion:
         """`stream()`, read to its end. Cancelling the caller cancels the request."""
-        delivery = StreamOptions(max_tokens_per_delta=_WHOLE_DELTA_TOKENS)
-        delivery.max_delay.FromMilliseconds(_WHOLE_DELAY_MILLISECONDS)
-        async with self._open(prompt, params, RequestOptions.of(options, fields), delivery) as stream:
+        async with self._open(prompt, params, RequestOptions.of(options, fields), _FEW_MESSAGES) as stream:
             async for _ in stream:
                 pass
             return stream.completion()
@@ -239,7 +238,7 @@ class AsyncClient:
 
     async def _connect(self) -> None:
         self._link = await open_link(self.config)
-        self._connection.push_async_callback(self._link.close)
+        self._connection.push_async_callback(self._link.channel.close)
         self._health = HealthWatch(self._link)
         self._connection.push_async_callback(self._health.stop)
         await self._health.wait_serving(self.config.connect_timeout)
@@ -248,7 +247,6 @@ class AsyncClient:
     async def _disconnect(self) -> None:
         """Close everything of the connection that is there."""
         self._phase = _Phase.CLOSED
-        assert self._disconnected is not None, "started"
         try:
             with anyio.CancelScope(shield=True):
                 await self._connection.aclose()

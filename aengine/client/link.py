@@ -49,13 +49,13 @@ class Link:
 
     def __init__(self, config: ClientConfig, channel: aio.Channel) -> None:
         self.config = config
+        self.channel = channel
         self.metadata: Sequence[tuple[str, str]] = () if config.token is None else (("authorization", f"Bearer {config.token}"),)
         self.health: Any = health_pb2_grpc.HealthStub(channel)
         self.generation: Any = GenerationServiceStub(channel)
         self.model: Any = ModelServiceStub(channel)
         self.engine: Any = EngineServiceStub(channel)
         self.tokenizer: Any = TokenizerServiceStub(channel)
-        self._channel = channel
 
     async def ask(self, method: Any, request: Message) -> Any:
         """A unary call that can be repeated safely. Raises `AEngineError`."""
@@ -71,9 +71,6 @@ class Link:
 
     def failure(self, error: aio.AioRpcError) -> Failure:
         return read_failure(error, self.config.address)
-
-    async def close(self) -> None:
-        await self._channel.close()
 
 
 async def open_link(config: ClientConfig) -> Link:

@@ -27,6 +27,8 @@ MAX_TOKEN_IDS = 1 << 22
 """Of a prompt: a list of more has too many bytes for any server."""
 _MESSAGE_KEYS = {"role", "content"}
 _REASONS = {value: reason for reason, value in FINISH_REASONS.items()}
+# Fields with the same name and meaning on both sides.
+_MODEL = ("name", "architecture", "max_model_len", "vocab_size", "dtype", "num_parameters")
 _LOAD = (
     *("running", "waiting", "parked", "pages_used", "pages_total", "cached_tokens", "steps", "preemptions"),
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "paused"),
@@ -124,13 +126,8 @@ def _unicode(field: str, what: str) -> Iterator[None]:
 
 def read_model(message: Model) -> ModelInfo:
     return ModelInfo(
-        name=message.name,
-        architecture=message.architecture,
-        max_model_len=message.max_model_len,
-        vocab_size=message.vocab_size,
+        **{name: getattr(message, name) for name in _MODEL},
         eos_token_ids=tuple(message.eos_token_ids),
-        dtype=message.dtype,
-        num_parameters=message.num_parameters,
         chat_template=message.has_chat_template,
         tokenizer=not message.without_tokenizer,
         generation_defaults=SamplingParams(**read_params(message.generation_defaults, DEFAULTS, [])),

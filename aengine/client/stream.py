@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from aengine.client.active_request import ActiveRequest
-from aengine.protocols import StreamProtocol
 from aengine.stream_base import StreamBase
 
 
@@ -19,6 +18,3 @@ class ClientStream(StreamBase[ActiveRequest]):
     def __del__(self) -> None:
         if hasattr(self, "_source"):
             self._source.drop()
-
-
-_CONFORMS: type[StreamProtocol] = ClientStream

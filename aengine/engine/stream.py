@@ -10,7 +10,6 @@ from aengine.engine.stream_state import StreamState
 from aengine.errors import EngineStateError
 from aengine.outputs import RequestInfo, Token
 from aengine.params import SamplingParams
-from aengine.protocols import StreamProtocol
 from aengine.stream_base import TWO_READERS, StreamBase, Waiter
 
 
@@ -90,6 +89,3 @@ class TokenStream(StreamBase[StreamState]):
         if isinstance(self._source.waiter, anyio.Event):
             raise EngineStateError(TWO_READERS)
         self._source.waiter = waiter
-
-
-_CONFORMS: type[StreamProtocol] = TokenStream
