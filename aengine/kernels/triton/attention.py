@@ -8,6 +8,7 @@ can be captured in a graph.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,14 +21,13 @@ from aengine.kernels.paged_cache import PagedCache, Scoring
 from aengine.kernels.triton.attention_kernels import combine_kernel, decode_kernel, prefill_kernel, write_kernel
 
 MAX_HEAD_DIM = 256
-"""Beyond it two blocks of keys and values do not fit into the shared memory of every device."""
+"""With larger heads two blocks of keys and values do not fit into the shared memory of every device."""
 _MIN_DOT = 16  # rows and columns of the smallest product of matrices
 _KEY_BLOCK_BYTES = 16384
 _QUERY_BLOCK_BYTES = 16384
 
 
-@dataclass(frozen=True, slots=True)
-class PageLists:
+class PageLists(NamedTuple):
     """The pages of rows, as in `AttentionMetadata`; int32, on the device."""
 
     kv_indptr: Tensor
@@ -37,22 +37,22 @@ class PageLists:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How the work is cut; every field but `min_splits` chooses a compiled variant."""
+    """How the work is divided among programs. All fields but `min_splits` are constants of the compiled kernels."""
 
-    keys: int  # a program takes at a time
-    queries: int  # times heads of one KV head, of a prefill tile
-    split_keys: int  # a decoding row is split into shares of no fewer keys
-    min_splits: int = 4  # of decoding rows, however many there are: one long row among short ones must not take one program
+    keys: int  # that a program reads at a time
+    queries: int  # pairs of query and head of one KV head in a prefill tile
+    split_keys: int  # the fewest keys of a split of a decode row
+    min_splits: int = 4  # of each decode row, also where there are many: a long row among short ones needs more than one program
 
     @classmethod
     def of(cls, head_dim: int, dtype: torch.dtype) -> Blocks:
-        """For queries of `head_dim` and `dtype`."""
+        """The blocks for queries of `head_dim` and `dtype`."""
         row_bytes = _width(head_dim) * dtype.itemsize
         keys = min(64, max(_MIN_DOT, _KEY_BLOCK_BYTES // row_bytes))
         return cls(keys=keys, queries=min(64, max(_MIN_DOT, _QUERY_BLOCK_BYTES // row_bytes)), split_keys=256)
 
     def num_splits(self, num_rows: int, num_kv_heads: int, processors: int) -> int:
-        """Into how many shares decoding rows are split at most: enough programs for all multiprocessors twice over."""
+        """The most splits of a decode row: together enough programs for two on each multiprocessor."""
         return min(64, max(self.min_splits, -(-2 * processors // (num_rows * num_kv_heads))))
 
 
@@ -62,8 +62,8 @@ def runs_on(device: torch.device) -> bool:
 
 
 def prefill_tiles(lengths: NDArray[np.int32], first_row: int, group: int, blocks: Blocks) -> NDArray[np.int32]:
-    """The tiles of rows `first_row`, ... with so many queries each: [2, tiles], a tile's row, and where it begins in that row's
-    length * group pairs of query and head."""
+    """The tiles of the rows from `first_row` on, which have `lengths` queries: [2, tiles], the row of a tile, and its first pair of query
+    and head of the row's length * group pairs."""
     counts = -(-lengths * group // blocks.queries)
     index = np.arange(counts.sum(), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
     rows = np.repeat(np.arange(first_row, first_row + len(lengths)), counts)
@@ -72,7 +72,7 @@ def prefill_tiles(lengths: NDArray[np.int32], first_row: int, group: int, blocks
 
 def write(key: Tensor, value: Tensor, cache: PagedCache, slots: Tensor) -> None:
     """Stores [T, num_kv_heads, head_dim] keys and values, whose last dimension is contiguous, at slots [T] (page * page_size + offset); -1
-    stores nothing. Into float8 goes number / scale, saturated."""
+    stores nothing. A float8 cache gets number / scale, saturated."""
     tokens, num_kv_heads, head_dim = key.shape
     if not tokens:
         return
@@ -81,17 +81,9 @@ def write(key: Tensor, value: Tensor, cache: PagedCache, slots: Tensor) -> None:
     assert len(slots) >= tokens
     dtype = cache.keys.dtype
     write_kernel[(tokens,)](
-        key,
-        value,
-        cache.keys,
-        cache.values,
-        slots,
-        key.stride(0),
-        key.stride(1),
-        value.stride(0),
-        value.stride(1),
-        cache.key_scale,
-        cache.value_scale,
+        *(key, value, cache.keys, cache.values, slots),
+        *(key.stride(0), key.stride(1), value.stride(0), value.stride(1)),
+        *(cache.key_scale, cache.value_scale),
         LIMIT=torch.finfo(dtype).max if dtype.itemsize == 1 else 0.0,
         KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
@@ -103,7 +95,7 @@ def write(key: Tensor, value: Tensor, cache: PagedCache, slots: Tensor) -> None:
 def attend_decodes(
     query: Tensor, out: Tensor, cache: PagedCache, lists: PageLists, scoring: Scoring, blocks: Blocks, *, num_rows: int, num_splits: int
 ) -> None:
-    """The first `num_rows` of [T, num_heads, head_dim] queries, each the last of the row of its number, to `out` (contiguous)."""
+    """Attention of the first `num_rows` of [T, num_heads, head_dim] queries, where query i is the last of row i, to `out` (contiguous)."""
     if not num_rows:
         return
     num_heads, head_dim = query.shape[1:]
@@ -122,18 +114,8 @@ def attend_decodes(
         "MIN_SPLIT": blocks.split_keys,
     }
     decode_kernel[(num_rows, num_kv_heads, num_splits)](
-        query,
-        cache.keys,
-        cache.values,
-        lists.kv_indptr,
-        lists.kv_indices,
-        lists.last_page_len,
-        partial,
-        partial_lse,
-        query.stride(0),
-        query.stride(1),
-        num_splits,
-        scoring.scale * cache.key_scale,
+        *(query, cache.keys, cache.values, *lists, partial, partial_lse),
+        *(query.stride(0), query.stride(1), num_splits, scoring.scale * cache.key_scale),
         SOFT_CAP=scoring.soft_cap,
         KV_HEADS=num_kv_heads,
         GROUP=group,
@@ -143,13 +125,7 @@ def attend_decodes(
         num_stages=3,
     )
     combine_kernel[(num_rows, num_heads)](
-        partial,
-        partial_lse,
-        out,
-        lists.kv_indptr,
-        lists.last_page_len,
-        num_splits,
-        cache.value_scale,
+        *(partial, partial_lse, out, lists.kv_indptr, lists.last_page_len, num_splits, cache.value_scale),
         NUM_HEADS=num_heads,
         **shared,
         num_warps=2,
@@ -159,7 +135,8 @@ def attend_decodes(
 def attend_prefills(
     query: Tensor, out: Tensor, cache: PagedCache, lists: PageLists, qo_indptr: Tensor, tiles: Tensor, scoring: Scoring, blocks: Blocks
 ) -> None:
-    """The queries of the rows in `tiles` (`prefill_tiles`, on the device), each row's the last of it, to `out` (contiguous).
+    """Attention of the queries of the rows in `tiles` (`prefill_tiles`, on the device), which are the last of their rows, to `out`
+    (contiguous).
 
     `query` is [T, num_heads, head_dim]; row r has queries `qo_indptr[r]:qo_indptr[r+1]`.
     """
@@ -168,20 +145,8 @@ def attend_prefills(
     assert query.stride(2) == 1
     assert out.is_contiguous()
     prefill_kernel[(tiles.shape[1], num_kv_heads)](
-        query,
-        cache.keys,
-        cache.values,
-        out,
-        qo_indptr,
-        lists.kv_indptr,
-        lists.kv_indices,
-        lists.last_page_len,
-        tiles[0],
-        tiles[1],
-        query.stride(0),
-        query.stride(1),
-        scoring.scale * cache.key_scale,
-        cache.value_scale,
+        *(query, cache.keys, cache.values, out, qo_indptr, *lists, tiles[0], tiles[1]),
+        *(query.stride(0), query.stride(1), scoring.scale * cache.key_scale, cache.value_scale),
         WINDOW=scoring.window or 0,
         SOFT_CAP=scoring.soft_cap,
         PAGE_SIZE=page_size,
@@ -197,5 +162,5 @@ def attend_prefills(
 
 
 def _width(head_dim: int) -> int:
-    """Of a head in a product of matrices."""
+    """The width of a head in a matrix product."""
     return max(_MIN_DOT, int(triton.next_power_of_2(head_dim)))
