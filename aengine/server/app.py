@@ -82,9 +82,8 @@ class Server:
         self._metrics: MetricsServer | None = None
         self._authenticator = Authenticator(self.config)
         self._under_way = CallsUnderWay(self.config.max_calls, self.config.stall_seconds)
-        self._health_under_way = CallsUnderWay(self.config.max_calls, self.config.stall_seconds)
         self._drain_grace: asyncio.Future[float] | None = None
-        interceptor = CallInterceptor(self.config, self._authenticator, self._under_way, self._health_under_way, self._observers)
+        interceptor = CallInterceptor(self.config, self._authenticator, self._under_way, self._observers)
         self._server = make_server((interceptor,), channel_options(self.config))
         self._engine = engine
         self._register_services()
@@ -144,7 +143,6 @@ class Server:
             raise BindError(f"cannot listen on {self.address}: the address is in use or not one of this machine") from error
         await self._server.start()
         self._under_way.start()
-        self._health_under_way.start()
 
     async def _start_metrics(self) -> None:
         if self.config.metrics_port is None:
@@ -206,8 +204,6 @@ class Server:
         await self._generation.aclose()
         self._tokenizer.close()
         self._under_way.stop()
-        self._health_under_way.stop()
-        self._authenticator.stop()
         self._lag.stop()
         if self._metrics is not None:
             await self._metrics.stop()

@@ -27,7 +27,7 @@ from aengine.server.calls.errors import StatusError
 from aengine.server.calls.interceptor import CallInterceptor
 from aengine.server.calls.port import make_server
 from aengine.server.calls.records import CURRENT_CALL, Observers
-from aengine.server.calls.underway import CallsUnderWay, reader_stalled
+from aengine.server.calls.underway import CallsUnderWay
 from aengine.server.config.options import ServerConfig
 from aengine.v1.generation_service_pb2 import GenerateRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
@@ -122,7 +122,7 @@ async def client() -> AsyncIterator[Client]:
     seen, observers, under_way, service = Seen(), Observers(), CallsUnderWay(config.max_calls, config.stall_seconds), Service()
     observers.add(seen)
     authenticator = Authenticator(config)
-    server = make_server((CallInterceptor(config, authenticator, under_way, under_way, observers),), ())
+    server = make_server((CallInterceptor(config, authenticator, under_way, observers),), ())
     server.add_registered_method_handlers("aengine.test", service.handlers())
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -131,7 +131,6 @@ async def client() -> AsyncIterator[Client]:
             yield Client(channel, service, seen, under_way)
     finally:
         await server.stop(None)
-        authenticator.stop()
 
 
 async def code_of(call: Any) -> grpc.StatusCode:
@@ -367,7 +366,7 @@ async def test_only_a_message_that_waits_counts_as_stalled() -> None:
         under_way.check(0.0)
         under_way.check(100.0)
         assert found.error is None
-        found.waits = reader_stalled
+        found.waits = "READER_STALLED"
         under_way.check(200.0)
         found.record.messages_sent += 1
         under_way.check(209.0)  # another message than the one before

@@ -1,7 +1,7 @@
 """Who may call what: bearer tokens from files, and names of clients' certificates.
 
-Owns the decision; does not know what calls do, nor how a refusal is told. Tokens are kept and compared as digests, all of them for
-every call, so that the time it takes tells nothing about them.
+Owns the decision; does not know what calls do, nor how a refusal is reported. Tokens are kept and compared as digests, all of them for
+every call, so that the time it takes reveals nothing about them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import logging
 import re
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from aengine.errors import ConfigError
@@ -32,54 +30,44 @@ _TOKEN = re.compile(r"[\x21-\x7e]+")  # what metadata can carry
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    name: str
-    digest: bytes
-
-
 class TokenFile:
     """The tokens of one file. `field` is the option that names it."""
 
     def __init__(self, field: str, path: str) -> None:
         self._field = field
         self._path = Path(path)
-        self._entries: tuple[_Entry, ...] = ()
-        self._seen: Fingerprint | None = None
+        self._tokens: list[tuple[str, bytes]] = []  # name and digest
+        self._seen: Fingerprint = None
 
     def load(self) -> None:
         """Raises `ConfigError` where the file cannot be read or is not what it should be; the tokens known so far then stay. Blocks."""
+        self._seen = fingerprint(self._path)
         try:
-            self._seen = fingerprint(self._path)
-            self._entries = tuple(_parse(self._path.read_text("utf-8")))
+            self._tokens = _parse(self._path.read_text("utf-8"))
         except OSError as error:
             raise ConfigError.of(self._field, f"cannot read {self._path}: {error.strerror}") from error
-        except ValueError as error:  # UnicodeDecodeError is one, and tells bytes of the file
+        except ValueError as error:  # UnicodeDecodeError is one, and shows bytes of the file
             reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
             raise ConfigError.of(self._field, f"{self._path}: {reason}") from None
 
     def refresh(self) -> None:
         """Load again if the file is another one than before; whatever is wrong with it is logged once. Blocks."""
+        if fingerprint(self._path) == self._seen:
+            return
         try:
-            if fingerprint(self._path) == self._seen:
-                return
             self.load()
-        except OSError as error:
-            if self._seen is not None:
-                logger.error("%s: cannot read %s: %s; the tokens known so far stay valid", self._field, self._path, error.strerror)
-            self._seen = None
         except ConfigError as error:
             logger.error("%s; the tokens known so far stay valid", error)
         else:
-            logger.info("%s: read %d tokens from %s", self._field, len(self._entries), self._path)
+            logger.info("%s: read %d tokens from %s", self._field, len(self._tokens), self._path)
 
     def find(self, token: str) -> str | None:
         """The name of the token, None if it is not one of the file's."""
         digest = _digest(token)
         found = None
-        for entry in self._entries:
-            if hmac.compare_digest(entry.digest, digest):
-                found = entry.name
+        for name, known in self._tokens:
+            if hmac.compare_digest(known, digest):
+                found = name
         return found
 
 
@@ -93,22 +81,18 @@ class Authenticator:
     """Applies a configuration. To be used from one event loop."""
 
     def __init__(self, config: ServerConfig) -> None:
-        files = token_files(config)
-        self._files = tuple(files.values())
-        self._tokens = files.get("token_file")
-        self._admin_tokens = files.get("admin_token_file")
+        self._files = token_files(config)
+        self._tokens = self._files.get("token_file")
+        self._admin_tokens = self._files.get("admin_token_file")
         self._admin_names = frozenset(config.admin_client_names)
-        self._distinguishes = bool(files) or config.tls_client_ca is not None  # or else all callers are one
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="aengine-tokens")
+        self._distinguishes = bool(self._files) or config.tls_client_ca is not None  # or else all callers are one
         self._checked = 0.0
 
     async def start(self) -> None:
         """Read the files. Raises `ConfigError`."""
-        await asyncio.get_running_loop().run_in_executor(self._worker, self._load)
+        for file in self._files.values():
+            await asyncio.to_thread(file.load)
         self._checked = time.monotonic()
-
-    def stop(self) -> None:
-        self._worker.shutdown(wait=False)
 
     async def authorize(self, method: str, authorization: Sequence[str], certificate: CertificateName | None) -> Caller:
         """Who calls. `authorization`: the values of that metadata key; `certificate`: that of the client, if it has one. Raises
@@ -145,33 +129,25 @@ class Authenticator:
         now = time.monotonic()
         if self._files and now - self._checked >= RELOAD_SECONDS:
             self._checked = now
-            await asyncio.get_running_loop().run_in_executor(self._worker, self._reload)
-
-    def _load(self) -> None:
-        for file in self._files:
-            file.load()
-
-    def _reload(self) -> None:
-        for file in self._files:
-            file.refresh()
+            for file in self._files.values():
+                await asyncio.to_thread(file.refresh)
 
 
-def _parse(text: str) -> list[_Entry]:
+def _parse(text: str) -> list[tuple[str, bytes]]:
     """Raises `ValueError`, which never quotes the file."""
-    entries: list[_Entry] = []
+    tokens: list[tuple[str, bytes]] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
         if len(words) > 2:
             raise ValueError(f"line {number} is not `name token` or `token`")
-        name, token = words if len(words) == 2 else (f"line-{number}", words[0])
-        if not _TOKEN.fullmatch(token):
+        if not _TOKEN.fullmatch(words[-1]):
             raise ValueError(f"line {number}: a token consists of visible ASCII characters")
-        entries.append(_Entry(name, _digest(token)))
-    if not entries:
+        tokens.append((words[0] if len(words) == 2 else f"line-{number}", _digest(words[-1])))
+    if not tokens:
         raise ValueError("it holds no token")
-    return entries
+    return tokens
 
 
 def _digest(token: str) -> bytes:

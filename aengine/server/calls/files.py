@@ -1,19 +1,15 @@
-"""Whether a file is still the one that was read."""
+"""Whether files are still those that were read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    modified_ns: int
-    size: int
-    inode: int
+Fingerprint = tuple[tuple[int, int, int], ...] | None
 
 
-def fingerprint(path: Path) -> Fingerprint:
-    """Raises `OSError`."""
-    status = path.stat()
-    return Fingerprint(status.st_mtime_ns, status.st_size, status.st_ino)
+def fingerprint(*paths: Path) -> Fingerprint:
+    """Time of modification in nanoseconds, size and inode of each; None where one cannot be read."""
+    try:
+        return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in [path.stat() for path in paths])
+    except OSError:
+        return None

@@ -9,9 +9,7 @@ is garbage collected, and nothing waits for a client for longer than `CallsUnder
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -27,20 +25,16 @@ from aengine.server.calls.auth import Authenticator
 from aengine.server.calls.certificate_name import certificate_name
 from aengine.server.calls.errors import StatusError, describe, to_status
 from aengine.server.calls.message_fields import check_fields
+from aengine.server.calls.metadata import REQUEST_ID_KEY, request_id_of, size_of, trace_id_of, values_of
 from aengine.server.calls.port import CARRIER, NO_METHOD
 from aengine.server.calls.records import CURRENT_CALL, CallRecord, Observer
-from aengine.server.calls.tracing import parse_traceparent
-from aengine.server.calls.underway import Call, CallsUnderWay, reader_stalled, sender_stalled
+from aengine.server.calls.underway import Call, CallsUnderWay
 from aengine.server.config.options import ServerConfig
 from aengine.wire import PUSHBACK_KEY
 
-REQUEST_ID_KEY = "x-request-id"
 HEALTH_PREFIX = "/grpc.health."
 ABORT_SECONDS = 1.0
 """How long the status of a failed call may take to reach a client when nothing is in its way, or when the client has had its time."""
-FIELD_BYTES = 32
-"""What HTTP/2 counts for an entry of metadata beside its own bytes."""
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _METADATA: ContextVar[Any] = ContextVar("_METADATA")  # of the call that a task runs: gRPC makes them anew whenever it is asked
 
 Context = aio.ServicerContext[Any, Any]
@@ -57,14 +51,11 @@ class CallInterceptor(aio.ServerInterceptor):
         config: ServerConfig,
         authenticator: Authenticator,
         under_way: CallsUnderWay,
-        health_under_way: CallsUnderWay,
         observer: Observer,
     ) -> None:
-        """`health_under_way`: apart, so that neither kind of call can take the place of the other."""
         self.config = config
         self._authenticator = authenticator
         self._under_way = under_way
-        self._health_under_way = health_under_way
         self._observer = observer
         self._handlers: dict[str, Any] = {}  # only of methods that exist
         self._no_handler: Any = grpc.stream_stream_rpc_method_handler(self._refuse)
@@ -93,21 +84,20 @@ class CallInterceptor(aio.ServerInterceptor):
     async def run(self, method: str, context: Context, work: Callable[[Call], Awaitable[None]]) -> None:
         """One call, from its headers to its last status. Its record is complete and told before the client learns how it ended."""
         metadata = _METADATA.get()
-        num_bytes = _size(metadata)
+        num_bytes = size_of(metadata)
         known = metadata if num_bytes <= self.config.max_metadata_bytes else ()
-        call = Call(CallRecord(method, context.peer(), _request_id(known), _trace_id(known)))
-        record = call.record
+        record = CallRecord(method, context.peer(), request_id_of(known), trace_id_of(known))
+        call = Call(record, is_apart=_is_health(method))
         context.set_trailing_metadata(((REQUEST_ID_KEY, record.request_id),))
         CURRENT_CALL.set(record)
-        under_way = self._health_under_way if _is_health(method) else self._under_way
         try:
             try:
-                under_way.add(call)
+                self._under_way.add(call)
                 if num_bytes > self.config.max_metadata_bytes:
                     raise StatusError("METADATA_TOO_LARGE", f"{num_bytes} bytes of metadata are more than {self.config.max_metadata_bytes}")
-                if not _is_health(method):
+                if not call.is_apart:
                     certificate = certificate_name(context.auth_context()) if self.config.tls_client_ca else None
-                    record.caller = await self._authenticator.authorize(method, _values(metadata, "authorization"), certificate)
+                    record.caller = await self._authenticator.authorize(method, values_of(metadata, "authorization"), certificate)
                 await work(call)
             except asyncio.CancelledError:
                 if call.error is None:
@@ -128,11 +118,11 @@ class CallInterceptor(aio.ServerInterceptor):
                 return
             await self._abort(call, context, error)
         finally:
-            under_way.discard(call)
+            self._under_way.discard(call)
 
     async def _abort(self, call: Call, context: Context, error: Exception) -> NoReturn:
         record = call.record
-        answered = record.messages_sent > 0 or call.waits is reader_stalled  # the client may have what is on its way to it
+        answered = record.messages_sent > 0 or call.waits == "READER_STALLED"  # the client may have what is on its way to it
         failure = describe(error, answered=answered)
         error.__traceback__ = None  # it holds this call, which holds it: gRPC's part would stay until garbage is collected
         status = rpc_status.to_status(to_status(failure, debug=self.config.debug_errors))
@@ -157,7 +147,7 @@ class CallInterceptor(aio.ServerInterceptor):
         record.code = code
         record.reason = reason
         record.seconds = time.monotonic() - record.start
-        if not _is_health(record.method):
+        if not call.is_apart:
             self._observer.on_call_end(record)
 
 
@@ -179,7 +169,7 @@ class _Method:
 
         async def work(call: Call) -> None:
             message = self._encode(await answer(await self._request(requests, context, call), context))
-            call.waits, call.mute = reader_stalled, True  # the headers go with it, which saves a turn
+            call.waits, call.mute = "READER_STALLED", True  # the headers go with it, which saves a turn
             await context.write(message)
             call.record.messages_sent = 1
 
@@ -194,7 +184,7 @@ class _Method:
                 async for response in responses:  # for every token of every stream: what is added here is paid often
                     if not record.messages_sent:  # apart: while they wait with a message, the call could be told no status
                         await _send_headers(call, context)
-                    call.waits = reader_stalled
+                    call.waits = "READER_STALLED"
                     await write(response)
                     call.waits = None
                     record.messages_sent += 1
@@ -204,7 +194,7 @@ class _Method:
     async def _request(self, requests: AsyncIterator[Any], context: Context, call: Call) -> Any:
         if self._inner.request_streaming:
             return requests
-        call.waits = sender_stalled
+        call.waits = "SENDER_STALLED"
         request = await context.read()
         call.waits = None
         if request is aio.EOF:  # the client sent none, or one that gRPC has refused and ended the call for
@@ -213,7 +203,7 @@ class _Method:
 
 
 async def _send_headers(call: Call, context: Context) -> None:
-    call.waits, call.mute = reader_stalled, True
+    call.waits, call.mute = "READER_STALLED", True
     await context.send_initial_metadata(())
     call.waits, call.mute = None, False
     if call.error is not None:
@@ -256,24 +246,3 @@ def _encoder(encode: Coder, max_bytes: int) -> Coder:
 
 def _is_health(method: str) -> bool:
     return method.startswith(HEALTH_PREFIX)
-
-
-def _size(metadata: Any) -> int:
-    """Bytes, as HTTP/2 counts them."""
-    return sum(len(key) + len(value) + FIELD_BYTES for key, value in metadata)
-
-
-def _values(metadata: Any, name: str) -> list[str]:
-    return [value for key, value in metadata if key == name]
-
-
-def _request_id(metadata: Any) -> str:
-    """The client's, if it is usable; else one that is drawn."""
-    given = _values(metadata, REQUEST_ID_KEY)
-    return given[0] if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]) else uuid.uuid4().hex
-
-
-def _trace_id(metadata: Any) -> str | None:
-    given = _values(metadata, "traceparent")
-    parent = parse_traceparent(given[0]) if len(given) == 1 else None
-    return None if parent is None else parent.trace_id

@@ -1,42 +1,37 @@
-"""The calls that are under way: how many may be, how they are ended from outside, and how one whose client stands still is found.
+"""The calls in flight: how many may be, how they are ended from outside, and how one whose client stands still is found.
 
-Knows nothing of gRPC's side of a call; a call that is ended here learns it as a cancellation with an error beside it.
+Knows nothing of gRPC's side of a call; a call that is ended here gets a cancellation with an error beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 
-from aengine.errors import AEngineError
 from aengine.server.calls.errors import StatusError
 from aengine.server.calls.records import CallRecord
 
 MAX_CHECK_SECONDS = 5.0
-
-
-def reader_stalled(seconds: float) -> AEngineError:
-    """What becomes of a call whose message the client does not take."""
-    return StatusError("READER_STALLED", f"the client has not read for {seconds:g} s")
-
-
-def sender_stalled(seconds: float) -> AEngineError:
-    """What becomes of a call whose request does not come."""
-    return StatusError("SENDER_STALLED", f"the client has not sent its message for {seconds:g} s")
+STALLED: Mapping[str, str] = {
+    "READER_STALLED": "the client has not read for {:g} s",
+    "SENDER_STALLED": "the client has not sent its message for {:g} s",
+}
+"""What a call can wait for its client for, by the reason of the error when that takes too long."""
 
 
 class Call:
-    """One call, made in the task that runs it."""
+    """One call, made in the task that runs it. `is_apart`: it does not count among the others, nor is it ended with them."""
 
-    __slots__ = ("error", "mute", "record", "seen", "task", "waits", "waits_since")
+    __slots__ = ("error", "is_apart", "mute", "record", "seen", "task", "waits", "waits_since")
 
-    def __init__(self, record: CallRecord) -> None:
+    def __init__(self, record: CallRecord, *, is_apart: bool = False) -> None:
         self.record = record
+        self.is_apart = is_apart
         self.task = asyncio.current_task()
         self.error: Exception | None = None  # why it was ended from outside
         self.mute = False  # gRPC sends its headers, and takes no status until they are sent
-        self.waits: Callable[[float], AEngineError] | None = None  # for the client, and what it is called when that takes too long
+        self.waits: str | None = None  # for the client: a key of `STALLED`
         self.seen: object = None  # what it waited for when it was last looked at
         self.waits_since = 0.0
 
@@ -48,7 +43,7 @@ class Call:
                 self.task.cancel()
 
     def give_up(self, error: Exception) -> None:
-        """Have it fail with `error` at once, whether or not that can be told."""
+        """Have it fail with `error` at once, whether or not the client can be informed."""
         if (self.error is None or self.mute) and self.task is not None:
             self.error = error
             self.task.cancel()
@@ -58,9 +53,11 @@ class CallsUnderWay:
     """To be used from one event loop. A call that waits for its client longer than `stall_seconds` is ended, within a quarter more."""
 
     def __init__(self, max_calls: int, stall_seconds: float) -> None:
+        """`max_calls`: of either kind, so that neither can take the place of the other."""
         self.stall_seconds = stall_seconds
         self._max_calls = max_calls
         self._calls: set[Call] = set()
+        self._apart: set[Call] = set()
         self._reaper: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -68,12 +65,13 @@ class CallsUnderWay:
 
     def add(self, call: Call) -> None:
         """Raises `StatusError` (TOO_MANY_CALLS)."""
-        if len(self._calls) >= self._max_calls:
+        calls = self._apart if call.is_apart else self._calls
+        if len(calls) >= self._max_calls:
             raise StatusError("TOO_MANY_CALLS", f"{self._max_calls} calls are under way, which is the limit")
-        self._calls.add(call)
+        calls.add(call)
 
     def discard(self, call: Call) -> None:
-        self._calls.discard(call)
+        (self._apart if call.is_apart else self._calls).discard(call)
 
     def start(self) -> None:
         """Begin to look for calls whose client stands still."""
@@ -85,7 +83,7 @@ class CallsUnderWay:
             self._reaper = None
 
     async def end_all(self, error: Exception, seconds: float) -> None:
-        """Have all calls fail with `error`; returns when they have told their clients, or after `seconds`."""
+        """Have all calls fail with `error`; returns when their clients are informed, or after `seconds`."""
         tasks = [call.task for call in self._calls if call.task is not None]
         for call in tuple(self._calls):
             call.end(error)
@@ -100,7 +98,7 @@ class CallsUnderWay:
 
     def check(self, now: float) -> None:
         """End the calls that have waited too long. `now`: on time.monotonic."""
-        for call in tuple(self._calls):
+        for call in (*self._calls, *self._apart):
             if call.waits is None:
                 call.seen = None
                 continue
@@ -108,4 +106,4 @@ class CallsUnderWay:
             if call.seen != seen:
                 call.seen, call.waits_since = seen, now
             elif now - call.waits_since >= self.stall_seconds:
-                call.give_up(call.waits(self.stall_seconds))
+                call.give_up(StatusError(call.waits, STALLED[call.waits].format(self.stall_seconds)))
