@@ -21,7 +21,8 @@ from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.prompts import QUICK_CHARACTERS
 from aengine.engine.registry import Registry
-from aengine.engine.step_loop import Done, Ready, Report, StepLoop, Stopped
+from aengine.engine.step_driver import Done
+from aengine.engine.step_loop import Ready, Report, StepLoop, Stopped
 from aengine.engine.stream import TokenStream
 from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Workers
@@ -248,7 +249,7 @@ class AsyncEngine:
     # ---- inside --------------------------------------------------------------------------------------------------------
 
     def _load(self) -> LoadedModel:
-        return load_model(self.config, self._steps.check_wanted)
+        return load_model(self.config, self._steps.check_loading)
 
     def _configure(self, loaded: LoadedModel) -> SchedulerConfig:
         runner = loaded.runner

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Command, FlushCache, Pause, Unpause
-from aengine.engine.step_loop import Done
+from aengine.engine.step_driver import Done
 
 
 class Controls:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aengine.scheduler import Request
@@ -33,7 +33,7 @@ class Unpark:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Run no step after those under way; answered with `Done(ticket, 0)` when they are over."""
+    """Run no further step; `Done(ticket, 0)` is reported when those in flight have finished."""
 
     ticket: int
 
@@ -45,7 +45,7 @@ class Unpause:
 
 @dataclass(frozen=True, slots=True)
 class FlushCache:
-    """Forget cached prefixes; answered with `Done(ticket, pages freed)`."""
+    """Forget cached prefixes; then `Done(ticket, pages freed)` is reported."""
 
     ticket: int
 
@@ -66,30 +66,33 @@ class Mailbox:
     """`post` from any thread, also from a destructor; `wait` and `take` from the step thread alone.
 
     A destructor may run in the middle of any line here, in the thread that runs that line. So there is no lock that a line holds: the
-    bell is one that is only ever taken by who waits, and whoever posts lets it go.
+    wake-up is a lock that only the waiting thread acquires, and that `post` releases.
     """
 
     def __init__(self) -> None:
         self._commands: deque[Command] = deque()
-        self.signal = ctypes.c_int32()
-        """Not 0: something may have been posted since the last `take`. It may be read without the interpreter."""
-        self._bell = threading.Lock()  # free: something may have been posted since the last `take`
-        self._bell.acquire()
+        self._wake_up = threading.Lock()  # free: something may have been posted since the last `take`
+        self._wake_up.acquire()
+        self.on_post: Callable[[], object] = lambda: None
+        """Called by `post` once the command is there. Must be as safe in a destructor as `post` itself."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._commands
 
     def post(self, command: Command) -> None:
         self._commands.append(command)
-        self.signal.value = 1
+        self.on_post()
         with contextlib.suppress(RuntimeError):  # it is free already
-            self._bell.release()
+            self._wake_up.release()
 
     def wait(self, timeout: float | None = None) -> None:
         """Until something is posted, or `timeout` seconds, or MAX_WAIT_SECONDS if that is less."""
-        self._bell.acquire(timeout=MAX_WAIT_SECONDS if timeout is None else min(timeout, MAX_WAIT_SECONDS))
+        self._wake_up.acquire(timeout=MAX_WAIT_SECONDS if timeout is None else min(timeout, MAX_WAIT_SECONDS))
 
     def take(self) -> list[Command]:
         """What was posted since the last call, in order; what is posted meanwhile may be left for the next."""
-        self.signal.value = 0  # before looking, as `post` sets it after adding
         if not self._commands:
-            return []  # most often; should the bell be free by now, the next `wait` ends at once
-        self._bell.acquire(blocking=False)  # before looking: what is posted from here on lets it go again
+            return []  # most often; if the wake-up is free by now, the next `wait` returns at once
+        self._wake_up.acquire(blocking=False)  # before looking: what is posted from here on releases it again
         return [self._commands.popleft() for _ in range(len(self._commands))]

@@ -1,6 +1,9 @@
-"""What the step thread counts: steps, their times and sizes, tokens. Knows nothing of who reads it."""
+"""What the step thread counts: steps, their times and sizes, tokens; and what of it other threads may read."""
 
 from __future__ import annotations
+
+import time
+from dataclasses import dataclass
 
 from aengine.histogram import Histogram
 from aengine.outputs import EngineStats
@@ -10,11 +13,25 @@ STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0
 STEP_TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 
 
+PUBLISH_SECONDS = 0.05
+"""How old the published stats may become while steps bring tokens and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    stats: EngineStats
+    num_received: int  # submissions that the stats count
+
+
 class StepStats:
-    """To be filled by the step thread."""
+    """To be filled and published by the step thread."""
 
     def __init__(self) -> None:
         self.completion_tokens = 0
+        self.num_received = 0  # submissions
+        self.snapshot = Snapshot(EngineStats(), 0)
+        """What was published last. It is replaced as a whole, so any thread may read it."""
+        self._published = 0.0  # when, on time.monotonic
         self._num_steps = 0
         self._seconds = Histogram(STEP_SECONDS)
         self._tokens = Histogram(STEP_TOKENS)
@@ -24,8 +41,14 @@ class StepStats:
         self._seconds.observe(seconds)
         self._tokens.observe(num_tokens)
 
-    def combined(self, stats: SchedulerStats, *, paused: bool) -> EngineStats:
-        """Everything that the step thread knows, now."""
+    def are_old(self) -> bool:
+        return time.monotonic() - self._published >= PUBLISH_SECONDS
+
+    def publish(self, stats: SchedulerStats, *, paused: bool) -> None:
+        self._published = time.monotonic()
+        self.snapshot = Snapshot(self._combined(stats, paused), self.num_received)
+
+    def _combined(self, stats: SchedulerStats, paused: bool) -> EngineStats:
         return EngineStats(
             running=stats.running,
             waiting=stats.waiting,

@@ -1,36 +1,44 @@
-"""What an engine expects of a runner. Owns the contract alone: importing it loads neither torch nor a model."""
+"""The contracts of this package: what an engine calls (`Runner`), what a runner calls (`Executor`), and what goes between them.
+
+Imports neither torch nor a model.
+"""
 
 from __future__ import annotations
 
-import ctypes
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from aengine.scheduler.plan import StepPlan, StepResult
+import numpy as np
+from numpy.typing import NDArray
 
-Hold = ctypes.c_int32
-"""Not 0: what has not begun shall not begin by itself. Written by any thread at any time, and read by those that compute."""
+from aengine.scheduler.plan import NewRow, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from aengine.attention import StepLayout
+
+IntArray = NDArray[np.int32]
 
 
 class InFlightStep(Protocol):
-    """A step that was launched and may still be running on the device."""
+    """A step that was launched. It may still be running on the device, or not have begun."""
 
     @property
     def overlaps(self) -> bool:
-        """Whether it goes on by itself, so that the next step may be planned and launched before the result is there."""
+        """Whether it runs by itself, so that the next step may be planned and launched before its result is there."""
 
-    def wait(self, hold: Hold | None = None) -> None:
-        """Until the step is done. One that could not begin before that begins at once with a `hold` that is 0 at that moment, else when
-        the result of this one is asked for, not earlier."""
+    def wait(self) -> None:
+        """Waits until the step has finished."""
 
     def result(self) -> StepResult:
-        """Waits, too. May be called more than once."""
+        """Waits until the step has finished. If the next step was held, it begins now. May be called more than once."""
 
     def withdraw(self) -> bool:
-        """Takes the step, the latest that was launched, back as if it had not been, where it has not begun. False: it has."""
+        """Takes back the latest launched step, as if it had not been launched. False: it has begun, and cannot be taken back."""
 
 
 class Runner(Protocol):
-    """Executes plans in the order of their step numbers. All methods are called from one thread, the one that created it."""
+    """Executes plans in the order of their step numbers. All methods but `hold` are called from the thread that created it."""
 
     num_pages: int  # of the pool, the reserved page 0 included
     page_size: int  # tokens
@@ -39,8 +47,67 @@ class Runner(Protocol):
     max_num_batched_tokens: int  # of one step
 
     def launch(self, plan: StepPlan) -> InFlightStep:
-        """Starts a step, or prepares one that is computed when its result is asked for. Tokens sampled in earlier steps are known to it,
-        also when their results were not yet asked for."""
+        """Starts a step, or prepares one that is computed when its result is asked for. Its input includes the tokens sampled in earlier
+        steps, also when their results were not asked for yet."""
+
+    def hold(self, held: bool) -> None:
+        """While held, a launched step does not begin by itself when the step before it finishes; it begins when the result of that step
+        is asked for. May be called from any thread, also by a destructor, and after `close`."""
 
     def close(self) -> None:
         """Releases the weights and the KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The model's input of a `StepPlan`, on the host. Of its n rows the first `layout.num_decodes` go on from their last tokens, which the
+    executor holds. For m of the n rows a token is sampled."""
+
+    number: int
+    layout: StepLayout
+    rows: IntArray  # [n]
+    token_ids: IntArray  # of the prompt chunks, in the order of rows
+    logits_indices: IntArray  # [m], the tokens of the step from whose logits the next token is sampled
+    sampled_rows: IntArray  # [m], their rows
+    next_positions: IntArray  # [m], positions of the tokens to be sampled
+
+    @classmethod
+    def of(cls, number: int, layout: StepLayout, rows: IntArray, samples: NDArray[np.bool_], token_ids: IntArray) -> Step:
+        """Arguments as the fields of a `StepPlan`. A row with `samples` is sampled from the logits of its last token."""
+        if layout.num_decodes == len(rows):
+            return cls(number, layout, rows, token_ids, layout.qo_indptr[:-1], rows, layout.seq_lens)
+        sampled = samples.nonzero()[0]
+        return cls(number, layout, rows, token_ids, layout.qo_indptr[1:][sampled] - 1, rows[sampled], layout.seq_lens[sampled])
+
+
+class Executor(Protocol):
+    """A model on a device, with its KV pages, the last token of every row, and the sampling. Steps run in the order of their launches.
+
+    All methods but `hold` are called from one thread. `allocate` comes before all that follow it here.
+    """
+
+    def bytes_per_page(self) -> int:
+        """Bytes of one KV page: K and V of all layers."""
+
+    def kv_budget(self) -> int:
+        """Bytes that the KV pages may take where nothing is configured."""
+
+    def allocate(self, num_pages: int, max_model_len: int) -> None:
+        """Creates the KV pages, zeroed, the reserved page 0 included, and whatever else steps of sequences of up to `max_model_len` tokens
+        need, so that no request waits for it."""
+
+    def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
+        """Assigns rows to new sequences. What it raises may be the fault of any of them; it can be called again with the others."""
+
+    def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
+        """Copies page sources[i] to page destinations[i], all layers, after the writes of the steps before. No page is twice a
+        destination, and all sources are read before any destination is written."""
+
+    def launch(self, step: Step) -> InFlightStep:
+        """As `Runner.launch`."""
+
+    def hold(self, held: bool) -> None:
+        """As `Runner.hold`."""
+
+    def close(self) -> None:
+        """As `Runner.close`. Steps in flight are finished or forgotten."""

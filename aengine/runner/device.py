@@ -26,7 +26,7 @@ def find_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
 
-class Lane:
+class DeviceStream:
     """The one stream that everything of a runner is put on, in order; of a CPU there is none.
 
     Stream, device and inference mode belong to a thread, so each entry sets them and each exit sets them back. One stream makes it safe
@@ -50,7 +50,7 @@ class Lane:
             self._stream.synchronize()
 
 
-def kv_budget(device: torch.device, utilization: float, widest: Callable[[], object], graphs: Callable[[], int]) -> int:
+def cuda_kv_budget(device: torch.device, utilization: float, widest: Callable[[], object], graphs: Callable[[], int]) -> int:
     """Bytes of a CUDA device that `utilization` leaves for KV beside weights, the widest step, graphs, and other users of the device.
 
     `widest` runs that step; `graphs` returns what all graphs will take, and takes nothing itself in the end.

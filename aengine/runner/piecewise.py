@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aengine.attention import AttentionSpec
 from aengine.models.batch import ForwardBatch
 from aengine.models.decoder import Decoder
 from aengine.runner.buckets import fitting
 from aengine.runner.capture import Capture, InterruptingAttention, LiveAttention, Pieces
-from aengine.runner.executor import GraphPlan
 
 
 class PiecewiseGraphs:
@@ -22,21 +22,22 @@ class PiecewiseGraphs:
     Queries, keys and values of every layer and size stay in memory, since attention reads them between the pieces.
     """
 
-    def __init__(self, model: Decoder, plan: GraphPlan, capture: Capture) -> None:
+    def __init__(self, model: Decoder, spec: AttentionSpec, sizes: tuple[int, ...], capture: Capture) -> None:
+        """`sizes`: numbers of tokens, ascending."""
         self._model = model
         self._capture = capture
-        self._sizes = plan.sizes.tokens
-        largest = self._sizes[-1]
+        self._sizes = sizes
+        largest = sizes[-1]
         device, dtype = model.head_weight.device, model.head_weight.dtype
         self._input_ids = torch.zeros(largest, dtype=torch.int32, device=device)
         self._positions = torch.zeros(largest, dtype=torch.int32, device=device)
-        self._attended = torch.zeros(largest, plan.num_heads, plan.head_dim, dtype=dtype, device=device)
+        self._attended = torch.zeros(largest, spec.num_heads, spec.head_dim, dtype=dtype, device=device)
         self._hidden = torch.zeros(largest, model.head_weight.shape[1], dtype=dtype, device=device)
         self._live = LiveAttention()
         self._pieces: dict[int, Pieces] = {}
 
     def record(self, size: int) -> None:
-        """Steps of up to `size` tokens, one of the plan's."""
+        """For steps of up to `size` tokens, one of the sizes."""
         pieces = Pieces(self._capture)
         positions = self._positions[:size]
         batch = ForwardBatch(

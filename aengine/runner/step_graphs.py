@@ -8,17 +8,13 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention import AttentionBackend, StepLayout
-from aengine.models.batch import ForwardBatch
+from aengine.attention import AttentionBackend
 from aengine.models.decoder import Decoder
-from aengine.runner.buckets import GraphBytes
+from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.capture import Capture
-from aengine.runner.executor import GraphPlan, StepPass
-from aengine.runner.graphs import DecodeGraphs
+from aengine.runner.decode_graphs import DecodeGraphs
 from aengine.runner.memory import show_bytes
 from aengine.runner.piecewise import PiecewiseGraphs
 
@@ -27,15 +23,24 @@ _T = TypeVar("_T")
 
 
 class StepGraphs:
-    """There are decode graphs of one size at least, and pieces if the plan has sizes for them."""
+    """There are decode graphs of one size at least, and pieces if there are sizes for them."""
 
-    def __init__(self, model: Decoder, backend: AttentionBackend, plan: GraphPlan, capture: Capture) -> None:
-        self._plan = plan
+    def __init__(
+        self,
+        model: Decoder,
+        backend: AttentionBackend,
+        sizes: GraphSizes,
+        last_tokens: Tensor,
+        pages_per_row: int,
+        capture: Capture,
+    ) -> None:
+        """`last_tokens`, `pages_per_row`: as of `DecodeGraphs`."""
+        self._sizes = sizes
         self._capture = capture
-        self._backend = backend
+        self._backend_name = backend.name
         self._used = capture.memory()
-        self._decodes = DecodeGraphs(model, backend, plan, capture)
-        self._pieces = PiecewiseGraphs(model, plan, capture) if plan.sizes.tokens else None
+        self.decodes = DecodeGraphs(model, backend, sizes.rows, last_tokens, pages_per_row, capture)
+        self.pieces = PiecewiseGraphs(model, backend.spec, sizes.tokens, capture) if sizes.tokens else None
         self._buffers = self._take_memory()
 
     def record(self) -> GraphBytes | None:
@@ -45,7 +50,7 @@ class StepGraphs:
         """
         from tqdm import tqdm  # type: ignore[import-untyped]
 
-        sizes, begin = self._plan.sizes, time.perf_counter()
+        sizes, begin = self._sizes, time.perf_counter()
         rows: list[int] = []
         tokens: list[int] = []
         with (
@@ -59,14 +64,14 @@ class StepGraphs:
             ) as bar,
         ):
             for size in reversed(sizes.rows):
-                if not _telling(self._decodes.record, size, "sequences"):
-                    _log.info("no graphs: the attention backend %s is not for them", self._backend.name)
+                if not _telling(self.decodes.record, size, "sequences"):
+                    _log.info("no graphs: the attention backend %s is not for them", self._backend_name)
                     return None
                 rows.append(self._take_memory())
                 bar.update()
-            if self._pieces is not None:
+            if self.pieces is not None:
                 for size in reversed(sizes.tokens):
-                    _telling(self._pieces.record, size, "tokens")
+                    _telling(self.pieces.record, size, "tokens")
                     tokens.append(self._take_memory())
                     bar.update()
         taken = GraphBytes(self._buffers, tuple(rows), tuple(tokens))
@@ -78,12 +83,6 @@ class StepGraphs:
             show_bytes(taken.total()),
         )
         return taken
-
-    def decode(self, layout: StepLayout, rows: NDArray[np.int32]) -> StepPass | None:
-        return self._decodes.run(layout, rows)
-
-    def forward(self, batch: ForwardBatch) -> Tensor | None:
-        return None if self._pieces is None else self._pieces.forward(batch)
 
     def _take_memory(self) -> int:
         """Since it was asked last."""

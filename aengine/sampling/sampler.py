@@ -45,7 +45,7 @@ class CheckedRows:
 class SampledTokens:
     """What was sampled for the m rows of a step. Tensors are on the device and may not be there yet; the rest is known at once."""
 
-    tokens: Tensor | NDArray[np.int64]  # [m] int64; an array where they are known on the host
+    tokens: Tensor  # [m] int64
     logprobs: DeviceLogprobs | None = None  # of the w rows in `logprob_rows`
     logprob_rows: NDArray[np.int64] | None = None  # [w], which of the m, ascending
     checked: CheckedRows | None = None

@@ -6,6 +6,7 @@ count or break steps.
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import threading
 from collections.abc import Callable, Iterator
@@ -27,8 +28,7 @@ from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Steps
 from aengine.outputs import FinishReason, ModelInfo
 from aengine.requests import RequestOptions
-from aengine.runner.base import Hold
-from aengine.runner.delayed import DelayedStep, DelayedSteps
+from aengine.runner.host_queue import HostQueue, HostStep
 from aengine.scheduler import StepPlan, StepResult
 from aengine.scheduler.request import Request
 
@@ -50,7 +50,7 @@ class HookedFlight:
     before: Callable[[], None]
     overlaps: bool
 
-    def wait(self, hold: Hold | None = None) -> None:
+    def wait(self) -> None:
         self.before()
 
     def withdraw(self) -> bool:
@@ -60,10 +60,8 @@ class HookedFlight:
         return self.flight.result()
 
 
-class HookedRun:
-    """Satisfies `StepRun`."""
-
-    overlaps = True
+class HookedCall:
+    """Stands in for a `PreparedStep`."""
 
     def __init__(self, runner: HookedRunner, plan: StepPlan) -> None:
         self._runner = runner
@@ -77,16 +75,14 @@ class HookedRun:
     def has_begun(self) -> bool:
         return self._flight is not None
 
-    def follow(self, hold: Hold) -> None:
-        self._runner.following = (self, hold)
-
-    def run(self) -> OracleFlight:
+    def run(self, following: HookedCall | None, hold: ctypes.c_int32) -> None:
         self._runner.before_step(self._plan)
-        following, self._runner.following = self._runner.following, None
-        if following is not None and not following[1].value:
-            following[0].begin()
+        if following is not None and not hold.value:
+            following.begin()
+
+    def result(self) -> StepResult:
         assert self._flight is not None, "begun"
-        return self._flight
+        return self._flight.result()
 
 
 class HookedRunner(OracleRunner):
@@ -99,23 +95,25 @@ class HookedRunner(OracleRunner):
         self.max_model_len = 400
         self.max_num_seqs = max_num_seqs
         self._ahead = ahead
-        self._delayed = DelayedSteps()
-        self.following: tuple[HookedRun, Hold] | None = None
+        self.queue = HostQueue()
         self.before_launch: Callable[[StepPlan], None] = lambda plan: None
         self.before_step: Callable[[StepPlan], None] = lambda plan: None
         self.closed = threading.Event()
 
-    def launch(self, plan: StepPlan) -> HookedFlight | DelayedStep:  # type: ignore[override]
+    def launch(self, plan: StepPlan) -> HookedFlight | HostStep:  # type: ignore[override]
         self.before_launch(plan)
         if self._ahead is Ahead.HOST:
             if plan.new_rows or len(plan.copy_from):
-                self._delayed.compute()
-            run = HookedRun(self, plan)
-            return self._delayed.add(run, run.run, overlaps=plan.num_decodes == len(plan.rows))
+                self.queue.compute()
+            call: Any = HookedCall(self, plan)
+            return self.queue.add(call, call.result, begins=True, overlaps=plan.num_decodes == len(plan.rows))
         if self._ahead is Ahead.DEVICE:
             self.before_step(plan)
             return HookedFlight(super().launch(plan), lambda: None, overlaps=True)
         return HookedFlight(super().launch(plan), lambda: self.before_step(plan), overlaps=False)
+
+    def hold(self, held: bool) -> None:
+        self.queue.hold.value = held
 
     def close(self) -> None:
         self.closed.set()

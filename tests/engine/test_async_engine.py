@@ -265,10 +265,15 @@ async def test_deadline() -> None:
 
 async def test_a_deadline_beyond_what_a_platform_can_wait() -> None:
     async with OracleEngine() as engine:
+        mailbox: Any = engine._steps._mailbox
+        waits: list[float | None] = []
+        wait = mailbox.wait
+        mailbox.wait = lambda timeout: waits.append(timeout) or wait(timeout)
         for timeout in (1e10, 1e300):
             stream = engine.stream([1], SamplingParams(seed=1, ignore_eos=True, max_tokens=5), timeout=timeout)
+            before = len(waits)
             assert len([token async for token in stream]) == 5
-            await until(lambda: engine._steps._busy_since is None)  # the step thread waits for that deadline
+            await until(lambda before=before: len(waits) > before)  # the step thread is idle
         assert len([token async for token in engine.stream([1], SamplingParams(seed=1, ignore_eos=True, max_tokens=5))]) == 5
 
 
@@ -437,7 +442,7 @@ class TestLifeCycle:
                 assert gate.wait(20)
                 yield name, weight
 
-        monkeypatch.setattr("aengine.runner.executor.drawn_weights", draw)
+        monkeypatch.setattr("aengine.runner.setup.drawn_weights", draw)
         engine = AsyncEngine("demo", load_format="dummy")
         async with anyio.create_task_group() as group:
             group.start_soon(engine.start)

@@ -52,15 +52,15 @@ def test_a_wait_of_any_length_ends_with_a_post() -> None:
         assert mailbox.take() == [Cancel(1)]
 
 
-def test_the_signal_is_up_while_something_is_posted() -> None:
+def test_on_post_is_called_when_the_command_is_there() -> None:
     mailbox = Mailbox()
-    assert mailbox.signal.value == 0
-    for _ in range(2):
-        mailbox.post(Cancel(1))
-        mailbox.post(Cancel(2))
-        assert mailbox.signal.value == 1
-        mailbox.take()
-        assert mailbox.signal.value == 0
+    mailbox.post(Cancel(1))
+    seen: list[bool] = []
+    mailbox.on_post = lambda: seen.append(mailbox.is_empty)
+    assert mailbox.take() == [Cancel(1)]
+    assert mailbox.is_empty
+    mailbox.post(Cancel(2))
+    assert seen == [False]
 
 
 def test_what_was_taken_does_not_wake() -> None:

@@ -11,70 +11,70 @@ import pytest
 from oracle_engine import Ahead, HookedFlight, OracleEngine, StepGate
 
 from aengine import SamplingParams
-from aengine.engine import step_loop
+from aengine.engine import step_stats
 from aengine.outputs import EngineStats
-from aengine.runner.delayed import DelayedSteps
+from aengine.runner.host_queue import HostQueue
 from aengine.scheduler import StepPlan, Updates
 
 pytestmark = pytest.mark.anyio
 
 
 def _noted(engine: OracleEngine) -> list[tuple[str, int]]:
-    """What happens from now on: a step is launched, it is computed, what it changed is told. The second is the number of the step."""
+    """What happens from now on: a step is launched, it is computed, what it changed is reported. The second is the number of the step."""
     events: list[tuple[str, int]] = []
     steps: Any = engine._steps
-    hand_on = steps._hand_on
+    hand_on = steps._report
 
-    def tell(report: Any) -> None:
+    def note(report: Any) -> None:
         if isinstance(report, Updates) and report.keys:
-            events.append(("tell", sum(kind == "tell" for kind, _ in events)))
+            events.append(("report", sum(kind == "report" for kind, _ in events)))
         hand_on(report)
 
-    steps._hand_on = tell
+    steps._report = note
     engine.runner.before_launch = lambda plan: events.append(("launch", plan.step))
     engine.runner.before_step = lambda plan: events.append(("compute", plan.step))
     return events
 
 
-async def test_a_step_is_told_while_the_next_one_is_computed() -> None:
-    """The event loop takes the interpreter from the step thread: it should do so when that one needs none."""
+async def test_a_step_is_reported_while_the_next_one_is_computed() -> None:
+    """The event loop takes the GIL from the step thread: it should do so while that one does not need it."""
     async with OracleEngine() as engine:
         events = _noted(engine)
         await engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=4, ignore_eos=True))
     assert events[:2] == [("launch", 0), ("compute", 0)]
     for step in range(1, 4):
-        assert events[3 * step - 1 : 3 * step + 2] == [("launch", step), ("tell", step - 1), ("compute", step)]
-    assert events[11:] == [("tell", 3)]
+        assert events[3 * step - 1 : 3 * step + 2] == [("launch", step), ("report", step - 1), ("compute", step)]
+    assert events[11:] == [("report", 3)]
 
 
-async def test_one_step_ahead_a_step_is_told_at_once() -> None:
+async def test_one_step_ahead_a_step_is_reported_at_once() -> None:
     """The device computes the next one meanwhile."""
     async with OracleEngine(ahead=Ahead.DEVICE) as engine:
         events = _noted(engine)
         await engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=4, ignore_eos=True))
     launches = [event for event in events if event[0] != "compute"]
-    assert launches[:5] == [("launch", 0), ("launch", 1), ("tell", 0), ("launch", 2), ("tell", 1)]
+    assert launches[:5] == [("launch", 0), ("launch", 1), ("report", 0), ("launch", 2), ("report", 1)]
 
 
-async def test_on_a_host_decodes_are_told_at_once() -> None:
+async def test_on_a_host_decodes_are_reported_at_once() -> None:
     """The kernels go on with the next step meanwhile. Of a prompt they do not, so that who comes is in the next step."""
     async with OracleEngine(ahead=Ahead.HOST) as engine:
         events = _noted(engine)
         await engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=5, ignore_eos=True))
-    assert events[:4] == [("launch", 0), ("compute", 0), ("launch", 1), ("tell", 0)]
-    assert events[4:10] == [("launch", 2), ("compute", 1), ("tell", 1), ("launch", 3), ("compute", 2), ("tell", 2)]
+    assert events[:4] == [("launch", 0), ("compute", 0), ("launch", 1), ("report", 0)]
+    assert events[4:10] == [("launch", 2), ("compute", 1), ("report", 1), ("launch", 3), ("compute", 2), ("report", 2)]
 
 
 async def test_on_a_host_decodes_follow_one_another_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the step thread, which needs the interpreter for it, asks for a result."""
+    """Before the step thread, which needs the GIL for it, asks for a result."""
     begun: list[bool] = []
-    begin = DelayedSteps.begin
+    begin_first = HostQueue.begin_first
 
-    def noted(steps: DelayedSteps) -> None:
-        begun.extend(step.has_begun for step in steps._steps)
-        begin(steps)
+    def noted(queue: HostQueue) -> None:
+        begun.extend(step.has_begun for step in queue._steps)
+        begin_first(queue)
 
-    monkeypatch.setattr(DelayedSteps, "begin", noted)
+    monkeypatch.setattr(HostQueue, "begin_first", noted)
     async with OracleEngine(ahead=Ahead.HOST) as engine:
         await engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=6, ignore_eos=True))
     assert begun == [True] * 4
@@ -96,7 +96,7 @@ async def test_a_step_that_has_not_begun_gives_way(leaves: bool) -> None:
             tasks.start_soon(second.aclose)
         else:
             third = engine.stream([1, 2], SamplingParams(seed=3, max_tokens=12, ignore_eos=True))
-        while not engine._steps._mailbox.signal.value:
+        while engine._steps._mailbox.is_empty:
             await anyio.lowlevel.checkpoint()
         gate.open()
         assert [token.token_id async for token in first] == engine.solo(1)[0]
@@ -112,29 +112,29 @@ async def test_nothing_is_withheld_when_nothing_follows() -> None:
     async with OracleEngine() as engine:
         events = _noted(engine)
         await engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=1))
-    assert events == [("launch", 0), ("compute", 0), ("tell", 0)]
+    assert events == [("launch", 0), ("compute", 0), ("report", 0)]
 
 
 @pytest.mark.parametrize("ahead", list(Ahead))
-async def test_a_flight_is_gone_before_its_step_is_told(ahead: Ahead) -> None:
-    """Freed tensors let go of the interpreter: not when the loop waits for it."""
+async def test_a_flight_is_gone_before_its_step_is_reported(ahead: Ahead) -> None:
+    """Tensors release the GIL when they are freed, which is not to be while the loop waits for it."""
     async with OracleEngine(ahead=ahead) as engine:
         flights: list[weakref.ref[HookedFlight]] = []
         alive: list[bool] = []
         steps: Any = engine._steps
-        hand_on, launch = steps._hand_on, engine.runner.launch
+        hand_on, launch = steps._report, engine.runner.launch
 
         def noted_launch(plan: StepPlan) -> HookedFlight:
             flight = launch(plan)
             flights.append(weakref.ref(flight))
             return flight
 
-        def tell(report: Any) -> None:
+        def note(report: Any) -> None:
             if isinstance(report, Updates) and report.keys:
                 alive.append(flights[len(alive)]() is not None)
             hand_on(report)
 
-        steps._hand_on = tell
+        steps._report = note
         engine.runner.launch = noted_launch  # type: ignore[method-assign]
         await engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=5, ignore_eos=True))
     assert alive == [False] * 5
@@ -144,7 +144,7 @@ async def test_stats_know_of_requests_at_once(monkeypatch: pytest.MonkeyPatch) -
     """And of tokens now and then."""
     params = SamplingParams(seed=1, max_tokens=100, ignore_eos=True)
     known: list[EngineStats] = []
-    monkeypatch.setattr(step_loop, "PUBLISH_SECONDS", 1e9)
+    monkeypatch.setattr(step_stats, "PUBLISH_SECONDS", 1e9)
     async with OracleEngine() as engine:
         engine.runner.before_launch = lambda plan: known.append(engine._steps.snapshot.stats)
         await engine.generate([1, 2], params)
@@ -152,7 +152,7 @@ async def test_stats_know_of_requests_at_once(monkeypatch: pytest.MonkeyPatch) -
         stats = engine.stats()
         assert (stats.running, stats.completion_tokens) == (0, 100)
     known.clear()
-    monkeypatch.setattr(step_loop, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(step_stats, "PUBLISH_SECONDS", 0.0)
     async with OracleEngine() as engine:
         engine.runner.before_launch = lambda plan: known.append(engine._steps.snapshot.stats)
         await engine.generate([1, 2], params)
@@ -160,4 +160,4 @@ async def test_stats_know_of_requests_at_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_age_of_stats_is_what_is_documented() -> None:
-    assert f"at most {step_loop.PUBLISH_SECONDS * 1000:g} ms before" in (EngineStats.__doc__ or "")
+    assert f"at most {step_stats.PUBLISH_SECONDS * 1000:g} ms before" in (EngineStats.__doc__ or "")

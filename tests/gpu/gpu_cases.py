@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from eager_capture import EagerCapture
 from reference import LLAMA3, TINY, YARN, save_random
 
 from aengine.config import EngineConfig
-from aengine.runner.eager_capture import EagerCapture
 from aengine.runner.model_runner import ModelRunner
 
 SMALL = {**TINY, "hidden_size": 512, "intermediate_size": 256, "num_hidden_layers": 2, "initializer_range": 0.06}

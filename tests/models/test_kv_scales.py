@@ -16,7 +16,7 @@ from aengine.config import EngineConfig
 from aengine.errors import ModelLoadError
 from aengine.models.kv_scales import stored_kv_scales
 from aengine.models.spec import read_spec
-from aengine.runner.executor import ExecutorSetup
+from aengine.runner.setup import ExecutorSetup
 
 ATTENTION = "model.layers.{}.self_attn."
 NAMES = {
@@ -117,7 +117,7 @@ def test_an_fp8_cache_takes_them(tmp_path: pathlib.Path, caplog: pytest.LogCaptu
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
 
     def setup(**options) -> ExecutorSetup:
-        return ExecutorSetup(EngineConfig(model=str(tmp_path), **options), spec_of(), tmp_path, torch.float32, CPU, 64)
+        return ExecutorSetup(EngineConfig(model=str(tmp_path), **options), spec_of(), tmp_path, torch.float32, CPU, 1, 64, 64)
 
     attention = setup(kv_cache_dtype="fp8").attention()
     assert (attention.cache_dtype, attention.scales(0), attention.scales(1)) == (torch.float8_e4m3fn, (1.0, 1.0), (0.5, 1.0))

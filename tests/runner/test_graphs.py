@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from driver import GREEDY, Driver, sampled
+from eager_capture import EagerCapture
 from reference import save_tiny
 from slow_cases import slow_but
 from test_greedy import make_runner
@@ -26,8 +27,6 @@ from aengine.attention import AttentionMetadata, StepLayout, TorchNativeBackend,
 from aengine.config import EngineConfig
 from aengine.runner.buckets import GraphSizes
 from aengine.runner.capture import Pieces
-from aengine.runner.eager_capture import EagerCapture
-from aengine.runner.graphs import DecodeHidden
 from aengine.runner.model_runner import ModelRunner
 from aengine.runner.step_graphs import StepGraphs
 from aengine.runner.upload import UploadRing
@@ -63,8 +62,8 @@ def count_replays(runner: ModelRunner) -> dict[tuple[str, int], int]:
     """How often each graph was replayed from here on, by kind and size."""
     graphs = graphs_of(runner)
     counts: dict[tuple[str, int], int] = {}
-    every = {("decode", size): graph.pieces for size, graph in graphs._decodes._graphs.items()}
-    every |= {("pieces", size): pieces for size, pieces in graphs._pieces._pieces.items()}
+    every = {("decode", size): graph.pieces for size, graph in graphs.decodes._graphs.items()}
+    every |= {("pieces", size): pieces for size, pieces in graphs.pieces._pieces.items()}
     for key, pieces in every.items():
         counts[key] = 0
 
@@ -178,7 +177,7 @@ def test_logprobs_and_prompt_logprobs(tiny: pathlib.Path) -> None:
 @pytest.mark.usefixtures("from_buffers")
 def test_what_buffers_hold_beyond_a_step_does_not_matter(tiny: pathlib.Path) -> None:
     runner = graph_runner(tiny)
-    decodes, pieces = graphs_of(runner)._decodes, graphs_of(runner)._pieces
+    decodes, pieces = graphs_of(runner).decodes, graphs_of(runner).pieces
     rng = np.random.default_rng(0)
 
     def poison() -> None:
@@ -189,7 +188,7 @@ def test_what_buffers_hold_beyond_a_step_does_not_matter(tiny: pathlib.Path) -> 
             decodes._tokens.random_(-(2**31), 2**31 - 1)
             pieces._input_ids.copy_(torch.from_numpy(rng.integers(0, VOCAB, 120)))
             pieces._positions.copy_(torch.from_numpy(rng.integers(0, 256, 120)))
-            runner._passes.last_tokens[-1] = int(rng.integers(0, VOCAB))
+            runner._executor._last_tokens[-1] = int(rng.integers(0, VOCAB))
             for slot in decodes._ring._slots:
                 slot._memory.random_(-(2**31), 2**31 - 1)
 
@@ -198,10 +197,10 @@ def test_what_buffers_hold_beyond_a_step_does_not_matter(tiny: pathlib.Path) -> 
 
 def test_replays_use_the_same_memory(tiny: pathlib.Path) -> None:
     runner = graph_runner(tiny)
-    decodes, pieces = graphs_of(runner)._decodes, graphs_of(runner)._pieces
+    decodes, pieces = graphs_of(runner).decodes, graphs_of(runner).pieces
 
     def places() -> list[int]:
-        owners = [vars(decodes), vars(pieces), {"last_tokens": runner._passes.last_tokens}]
+        owners = [vars(decodes), vars(pieces)]
         return [value.data_ptr() for owner in owners for value in owner.values() if isinstance(value, torch.Tensor)]
 
     before = places()
@@ -217,11 +216,11 @@ def test_replays_use_the_same_memory(tiny: pathlib.Path) -> None:
         plan = driver._plan(entries, 3)
         with torch.inference_mode():
             layout = decodes_layout(runner, plan)
-            done = runner._executor.decode(layout, plan.rows)
+            done = graphs_of(runner).decodes.run(layout, plan.rows)
         for s in sequences:
             s.computed += 1
         assert done is not None
-        ends.add((done.hidden.argmax(done.indices).data_ptr(), done.rows.data_ptr(), done.next_positions.data_ptr()))
+        ends.add((done.greedy_tokens.data_ptr(), done.rows.data_ptr(), done.next_positions.data_ptr()))
         assert done.next_positions.tolist() == layout.seq_lens.tolist()
         assert done.rows.tolist() == plan.rows.tolist()
     assert len(ends) == 1
@@ -238,12 +237,12 @@ def test_padding_touches_no_row(tiny: pathlib.Path) -> None:
     driver = Driver(runner)
     one, other = driver.add([1, 2, 3]), driver.add([4, 5, 6, 7])
     driver.run_step([one, other])
-    last = runner._passes.last_tokens.clone()
+    last = runner._executor._last_tokens.clone()
     backend = runner._executor._backend
     caches = [pages for cache in backend.caches for pages in (cache.keys, cache.values)]
     before = [cache.clone() for cache in caches]
     driver.run_step([one])
-    changed = (runner._passes.last_tokens != last).nonzero()[:, 0].tolist()
+    changed = (runner._executor._last_tokens != last).nonzero()[:, 0].tolist()
     assert set(changed) <= {one.row, 24}
     for cache, old in zip(caches, before, strict=True):
         slots = (cache != old).any(-1).any(0)  # [pages, page_size]
@@ -257,17 +256,20 @@ def test_logits_may_be_changed(tiny: pathlib.Path) -> None:
         runner = graph_runner(tiny, dtype=dtype)
         driver = Driver(runner)
         driver.generate([[1, 2, 3], [4, 5]], 3)
-        graph_logits = graphs_of(runner)._decodes._logits
+        graph_logits = graphs_of(runner).decodes._logits
         assert graph_logits.dtype == runner.dtype
+        sequences = [driver.add([at, at + 1]) for at in range(2)]
+        driver.run_step(sequences)
         with torch.inference_mode():
-            hidden = DecodeHidden(graph_logits[:2], torch.tensor([5, 6]))
-            both = hidden.logits(torch.tensor([0, 1], dtype=torch.int32))
-            assert both.dtype == torch.float32
+            plan = driver._plan([(s, 1) for s in sequences], 2)
+            done = graphs_of(runner).decodes.run(decodes_layout(runner, plan), plan.rows)
+            both = done.logits(torch.tensor([0, 1], dtype=torch.int32))
+            assert (both.dtype, both.shape) == (torch.float32, (2, VOCAB))
             before = graph_logits.clone()
             both.fill_(0.0)
             assert torch.equal(graph_logits, before)
-            torch.testing.assert_close(hidden.logits(torch.tensor([1], dtype=torch.int32))[0], before[1].float())
-            assert hidden.argmax(torch.tensor([1], dtype=torch.int32)).tolist() == [6]
+            torch.testing.assert_close(done.logits(torch.tensor([1], dtype=torch.int32))[0], before[1].float())
+            assert done.greedy_tokens.tolist() == before[:2].argmax(-1).tolist()
 
 
 def test_results_are_read_late(tiny: pathlib.Path) -> None:
@@ -285,12 +287,12 @@ def test_results_are_read_late(tiny: pathlib.Path) -> None:
     late = [flight.result().tokens.item() for flight in flights]
     assert sequence.output + late == expected[:6]
     assert [flight.result().tokens.item() for flight in flights] == late, "asked twice"
-    assert len(runner._landings._free) == 5, "all were on their way before the first one was read"
+    assert len(runner._executor._free_buffers) == 5, "all were on their way before the first one was read"
     sequence.output += late
     driver.run_step([sequence])
     driver.run_step([sequence])
     assert sequence.output == expected
-    assert len(runner._landings._free) == 5, "used again, once read"
+    assert len(runner._executor._free_buffers) == 5, "used again, once read"
 
 
 def test_a_backend_that_is_not_for_graphs(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -327,25 +329,24 @@ def test_largest_first_and_no_pieces_for_zero_tokens(tiny: pathlib.Path, monkeyp
 
     monkeypatch.setattr(Pieces, "record", recorded)
     runner = graph_runner(tiny)
-    assert list(graphs_of(runner)._decodes._graphs) == sorted(SIZES, reverse=True)
-    assert list(graphs_of(runner)._pieces._pieces) == [120, 96, 64, 32, 16]
+    assert list(graphs_of(runner).decodes._graphs) == sorted(SIZES, reverse=True)
+    assert list(graphs_of(runner).pieces._pieces) == [120, 96, 64, 32, 16]
     assert len(seen) == 10
     config = EngineConfig(
         model=str(tiny), device="cpu", attention_backend="torch_native", kv_cache_memory=64 << 20, max_num_seqs=4, graph_tokens=0
     )
     runner = ModelRunner(config, tiny, EagerCapture)
-    assert list(graphs_of(runner)._decodes._graphs) == [4, 2, 1]
-    assert graphs_of(runner)._pieces is None
+    assert list(graphs_of(runner).decodes._graphs) == [4, 2, 1]
+    assert graphs_of(runner).pieces is None
     assert random_steps(runner, 3, 20, most=4)
 
 
 def test_memory_of_all_graphs_is_foreseen_from_two_of_each_kind(tiny: pathlib.Path) -> None:
     runner = graph_runner(tiny, graph_sizes=None)
     sizes = GraphSizes.of(None, 120, 24, 512)
-    plan = runner._graph_plan(sizes, runner.max_model_len)
     with torch.inference_mode():
-        taken = runner._executor.record(plan, EagerCapture(CPU))
-        foreseen = runner._measure_graphs(EagerCapture, sizes, runner.max_model_len)
+        taken = runner._executor._record_graphs(sizes, runner.max_model_len)
+        foreseen = runner._executor._measure_graphs()
     assert taken is not None
     assert (len(taken.rows), len(taken.tokens)) == (len(sizes.rows), len(sizes.tokens))
     assert taken.total() <= foreseen <= 2 * taken.total()
@@ -380,8 +381,7 @@ def test_without_graphs_where_one_cannot_be_recorded(
     )
     assert (record.levelname, record.message) == ("WARNING", expected)
     assert random_steps(runner, 2, 20) == random_steps(eager_runner(tiny), 2, 20)
-    sizes = GraphSizes.of(None, 120, 24, 512)
-    assert runner._measure_graphs(FailingCapture, sizes, runner.max_model_len) == 0, "tried once"
+    assert runner._executor._measure_graphs() == 0, "tried once"
     assert len(caplog.records) == 1
 
 

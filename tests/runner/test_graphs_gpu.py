@@ -19,8 +19,8 @@ from workloads import compare_with_eager, random_steps
 from aengine.config import EngineConfig
 from aengine.runner.base import InFlightStep
 from aengine.runner.buckets import GraphBytes
+from aengine.runner.device_executor import DeviceExecutor
 from aengine.runner.model_runner import ModelRunner
-from aengine.runner.torch_executor import TorchExecutor
 from aengine.scheduler.plan import RowParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -145,19 +145,19 @@ def test_graphs_are_counted_before_the_pool_is_sized(
     caplog.set_level(logging.INFO, logger="aengine")
     foreseen: list[int] = []
     taken: list[GraphBytes] = []
-    measure, record = ModelRunner._measure_graphs, TorchExecutor.record
+    measure, record = DeviceExecutor._measure_graphs, DeviceExecutor._record_graphs
 
-    def measured(self: ModelRunner, *given: Any) -> int:
-        foreseen.append(measure(self, *given))
+    def measured(self: DeviceExecutor) -> int:
+        foreseen.append(measure(self))
         taken.clear()  # those of the trial
         return foreseen[-1]
 
-    def recorded(self: TorchExecutor, *given: Any) -> GraphBytes | None:
+    def recorded(self: DeviceExecutor, *given: Any) -> GraphBytes | None:
         taken.append(record(self, *given))
         return taken[-1]
 
-    monkeypatch.setattr(ModelRunner, "_measure_graphs", measured)
-    monkeypatch.setattr(TorchExecutor, "record", recorded)
+    monkeypatch.setattr(DeviceExecutor, "_measure_graphs", measured)
+    monkeypatch.setattr(DeviceExecutor, "_record_graphs", recorded)
     options = {"kv_cache_memory": None, "gpu_memory_utilization": 0.3, "graph_sizes": None, "max_num_seqs": 64}
     with cuda_runner(model_dir, backend, **options) as runner:
         (one,), (actual,) = foreseen, taken
@@ -172,7 +172,7 @@ def test_graphs_are_counted_before_the_pool_is_sized(
 
 def test_eager_records_nothing(model_dir: pathlib.Path) -> None:
     with cuda_runner(model_dir, "triton", eager=True) as runner:
-        assert isinstance(runner._executor, TorchExecutor)
+        assert isinstance(runner._executor, DeviceExecutor)
         assert runner._executor._graphs is None
 
 

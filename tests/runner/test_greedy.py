@@ -19,10 +19,7 @@ from tokenizers import Tokenizer
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.models.hub import resolve_model
-from aengine.runner.executor import DevicePass, StepPass
-from aengine.runner.host_passes import HostPasses
 from aengine.runner.model_runner import ModelRunner
-from aengine.runner.passes import HostStep
 
 PAGE_SIZES = (1, 16, 64)
 BACKENDS = ("auto", "torch_native")  # auto: the CPU kernels where they support the model
@@ -96,38 +93,18 @@ def test_family_logits(family, backend: str) -> None:
 
 
 def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
-    """A list that every later step's logits are appended to."""
+    """A list that every later step's logits are appended to, [m, vocab_size]: those of tokens that are followed by a sampled one."""
     seen: list[torch.Tensor] = []
-    inner = runner._passes.prepare
+    sampler = runner._executor._sampler
+    sample = sampler.sample
 
-    class Recorded:
-        def __init__(self, hidden) -> None:
-            self.hidden = hidden
+    def record(logits: torch.Tensor, *args):
+        seen.append(logits.clone())
+        return sample(logits, *args)
 
-        def logits(self, indices: torch.Tensor) -> torch.Tensor:
-            seen.append(self.hidden.logits(indices))
-            return seen[-1]
-
-        def argmax(self, indices: torch.Tensor) -> torch.Tensor:
-            return self.logits(indices).argmax(-1)
-
-    if isinstance(runner._passes, HostPasses):
-        runner._passes._draw_params = lambda rows, positions: None  # else the kernels draw, and nobody sees logits
-
-    class RecordedRun:
-        overlaps = chooses = has_begun = False
-
-        def __init__(self, step: HostStep) -> None:
-            self.inner = inner(dataclasses.replace(step, greedy=False))
-
-        def begin(self) -> None:
-            pass
-
-        def run(self) -> StepPass:
-            done = self.inner.run()
-            return DevicePass(Recorded(done.hidden), done.indices, done.rows, done.next_positions, keeps_argmax=False)
-
-    runner._passes.prepare = RecordedRun
+    sampler.is_greedy = lambda rows: False
+    sampler.draw_params = lambda rows, positions: None  # else the kernels sample, and nobody sees logits
+    sampler.sample = record
     return seen
 
 
@@ -191,7 +168,7 @@ def test_half_precision_is_close_to_float32(tmp_path: pathlib.Path, dtype: str) 
 
 
 def test_rows_and_pages_are_reused(tmp_path: pathlib.Path) -> None:
-    """A row that changes hands carries nothing over: not its last token, its pages or its sampling."""
+    """A row that is assigned to a new sequence keeps nothing: not its last token, its pages or its sampling."""
     model = save_tiny("mistral", tmp_path)
     prompts = [list(range(at, at + 20)) for at in range(0, 80, 10)]
     driver = Driver(make_runner(tmp_path, max_num_seqs=1, page_size=16))

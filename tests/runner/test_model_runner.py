@@ -17,8 +17,10 @@ from reference import greedy, save_tiny
 from test_greedy import make_runner, record_logits
 
 from aengine.errors import ConfigError, InsufficientMemoryError, ModelLoadError
+from aengine.kernels.cpu import KvPool
+from aengine.models.cpu_stack import DecoderStack
 from aengine.models.hub import resolve_model
-from aengine.runner.profile import widest_step
+from aengine.runner.dummy_steps import widest_step
 from aengine.sampling import Sampler
 from aengine.scheduler.plan import NewRow, RowsFailed
 
@@ -185,15 +187,13 @@ def test_widest_step_runs_and_leaves_no_trace(tmp_path: pathlib.Path) -> None:
     driver = Driver(runner)
     sequence = driver.add(list(range(40)))
     driver.run_step([sequence])
-    step = widest_step(6, 200, runner.max_model_len, runner.page_size)
+    dummy = widest_step(6, 200, runner.max_model_len, runner.page_size)
+    step = dummy.step
     assert (step.layout.num_tokens, step.layout.num_rows) == (200, 6)
     assert step.layout.seq_lens.max() == runner.max_model_len
-    last_tokens = runner._passes.last_tokens.clone()
-    with torch.inference_mode():
-        sampled, _ = runner.forward(step.layout, step.rows, step.samples, step.token_ids)
-        assert sampled is not None
-        assert len(sampled.tokens) == 6
-        runner._passes.last_tokens.copy_(last_tokens)
+    last_tokens = runner._executor._last_tokens.copy()
+    assert len(runner._executor.launch(step).result().tokens) == 6
+    runner._executor._last_tokens[:] = last_tokens
     for _ in range(7):
         driver.run_step([sequence])
     assert [sequence.output] == greedy(model, [list(range(40))], 8)
@@ -202,7 +202,9 @@ def test_widest_step_runs_and_leaves_no_trace(tmp_path: pathlib.Path) -> None:
 def test_close_frees_the_pool(demo: pathlib.Path) -> None:
     runner = make_runner(demo)
     runner.close()
-    assert not any(isinstance(value, torch.nn.Module) for value in vars(runner).values())
+    held = {**vars(runner), **vars(runner._executor)}.values()
+    assert not any(isinstance(value, (torch.nn.Module, DecoderStack, KvPool)) for value in held)
+    runner.hold(True)  # as a command does that a destructor posts
 
 
 def test_the_contract_is_light() -> None:

@@ -13,7 +13,7 @@ from aengine.config import EngineConfig
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.hub import resolve_model
 from aengine.runner import warm_weights as module
-from aengine.runner.cpu_executor import CpuExecutor
+from aengine.runner.host_executor import HostExecutor
 from aengine.runner.model_runner import ModelRunner
 from aengine.runner.warm_weights import warm_weights
 
@@ -90,7 +90,7 @@ def test_the_tokens_are_the_same(size: int) -> None:
         runner = ModelRunner(settings, path, warm=warm)
         in_use = warm._taken
     assert Driver(runner).generate([prompt], 32) == expected
-    if isinstance(runner._executor, CpuExecutor):
+    if isinstance(runner._executor, HostExecutor):
         assert (in_use > 0) == (size > 1)
 
 

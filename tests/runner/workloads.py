@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from driver import GREEDY, Driver, Sequence_
 
-from aengine.runner.base import Runner
-from aengine.runner.executor import StepPass
+from aengine.runner.base import Runner, Step
+from aengine.runner.decode_graphs import Forward
 from aengine.runner.model_runner import ModelRunner
-from aengine.runner.passes import HostStep
 from aengine.scheduler.plan import RowParams
 
 VOCAB = 199
@@ -65,35 +65,34 @@ class Compared:
 
 def compare_with_eager(runner: ModelRunner) -> Compared:
     """From here on the runner computes each step again without graphs, from the same last tokens and into the same KV slots, and holds
-    the logits of both against each other. What graphs chose counts."""
+    the logits of both against each other. What graphs sampled counts."""
     compared = Compared()
-    passes, executor = runner._passes, runner._executor
-    run = passes.run
+    executor: Any = runner._executor
+    forward, last_tokens = executor._forward, executor._last_tokens
 
-    def run_both(step: HostStep) -> StepPass:
-        before = passes.last_tokens.clone()
-        done = run(step)
-        logits = done.hidden.logits(done.indices) if len(step.sampled) else None
-        after = passes.last_tokens.clone()
+    def forward_twice(step: Step) -> Forward:
+        before = last_tokens.clone()
+        done = forward(step)
+        logits = done.logits(done.logits_indices) if len(step.sampled_rows) else None
+        after = last_tokens.clone()
         graphs, executor._graphs = executor._graphs, None
-        passes.last_tokens.copy_(before)
-        plain = run(step)
+        last_tokens.copy_(before)
+        plain = forward(step)
         executor._graphs = graphs
-        passes.last_tokens.copy_(after)
-        if done.keeps_argmax:
+        last_tokens.copy_(after)
+        if done.greedy_tokens is not None:
             compared.by_graph += 1
-            chosen = done.hidden.argmax(done.indices)
-            assert torch.equal(chosen, logits.argmax(-1))
-            assert torch.equal(after.index_select(0, done.rows), chosen.to(torch.int32))
-        elif step.layout.num_tokens <= max(graphs._plan.sizes.tokens):
+            assert torch.equal(done.greedy_tokens, logits.argmax(-1))
+            assert torch.equal(after.index_select(0, done.rows), done.greedy_tokens.to(torch.int32))
+        elif step.layout.num_tokens <= max(graphs.pieces._sizes):
             compared.in_pieces += 1
         if logits is not None:
-            expected = plain.hidden.logits(plain.indices)
+            expected = plain.logits(plain.logits_indices)
             assert torch.equal(done.rows, plain.rows)
             assert torch.equal(done.next_positions, plain.next_positions)
             worst = (logits - expected).abs().amax(-1) / expected.std(-1)
             compared.worst = max(compared.worst, worst.max().item())
         return done
 
-    passes.run = run_both
+    executor._forward = forward_twice
     return compared

@@ -244,7 +244,7 @@ def test_a_signal_while_the_model_loads_ends_the_process() -> None:
     assert result.returncode == 0, result.stderr
     assert "SIGTERM" in result.stderr
     assert "listening" not in result.stderr
-    assert "loading was left: the engine is closed" in result.stderr, "the process waits for the thread that loads"
+    assert "loading was cancelled: the engine is closed" in result.stderr, "the process waits for the thread that loads"
 
 
 STUCK = """

@@ -27,8 +27,10 @@ from aengine.bench.shapes import SHAPES, shape_folder
 from aengine.config import EngineConfig
 from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.loading import LoadedModel
+from aengine.kernels.cpu import KvPool, Workspace
+from aengine.models.cpu_stack import PreparedStep
 from aengine.params import SamplingParams
-from aengine.runner.executor import HostExecutor, HostRun
+from aengine.runner.host_executor import HostExecutor
 from aengine.switching import switch_often
 
 PROMPT_TOKENS = 128
@@ -52,7 +54,8 @@ class TimedEngine(AsyncEngine):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         self.steps: list[tuple[int, float]] = []  # tokens of each, and seconds from the end of the one before
-        self.latest: dict[int, HostRun] = {}  # by their number of tokens
+        self.latest: dict[int, PreparedStep] = {}  # by their number of tokens
+        self._threads = 1
 
     def _load(self) -> LoadedModel:
         loaded = super()._load()
@@ -60,24 +63,27 @@ class TimedEngine(AsyncEngine):
         executor = runner._executor
         if not isinstance(executor, HostExecutor):
             raise SystemExit("there are no CPU kernels here to compare with")
-        prepare = executor.prepare
+        stack: Any = executor._stack
+        prepare = stack.prepare
 
-        def kept(layout: StepLayout, token_ids: NDArray[np.int32], *args: Any, **options: Any) -> HostRun:
-            run = self.latest[len(token_ids)] = prepare(layout, token_ids, *args, **options)
-            return run
+        def kept(workspace: Workspace, pool: KvPool, layout: StepLayout, token_ids: NDArray[np.int32], *args: Any, **options: Any) -> Any:
+            step = self.latest[len(token_ids)] = prepare(workspace, pool, layout, token_ids, *args, **options)
+            self._threads = workspace.threads
+            return step
 
-        executor.prepare = kept  # type: ignore[method-assign]
+        stack.prepare = kept
         steps: Any = self._steps
         steps._stats.add_step = lambda seconds, num_tokens: self.steps.append((num_tokens, seconds))
         return loaded
 
     def call_again(self, num_tokens: int, times: int) -> list[float]:
         """Seconds of the kernels alone, for the latest step of so many tokens again and again. Nothing may run meanwhile."""
-        run = self.latest[num_tokens]
+        step = self.latest[num_tokens]
         ends = [time.perf_counter()]
         for _ in range(times):
-            run.begin()
-            run.run()
+            if self._threads > 1:
+                step.begin()
+            step.run()
             ends.append(time.perf_counter())
         return [after - before for before, after in itertools.pairwise(ends)]
 

@@ -20,7 +20,6 @@ from aengine.engine.tokenizer import Tokenizer
 from aengine.models.hub import DEMO, resolve_model
 from aengine.outputs import ModelInfo
 from aengine.params import SamplingParams
-from aengine.runner.base import Hold
 from aengine.scheduler import StepPlan, StepResult
 
 PAGE_SIZE = 256
@@ -38,7 +37,7 @@ class _PacedStep:
     until_due: Callable[[], None]
     overlaps: ClassVar[bool] = False
 
-    def wait(self, hold: Hold | None = None) -> None:
+    def wait(self) -> None:
         self.until_due()
 
     def result(self) -> StepResult:
@@ -66,6 +65,9 @@ class PacedRunner:
     def launch(self, plan: StepPlan) -> _PacedStep:
         lengths = (plan.starts + plan.lengths)[plan.samples]
         return _PacedStep(StepResult(plan.step, self._token_ids[lengths % len(self._token_ids)]), self._pace)
+
+    def hold(self, held: bool) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from aengine.kernels.cpu import KernelsUnavailableError, Workspace, load_kernels, ops
-from aengine.runner.landing import as_int32
 from aengine.sampling import Sampler
 from aengine.sampling.draw import Draw
 from aengine.sampling.grammar import CompiledGrammar
@@ -121,7 +120,7 @@ def sampling_cost(case: str, params: RowParams, batch: int, vocab_size: int, flo
         positions = np.full(batch, at, dtype=np.int32)
         at += 1
         sampled = sampler.sample(logits, rows, positions, device_rows, torch.from_numpy(positions))
-        sampler.observe(rows, as_int32(sampled.tokens))
+        sampler.observe(rows, sampled.tokens.numpy().astype(np.int32))
 
     with torch.inference_mode():
         milliseconds = _median(step, repeats) * 1e3

@@ -1,40 +1,37 @@
 """`DecodeGraphs`: decode steps of a fixed number of rows, recorded from the last token to the next.
 
-Owns the buffers that the graphs read and write. A step is padded to the smallest graph that holds it: padding rows take the spare row's
-token, attend to page 0, write no KV, and leave their tokens with the spare row. Knows nothing of sampling but argmax.
+Owns the buffers that the graphs read and write. A step is padded to the smallest graph that holds it: padding rows read the spare row's
+last token, attend to page 0, write no KV, and store their tokens at the spare row. Knows nothing of sampling but argmax.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep, GraphStep, StepLayout
 from aengine.models.batch import ForwardBatch
 from aengine.models.decoder import Decoder
+from aengine.runner.base import IntArray
 from aengine.runner.buckets import DecodeFrame, empty_layout, fitting
 from aengine.runner.capture import Capture, InterruptingAttention, LiveAttention, Pieces
-from aengine.runner.executor import DevicePass, GraphPlan, StepPass
 from aengine.runner.upload import UploadRing
 
 
-class DecodeHidden:
-    """What a graph made of its n real rows. Satisfies `HiddenStates`."""
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What the model made of a step with m sampled rows. Tensors are on the device, valid until the next step."""
 
-    def __init__(self, logits: Tensor, tokens: Tensor) -> None:
-        self._logits = logits  # [n, vocab_size] in the dtype of the weights
-        self._tokens = tokens  # [n] int64
-
-    def logits(self, indices: Tensor) -> Tensor:
-        chosen = self._logits if len(indices) == len(self._logits) else self._logits.index_select(0, indices)
-        return chosen.to(torch.float32, copy=True)
-
-    def argmax(self, indices: Tensor) -> Tensor:
-        return self._tokens if len(indices) == len(self._tokens) else self._tokens.index_select(0, indices)
+    logits: Callable[[Tensor], Tensor]
+    """[n] int32 tokens of the step -> [n, vocab_size] float32, which the caller may change."""
+    logits_indices: Tensor  # [m] int32, the tokens that are followed by a sampled one
+    rows: Tensor  # [m] int32, their rows
+    next_positions: Tensor  # [m] int32, of the tokens to be sampled
+    greedy_tokens: Tensor | None = None  # [m] int64, the argmax of the logits, if it is computed and stored as the rows' last tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +43,38 @@ class _Graph:
 class DecodeGraphs:
     """`record` makes a graph of one size, largest size first; from then on `run` uses it."""
 
-    def __init__(self, model: Decoder, backend: AttentionBackend, plan: GraphPlan, capture: Capture) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        backend: AttentionBackend,
+        sizes: tuple[int, ...],
+        last_tokens: Tensor,
+        pages_per_row: int,
+        capture: Capture,
+    ) -> None:
+        """`sizes`: numbers of rows, ascending. `last_tokens`: int32 on the device, by row; the last one belongs to no row.
+        `pages_per_row`: the most that a row may have."""
         self._model = model
         self._backend = backend
-        self._plan = plan
+        self._sizes = sizes
+        self._last_tokens = last_tokens
         self._capture = capture
-        self._sizes = plan.sizes.rows
-        self._spare_row = len(plan.last_tokens) - 1
-        largest = self._sizes[-1]
-        device, dtype = model.head_weight.device, model.head_weight.dtype
+        self._spare_row = len(last_tokens) - 1
+        largest = sizes[-1]
+        spec, device, dtype = backend.spec, model.head_weight.device, model.head_weight.dtype
         self._frame = DecodeFrame(largest)
         self._ring = UploadRing(device)
-        self._inputs = torch.zeros(self._frame.length(largest * plan.pages_per_row), dtype=torch.int32, device=device)
+        self._inputs = torch.zeros(self._frame.length(largest * pages_per_row), dtype=torch.int32, device=device)
         self._counting = torch.arange(largest + 1, dtype=torch.int32, device=device)
         self._logits = torch.zeros(largest, len(model.head_weight), dtype=dtype, device=device)
         self._tokens = torch.zeros(largest, dtype=torch.int64, device=device)
         interrupted = 0 if capture.holds_attention else largest
-        self._attended = torch.zeros(interrupted, plan.num_heads, plan.head_dim, dtype=dtype, device=device)
+        self._attended = torch.zeros(interrupted, spec.num_heads, spec.head_dim, dtype=dtype, device=device)
         self._graphs: dict[int, _Graph] = {}
 
     def record(self, size: int) -> bool:
-        """Steps of up to `size` rows, one of the plan's. False: the attention backend is not for graphs."""
-        nothing = empty_layout(self._plan.page_size)
+        """For steps of up to `size` rows, one of the sizes. False: the attention backend is not for graphs."""
+        nothing = empty_layout(self._backend.spec.page_size)
         layout = self._frame.pack(nothing, nothing.seq_lens, size, self._spare_row, np.zeros(self._frame.length(size), dtype=np.int32))
         step = self._backend.graph_step(self._metadata(layout))
         if step is None:
@@ -82,7 +89,7 @@ class DecodeGraphs:
         self._graphs[size] = graph
         return True
 
-    def run(self, layout: StepLayout, rows: NDArray[np.int32]) -> StepPass | None:
+    def run(self, layout: StepLayout, rows: IntArray) -> Forward | None:
         """A step of decodes alone, every row of which is sampled. None: no graph holds it."""
         count = layout.num_rows
         size = fitting(self._sizes, count)
@@ -92,15 +99,16 @@ class DecodeGraphs:
         self._prepare(graph, layout, rows, size)
         graph.pieces.replay()
         fields = self._frame.fields(count)
-        return DevicePass(
-            hidden=DecodeHidden(self._logits[:count], self._tokens[:count]),
-            indices=self._counting[:count],
-            rows=self._inputs[fields.rows],
-            next_positions=self._inputs[fields.seq_lens],
-            keeps_argmax=True,
+
+        def logits(indices: Tensor) -> Tensor:
+            selected = self._logits[:count] if len(indices) == count else self._logits.index_select(0, indices)
+            return selected.to(torch.float32, copy=True)
+
+        return Forward(
+            logits, self._counting[:count], self._inputs[fields.rows], self._inputs[fields.seq_lens], greedy_tokens=self._tokens[:count]
         )
 
-    def _prepare(self, graph: _Graph, layout: StepLayout, rows: NDArray[np.int32], size: int) -> None:
+    def _prepare(self, graph: _Graph, layout: StepLayout, rows: IntArray, size: int) -> None:
         length = self._frame.length(len(layout.kv_indices) + size - layout.num_rows)
         slot = self._ring.take(length)
         padded = self._frame.pack(layout, rows, size, self._spare_row, slot.array)
@@ -121,7 +129,7 @@ class DecodeGraphs:
 
     def _forward(self, size: int, attention: AttentionStep) -> None:
         fields = self._frame.fields(size)
-        rows, last_tokens = self._inputs[fields.rows], self._plan.last_tokens
+        rows, last_tokens = self._inputs[fields.rows], self._last_tokens
         batch = ForwardBatch(
             input_ids=last_tokens.index_select(0, rows),
             positions=self._inputs[fields.positions],

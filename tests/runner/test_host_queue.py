@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import pathlib
 from typing import Any
@@ -12,9 +13,10 @@ from driver import GREEDY, Driver, Sequence_, sampled
 from reference import save_tiny
 from test_greedy import make_runner
 
-from aengine.runner.base import Hold, InFlightStep
-from aengine.runner.delayed import DelayedSteps
+from aengine.runner.base import InFlightStep
+from aengine.runner.host_queue import HostQueue, HostStep
 from aengine.runner.model_runner import ModelRunner
+from aengine.scheduler.plan import StepResult
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +26,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
-class Noted:
-    """Satisfies `StepRun`; what happens is noted as a verb and a number."""
-
-    overlaps = True
-    following: tuple[Noted, Hold] | None = None  # of all; one at a time
+class Call:
+    """Stands in for a `PreparedStep`; what happens is noted as a verb and a number."""
 
     def __init__(self, events: list[str], number: int) -> None:
         self.events = events
@@ -39,88 +38,87 @@ class Noted:
         self.has_begun = True
         self.events.append(f"begin {self.number}")
 
-    def follow(self, hold: Hold) -> None:
-        Noted.following = (self, hold)
-
-    def run(self) -> Any:
+    def run(self, following: Call | None, hold: ctypes.c_int32) -> None:
         self.events.append(f"compute {self.number}")
         self.has_begun = False
-        following, Noted.following = Noted.following, None
-        if following is not None and not following[1].value:
-            following[0].begin()
-        return self
+        if following is not None and not hold.value:
+            following.begin()
 
-    def result(self) -> Any:
-        self.events.append(f"result {self.number}")
-        return self.number
+
+def added(queue: HostQueue, events: list[str], number: int, *, begins: bool = True) -> HostStep:
+    call: Any = Call(events, number)
+    return queue.add(call, lambda: StepResult(number, np.zeros(0, np.int32)), begins=begins, overlaps=begins)
 
 
 class TestOrder:
-    def test_each_begins_when_the_result_of_the_one_before_is_asked_for(self) -> None:
-        events: list[str] = []
-        steps = DelayedSteps()
-        first, second = (steps.add(run, run.run, overlaps=True) for run in (Noted(events, 1), Noted(events, 2)))
-        assert events == ["begin 1"]
-        first.wait()
-        first.wait()
-        assert events == ["begin 1", "compute 1"]
-        assert first.result() == 1
-        assert events[2:] == ["begin 2", "result 1"]
-        assert second.result() == second.result() == 2
-        assert events[4:] == ["compute 2", "result 2", "result 2"]
-
     @pytest.mark.parametrize("held", [False, True])
-    def test_it_begins_at_once_unless_it_is_held(self, held: bool) -> None:
+    def test_each_begins_when_the_one_before_finishes_unless_it_is_held(self, held: bool) -> None:
         events: list[str] = []
-        steps = DelayedSteps()
-        first, second = (steps.add(run, run.run, overlaps=True) for run in (Noted(events, 1), Noted(events, 2)))
-        first.wait(Hold(held))
+        queue = HostQueue()
+        first, second = (added(queue, events, number) for number in (1, 2))
+        assert events == ["begin 1"]
+        queue.hold.value = held
+        first.wait()
+        first.wait()
         assert events == ["begin 1", "compute 1", *(() if held else ("begin 2",))]
-        assert first.result() == 1
-        assert events == ["begin 1", "compute 1", "begin 2", "result 1"]
+        assert first.result().step == 1
+        assert events == ["begin 1", "compute 1", "begin 2"]
         assert not second.withdraw()
-        assert second.result() == 2
+        assert second.result().step == second.result().step == 2
+        assert events == ["begin 1", "compute 1", "begin 2", "compute 2"]
         assert not second.withdraw()
 
     def test_what_is_held_can_be_withdrawn(self) -> None:
         events: list[str] = []
-        steps = DelayedSteps()
-        first, second, third = (steps.add(run, run.run, overlaps=True) for run in (Noted(events, number) for number in range(3)))
-        first.wait(Hold(0))
+        queue = HostQueue()
+        first, second, third = (added(queue, events, number) for number in range(3))
+        first.wait()
         assert not second.withdraw()
-        second.wait(Hold(1))
+        queue.hold.value = True
+        second.wait()
         assert third.withdraw()
-        assert second.result() == 1
-        assert events == ["begin 0", "compute 0", "begin 1", "compute 1", "result 1"]
+        assert second.result().step == 1
+        assert events == ["begin 0", "compute 0", "begin 1", "compute 1"]
 
     def test_a_late_one_needs_those_before(self) -> None:
         events: list[str] = []
-        steps = DelayedSteps()
-        flights = [steps.add(run, run.run, overlaps=False) for run in (Noted(events, number) for number in range(3))]
-        assert flights[2].result() == 2
-        assert events == ["begin 0", "compute 0", "begin 1", "compute 1", "begin 2", "compute 2", "result 2"]
-        assert [flight.result() for flight in flights] == [0, 1, 2]
+        queue = HostQueue()
+        steps = [added(queue, events, number) for number in range(3)]
+        assert steps[2].result().step == 2
+        assert events == ["begin 0", "compute 0", "begin 1", "compute 1", "begin 2", "compute 2"]
+        assert [step.result().step for step in steps] == [0, 1, 2]
+
+    def test_steps_that_take_the_threads_of_torch_do_not_begin(self) -> None:
+        events: list[str] = []
+        queue = HostQueue()
+        first, second = (added(queue, events, number, begins=False) for number in range(2))
+        first.wait()
+        assert events == ["compute 0"]
+        assert first.result().step == 0
+        assert not second.withdraw(), "it is the first, and rows are as it needs them"
+        assert second.result().step == 1
+        assert events == ["compute 0", "compute 1"]
 
     def test_the_latest_can_be_withdrawn_until_it_begins(self) -> None:
         events: list[str] = []
-        steps = DelayedSteps()
-        first, second = (steps.add(run, run.run, overlaps=True) for run in (Noted(events, 1), Noted(events, 2)))
+        queue = HostQueue()
+        queue.hold.value = True
+        first, second = (added(queue, events, number) for number in (1, 2))
         first.wait()
         assert second.withdraw()
         assert not first.withdraw()
-        assert first.result() == 1
-        third = steps.add(Noted(events, 3), Noted(events, 3).run, overlaps=True)
+        assert first.result().step == 1
+        third = added(queue, events, 3)
         assert not third.withdraw()
-        assert events == ["begin 1", "compute 1", "result 1", "begin 3"]
+        assert events == ["begin 1", "compute 1", "begin 3"]
 
-    def test_what_has_begun_is_seen_through_in_the_end(self) -> None:
+    def test_what_has_begun_is_finished_in_the_end(self) -> None:
         events: list[str] = []
-        steps = DelayedSteps()
+        queue = HostQueue()
         for number in range(2):
-            run = Noted(events, number)
-            steps.add(run, run.run, overlaps=True)
-        steps.abandon()
-        steps.abandon()
+            added(queue, events, number)
+        queue.close()
+        queue.close()
         assert events == ["begin 0", "compute 0"]
 
 
@@ -143,9 +141,9 @@ def started(runner: ModelRunner, prompts: list[list[int]], **options: Any) -> tu
 PROMPTS = [list(range(20)), list(range(30, 35)), [7]]
 
 
-@pytest.mark.parametrize("held", [None, False, True])
+@pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_tokens_are_those_of_one_after_the_other(tiny: pathlib.Path, dtype: str, held: bool | None) -> None:
+def test_the_tokens_are_those_of_one_after_the_other(tiny: pathlib.Path, dtype: str, held: bool) -> None:
     """Every third step is withdrawn before it begins, and launched again; pages are crossed. Others begin by themselves, unless `held`."""
     expected = Driver(make_runner(tiny, dtype=dtype, threads=1)).generate(PROMPTS, 40)
     runner = make_runner(tiny, dtype=dtype, threads=2)
@@ -155,8 +153,9 @@ def test_the_tokens_are_those_of_one_after_the_other(tiny: pathlib.Path, dtype: 
     for step in range(38):
         following = launch_decode(driver, sequences)
         withdrawn = step % 3 == 0
-        flight.wait(None if held is None else Hold(held or withdrawn))
-        assert (runner._executor._workspace.running is not None) is (held is False and not withdrawn)
+        runner.hold(held or withdrawn)
+        flight.wait()
+        assert (runner._executor._workspace.running is None) is (held or withdrawn)
         if withdrawn:
             assert following.withdraw()
             for one in sequences:
@@ -171,7 +170,7 @@ def test_the_tokens_are_those_of_one_after_the_other(tiny: pathlib.Path, dtype: 
 
 
 def test_who_comes_in_waits_for_what_is_under_way(tiny: pathlib.Path) -> None:
-    """A plan with a new row is launched while two steps are in flight: rows change hands when these are over."""
+    """A plan with a new row is launched while two steps are in flight: the row is assigned when these have finished."""
     alone = [Driver(make_runner(tiny, threads=1)).generate([prompt], 6)[0] for prompt in PROMPTS]
     driver, (first, second) = started(make_runner(tiny, threads=2), PROMPTS[:2])
     flights = [launch_decode(driver, [first, second]) for _ in range(2)]

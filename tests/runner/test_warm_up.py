@@ -15,8 +15,8 @@ from test_graphs import eager_runner, graph_runner
 from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import VOCAB, random_steps
 
+from aengine.runner.dummy_steps import warm_up_params, warm_up_steps
 from aengine.runner.model_runner import ModelRunner
-from aengine.runner.rehearsal import rehearsal, rehearsed_params
 from aengine.sampling.torch_draw import TorchDraw
 from aengine.scheduler.plan import RowParams
 
@@ -60,7 +60,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_later_steps_call_nothing_new(tiny: pathlib.Path, make: Any) -> None:
     runner: ModelRunner = make(tiny)
     with Called() as before:
-        runner._rehearse()
+        runner._executor.warm_up()
     with Called() as later:
         random_steps(runner, 1, 60, params=KINDS)
     assert len(later.found) > 60
@@ -82,15 +82,15 @@ def test_every_way_to_draw_is_tried(tiny: pathlib.Path, monkeypatch: pytest.Monk
 
     for name in ("whole", "nucleus", "top_k"):
         monkeypatch.setattr(TorchDraw, name, noting(name))
-    eager_runner(tiny)._rehearse()
+    eager_runner(tiny)._executor.warm_up()
     assert called == {("whole", False), ("whole", True), ("nucleus", False), ("nucleus", True), ("top_k",)}
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 5, 24])
 def test_it_leaves_nothing_behind(tiny: pathlib.Path, max_num_seqs: int) -> None:
     runner = eager_runner(tiny, max_num_seqs=max_num_seqs)
-    runner._rehearse()
-    assert not runner._scorer.has_prompts
+    runner._executor.warm_up()
+    assert not runner._executor._scorer.has_prompts
     most = min(4, max_num_seqs)
     assert random_steps(runner, 3, 20, most=most, params=KINDS) == random_steps(
         eager_runner(tiny, max_num_seqs=max_num_seqs), 3, 20, most=most, params=KINDS
@@ -99,8 +99,8 @@ def test_it_leaves_nothing_behind(tiny: pathlib.Path, max_num_seqs: int) -> None
 
 def test_every_parameter_is_tried() -> None:
     """A new one of `RowParams` shows here."""
-    kinds = rehearsed_params(VOCAB)
+    kinds = warm_up_params(VOCAB)
     unused = {name for name in (one.name for one in fields(RowParams)) if len({getattr(one, name) for one in kinds}) == 1}
     assert unused == {"seed", "grammar"}
-    steps = list(rehearsal(4, VOCAB, 16))
+    steps = list(warm_up_steps(4, VOCAB, 16))
     assert len(steps) == 3 * -(-len(kinds) // 4)

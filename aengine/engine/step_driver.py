@@ -1,0 +1,173 @@
+"""`StepDriver`: what the step thread does once the model is loaded. A turn takes commands, plans and launches a step, commits one, and
+reports what changed.
+
+Knows nothing of streams, text or event loops: reports go to a callback that hands them on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from aengine.engine.mailbox import Cancel, Command, FlushCache, Mailbox, Park, Pause, Stop, Submit, Unpark, Unpause
+from aengine.engine.step_stats import StepStats
+from aengine.runner.base import InFlightStep, Runner
+from aengine.scheduler import RowsFailed, Scheduler, StepPlan, Updates
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The command with this ticket was carried out."""
+
+    ticket: int
+    value: int
+
+
+class _Flight(NamedTuple):
+    plan: StepPlan
+    step: InFlightStep
+    launched: float  # on time.monotonic
+
+
+class StepDriver:
+    """To be used from the step thread alone; `busy_since` may be read from any thread."""
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, mailbox: Mailbox, stats: StepStats, report: Callable[[Updates | Done], None]
+    ) -> None:
+        """`report` must not block or raise."""
+        self.busy_since: float | None = None  # when the turn began, on time.monotonic; None while the thread waits for commands
+        self._scheduler = scheduler
+        self._runner = runner
+        self._mailbox = mailbox
+        self._stats = stats
+        self._report = report
+        self._pending: list[Updates | Done] = []  # that are not reported yet
+        self._flights: deque[_Flight] = deque()  # oldest first, two at most
+        self._keys: set[int] = set()  # of every request that is not released yet
+        self._paused = False
+        self._pause_tickets: list[int] = []  # of pauses that wait for the steps in flight
+        self._stopping = False
+        self._committed = 0.0  # when the last step was, on time.monotonic
+        # A step that has not begun when a command comes is withdrawn (`_commit`), so that the command need not wait for it.
+        mailbox.on_post = partial(runner.hold, True)
+        self._publish()
+
+    def run_turn(self) -> bool:
+        """False: there was a `Stop`, and nothing is left of any request."""
+        self.busy_since = time.monotonic()
+        self._take_commands()
+        planned = self._plan_and_launch()
+        self.notify()  # now and not before the launch: the event loop takes the GIL, and a step should begin first
+        idle = not planned and not self._flights  # there may also be no plan because a step in flight must return first
+        if self._flights and (not planned or len(self._flights) > 1 or not self._flights[-1].step.overlaps):
+            self._commit()
+        self._collect_updates()
+        if self._flights or idle:  # a step is running already, or none will be launched
+            self.notify()
+        if not idle:
+            return True
+        if self._stopping:
+            return False
+        self._wait()
+        return True
+
+    def notify(self) -> None:
+        """Reports everything that is pending, in order."""
+        for report in self._pending:
+            self._report(report)
+        self._pending.clear()
+
+    def _take_commands(self) -> None:
+        self._runner.hold(False)  # before looking, as `post` holds after adding
+        for command in self._mailbox.take():
+            self._apply(command)
+        if self._stopping:
+            for key in sorted(self._keys):
+                self._scheduler.cancel(key)
+
+    def _apply(self, command: Command) -> None:
+        scheduler = self._scheduler
+        match command:
+            case Submit(requests):
+                self._stats.num_received += len(requests)
+                for request in requests:
+                    self._keys.add(request.key)
+                    scheduler.submit(request)
+            case Cancel(key):
+                scheduler.cancel(key)
+            case Park(key):
+                scheduler.park(key)
+            case Unpark(key):
+                scheduler.unpark(key)
+            case Pause(ticket):
+                self._paused = True
+                self._pause_tickets.append(ticket)
+            case Unpause():
+                self._paused = False
+                self._end_pauses()
+            case FlushCache(ticket):
+                num_pages = scheduler.flush_cache()
+                self._publish()  # the caller sees it in the stats
+                self._pending.append(Done(ticket, num_pages))
+            case Stop():
+                self._stopping = True
+
+    def _plan_and_launch(self) -> bool:
+        """Launches the next step, unless the newest one in flight must return first. False: there is none."""
+        if self._flights and not self._flights[-1].step.overlaps:
+            return False
+        if self._paused:
+            self._scheduler.expire()
+            if not self._flights:
+                self._end_pauses()
+            return False
+        plan = self._scheduler.schedule()
+        if plan is None:
+            return False
+        launched = time.monotonic()
+        try:
+            self._flights.append(_Flight(plan, self._runner.launch(plan), launched))
+        except RowsFailed as failed:
+            self._scheduler.rollback(plan, failed.errors)
+        return True
+
+    def _commit(self) -> None:
+        """Waits for the oldest step in flight. It is dropped when this returns, so before its updates are reported: tensors release the
+        GIL when they are freed, and an event loop that was just notified would take it before the next step runs."""
+        plan, step, launched = self._flights.popleft()
+        step.wait()
+        if self._flights and not self._mailbox.is_empty and self._flights[-1].step.withdraw():
+            self._scheduler.rollback(self._flights.pop().plan, {})
+        self._scheduler.commit(plan, step.result())
+        before, self._committed = self._committed, time.monotonic()
+        self._stats.add_step(self._committed - max(launched, before), plan.num_decodes + len(plan.token_ids))
+
+    def _collect_updates(self) -> None:
+        updates = self._scheduler.take_updates()
+        if updates:
+            self._stats.completion_tokens += len(updates.keys)
+            self._keys.difference_update(updates.released)
+            if updates.num_requests or self._stats.are_old():
+                self._publish()
+            self._pending.append(updates)
+
+    def _end_pauses(self) -> None:
+        """The steps in flight have finished, or the engine goes on."""
+        self._publish()
+        self._pending += (Done(ticket, 0) for ticket in self._pause_tickets)
+        self._pause_tickets.clear()
+
+    def _wait(self) -> None:
+        """For a command, or the next deadline of a request."""
+        self._publish()
+        self.busy_since = None
+        deadline = self._scheduler.next_deadline
+        self._mailbox.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def _publish(self) -> None:
+        self._stats.publish(self._scheduler.stats(), paused=self._paused)

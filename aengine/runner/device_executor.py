@@ -1,0 +1,267 @@
+"""`DeviceExecutor`: the torch decoder over an attention backend, with graphs where they can be recorded. It runs on CUDA, is the reference,
+and runs on CPUs without our kernels.
+
+Owns the upload of a step and the rows' last tokens, from which decodes go on without the host.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from aengine.attention import AttentionMetadata, select_backend
+from aengine.layers.select import select_ops
+from aengine.models.batch import ForwardBatch
+from aengine.models.decoder import Decoder
+from aengine.models.weights import fused
+from aengine.runner.base import IntArray, Step
+from aengine.runner.buckets import GraphBytes, GraphSizes
+from aengine.runner.decode_graphs import Forward
+from aengine.runner.device import DeviceStream, cuda_kv_budget
+from aengine.runner.dummy_steps import GREEDY, DummyStep, warm_up_steps, widest_step
+from aengine.runner.memory import cpu_budget, show_bytes
+from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
+from aengine.runner.results import ResultBuffer, StepOutput, step_result
+from aengine.runner.setup import ExecutorSetup
+from aengine.runner.step_graphs import StepGraphs
+from aengine.runner.upload import upload
+from aengine.sampling import SampledTokens, Sampler
+from aengine.scheduler.plan import NewRow, StepResult
+
+_log = logging.getLogger("aengine")
+
+
+class DeviceStep:
+    """Satisfies `InFlightStep`."""
+
+    def __init__(self, executor: DeviceExecutor, step: Step, *, overlaps: bool) -> None:
+        self.overlaps = overlaps
+        self._executor = executor
+        self._step = step
+        self._output: StepOutput | None = None
+        self._result: StepResult | None = None
+
+    def start(self) -> StepOutput:
+        """Puts the step on the device's stream, unless it is there already."""
+        if self._output is None:
+            self._output = self._executor.start(self._step)
+        return self._output
+
+    def wait(self) -> None:
+        if self._result is None:
+            self.start().buffer.wait()
+
+    def result(self) -> StepResult:
+        if self._result is None:
+            self.wait()
+            self._result = self._executor.finish(self._step, self.start())
+        return self._result
+
+    def withdraw(self) -> bool:
+        return False
+
+
+class DeviceExecutor:
+    """Satisfies `Executor`."""
+
+    def __init__(self, setup: ExecutorSetup, check: Callable[[], object]) -> None:
+        """As `build_executor`."""
+        self._setup = setup
+        self._capture = setup.capture
+        self._stream = DeviceStream(setup.device)
+        with self._stream.enter():
+            self._backend = select_backend(setup.config.attention_backend, setup.attention())
+            if setup.config.load_format == "dummy":
+                weights = {name: tensor for name, (tensor,) in setup.weights(check)}
+            else:
+                weights = fused(setup.weights(check), setup.dtype, setup.device)
+            ops = select_ops(self._backend.name, setup.dtype, setup.spec.head_dim, setup.device)
+            self._model = Decoder(setup.spec, weights, setup.max_model_len, ops)
+            self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device)
+            self._scorer = PromptScorer(setup.spec.vocab_size, setup.device)
+            self._last_tokens = torch.zeros(setup.max_num_seqs + 1, dtype=torch.int32, device=setup.device)
+            """By row; the last one belongs to no row, and is what padding rows of graphs read and write."""
+        self._graphs: StepGraphs | None = None
+        self._free_buffers: list[ResultBuffer] = []
+        self._unstarted: DeviceStep | None = None  # the latest step, on a CPU
+
+    def bytes_per_page(self) -> int:
+        return self._backend.bytes_per_page()
+
+    def kv_budget(self) -> int:
+        """On CUDA what is left beside weights, the widest step, graphs, and other users of the device."""
+        setup = self._setup
+        if setup.device.type == "cpu":
+            return cpu_budget()
+        with self._stream.enter():
+            self._backend.allocate(1)
+            return cuda_kv_budget(setup.device, setup.config.gpu_memory_utilization, self._run_widest, self._measure_graphs)
+
+    def allocate(self, num_pages: int, max_model_len: int) -> None:
+        with self._stream.enter():
+            self._backend.allocate(num_pages)
+            self._record_graphs(self._graph_sizes(), max_model_len)
+        if self._setup.device.type != "cpu":
+            self.warm_up()
+
+    def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
+        self._start_latest()
+        with self._stream.enter():
+            self._assign(new_rows)
+
+    def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
+        self._start_latest()
+        with self._stream.enter():
+            self._backend.copy_pages(sources, destinations)
+
+    def launch(self, step: Step) -> DeviceStep:
+        """On a CPU the step is computed when its result is asked for, so that the event loop works with the results of the one before."""
+        self._start_latest()
+        on_cpu = self._setup.device.type == "cpu"
+        flight = DeviceStep(self, step, overlaps=not on_cpu)
+        if on_cpu:
+            self._unstarted = flight
+        else:
+            flight.start()
+        return flight
+
+    def start(self, step: Step) -> StepOutput:
+        """Runs the model over a step and samples, without waiting for the device."""
+        device = self._setup.device
+        with self._stream.enter():
+            sampled, scores = self._run(step)
+            buffer = self._free_buffers.pop() if self._free_buffers else ResultBuffer(self._setup.max_num_seqs, device)
+            return StepOutput.copy(sampled, scores, buffer, device)
+
+    def finish(self, step: Step, output: StepOutput) -> StepResult:
+        """The result of a step that has finished. Its buffer is free then."""
+        greedy = output.sampled is None or self._sampler.is_greedy(step.sampled_rows)
+        result = step_result(step, output.sampled, output.scores, None if greedy else self._sampler)
+        self._free_buffers.append(output.buffer)
+        return result
+
+    def hold(self, held: bool) -> None:
+        """Changes nothing: a step begins when it is launched, or on a CPU when its result is asked for."""
+
+    def close(self) -> None:
+        self._stream.finish()
+        self._unstarted = None
+        del self._model, self._backend, self._graphs, self._sampler, self._scorer, self._last_tokens, self._free_buffers
+        if self._setup.device.type != "cpu":
+            torch.cuda.empty_cache()
+
+    def warm_up(self) -> None:
+        """Runs dummy steps with every kind of row, so that no request waits for what is compiled or loaded at its first use."""
+        setup, begin = self._setup, time.perf_counter()
+        with self._stream.enter():
+            for dummy in warm_up_steps(setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size):
+                self._run_dummy(dummy)
+            self._assign([NewRow(row, GREEDY) for row in range(setup.max_num_seqs)])  # nothing of it is left
+        self._stream.finish()
+        _log.info("every kind of step was tried in %.1f s", time.perf_counter() - begin)
+
+    def _start_latest(self) -> None:
+        if self._unstarted is not None:
+            self._unstarted.start()
+            self._unstarted = None
+
+    def _assign(self, new_rows: Sequence[NewRow]) -> None:
+        self._sampler.update(new_rows)
+        self._scorer.update(new_rows)
+
+    def _run(self, step: Step) -> tuple[SampledTokens | None, PromptScores | None]:
+        """The model, prompt logprobs, and a token for each sampled row, which becomes its last token. To be called on the stream."""
+        forward = self._forward(step)
+        scores = self._scorer.score(step.rows, step.layout, forward.logits)
+        if len(step.sampled_rows) == 0:
+            return None, scores
+        if not self._sampler.is_greedy(step.sampled_rows):
+            logits = forward.logits(forward.logits_indices)
+            sampled = self._sampler.sample(logits, step.sampled_rows, step.next_positions, forward.rows, forward.next_positions)
+        elif forward.greedy_tokens is not None:
+            return SampledTokens(forward.greedy_tokens), scores
+        else:
+            sampled = SampledTokens(forward.logits(forward.logits_indices).argmax(-1))
+        self._last_tokens.index_copy_(0, forward.rows.long(), sampled.tokens.to(torch.int32))
+        return sampled, scores
+
+    def _forward(self, step: Step) -> Forward:
+        """By a graph of decodes where one holds the step, else from uploaded arrays."""
+        layout, graphs = step.layout, self._graphs
+        if graphs is not None and layout.num_decodes == layout.num_rows:
+            replayed = graphs.decodes.run(layout, step.rows)
+            if replayed is not None:
+                return replayed
+        arrays = (
+            layout.qo_indptr,
+            layout.kv_indptr,
+            layout.kv_indices,
+            layout.last_page_len,
+            layout.slot_mapping,
+            layout.positions,
+            step.token_ids,
+            step.rows[: layout.num_decodes],
+            step.logits_indices,
+            step.sampled_rows,
+            step.next_positions,
+        )
+        *metadata, positions, prompt_ids, decode_rows, logits_indices, rows, next_positions = upload(arrays, self._setup.device)
+        input_ids = torch.cat((self._last_tokens.index_select(0, decode_rows), prompt_ids)) if layout.num_decodes else prompt_ids
+        attention = self._backend.plan(AttentionMetadata(layout, *metadata))
+        batch = ForwardBatch(input_ids, positions, logits_indices, attention)
+        in_pieces = None if graphs is None or graphs.pieces is None else graphs.pieces.forward(batch)
+        hidden = self._model(batch) if in_pieces is None else in_pieces
+
+        def logits(indices: Tensor) -> Tensor:
+            return self._model.logits(hidden, replace(batch, logits_indices=indices))
+
+        return Forward(logits, logits_indices, rows, next_positions)
+
+    def _run_widest(self) -> None:
+        setup = self._setup
+        self._run_dummy(widest_step(setup.max_num_seqs, setup.max_num_batched_tokens, setup.max_model_len, setup.config.page_size))
+
+    def _run_dummy(self, dummy: DummyStep) -> None:
+        self._assign(dummy.new_rows)
+        self._run(dummy.step)
+
+    def _graph_sizes(self) -> GraphSizes:
+        config, setup = self._setup.config, self._setup
+        return GraphSizes.of(config.graph_sizes, config.graph_tokens, setup.max_num_seqs, setup.max_num_batched_tokens)
+
+    def _record_graphs(self, sizes: GraphSizes, max_model_len: int) -> GraphBytes | None:
+        """Records graphs of steps over the pages that there are. None: there is nothing that records, or one could not be recorded; then
+        none is used, and none is tried again."""
+        self._graphs = None
+        if self._capture is None:
+            return None
+        taken = None
+        try:
+            pages_per_row = -(-max_model_len // self._setup.config.page_size)
+            capture = self._capture(self._setup.device)
+            graphs = StepGraphs(self._model, self._backend, sizes, self._last_tokens, pages_per_row, capture)
+            taken = graphs.record()
+        except Exception as error:  # the same steps run without graphs
+            _log.warning("no graphs, so that steps take longer: %s", error, exc_info=_log.isEnabledFor(logging.DEBUG))
+        if taken is None:
+            self._capture = None
+        else:
+            self._graphs = graphs
+        return taken
+
+    def _measure_graphs(self) -> int:
+        """Bytes that all graphs will take, from recording the largest two of each kind on a pool of one page."""
+        sizes = self._graph_sizes()
+        taken = self._record_graphs(sizes.largest_two(), self._setup.max_model_len)
+        self._graphs = None
+        self._backend.allocate(1)
+        if taken is None:
+            return 0
+        needed = taken.of_all(sizes)
+        _log.info("graphs are expected to take %s", show_bytes(needed))
+        return needed

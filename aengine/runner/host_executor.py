@@ -1,0 +1,149 @@
+"""`HostExecutor`: the CPU stack, which runs all layers of a step in one call of our own kernels.
+
+Between two steps of a small model the CPU's caches hold only weights, so what counts here is how few operations there are.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aengine.kernels.cpu import KernelsUnavailableError, KvPool, Workspace, load_kernels, ops
+from aengine.kernels.cpu.memory import lazy_zeros, warm_zeros
+from aengine.kernels.cpu.pool import page_bytes
+from aengine.kernels.cpu.step import LastTokens
+from aengine.kernels.warm_memory import WarmMemory
+from aengine.layers.rotary import cos_sin_cache
+from aengine.models.cpu_stack import DecoderStack, PreparedStep, unsupported
+from aengine.runner.base import InFlightStep, IntArray, Step
+from aengine.runner.host_queue import HostQueue
+from aengine.runner.memory import cpu_budget, show_bytes
+from aengine.runner.prompt_logprobs import PromptScorer
+from aengine.runner.results import step_result
+from aengine.runner.setup import ExecutorSetup
+from aengine.sampling import SampledTokens, Sampler
+from aengine.scheduler.plan import NewRow, StepResult
+
+_log = logging.getLogger("aengine")
+_NO_ROWS: IntArray = np.zeros(0, np.int32)
+
+
+class HostExecutor:
+    """Satisfies `Executor`."""
+
+    def __init__(self, setup: ExecutorSetup, warm: WarmMemory | None, check: Callable[[], object]) -> None:
+        """As `build_executor`. Raises KernelsUnavailableError before it reads any weights."""
+        spec, dtype = setup.spec, setup.dtype
+        reason = unsupported(spec, dtype)
+        if reason is not None:
+            raise KernelsUnavailableError(reason)
+        kernels = load_kernels()
+        workspace = self._workspace = Workspace(kernels, torch.get_num_threads())
+        self._page_shape = (setup.config.page_size, spec.num_kv_heads, spec.head_dim, dtype)
+        self._num_layers = spec.num_layers
+        int8 = setup.config.quantization == "int8"
+        allocate = lazy_zeros if warm is None else warm_zeros(warm)
+        start = time.perf_counter()
+        with torch.inference_mode():
+            cos_sin = cos_sin_cache(spec.rope, setup.max_model_len, setup.device)
+            self._stack = DecoderStack(workspace, spec, setup.weights(check), cos_sin, dtype=dtype, int8=int8, allocate=allocate)
+            self._sampler = Sampler(
+                setup.max_num_seqs, spec.vocab_size, setup.device, draw=lambda logits, params, _: ops.draw(workspace, logits, params)
+            )
+        self._scorer = PromptScorer(spec.vocab_size, setup.device)
+        self._last_tokens = np.zeros(setup.max_num_seqs, dtype=np.int32)  # by row
+        self._queue = HostQueue()
+        _log.info(
+            "CPU kernels: level %s, %d threads, %s of %s weights packed in %.2f s",
+            kernels.level.value,
+            workspace.threads,
+            show_bytes(self._stack.nbytes),
+            "int8" if int8 else str(dtype).removeprefix("torch."),
+            time.perf_counter() - start,
+        )
+
+    def bytes_per_page(self) -> int:
+        return 2 * self._num_layers * page_bytes(*self._page_shape)
+
+    def kv_budget(self) -> int:
+        return cpu_budget()
+
+    def allocate(self, num_pages: int, max_model_len: int) -> None:
+        page_size, num_kv_heads, head_dim, dtype = self._page_shape
+        self._pool = KvPool(
+            num_layers=self._num_layers,
+            num_pages=num_pages,
+            page_size=page_size,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=dtype,
+        )
+
+    def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
+        self._queue.compute()  # with the rows as they were
+        with torch.inference_mode():
+            self._sampler.update(new_rows)
+            self._scorer.update(new_rows)
+
+    def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
+        self._queue.compute()
+        self._pool.copy_pages(self._workspace, sources, destinations)
+
+    def launch(self, step: Step) -> InFlightStep:
+        layout, rows = step.layout, step.sampled_rows
+        num_decodes = layout.num_decodes
+        decodes_only = num_decodes == layout.num_rows
+        token_ids = np.empty(num_decodes, np.int32)  # filled with last tokens when the step begins
+        if not decodes_only:
+            token_ids = np.concatenate((token_ids, step.token_ids))
+        scores = self._scorer.has_prompts  # which takes the hidden states of all tokens
+        greedy = not scores and self._sampler.is_greedy(rows)
+        draw_params = None if scores or greedy else self._sampler.draw_params(rows, step.next_positions)
+        samples = greedy or draw_params is not None
+        call = self._stack.prepare(
+            self._workspace,
+            self._pool,
+            layout,
+            token_ids,
+            np.arange(len(token_ids), dtype=np.int32) if scores else step.logits_indices,
+            greedy=greedy,
+            draw_params=draw_params,
+            last_tokens=LastTokens(self._last_tokens, step.rows[:num_decodes], rows if samples else _NO_ROWS),
+        )
+        # A step that does not sample goes on in torch, whose threads then spin on the cores that the next step needs.
+        begins = samples and self._workspace.threads > 1
+        make_result = functools.partial(self._sampled, step, call) if samples else functools.partial(self._sample, step, call, scores)
+        return self._queue.add(call, make_result, begins=begins, overlaps=begins and decodes_only)
+
+    def hold(self, held: bool) -> None:
+        self._queue.hold.value = held
+
+    def close(self) -> None:
+        self._queue.close()
+        del self._stack, self._pool, self._sampler, self._scorer
+
+    def _sampled(self, step: Step, call: PreparedStep) -> StepResult:
+        """The result of a step that the kernels sampled. The next step waits for this, so it uses nothing of torch."""
+        assert call.sampled is not None
+        return StepResult(step.number, call.sampled.astype(np.int32))
+
+    def _sample(self, step: Step, call: PreparedStep, scores_prompts: bool) -> StepResult:
+        def logits(indices: Tensor) -> Tensor:
+            assert call.hidden is not None
+            return self._stack.logits(self._workspace, call.hidden.index_select(0, indices) if scores_prompts else call.hidden)
+
+        with torch.inference_mode():
+            scores = self._scorer.score(step.rows, step.layout, logits)
+            sampled: SampledTokens | None = None
+            if len(step.sampled_rows):
+                rows, positions = torch.from_numpy(step.sampled_rows), torch.from_numpy(step.next_positions)
+                own = logits(torch.from_numpy(step.logits_indices))
+                sampled = self._sampler.sample(own, step.sampled_rows, step.next_positions, rows, positions)
+                self._last_tokens[step.sampled_rows] = sampled.tokens.numpy()
+            return step_result(step, sampled, scores, self._sampler)
