@@ -1,7 +1,7 @@
-"""What choosing tokens costs per step: `python -m tools.bench.sampling`.
+"""What sampling costs per step: `python -m tools.bench.sampling`.
 
-Times the sampler alone on made-up logits that are as peaked as a language model's, by batch size, vocabulary and parameters, and sets
-it beside the least that a decode step of a 0.6B model could take on this machine: reading its weights once and multiplying by them.
+Times the sampler alone on random logits that are as peaked as a language model's, by batch size, vocabulary and parameters, and compares
+it with the least time that a decode step of a 0.6B model could take on this machine: reading its weights once and multiplying by them.
 That is a floor, not a real step: real steps take longer, and the sampler's true share is smaller.
 """
 
@@ -19,26 +19,30 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import torch
 
+from aengine.bench.floor import MachineProbe, Work, step_work
+from aengine.bench.report import table
+from aengine.bench.shapes import shape_folder
 from aengine.kernels.cpu import KernelsUnavailableError, Workspace, load_kernels, ops
+from aengine.models.spec import load_spec
 from aengine.sampling import Sampler
 from aengine.sampling.draw import Draw
 from aengine.sampling.grammar import CompiledGrammar
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
-LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 28, 1024, 3072, 16, 8, 128, 151_936
+VOCAB = 151_936
 SPREAD = 5.0  # standard deviation of the logits: some ten tokens share most of the mass of the large vocabulary
 HISTORY = 512  # tokens that a penalised row has seen
-PLAIN = RowParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
+BASE = RowParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
 CASES: dict[str, RowParams] = {
-    "greedy": replace(PLAIN, temperature=0.0),
-    "temperature": replace(PLAIN, temperature=0.8),
-    "top_k+top_p": replace(PLAIN, temperature=0.8, top_k=50, top_p=0.9),
-    "top_p": replace(PLAIN, temperature=0.8, top_p=0.9),
-    "penalties": replace(PLAIN, temperature=0.0, repetition_penalty=1.1, frequency_penalty=0.5, presence_penalty=0.5),
-    "logprobs 20": replace(PLAIN, temperature=0.0, logprobs=20),
-    "grammar": replace(PLAIN, temperature=0.0),  # see `any_text`
+    "greedy": replace(BASE, temperature=0.0),
+    "temperature": replace(BASE, temperature=0.8),
+    "top_k+top_p": replace(BASE, temperature=0.8, top_k=50, top_p=0.9),
+    "top_p": replace(BASE, temperature=0.8, top_p=0.9),
+    "penalties": replace(BASE, temperature=0.0, repetition_penalty=1.1, frequency_penalty=0.5, presence_penalty=0.5),
+    "logprobs 20": replace(BASE, temperature=0.0, logprobs=20),
+    "grammar": replace(BASE, temperature=0.0),  # see `any_text`
 }
-END = 0  # end-of-sequence id of the made-up vocabulary; never chosen
+END = 0  # end-of-sequence id of the vocabulary; never sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,35 +54,19 @@ class SamplingCost:
     share: float  # of the floor of a decode step
 
 
-@dataclass(frozen=True, slots=True)
 class Floor:
-    """What a decode step of the 0.6B shape must take: its weights read once at the bandwidth of a large copy, plus two operations per
-    weight and row at the rate of a large bf16 matrix product. Attention and everything else is left out."""
+    """The floor of a decode step of the 0.6B shape in bfloat16 without known tokens, measured as `aengine-bench step` does it."""
 
-    weight_bytes: int
-    bytes_per_second: float
-    flops_per_second: float
+    def __init__(self) -> None:
+        with shape_folder("qwen3-0.6b") as folder:
+            self._spec = load_spec(folder)
+        self.machine = MachineProbe(torch.device("cpu"), torch.bfloat16).measure()
+
+    def work(self, batch: int) -> Work:
+        return step_work(self._spec, [1] * batch, [0] * batch, batch, torch.bfloat16.itemsize)
 
     def milliseconds(self, batch: int) -> float:
-        flops = 2 * batch * self.weight_bytes / 2  # bf16: two bytes a weight
-        return 1e3 * (self.weight_bytes / self.bytes_per_second + flops / self.flops_per_second)
-
-
-def weight_bytes() -> int:
-    """Of the 0.6B shape in bf16, the tied head counted once."""
-    attention = HIDDEN * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS)
-    return 2 * (LAYERS * (attention + 3 * HIDDEN * INTERMEDIATE) + VOCAB * HIDDEN)
-
-
-def measure_floor() -> Floor:
-    """Bandwidth of a copy of 1 GiB (bytes read), and rate of a bf16 product of 256 x 4096 by 4096 x 4096."""
-    source = torch.ones(1 << 28)
-    target = torch.empty_like(source)
-    copied = _median(lambda: target.copy_(source), 5)
-    left, right = torch.ones(256, 4096, dtype=torch.bfloat16), torch.ones(4096, 4096, dtype=torch.bfloat16)
-    multiplied = _median(lambda: torch.mm(left, right), 5)
-    # A copy reads and writes: the bus moves twice what is read.
-    return Floor(weight_bytes(), 2 * source.nbytes / copied, 2 * 256 * 4096 * 4096 / multiplied)
+        return 1e3 * self.work(batch).seconds(self.machine)
 
 
 @functools.cache
@@ -159,7 +147,7 @@ def _median(run: Callable[[], object], repeats: int) -> float:
 
 
 def run(batches: Sequence[int], vocab_sizes: Sequence[int], cases: Sequence[str], repeats: int) -> tuple[Floor, list[SamplingCost]]:
-    floor = measure_floor()
+    floor = Floor()
     costs = [
         sampling_cost(case, CASES[case], batch, vocab_size, floor, repeats)
         for vocab_size in vocab_sizes
@@ -175,7 +163,7 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, nargs="+", default=[32_000, VOCAB], help="vocabulary sizes")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--repeats", type=int, default=7, help="timed steps per line")
-    parser.add_argument("--threads", type=int, help="of torch; default: torch's own choice")
+    parser.add_argument("--threads", type=int, help="of torch (default: as torch decides)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args()
     if options.threads is not None:
@@ -185,17 +173,17 @@ def main() -> None:
         cases.remove("grammar")
         print("without grammar: llguidance is not installed (extra `structured`)", file=sys.stderr)
     floor, costs = run(options.batch, options.vocab, cases, options.repeats)
+    figures = {"weight_bytes": floor.work(1).weight_bytes, **asdict(floor.machine)}
     if options.json:
-        print(json.dumps({"floor": asdict(floor), "threads": torch.get_num_threads(), "costs": [asdict(cost) for cost in costs]}))
+        print(json.dumps({"floor": figures, "threads": torch.get_num_threads(), "costs": [asdict(cost) for cost in costs]}))
         return
     print(
-        f"{torch.get_num_threads()} threads; floor of a 0.6B decode step, not a real step: {floor.weight_bytes / 1e9:.2f} GB of weights at"
-        f" {floor.bytes_per_second / 1e9:.1f} GB/s, {floor.flops_per_second / 1e9:.0f} GFLOP/s: "
+        f"{torch.get_num_threads()} threads; floor of a 0.6B decode step, not a real step: {figures['weight_bytes'] / 1e9:.2f} GB of"
+        f" weights at {floor.machine.bytes_per_second / 1e9:.1f} GB/s, {floor.machine.flops_per_second / 1e9:.0f} GFLOP/s: "
         + ", ".join(f"{floor.milliseconds(batch):.1f} ms at batch {batch}" for batch in options.batch)
     )
-    print(f"{'vocab':>7} {'batch':>6} {'case':>14} {'ms':>9} {'of floor':>9}")
-    for cost in costs:
-        print(f"{cost.vocab_size:>7} {cost.batch:>6} {cost.case:>14} {cost.milliseconds:>9.3f} {cost.share:>9.1%}")
+    rows = [(cost.vocab_size, cost.batch, cost.case, cost.milliseconds, f"{cost.share:.1%}") for cost in costs]
+    print(table(("vocab", "batch", "case", "ms", "of floor"), rows))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """What the host does per step, without a model: `python -m tools.bench.scheduling`.
 
-Drives scheduler, metadata and commit with made-up tokens. Prints microseconds per decode step by number of running sequences, the
-share that would be of a real step of the bundled model on this machine, the cost of admitting a burst, and how two tenants of very
-unequal load are served.
+Drives scheduler, metadata and commit with random tokens. Prints microseconds per decode step by number of running sequences, their
+share of a step of the bundled model on this machine, the cost of admitting a burst, and how two tenants of very unequal load are served.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ import argparse
 import gc
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 
 import numpy as np
 
 from aengine.attention import build_layout
+from aengine.bench.report import table
 from aengine.config import EngineConfig
 from aengine.models.hub import DEMO, resolve_model
 from aengine.runner.model_runner import ModelRunner
@@ -202,12 +202,8 @@ def main() -> None:
         print(json.dumps({"decode": [asdict(cost) for cost in decodes], "burst": asdict(burst), "tenants": asdict(share)}))
         return
     print("decode step, microseconds")
-    print(f"{'running':>8} {'schedule':>9} {'metadata':>9} {'commit':>9} {'mean':>9} {'p99':>9} {'model step':>11} {'share':>7}")
-    for cost in decodes:
-        print(
-            f"{cost.running:>8} {cost.schedule:>9.0f} {cost.metadata:>9.0f} {cost.commit:>9.0f} {cost.mean:>9.0f} {cost.p99:>9.0f}"
-            f" {cost.model_step:>11.0f} {cost.share:>7.1%}"
-        )
+    header = ("running", "schedule", "metadata", "commit", "mean", "p99", "model step", "share")
+    print(table(header, [(*astuple(cost)[:-1], f"{cost.share:.1%}") for cost in decodes]))
     print(f"\nburst of {burst.waiting} requests of {PROMPT_TOKENS} tokens, 256 at a time, {burst.steps} steps")
     print(f"submit {burst.submit:.1f} us, admit and finish {burst.admit:.1f} us per request")
     total = sum(share.served.values())
