@@ -72,7 +72,7 @@ def load_flashinfer(device: torch.device) -> FlashInfer:
     """
     if device.type != "cuda":
         raise BackendUnavailableError(f"FlashInfer needs a CUDA device, not {device.type}")
-    # With its CuTe-DSL package beside it, FlashInfer would take other norm kernels than those that were tested.
+    # If its CuTe-DSL package is installed, FlashInfer would use other norm kernels than those that were tested.
     os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
     try:
         library = importlib.import_module("flashinfer")
@@ -89,8 +89,8 @@ def check_version(version: str) -> None:
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     low, high = SUPPORTED
     if numbers is None or not low <= tuple(int(number) for number in numbers.groups()) < high:
-        wanted = [".".join(map(str, bound)) for bound in SUPPORTED]
-        raise BackendUnavailableError(f"FlashInfer {version} is not supported: >={wanted[0]},<{wanted[1]} is")
+        first, end = (".".join(map(str, bound)) for bound in SUPPORTED)
+        raise BackendUnavailableError(f"FlashInfer {version} is not supported: >={first},<{end} is")
 
 
 def require_kernels(dtype: torch.dtype, head_dim: int) -> None:

@@ -84,7 +84,7 @@ class _Step:
 
 
 class _GraphStep(_Step):
-    """What it launches depends on the number of rows alone."""
+    """A step whose launches depend on the number of rows alone."""
 
     def __init__(self, backend: TritonBackend, buffers: AttentionMetadata) -> None:
         check_graph_layout(buffers.host, buffers)

@@ -1,1 +1,1 @@
-"""Our own kernels, a folder per kind of device. Know tensors and shapes; nothing of checkpoints, requests or schedulers."""
+"""Our own kernels, a folder per kind of device. They know tensors and shapes, but no checkpoints, requests or schedulers."""

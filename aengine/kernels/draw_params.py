@@ -52,5 +52,5 @@ class DrawParams:
         return self.packed.view(torch.int64)[:, 2]
 
     def select(self, rows: Tensor) -> DrawParams:
-        """Those of the [n] int64 `rows`, which are indices into the m."""
+        """The records of the [n] int64 `rows`, which are indices into the m records."""
         return DrawParams(self.packed.index_select(0, rows), self.positions.index_select(0, rows))

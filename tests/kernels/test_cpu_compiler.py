@@ -15,7 +15,7 @@ import pytest
 from aengine.errors import ConfigError
 from aengine.kernels.cpu import KernelsUnavailableError, Level, load_kernels, supported_levels
 from aengine.kernels.cpu.compiler import build, prebuild, prebuilt_name
-from aengine.kernels.cpu.levels import chosen_level
+from aengine.kernels.cpu.levels import select_level
 
 FILES = {
     "attention.cpp": "static int twenty() { return 20; }\n",
@@ -153,15 +153,15 @@ def test_two_processes_at_once(tmp_path: pathlib.Path, sources: pathlib.Path, en
 
 def test_the_level_of_the_environment() -> None:
     best, *_, least = supported_levels()
-    assert chosen_level({}) is best
-    assert chosen_level({"AENGINE_CPU_LEVEL": least.value}) is least is Level.PORTABLE
+    assert select_level({}) is best
+    assert select_level({"AENGINE_CPU_LEVEL": least.value}) is least is Level.PORTABLE
     with pytest.raises(KernelsUnavailableError, match="AENGINE_CPU_LEVEL is torch"):
-        chosen_level({"AENGINE_CPU_LEVEL": "torch"})
+        select_level({"AENGINE_CPU_LEVEL": "torch"})
     with pytest.raises(ConfigError, match="'sse9' is not one of portable, neon, avx2"):
-        chosen_level({"AENGINE_CPU_LEVEL": "sse9"})
+        select_level({"AENGINE_CPU_LEVEL": "sse9"})
     impossible = next(level for level in Level if level not in supported_levels())
     with pytest.raises(ConfigError, match=f"'{impossible.value}' is not possible on this CPU; possible are {best.value}"):
-        chosen_level({"AENGINE_CPU_LEVEL": impossible.value})
+        select_level({"AENGINE_CPU_LEVEL": impossible.value})
 
 
 def test_a_library_of_another_version_is_refused(tmp_path: pathlib.Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

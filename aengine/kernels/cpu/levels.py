@@ -67,7 +67,7 @@ def supported_levels() -> tuple[Level, ...]:
     return tuple(reversed(fitting))
 
 
-def chosen_level(environ: Mapping[str, str]) -> Level:
+def select_level(environ: Mapping[str, str]) -> Level:
     """The best level, or the one that AENGINE_CPU_LEVEL names.
 
     Raises KernelsUnavailableError when it names torch, ConfigError when it names no level or one that this CPU lacks.

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from aengine.kernels.cpu.compiler import Built, build
-from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, chosen_level
+from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, select_level
 from aengine.kernels.draw_params import DRAW_PARAMS
 
 PANEL = 64  # output columns that are packed together; rows of activations are padded to it
@@ -135,11 +135,11 @@ class Workspace:
 
 
 def load_kernels(environ: Mapping[str, str] = os.environ) -> CpuKernels:
-    """The kernels of the level that `chosen_level` names, compiled first if need be (seconds).
+    """The kernels of the level that `select_level` names, compiled first if need be (seconds).
 
     Raises KernelsUnavailableError with the reason when there can be none, and ConfigError for a bad AENGINE_CPU_LEVEL.
     """
-    return load_level(chosen_level(environ), environ)
+    return load_level(select_level(environ), environ)
 
 
 def load_level(level: Level, environ: Mapping[str, str] = os.environ) -> CpuKernels:

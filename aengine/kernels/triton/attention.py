@@ -57,7 +57,7 @@ class Blocks:
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether the kernels can be given tensors of this device: CUDA, or the CPU where Triton was told to interpret them."""
+    """Whether the kernels run on tensors of this device: CUDA, or the CPU if Triton interprets them."""
     return device.type == "cuda" or (device.type == "cpu" and isinstance(write_kernel, InterpretedFunction))
 
 

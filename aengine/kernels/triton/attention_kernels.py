@@ -1,14 +1,14 @@
-"""The device code of paged attention. Owns how one block of keys is read and weighed; knows nothing of steps, layers or torch.
+"""The device code of paged attention. Knows nothing of steps, layers or torch.
 
 Caches are [num_pages, PAGE_SIZE, KV_HEADS, HEAD_DIM], contiguous. Row r has the pages `kv_indices[kv_indptr[r]:kv_indptr[r+1]]`, the last
-of which holds `last_page_len[r]` tokens; all index arrays are int32. Lengths are read here, on the device, so a launch is fixed by the
+of which holds `last_page_len[r]` tokens; all index arrays are int32. Lengths are read on the device, so a launch depends only on the
 number of rows. Addresses are computed in int64: a pool may have more than 2^31 elements. Nothing is read at or beyond a row's length, where
 a page may hold anything.
 
 Scores are kept in units of log2(e), so that every exponential is an exp2. The recurrence over blocks of keys is that of FlashAttention
 (Dao et al. 2022, arXiv 2205.14135), the split over keys that of Flash-Decoding.
 
-Index arrays are slices of one uploaded tensor, so their alignment changes from step to step: it must not choose a compiled variant.
+Index arrays are slices of one uploaded tensor, so their alignment changes from step to step: kernels must not be specialized on it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def write_kernel(
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """Grid (tokens): keys and values to a token's slot. LIMIT: largest number of the cache's dtype where values are scaled, else 0."""
+    """Grid (tokens): stores keys and values at a token's slot. LIMIT: the largest number of a float8 cache; 0 for others."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     if slot < 0:
@@ -55,7 +55,7 @@ def write_kernel(
 
 @triton.jit
 def _stored(x, scale, dtype: tl.constexpr, LIMIT: tl.constexpr):
-    """`x` as the cache holds it. Comparisons, not a clamp: NaN stays NaN."""
+    """`x` as the cache holds it. Comparisons instead of a clamp, so that NaN stays NaN."""
     if LIMIT > 0:
         wide = tl.div_rn(x.to(tl.float32), scale)  # `/` is not rounded correctly, which shows where float8 rounds
         wide = tl.where(wide > LIMIT, LIMIT, wide)
@@ -69,7 +69,7 @@ def _stored(x, scale, dtype: tl.constexpr, LIMIT: tl.constexpr):
 
 @triton.jit
 def _seq_len(kv_indptr, last_page_len, row, PAGE_SIZE: tl.constexpr):
-    """(where the row's pages begin in kv_indices, how many tokens it has)"""
+    """Returns the index of the row's first page in kv_indices, and its number of tokens."""
     first = tl.load(kv_indptr + row)
     pages = tl.load(kv_indptr + row + 1) - first
     return first, (pages - 1) * PAGE_SIZE + tl.load(last_page_len + row)
@@ -95,7 +95,7 @@ def _attend(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """`query` [BLOCK_M, DIM], at `position` [BLOCK_M] of a row, over its keys `begin` to `end` in `pages`.
+    """Attention of `query` [BLOCK_M, DIM], at `position` [BLOCK_M] of a row, over the keys `begin` to `end` in its `pages`.
 
     Returns the weighted sum of values [BLOCK_M, DIM], the sum of weights, and the largest score [BLOCK_M], by which weights are divided.
     """
@@ -125,7 +125,7 @@ def _attend(
         scores = tl.where(visible, scores * _LOG2E, -float("inf"))
 
         new_top = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(new_top == -float("inf"), 0.0, new_top)  # a query that has seen no key yet: -inf - -inf is NaN
+        base = tl.where(new_top == -float("inf"), 0.0, new_top)  # -inf for a query that attends to no key so far: -inf - -inf would be NaN
         weights = tl.exp2(scores - base[:, None])
         fade = tl.exp2(top - base)
         acc = acc * fade[:, None] + tl.dot(weights.to(query.dtype), value, input_precision="ieee")
@@ -136,7 +136,7 @@ def _attend(
 
 @triton.jit
 def _split_keys(seq_len, num_splits, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, MIN_SPLIT: tl.constexpr):
-    """(the first key that a decoding row sees, how many keys one split takes). Both decode kernels must agree on it."""
+    """Returns the first key that a decode row attends to, and the number of keys of a split, for both decode kernels."""
     low = 0
     if WINDOW > 0:
         low = tl.maximum(seq_len - WINDOW, 0)
@@ -169,10 +169,10 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
 ):
-    """Grid (rows, KV heads, splits): the GROUP query heads of one KV head over one share of a row's keys.
+    """Grid (rows, KV heads, splits): the GROUP query heads of one KV head over one split of a row's keys.
 
     Writes `partial` [rows, num_splits, KV_HEADS * GROUP, HEAD_DIM] float32 and its log2-sum-exp2 `partial_lse` [rows, num_splits, heads],
-    both only for shares that have keys.
+    both only for splits that have keys.
     """
     row = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -220,7 +220,7 @@ def combine_kernel(
     BLOCK_N: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
 ):
-    """Grid (rows, heads): the shares of `decode_kernel` that have keys, weighted by their sums, to `out` [rows, NUM_HEADS, HEAD_DIM]."""
+    """Grid (rows, heads): merges the splits of `decode_kernel` that have keys into `out` [rows, NUM_HEADS, HEAD_DIM]."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     _, seq_len = _seq_len(kv_indptr, last_page_len, row, PAGE_SIZE)
@@ -228,7 +228,7 @@ def combine_kernel(
     dim = tl.arange(0, DIM)
     within = dim < HEAD_DIM
     slot = row.to(tl.int64) * num_splits * NUM_HEADS + head
-    # The first share always has keys: it starts the recurrence, so nothing is ever weighted against -inf.
+    # The first split always has keys: the recurrence starts with it, so that no maximum is -inf.
     top = tl.load(partial_lse + slot)
     acc = tl.load(partial + slot * HEAD_DIM + dim, mask=within, other=0.0)
     total = 1.0
@@ -285,7 +285,7 @@ def prefill_kernel(
     flat = tile_begin + tl.arange(0, BLOCK_M)
     dim = tl.arange(0, DIM)
     mask = (flat < length * GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-    local = tl.minimum(flat // GROUP, length - 1)  # beyond the end: the last query again, which sees keys and is not stored
+    local = tl.minimum(flat // GROUP, length - 1)  # beyond the end: the last query again, which is not stored
     head = kv_head * GROUP + flat % GROUP
     token = (first_query + local).to(tl.int64)
     q = tl.load(query + (token * query_token_stride + head * query_head_stride)[:, None] + dim[None, :], mask=mask, other=0.0)

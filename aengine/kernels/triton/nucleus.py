@@ -1,8 +1,8 @@
-"""Where a row's nucleus ends (top-p, Holtzman et al. 2020), without a sort: one launch, one program for each row.
+"""Finds the end of a row's nucleus (top-p, Holtzman et al. 2020) without a sort: one launch, one program for each row.
 
-A pass over the row for its mass; a pass that lists the few tokens among which the end must lie; then a bisection over the bits of
-their logits. The nucleus is that of `aengine.sampling.candidates.kept_candidates`: tokens in the order of (logit, -id) until their mass
-reaches top_p, so of tokens with the same logit those with the lower ids.
+One pass over the row sums its mass, one lists the few tokens among which the last one of the nucleus must be, then a bisection over the
+bits of their logits finds it. The nucleus is that of `aengine.sampling.candidates.kept_candidates`: tokens in the order of (logit, -id)
+until their mass reaches top_p, so of tokens with the same logit those with the lower ids.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from aengine.kernels.draw_params import DrawParams
 from aengine.kernels.triton.noise import load_min_p, load_temperature, load_top_p
 
-_CAPACITY = 8192  # listed tokens of a row; where more may be the end, the whole row is searched
+_CAPACITY = 8192  # the most tokens that are listed; the bisection reads the whole row where more may be the last one
 _IDS_AT_ONCE = 8192
 _SLACK = tl.constexpr(0.01)  # nats, far above the rounding of a sum
 
@@ -94,7 +94,7 @@ def _nucleus_end(
         total += tl.sum(_candidates(row, listed, True, begin, vocab_size, best, temperature, limit, IDS)[2], axis=0)
     needed = top_p * total
 
-    # Tokens so unlikely that all of them could be left out without touching top_p are not the end.
+    # Tokens so unlikely that all of them together are outside of the nucleus are not the last one.
     limit = tl.maximum(limit, tl.log(((1.0 - top_p) * total / vocab_size).to(tl.float32)) - _SLACK)
     count = 0
     low = _ordered(best_logit).to(tl.int64)
@@ -107,10 +107,10 @@ def _nucleus_end(
         low = tl.minimum(low, tl.min(tl.where(there, _ordered(logit), 0x7FFFFFFF), axis=0).to(tl.int64))
     whole = count > CAPACITY
     count = tl.where(whole, vocab_size, count)
-    tl.debug_barrier()  # what other threads listed is read from here on
+    tl.debug_barrier()  # the list of all threads is read from here on
 
-    # The highest logit at which, together with all above it, the mass is reached. At `low` it is, above `high` it is not; both move to
-    # the next candidate, so that there are fewer passes than bits.
+    # Finds the highest logit whose token, together with all above it, has the needed mass. That holds at `low` and not above `high`; both
+    # move to the next candidate, so that there are fewer passes than bits.
     while low < high:
         middle = high - (high - low) // 2
         reached = tl.zeros([], tl.float64)
@@ -127,7 +127,7 @@ def _nucleus_end(
         low = tl.where(reached >= needed, next_low, low)
         high = tl.where(reached >= needed, high, next_high)
 
-    # Of the tokens with that logit as many as it takes, lower ids first.
+    # As many of the tokens with that logit as are needed, lower ids first.
     above = tl.zeros([], tl.float64)
     mass_of_one = tl.zeros([], tl.float64)
     ties = 0
@@ -141,12 +141,12 @@ def _nucleus_end(
     tl.store(floors + index, (floor ^ ((floor >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True))
     last_id = vocab_size
     if above + ties * mass_of_one >= needed + mass_of_one:  # not all of them
-        wanted = tl.maximum(tl.ceil((needed - above) / mass_of_one).to(tl.int32), 1)
+        last_tied = tl.maximum(tl.ceil((needed - above) / mass_of_one).to(tl.int32), 1)
         seen = 0
         for begin in range(0, count, IDS):
             ids, logit, _, there = _candidates(row, listed, whole, begin, count, best, temperature, limit, IDS)
             tied = there & (_ordered(logit) == low)
-            within = tied & (seen + tl.cumsum(tied.to(tl.int32), axis=0) == wanted)
+            within = tied & (seen + tl.cumsum(tied.to(tl.int32), axis=0) == last_tied)
             last_id = tl.minimum(last_id, tl.min(tl.where(within, ids, vocab_size), axis=0))
             seen += tl.sum(tied.to(tl.int32), axis=0)
     tl.store(last_ids + index, last_id)
