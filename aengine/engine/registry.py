@@ -19,7 +19,7 @@ from aengine.config import EngineConfig
 from aengine.engine.loading import LoadedModel
 from aengine.engine.logprobs import add_prompt_logprobs, token_logprob
 from aengine.engine.loop_edge import LoopEdge
-from aengine.engine.mailbox import Cancel, Command, Park, Submit, Unpark
+from aengine.engine.mailbox import Command, Submit
 from aengine.engine.prompts import (
     IntArray,
     Limits,
@@ -30,7 +30,7 @@ from aengine.engine.prompts import (
     size_of,
 )
 from aengine.engine.queue_bound import QueueBound
-from aengine.engine.stream_state import StreamHooks, StreamState
+from aengine.engine.stream_state import StreamState
 from aengine.engine.vocabulary import read_vocabulary
 from aengine.engine.workers import Steps, Workers
 from aengine.errors import FieldViolation, InvalidRequestError
@@ -63,7 +63,6 @@ class Registry:
             read = functools.partial(read_vocabulary, loaded.tokenizer, loaded.info.vocab_size)
             self._grammars = GrammarCompiler(read, loaded.info.eos_token_ids)
         self._limits = Limits(loaded.info, (runner.num_pages - 1) * runner.page_size, config.max_logprobs)
-        self._hooks = StreamHooks(cancel=self._cancel, stop=lambda key: post(Cancel(key)), lag=self._on_lag)
         self._streams: dict[int, StreamState] = {}  # every request that is not released, by the key of each of its sequences
         self._by_id: dict[str, StreamState] = {}
         self._preparations: dict[int, ExitStack] = {}  # by the key of a request's first sequence: what is to be cancelled when it ends
@@ -102,7 +101,8 @@ class Registry:
         keys = range(self._next_key, self._next_key + params.n)
         self._bound.enter(keys)  # before anything is done for it
         self._next_key = keys.stop
-        state = StreamState(keys.start, request_id, params, options, self._loaded.tokenizer, self._config.max_unread_tokens, self._hooks)
+        drop = functools.partial(self._edge.call_soon, self._drop)
+        state = StreamState(keys, request_id, params, options, self._loaded.tokenizer, self._config.max_unread_tokens, self._post, drop)
         if not needs_worker(prompt, params) and params.structured_output is None:
             try:
                 self._submit(state, at_once(self._steps(state, prompt)))
@@ -160,7 +160,7 @@ class Registry:
         states = list(self._by_id.values())
         count = sum(not state.finished for state in states)
         for state in states:
-            self._cancel(state)
+            state.cancel()
         with anyio.CancelScope(shield=True):  # bounded by one step
             for state in states:
                 await state.released.wait()
@@ -223,24 +223,10 @@ class Registry:
         if preparation is not None:
             preparation.close()
 
-    def _cancel(self, state: StreamState) -> None:
-        """Cancel a request. Callable from a destructor, so in any thread and at any time."""
-        if state.submitted:
-            for key in state.keys:
-                self._post(Cancel(key))
-        else:
-            self._edge.call_soon(self._drop, state, None)
-
-    def _drop(self, state: StreamState, error: BaseException | None, reason: FinishReason = FinishReason.CANCELLED) -> None:
+    def _drop(self, state: StreamState, error: BaseException | None = None, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request that has not reached the step thread: it failed with `error`, or ended for `reason`."""
-        if state.released.is_set():
-            return
         if state.submitted:
-            self._cancel(state)
-            return
-        self._forget(state)
-        state.end(error, reason)
-
-    def _on_lag(self, state: StreamState, lagging: bool) -> None:
-        for key in state.keys:
-            self._post(Park(key) if lagging else Unpark(key))
+            state.cancel()
+        elif not state.released.is_set():
+            self._forget(state)
+            state.end(error, reason)

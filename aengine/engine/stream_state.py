@@ -15,6 +15,7 @@ import anyio
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.engine.mailbox import Cancel, Command, Park, Unpark
 from aengine.engine.output_text import OutputText, StopStrings
 from aengine.engine.tokenizer import Tokenizer
 from aengine.outputs import FinishReason, RequestInfo, RequestState, Timing, Token, TokenLogprob, Usage
@@ -38,33 +39,25 @@ class Item:
     text: str | None = None  # None: not decoded yet
 
 
-@dataclass(frozen=True, slots=True)
-class StreamHooks:
-    """What a stream asks of the engine."""
-
-    cancel: Callable[[StreamState], None]  # cancel the request; callable from any thread
-    stop: Callable[[int], None]  # cancel the sequence with this key, which has its stop string
-    lag: Callable[[StreamState, bool], None]  # the reader lags, or has caught up
-
-
 class StreamState(StreamSource):
-    """The state of a request with `params.n` sequences, whose keys are `key`, `key + 1`, ..."""
+    """The state of a request with `params.n` sequences."""
 
     def __init__(
         self,
-        key: int,
+        keys: range,
         request_id: str,
         params: SamplingParams,
         options: RequestOptions,
         tokenizer: Tokenizer | None,
         lag_limit: int,
-        hooks: StreamHooks,
+        post: Callable[[Command], None],
+        drop: Callable[[StreamState], object],
     ) -> None:
-        """`tokenizer`: None for a model without one. `lag_limit`: unread tokens beyond which the reader lags."""
+        """`keys`: one for each sequence. `tokenizer`: None for a model without one. `lag_limit`: unread tokens beyond which it lags.
+        `post`: hands a command to the step thread. `drop`: ends a request that has not reached it; both callable from any thread."""
         super().__init__(request_id, params, anyio.Event)
-        self.key = key
+        self.keys = keys
         self.options = options
-        self.hooks = hooks
         self.items: deque[Item] = deque()  # not yet read
         self.prompt: list[int] = []  # the ids, where prompt_logprobs need them
         self.submitted = False  # handed to the step thread, which will release it
@@ -73,6 +66,8 @@ class StreamState(StreamSource):
         self._stop = StopStrings(params.stop) if params.stop else ()
         self._texts: dict[int, OutputText] = {}  # of the sequences that have tokens
         self._lag_limit = lag_limit
+        self._post = post
+        self._drop = drop
         self._parked = False
         self._ended = [False] * params.n  # whether the end of the sequence is among the items, or was
         self._num_released = 0
@@ -84,8 +79,9 @@ class StreamState(StreamSource):
         self._last_token = 0.0
 
     @property
-    def keys(self) -> range:
-        return range(self.key, self.key + self.params.n)
+    def key(self) -> int:
+        """Of the first sequence."""
+        return self.keys.start
 
     @property
     def deadline(self) -> float | None:
@@ -148,7 +144,7 @@ class StreamState(StreamSource):
             stopped = self._texts[index].stopped
             if stopped is not None:
                 if item.finish_reason is None:
-                    self.hooks.stop(key)
+                    self._post(Cancel(key))
                 item.finish_reason, item.stop_reason = FinishReason.STOP_STRING, stopped
         self._num_tokens += 1
         self._last_token = time.monotonic()
@@ -156,8 +152,7 @@ class StreamState(StreamSource):
             self._first_token = self._last_token
         self._append(item)
         if len(self.items) > self._lag_limit and not self._parked:
-            self._parked = True
-            self.hooks.lag(self, True)
+            self._park(True)
 
     def finish(self, finished: Finished) -> None:
         """A sequence ended, after its last token was pushed."""
@@ -177,7 +172,7 @@ class StreamState(StreamSource):
         self._ended = [True] * self.params.n  # nothing more is taken of it
         if self.error is None:
             self.error = error if isinstance(error, Exception) else _as_exception(error)
-        self.hooks.cancel(self)
+        self.cancel()
         self.notify()
 
     def release(self) -> bool:
@@ -199,6 +194,12 @@ class StreamState(StreamSource):
         self.released.set()
         self.notify()
 
+    def _park(self, parked: bool) -> None:
+        """Have the request parked while its reader lags."""
+        self._parked = parked
+        for key in self.keys:
+            self._post(Park(key) if parked else Unpark(key))
+
     def _append(self, item: Item) -> None:
         self._ended[item.index] = item.finish_reason is not None
         self.items.append(item)
@@ -219,8 +220,7 @@ class StreamState(StreamSource):
                 self.fail(error)
                 return None
         if self._parked and len(self.items) <= self._lag_limit // 2:
-            self._parked = False
-            self.hooks.lag(self, False)
+            self._park(False)
         logprob = item.logprob
         if logprob is None:
             return Token(item.index, item.token_id, item.text, finish_reason=item.finish_reason, stop_reason=item.stop_reason)
@@ -236,9 +236,14 @@ class StreamState(StreamSource):
         )
 
     def cancel(self) -> None:
-        """From any thread."""
-        if not self.released.is_set():
-            self.hooks.cancel(self)
+        """From any thread, also in a destructor."""
+        if self.released.is_set():
+            return
+        if not self.submitted:
+            self._drop(self)
+            return
+        for key in self.keys:
+            self._post(Cancel(key))
 
     async def wait_released(self) -> None:
         """Bounded by one step."""

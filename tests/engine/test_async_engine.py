@@ -175,7 +175,7 @@ class TestLeaving:
                     seen.append(len(plan.rows))  # type: ignore[attr-defined]
 
             engine.runner.before_step = count  # type: ignore[assignment]
-            engine._registry._cancel(stream._source)
+            stream._source.cancel()
             before.set()
             await stream.aclose()
             assert seen.count(2) <= 1

@@ -325,7 +325,7 @@ class TestRequestInfo:
             assert info is not None
             assert (info.request_id, info.usage.prompt_tokens, info.usage.completion_tokens, info.timing) == ("late", 1, 0, Timing())
             for other in (text, late):
-                engine._registry._cancel(other._source)
+                other._source.cancel()
             gate.open()
             await text.aclose()
             await late.aclose()
