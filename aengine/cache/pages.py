@@ -30,8 +30,7 @@ class PageCache:
         self.page_size = page_size
         self.num_pages = num_pages
         self.refs = np.zeros(num_pages, np.int32)
-        self._free = np.arange(num_pages - 1, -1, -1, dtype=np.int32)  # a stack; the reserved page 0 lies below its bottom
-        self._free = self._free[:-1].copy()
+        self._free = np.arange(num_pages - 1, 0, -1, dtype=np.int32)  # a stack, without the reserved page 0
         self._num_free = num_pages - 1
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
         self._index = PrefixIndex()

@@ -61,13 +61,11 @@ class PrefixIndex:
         entry = self._by_digest.get(digest)
         return entry[0] if entry is not None and entry[1] == page_tokens else None
 
-    def add(self, page: int, digest: bytes, page_tokens: bytes) -> bool:
-        """Publish `page` under `digest`. False when another page already carries it; then `page` stays private."""
-        if digest in self._by_digest:
-            return False
-        self._by_digest[digest] = (page, page_tokens)
-        self._by_page[page] = digest
-        return True
+    def add(self, page: int, digest: bytes, page_tokens: bytes) -> None:
+        """Publish `page` under `digest`. If another page is published under it already, `page` stays private."""
+        if digest not in self._by_digest:
+            self._by_digest[digest] = (page, page_tokens)
+            self._by_page[page] = digest
 
     def remove(self, page: int) -> None:
         del self._by_digest[self._by_page.pop(page)]

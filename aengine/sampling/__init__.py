@@ -1,4 +1,4 @@
-"""Logits to tokens. Knows nothing of models, pages or requests: rows, their parameters and positions are all it is told."""
+"""Logits to tokens. Knows rows, their parameters and positions, and nothing of models, pages or requests."""
 
 from __future__ import annotations
 

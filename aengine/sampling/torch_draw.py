@@ -1,7 +1,7 @@
 """Draws in plain torch: the CPU, and the fallback elsewhere.
 
-On a CPU a nucleus is looked for among some candidates before the whole row; elsewhere the host would wait for the answer, so whole rows
-are sorted there.
+On a CPU the nucleus is searched for among the likeliest tokens first. Elsewhere the host would wait for the device to say whether that was
+enough, so whole rows are sorted there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aengine.sampling.noise import log_exponential, row_keys
 
 _GREEDY, _MIN_P, _TOP_P, _TOP_K = -1, 1, 2, 4  # kinds of rows: a greedy one, one with some of the limits
 _TOP_K_GROUPS = (64, 1024)  # rows up to the same bound are drawn together, so that one large top_k does not burden the others
-_LOOKS = (64, 1024)  # candidates of a top_p row that are looked at before it is treated as one with a wide nucleus
+_CANDIDATES = (64, 1024)  # of a row with top_p, before it is treated as one with a wide nucleus
 
 
 class TorchDraw:
@@ -31,7 +31,7 @@ class TorchDraw:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._whole = MassDraw(vocab_size, device)
+        self._masses = MassDraw(vocab_size, device)
 
     def __call__(self, logits: Tensor, host_params: NDArray[np.void], params: DrawParams) -> Tensor:
         top_k = host_params["top_k"]
@@ -58,39 +58,37 @@ class TorchDraw:
     def whole(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
         """From all tokens that min_p leaves. `with_min_p`: whether rows have one; else it is 0 for all."""
         min_p = params.min_p if with_min_p else None
-        masses = self._whole.masses(logits, params.temperature, min_p)
-        return self._whole.draw(logits, masses, params.temperature, min_p, params.seed, params.positions)
+        masses = self._masses.masses(logits, params.temperature, min_p)
+        return self._masses.draw(logits, masses, params.temperature, min_p, params.seed, params.positions)
 
     def nucleus(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
         """From the likeliest tokens that have top_p of the mass that min_p leaves. `with_min_p`: as above."""
-        total = self._whole.masses(logits, params.temperature, params.min_p if with_min_p else None).total()
+        total = self._masses.masses(logits, params.temperature, params.min_p if with_min_p else None).total()
         if self._device.type != "cpu":
             return self._from_candidates(logits, params, total, self._vocab_size)[0]
         tokens = torch.empty(len(logits), dtype=torch.int64)
         rest = torch.arange(len(logits))
-        for look in _LOOKS:
-            tokens[rest], whole = self._from_candidates(logits, params, total, min(look, self._vocab_size))
-            if whole.all():
+        for count in _CANDIDATES:
+            tokens[rest], kept = self._from_candidates(logits, params, total, min(count, self._vocab_size))
+            wider = kept[:, -1].nonzero()[:, 0]  # the nucleus may have more tokens than these
+            if count >= self._vocab_size or not len(wider):
                 return tokens
-            wider = (~whole).nonzero()[:, 0]
             rest, logits, params, total = rest[wider], logits[wider], params.select(wider), total[wider]
         tokens[rest] = self._from_wide_nucleus(logits, params)
         return tokens
 
     def top_k(self, logits: Tensor, params: DrawParams, most: int) -> Tensor:
         """From the likeliest top_k tokens, `most` at most, under min_p and top_p."""
-        best, ids = top_candidates(logits, most)
-        scores = best / params.temperature[:, None]
-        kept = kept_candidates(scores, params.min_p, params.top_k, params.top_p, None)
-        return self._sample(scores, ids, kept, params)
+        return self._from_candidates(logits, params, None, most)[0]
 
-    def _from_candidates(self, logits: Tensor, params: DrawParams, total: Tensor, look: int) -> tuple[Tensor, Tensor]:
-        """Tokens from among the `look` likeliest, and whether no more of them belong to the nucleus: [m] bool."""
-        best, ids = top_candidates(logits, look)
+    def _from_candidates(self, logits: Tensor, params: DrawParams, total: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+        """Tokens from among the `count` likeliest, and which of these could be drawn: [m, count] bool. `total`: as of `kept_candidates`."""
+        best, ids = top_candidates(logits, count)
         scores = best / params.temperature[:, None]
         kept = kept_candidates(scores, params.min_p, params.top_k, params.top_p, total)
-        whole = ~kept[:, -1] if look < self._vocab_size else torch.ones_like(kept[:, 0])
-        return self._sample(scores, ids, kept, params), whole
+        noise = log_exponential(row_keys(params.seed, params.positions), self._masses.hashes[ids])
+        winner = torch.sub(scores, noise, out=noise).masked_fill_(~kept, -math.inf).argmax(-1, keepdim=True)
+        return ids.gather(1, winner)[:, 0], kept
 
     def _from_wide_nucleus(self, logits: Tensor, params: DrawParams) -> Tensor:
         """By rejection: draws from the whole row until the mass before the token, in the order of (logit, -id), is less than top_p.
@@ -101,18 +99,12 @@ class TorchDraw:
         ids = torch.arange(self._vocab_size)
         for i in range(len(logits)):
             row, p = logits[i : i + 1], params.select(torch.tensor([i]))
-            masses = self._whole.masses(row, p.temperature, p.min_p)
+            masses = self._masses.masses(row, p.temperature, p.min_p)
             needed = p.top_p[:, None] * masses.total()
             for attempt in itertools.count(1):  # 0 are the draws of which the first is final
-                token = self._whole.draw(row, masses, p.temperature, p.min_p, p.seed, p.positions, stream=attempt)
-                chosen = row[:, token]
-                before = (row > chosen) | ((row == chosen) & (ids < token))
-                if self._whole.fill(row, p.temperature, p.min_p)[0].mul_(before).sum(dtype=torch.float64) < needed:
+                token = self._masses.draw(row, masses, p.temperature, p.min_p, p.seed, p.positions, stream=attempt)
+                before = (row > row[:, token]) | ((row == row[:, token]) & (ids < token))
+                if self._masses.fill(row, p.temperature, p.min_p)[0].mul_(before).sum(dtype=torch.float64) < needed:
                     tokens[i] = token
                     break
         return tokens
-
-    def _sample(self, scores: Tensor, ids: Tensor, kept: Tensor, params: DrawParams) -> Tensor:
-        noise = log_exponential(row_keys(params.seed, params.positions), self._whole.hashes[ids])
-        best = torch.sub(scores, noise, out=noise).masked_fill_(~kept, -math.inf).argmax(-1, keepdim=True)
-        return ids.gather(1, best)[:, 0]

@@ -20,16 +20,17 @@ class PrefixesInFlight:
     def num_awaiting(self) -> int:
         return sum(len(waiting) for waiting in self._awaiting.values())
 
-    def claimed(self, digest: bytes) -> bool:
-        return digest in self._owner
-
     def claim(self, sequence: Sequence, digests: list[bytes]) -> None:
         mine = [digest for digest in digests if self._owner.setdefault(digest, sequence) is sequence]
         self._claims[sequence] = mine
 
-    def wait(self, sequence: Sequence, digest: bytes) -> None:
+    def wait(self, sequence: Sequence, digest: bytes) -> bool:
+        """Whether a running sequence is computing the page; if so, `sequence` waits for it."""
+        if digest not in self._owner:
+            return False
         sequence.awaits = digest
         self._awaiting.setdefault(digest, []).append(sequence)
+        return True
 
     def stop_waiting(self, sequence: Sequence) -> None:
         """The sequence no longer waits, if it did."""

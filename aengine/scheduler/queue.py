@@ -64,12 +64,13 @@ class WaitingQueue:
         if len(self._served) > 1:  # for counters are only compared
             self._served += np.bincount(tenant_ids, minlength=len(self._served)) * (num_tokens / self._weight)
 
-    def push(self, sequence: Sequence) -> None:
-        """Put a sequence (back) into the queue; its place is that of its arrival."""
-        request = sequence.request
-        entry: Entry = [request.arrival, request.key, next(self._serial), sequence]
-        self._entries[request.key] = entry
-        heapq.heappush(self._heaps.setdefault((request.priority, self.tenant_id(sequence)), []), entry)
+    def push(self, *sequences: Sequence) -> None:
+        """Put sequences (back) into the queue; the place of each is that of its arrival."""
+        for sequence in sequences:
+            request = sequence.request
+            entry: Entry = [request.arrival, request.key, next(self._serial), sequence]
+            self._entries[request.key] = entry
+            heapq.heappush(self._heaps.setdefault((request.priority, self.tenant_id(sequence)), []), entry)
 
     def pop(self, now: float) -> Sequence | None:
         """Take out the sequence that is next at time `now`."""

@@ -74,17 +74,13 @@ class Residency:
     def awaits_prompt(self, sequence: Sequence) -> bool:
         """Whether a running sequence is computing the prompt that a fork shares; if so, the fork waits for it."""
         fork_of = sequence.request.fork_of
-        if fork_of is None or not self.prefixes.claimed(digest := fork_digest(fork_of)):
-            return False
-        self.prefixes.wait(sequence, digest)
-        return True
+        return fork_of is not None and self.prefixes.wait(sequence, fork_digest(fork_of))
 
-    def computed_by_another(self, sequence: Sequence, num_hits: int) -> bytes | None:
-        """The digest of the page after the hits, if a running sequence is computing it."""
+    def awaits_page(self, sequence: Sequence, num_hits: int) -> bool:
+        """Whether a running sequence is computing the page after the hits; if so, the sequence waits for it."""
         if num_hits == (len(sequence.tokens) - 1) // self.cache.page_size or num_hits == len(sequence.chain.digests):
-            return None  # the rest must be computed anyway
-        digest = sequence.chain.digests[num_hits]
-        return digest if self.prefixes.claimed(digest) else None
+            return False  # the rest must be computed anyway
+        return self.prefixes.wait(sequence, sequence.chain.digests[num_hits])
 
     def has_room(self, sequence: Sequence, hits: list[int]) -> bool:
         """Whether the sequence can be admitted now: with its known tokens, and enough to grow that it is not soon preempted."""
@@ -173,8 +169,7 @@ class Residency:
                 if len(digests) == start + i:
                     sequence.chain.append(page_tokens)
                 self.cache.publish(page, digests[start + i], page_tokens)
-                if self.prefixes.claimed(digests[start + i]):
-                    woken.extend(self.prefixes.settle(sequence, digests[start + i]))
+                woken += self.prefixes.settle(sequence, digests[start + i])
         return woken
 
     # ---- the end ----------------------------------------------------------------------------------------------------------

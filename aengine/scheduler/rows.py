@@ -91,11 +91,11 @@ class RowTable:
         self.num_pages[row] = 0
         self._free.append(row)
 
-    def park(self, row: int, parked: bool) -> None:
+    def set_parked(self, row: int, parked: bool) -> None:
         self.parked[row] = parked
         self._ready[row] = self.active[row] and self.decoding[row] and not parked
 
-    def decode(self, row: int, decoding: bool) -> None:
+    def set_decoding(self, row: int, decoding: bool) -> None:
         """Whether the row's next token is one that the runner sampled last."""
         self.decoding[row] = decoding
         self._ready[row] = self.active[row] and decoding and not self.parked[row]

@@ -88,8 +88,8 @@ class Scheduler:
             return
         sequence.parked = True
         if sequence.state is SequenceState.RUNNING:
-            self._rows.park(sequence.row, True)
-            self._requeue(self._residency.prefixes.abandon(sequence))  # nobody waits for one that computes nothing
+            self._rows.set_parked(sequence.row, True)
+            self._queue.push(*self._residency.prefixes.abandon(sequence))  # nobody waits for one that computes nothing
         elif sequence.state is SequenceState.WAITING:
             self._stop_waiting(sequence)
 
@@ -100,7 +100,7 @@ class Scheduler:
             return
         sequence.parked = False
         if sequence.state is SequenceState.RUNNING:
-            self._rows.park(sequence.row, False)
+            self._rows.set_parked(sequence.row, False)
         elif sequence.state is SequenceState.WAITING:
             self._queue.push(sequence)
 
@@ -181,9 +181,7 @@ class Scheduler:
             if residency.awaits_prompt(sequence):
                 continue
             hits, primary = self._prefix_of(sequence)
-            digest = residency.computed_by_another(sequence, len(hits)) if primary is None else None
-            if digest is not None:
-                residency.prefixes.wait(sequence, digest)
+            if primary is None and residency.awaits_page(sequence, len(hits)):
                 continue
             while not (has_room := residency.has_room(sequence, hits)) and residency.has_parked():
                 self._preempt(residency.victim())
@@ -226,7 +224,7 @@ class Scheduler:
         missing = int(rows.num_tokens[row]) - start
         length = min(missing, budget)
         chunks.append(_Chunk(row, start, length, samples=length == missing))
-        rows.decode(row, length == missing)
+        rows.set_decoding(row, length == missing)
         return length
 
     def _make_plan(self, decodes: IntArray, chunks: list[_Chunk]) -> StepPlan:
@@ -299,7 +297,7 @@ class Scheduler:
         self._updates.keys.extend(rows.keys[sampled].tolist())
         self._updates.token_ids.extend(tokens.tolist())
         self._updates.logprobs = logprobs
-        self._requeue(self._residency.publish(plan.rows, committed))
+        self._queue.push(*self._residency.publish(plan.rows, committed))
         if not only_decodes:
             self._settle_forks(plan, result.postponed)
         stops, at_limit = rows.stop_ids[sampled] == tokens[:, None], num_tokens >= rows.limit[sampled]
@@ -323,7 +321,7 @@ class Scheduler:
         for row in plan.rows[late].tolist():
             sequence = rows.sequences[row]
             if sequence is not None and sequence.state is SequenceState.RUNNING:
-                rows.decode(row, False)
+                rows.set_decoding(row, False)
                 self._prefilling.insert(0, sequence)
         return late
 
@@ -332,7 +330,7 @@ class Scheduler:
         for row in plan.rows[plan.num_decodes :][plan.samples[plan.num_decodes :]].tolist():
             sequence = self._rows.sequences[row]
             if sequence is not None and sequence.request.num_forks and row not in postponed:
-                self._requeue(self._residency.prefixes.settle(sequence, fork_digest(sequence.request.key)))
+                self._queue.push(*self._residency.prefixes.settle(sequence, fork_digest(sequence.request.key)))
 
     def _end_of_tokens(self, row: int, token: int, *, stopped: bool) -> None:
         sequence = self._rows.sequences[row]
@@ -357,7 +355,7 @@ class Scheduler:
         self._queue.charge(rows.tenants[plan.rows[: plan.num_decodes]], -1)
         completed = plan.rows[plan.num_decodes :][plan.samples[plan.num_decodes :]].tolist()  # prompts that this step was to finish
         for row in completed:
-            rows.decode(row, False)
+            rows.set_decoding(row, False)
         self._prefilling[:0] = [sequence for row in completed if (sequence := rows.sequences[row]) is not None]
         self._residency.changes = self._sent
         self._fail_rows(errors)
@@ -408,11 +406,7 @@ class Scheduler:
         """A RUNNING sequence computes no further."""
         if not self._rows.decoding[sequence.row]:
             self._prefilling.remove(sequence)
-        self._requeue(self._residency.stop(sequence))
-
-    def _requeue(self, woken: list[Sequence]) -> None:
-        for sequence in woken:
-            self._queue.push(sequence)
+        self._queue.push(*self._residency.stop(sequence))
 
     def _release(self, sequence: Sequence) -> None:
         self._num_leaving -= 1
