@@ -6,17 +6,28 @@ Owns the order of operations of a forward pass. Attention, KV and metadata come 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.attention import AttentionStep
 from aengine.layers.ops import LayerOps, TorchOps
 from aengine.layers.rotary import cos_sin_cache
-from aengine.models.batch import ForwardBatch
 from aengine.models.named_weights import named_weights
 from aengine.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """T tokens of a mixed batch; the tokens of a row are consecutive."""
+
+    input_ids: Tensor  # [T] int32
+    positions: Tensor  # [T] int32
+    logits_indices: Tensor  # [m] int32, the tokens whose logits are computed
+    attention: AttentionStep
 
 
 class Decoder:

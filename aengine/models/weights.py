@@ -68,7 +68,7 @@ def stored_weights(spec: ModelSpec, model_dir: pathlib.Path) -> Iterator[tuple[s
             yield name, tuple(parts)
 
 
-def drawn_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, seed: int) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+def random_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, seed: int) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
     """Random values for each of `named_weights(spec)`, in one part; equal for equal seeds and device types."""
     generator = torch.Generator(device).manual_seed(seed)
     for name, weight in named_weights(spec).items():

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep, GraphStep, StepLayout
-from aengine.models.batch import ForwardBatch
-from aengine.models.decoder import Decoder
+from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.runner.base import IntArray
 from aengine.runner.buckets import DecodeFrame, empty_layout, fitting
 from aengine.runner.capture import Capture, InterruptingAttention, LiveAttention, Pieces

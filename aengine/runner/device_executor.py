@@ -16,8 +16,7 @@ from torch import Tensor
 
 from aengine.attention import AttentionMetadata, select_backend
 from aengine.layers.select import select_ops
-from aengine.models.batch import ForwardBatch
-from aengine.models.decoder import Decoder
+from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.models.weights import fused
 from aengine.runner.base import IntArray, Step
 from aengine.runner.buckets import GraphBytes, GraphSizes

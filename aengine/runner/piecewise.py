@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention import AttentionSpec
-from aengine.models.batch import ForwardBatch
-from aengine.models.decoder import Decoder
+from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.runner.buckets import fitting
 from aengine.runner.capture import Capture, InterruptingAttention, LiveAttention, Pieces
 

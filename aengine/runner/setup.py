@@ -14,7 +14,7 @@ from aengine.attention import AttentionSpec
 from aengine.config import EngineConfig
 from aengine.models.kv_scales import stored_kv_scales
 from aengine.models.spec import ModelSpec
-from aengine.models.weights import drawn_weights, stored_weights
+from aengine.models.weights import random_weights, stored_weights
 from aengine.runner.capture import Capture
 
 _log = logging.getLogger("aengine")
@@ -36,7 +36,7 @@ class ExecutorSetup:
         """Each named weight with its parts, read or made when it is asked for. Calls `check` before each; raises what that raises, or
         ModelLoadError."""
         if self.config.load_format == "dummy":
-            weights = drawn_weights(self.spec, self.dtype, self.device, self.config.seed)
+            weights = random_weights(self.spec, self.dtype, self.device, self.config.seed)
         else:
             weights = stored_weights(self.spec, self.model_dir)
         for weight in weights:

@@ -27,7 +27,7 @@ from aengine import (
 )
 from aengine.engine.loading import LoadedModel
 from aengine.engine.stream_state import NO_TOKEN
-from aengine.models.weights import drawn_weights
+from aengine.models.weights import random_weights
 
 pytestmark = pytest.mark.anyio
 
@@ -436,13 +436,13 @@ class TestLifeCycle:
         first, gate = threading.Event(), threading.Event()
 
         def draw(*args: Any) -> Iterator[Any]:
-            for name, weight in drawn_weights(*args):
+            for name, weight in random_weights(*args):
                 drawn.append(name)
                 first.set()
                 assert gate.wait(20)
                 yield name, weight
 
-        monkeypatch.setattr("aengine.runner.setup.drawn_weights", draw)
+        monkeypatch.setattr("aengine.runner.setup.random_weights", draw)
         engine = AsyncEngine("demo", load_format="dummy")
         async with anyio.create_task_group() as group:
             group.start_soon(engine.start)

@@ -15,11 +15,10 @@ from torch import Tensor
 from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, TorchNativeBackend, build_layout
 from aengine.kernels.cpu import CpuKernels, KvPool, Workspace
 from aengine.layers.rotary import cos_sin_cache
-from aengine.models.batch import ForwardBatch
 from aengine.models.cpu_stack import DecoderStack, unsupported
-from aengine.models.decoder import Decoder
+from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.models.spec import ModelSpec, read_spec
-from aengine.models.weights import drawn_weights
+from aengine.models.weights import random_weights as initial_weights
 
 IntArray = NDArray[np.int32]
 CPU = torch.device("cpu")
@@ -62,7 +61,7 @@ def tiny_spec(name: str) -> ModelSpec:
 
 
 def random_weights(spec: ModelSpec) -> dict[str, Tensor]:
-    weights = {name: torch.cat(parts) for name, parts in drawn_weights(spec, torch.float32, CPU, seed=3)}
+    weights = {name: torch.cat(parts) for name, parts in initial_weights(spec, torch.float32, CPU, seed=3)}
     torch.manual_seed(4)
     for name, weight in weights.items():
         if "norm" in name:

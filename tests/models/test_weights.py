@@ -14,7 +14,7 @@ from aengine.errors import ModelLoadError
 from aengine.models.decoder import Decoder
 from aengine.models.named_weights import named_weights
 from aengine.models.spec import ModelSpec, read_spec
-from aengine.models.weights import checkpoint_dtype, drawn_weights, fused, stored_weights
+from aengine.models.weights import checkpoint_dtype, fused, random_weights, stored_weights
 
 CPU = torch.device("cpu")
 CONFIG = {
@@ -176,7 +176,7 @@ def test_checkpoint_dtype(tmp_path: pathlib.Path) -> None:
 
 def test_random_weights_follow_the_seed() -> None:
     spec = spec_of()
-    first, again, other = (dict(drawn_weights(spec, torch.float32, CPU, seed)) for seed in (1, 1, 2**64 - 1))
+    first, again, other = (dict(random_weights(spec, torch.float32, CPU, seed)) for seed in (1, 1, 2**64 - 1))
     assert first.keys() == named_weights(spec).keys()
     assert all(torch.equal(first[name][0], again[name][0]) for name in first)
     assert not torch.equal(first["head.weight"][0], other["head.weight"][0])
