@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from aengine import AsyncEngine
 from aengine.outputs import FinishReason, Token
+from aengine.server.generation.convert import StreamPolicy
 from aengine.server.generation.events import EventWriter
 from aengine.server.generation.source import Generation
-from aengine.server.generation.stream_options import StreamPolicy
 from aengine.v1.generation_pb2 import (
     FINISH_REASON_CANCELLED,
     FINISH_REASON_DEADLINE,

@@ -16,7 +16,7 @@ from oracle_engine import OracleEngine, StepGate, busy_worker, until
 from aengine import SamplingParams
 from aengine.outputs import RequestState, Token
 from aengine.server.calls.records import Caller
-from aengine.server.generation.requests import STATES
+from aengine.server.services.generation import STATES
 from aengine.v1.generation_pb2 import GenerationSpec, StreamOptions
 from aengine.v1.generation_service_pb2 import (
     REQUEST_STATE_FINISHED,

@@ -17,7 +17,6 @@ from oracle_engine import until
 
 from aengine import SamplingParams
 from aengine.outputs import FinishReason, Token
-from aengine.server.generation.replay import ReplayLimits
 from aengine.server.generation.resume import GENERATION_BYTES, ResumeLimits
 from aengine.v1.generation_pb2 import GenerationEvent, StreamOptions
 from aengine.v1.generation_service_pb2 import (
@@ -195,7 +194,7 @@ async def test_nobody_drops_what_is_kept_for_another(engine: FakeEngine, tmp_pat
     one = GENERATION_BYTES + 10_000
     async with tenants(engine, tmp_path) as serve:
         resumables = serve.server._generation._resumables
-        resumables._limits = ResumeLimits(ReplayLimits(), kept_bytes=one * 9 // 2)
+        resumables._limits = ResumeLimits(kept_bytes=one * 9 // 2)
         alice, bob = Client(serve, "alice"), Client(serve, "bob")
         events = await events_of(alice.stream("mine", resumable=True))
         theirs = [await events_of(bob.stream(name, resumable=True)) for name in ("mine", "b", "c", "d", "e", "f")]

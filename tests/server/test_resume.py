@@ -18,7 +18,6 @@ from oracle_engine import OracleEngine, StepGate, idle, until
 from aengine.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from aengine.outputs import FinishReason, Token
 from aengine.server.calls.records import Caller
-from aengine.server.generation.replay import ReplayLimits
 from aengine.server.generation.resume import GENERATION_BYTES, ResumableStreams, ResumeLimits
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, GenerationEvent, GenerationSpec, OutputOptions, StreamOptions
 from aengine.v1.generation_service_pb2 import (
@@ -70,9 +69,8 @@ async def refused(call: Any) -> Failure:
 @asynccontextmanager
 async def limited(engine: Any, **limits: int) -> AsyncIterator[Serving]:
     """A server that keeps so much: `events` and `bytes` of a generation, `kept_bytes` of all."""
-    kept = {"kept_bytes": limits.pop("kept_bytes")} if "kept_bytes" in limits else {}
     async with serving(engine) as serve:
-        streams_of(serve)._limits = ResumeLimits(ReplayLimits(**limits), **kept)
+        streams_of(serve)._limits = ResumeLimits(**limits)
         yield serve
 
 

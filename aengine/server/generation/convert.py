@@ -1,27 +1,42 @@
-"""Proto -> what `AsyncEngine.stream` takes. Pure functions; the names are those of `aengine.wire`.
+"""Proto -> what `AsyncEngine.stream` takes, and parts of messages that several services read. The names are those of `aengine.wire`.
 
 All violations of a request are collected before it is refused, each under its path in the request message.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from google.protobuf.duration_pb2 import Duration
 
+from aengine.checks import FieldChecks
 from aengine.errors import FieldError, FieldViolation, InvalidRequestError
 from aengine.params import MAX_CHOICES, SamplingParams, StructuredOutput
-from aengine.requests import Prompt, RequestOptions
-from aengine.server.generation.chat import read_chat
-from aengine.server.generation.durations import read_seconds
-from aengine.server.generation.stream_options import StreamPolicy, read_stream_options
+from aengine.requests import MAX_CHAT_MESSAGES, Prompt, RequestOptions
 from aengine.v1 import generation_pb2, generation_service_pb2
-from aengine.wire import SAMPLING, STOPPING, path_of, read_params
+from aengine.wire import SAMPLING, STOPPING, path_of, read_params, seconds_of
+
+MAX_SECONDS = 315_576_000_000
+"""About 10,000 years, which is all that a google.protobuf.Duration may hold."""
+MAX_NANOS = 999_999_999
+MAX_DELTA_TOKENS = 1024
+MAX_DELAY_SECONDS = 1.0
+MAX_RETAIN_SECONDS = 600.0
+DEFAULT_RETAIN_SECONDS = 60.0
 
 ErrorT = TypeVar("ErrorT", bound=Exception)
 GenerationRequest = generation_service_pb2.GenerateRequest | generation_service_pb2.StreamGenerateRequest
+
+
+class StreamPolicy(NamedTuple):
+    """How the events of a request are sent: the stream options with their defaults applied."""
+
+    delta_tokens: int = 1  # most in one delta
+    delay_seconds: float = 0.0  # how long a token may wait for others
+    retain_seconds: float = DEFAULT_RETAIN_SECONDS
 
 
 class EngineRequest(NamedTuple):
@@ -38,16 +53,15 @@ async def read_request(
 ) -> EngineRequest:
     """The engine's view of a request. Raises `InvalidRequestError` with every violation that shows in the message, and then with those
     that the engine finds: `violations_of`. For what is valid here it is not asked, nor is anything waited for."""
-    spec = request.spec
-    violations: list[FieldViolation] = []
-    prompt = _read_prompt(spec.prompt, violations)
-    params = _read_params(spec, violations)
-    policy = read_stream_options(spec.stream, violations)
-    options = _read_options(request, violations)
-    if violations or options is None:
-        named = {violation.field for violation in violations}
-        others = _located(await violations_of(prompt, params), spec)
-        raise InvalidRequestError([*violations, *(violation for violation in others if violation.field not in named)])
+    spec, check = request.spec, FieldChecks(request)
+    prompt = _read_prompt(spec.prompt, check)
+    params = _read_params(spec, check)
+    policy = read_stream_options(spec.stream, check)
+    options = _read_options(request, check)
+    if check.violations or options is None:
+        named = {violation.field for violation in check.violations}
+        _add_located(check, [one for one in await violations_of(prompt, params) if path_of(one.field, spec) not in named], spec)
+        raise InvalidRequestError(check.violations)
     return EngineRequest(prompt, params, options, policy)
 
 
@@ -56,26 +70,67 @@ def located(error: ErrorT, spec: generation_pb2.GenerationSpec) -> ErrorT:
     return error.moved(lambda field: path_of(field, spec)) if isinstance(error, FieldError) else error
 
 
-def _located(violations: Iterable[FieldViolation], spec: generation_pb2.GenerationSpec) -> list[FieldViolation]:
-    return [replace(violation, field=path_of(violation.field, spec)) for violation in violations]
+def read_seconds(
+    duration: Duration, field: str, check: FieldChecks, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False
+) -> float | None:
+    """From `low` to `high`, without `low` if it is `open_low`. None, and a violation, for what is not, or is no duration: out of the
+    type's range, or of two signs."""
+    whole, nanos = duration.seconds, duration.nanos
+    if abs(whole) > MAX_SECONDS or abs(nanos) > MAX_NANOS or whole * nanos < 0:
+        rule = f"seconds must be in [-{MAX_SECONDS}, {MAX_SECONDS}], nanos in [-{MAX_NANOS}, {MAX_NANOS}], and both of one sign"
+        check.add(field, f"{whole} s and {nanos} ns are no duration: {rule}")
+        return None
+    seconds = seconds_of(duration)
+    if low <= seconds <= high and not (open_low and seconds == low):
+        return seconds
+    accepted = f"in {'(' if open_low else '['}{low:g}, {high:g}] s" if high < math.inf else f"{low:g} s or more"
+    check.add(field, f"{seconds:g} s is not {accepted}")
+    return None
 
 
-def _read_prompt(prompt: generation_pb2.Prompt, violations: list[FieldViolation]) -> Prompt:
+def read_stream_options(options: generation_pb2.StreamOptions, check: FieldChecks) -> StreamPolicy:
+    delta_tokens = options.max_tokens_per_delta if options.HasField("max_tokens_per_delta") else 1
+    if not 1 <= delta_tokens <= MAX_DELTA_TOKENS:
+        check.add("spec.stream.max_tokens_per_delta", f"{delta_tokens} is not in [1, {MAX_DELTA_TOKENS}]")
+    delay = read_seconds(options.max_delay, "spec.stream.max_delay", check, 0, MAX_DELAY_SECONDS)
+    retain = None
+    if options.HasField("retain"):
+        retain = read_seconds(options.retain, "spec.stream.retain", check, 0, MAX_RETAIN_SECONDS, open_low=True)
+    return StreamPolicy(delta_tokens, delay or 0.0, retain or DEFAULT_RETAIN_SECONDS)
+
+
+def read_chat(chat: generation_pb2.ChatPrompt, path: str, check: FieldChecks) -> list[dict[str, Any]]:
+    """The conversation as the tokenizer takes it. Violations have paths that begin with `path`. Whether there are messages is for the
+    caller to say."""
+    if len(chat.messages) > MAX_CHAT_MESSAGES:
+        check.add(f"{path}.messages", f"{len(chat.messages)} messages are more than {MAX_CHAT_MESSAGES}")
+    messages = chat.messages[:MAX_CHAT_MESSAGES]
+    for index, message in enumerate(messages):
+        if not message.role:
+            check.add(f"{path}.messages[{index}].role", "must not be empty")
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def _add_located(check: FieldChecks, violations: Iterable[FieldViolation], spec: generation_pb2.GenerationSpec) -> None:
+    check.violations.extend(FieldViolation(path_of(violation.field, spec), violation.description) for violation in violations)
+
+
+def _read_prompt(prompt: generation_pb2.Prompt, check: FieldChecks) -> Prompt:
     form = prompt.WhichOneof("content")
     if form is None:
-        violations.append(FieldViolation("spec.prompt", "exactly one of text, token_ids, chat must be set"))
+        check.add("spec.prompt", "exactly one of text, token_ids, chat must be set")
         return ""
     content: Prompt
     if form == "chat":
-        content = read_chat(prompt.chat, "spec.prompt.chat", violations)
+        content = read_chat(prompt.chat, "spec.prompt.chat", check)
     else:
         content = prompt.text if form == "text" else np.asarray(prompt.token_ids.ids)  # type: ignore[assignment] # as quick as can be
     if not len(content):
-        violations.append(FieldViolation(f"spec.prompt.{form}", "must not be empty"))
+        check.add(f"spec.prompt.{form}", "must not be empty")
     return content
 
 
-def _read_params(spec: generation_pb2.GenerationSpec, violations: list[FieldViolation]) -> SamplingParams:
+def _read_params(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> SamplingParams:
     """The parameters, without those in which something is wrong."""
     output = spec.output
     found: list[FieldViolation] = []
@@ -84,12 +139,11 @@ def _read_params(spec: generation_pb2.GenerationSpec, violations: list[FieldViol
         given["detokenize"] = output.text or bool(spec.stopping.stop_strings)
     if output.HasField("skip_special_tokens"):
         given["skip_special_tokens"] = output.skip_special_tokens
-    if output.HasField("logprobs"):
-        given["logprobs"] = output.logprobs.top_k
-    if output.HasField("prompt_logprobs"):
-        given["prompt_logprobs"] = output.prompt_logprobs.top_k
+    for name in ("logprobs", "prompt_logprobs"):
+        if output.HasField(name):
+            given[name] = getattr(output, name).top_k
     if spec.HasField("structured_output"):
-        given["structured_output"] = _read_structured_output(spec, violations)
+        given["structured_output"] = _read_structured_output(spec, check)
     while True:
         try:
             params = SamplingParams(**given)
@@ -98,40 +152,39 @@ def _read_params(spec: generation_pb2.GenerationSpec, violations: list[FieldViol
             for violation in error.violations:
                 del given[violation.field]
         else:
-            violations.extend(_located(found, spec))
+            _add_located(check, found, spec)
             return params
 
 
-def _read_structured_output(spec: generation_pb2.GenerationSpec, violations: list[FieldViolation]) -> StructuredOutput | None:
+def _read_structured_output(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> StructuredOutput | None:
     message = spec.structured_output
-    kind = message.WhichOneof("constraint")
+    given: dict[str, Any]
+    match message.WhichOneof("constraint"):
+        case None:
+            check.add("spec.structured_output", "exactly one of json_schema, json_object, regex, choices, grammar must be set")
+            return None
+        case "json_object":
+            given = {"json_object": True}
+        case "grammar":
+            given = {"grammar": message.grammar.source}
+        case "choices":
+            if not 1 <= len(values := message.choices.values) <= MAX_CHOICES:
+                check.add("spec.structured_output.choices", f"{len(values)} choices are not 1 to {MAX_CHOICES}")
+                return None
+            given = {"choice": tuple(values)}
+        case name:
+            given = {name: getattr(message, name)}
     try:
-        match kind:
-            case "json_object":
-                return StructuredOutput(json_object=True)
-            case "choices":
-                values = message.choices.values
-                if 1 <= len(values) <= MAX_CHOICES:
-                    return StructuredOutput(choice=tuple(values))
-                violations.append(FieldViolation("spec.structured_output.choices", f"{len(values)} choices are not 1 to {MAX_CHOICES}"))
-            case "grammar":
-                return StructuredOutput(grammar=message.grammar.source)
-            case "json_schema":
-                return StructuredOutput(json_schema=message.json_schema)
-            case "regex":
-                return StructuredOutput(regex=message.regex)
-            case None:
-                description = "exactly one of json_schema, json_object, regex, choices, grammar must be set"
-                violations.append(FieldViolation("spec.structured_output", description))
+        return StructuredOutput(**given)
     except InvalidRequestError as error:
-        violations.extend(_located(error.violations, spec))
+        _add_located(check, error.violations, spec)
     return None
 
 
-def _read_options(request: GenerationRequest, violations: list[FieldViolation]) -> RequestOptions | None:
+def _read_options(request: GenerationRequest, check: FieldChecks) -> RequestOptions | None:
     spec, timeout = request.spec, None
     if spec.stopping.HasField("time_limit"):
-        timeout = read_seconds(spec.stopping.time_limit, path_of("timeout", spec), violations)
+        timeout = read_seconds(spec.stopping.time_limit, path_of("timeout", spec), check)
     try:
         return RequestOptions(
             request_id=request.request_id if request.HasField("request_id") else None,
@@ -141,5 +194,5 @@ def _read_options(request: GenerationRequest, violations: list[FieldViolation]) 
             cache_salt=spec.cache.salt or None,
         )
     except InvalidRequestError as error:
-        violations.extend(_located(error.violations, spec))
+        _add_located(check, error.violations, spec)
         return None

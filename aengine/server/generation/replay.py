@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable
 
 from aengine.errors import InvalidRequestError
 from aengine.server.calls.errors import StatusError
@@ -19,14 +18,6 @@ READ_EVENTS = 64
 
 EVENT_BYTES = 48
 """What it takes to keep an event, beside its own bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayLimits:
-    """How much is kept of a generation."""
-
-    events: int = 8192
-    bytes: int = 2 * 1024 * 1024  # with EVENT_BYTES for each
 
 
 class EventRing:
@@ -76,8 +67,7 @@ class EventRing:
         if number < self.first:
             raise StatusError("EVENTS_DROPPED", f"event {number} is no longer kept; the oldest is {self.first}")
         if number > self.end:
-            description = f"{number} is not yet known; the next event is {self.end}"
-            raise InvalidRequestError.of("next_event_number", description)
+            raise InvalidRequestError.of("next_event_number", f"{number} is not yet known; the next event is {self.end}")
         self.position = number
         self._unsent_bytes = sum(_size(self._events[index]) for index in range(number - self.first, len(self._events)))
 
@@ -85,14 +75,15 @@ class EventRing:
 class Replay:
     """A generation that can be read again, by one reader at a time."""
 
-    def __init__(self, limits: ReplayLimits, changed: Callable[[], None]) -> None:
+    def __init__(self, max_events: int, max_bytes: int, changed: Callable[[], None]) -> None:
         """`changed` is called when a reader came or left, and at the end."""
         self.ended = False
-        self._ring = EventRing(limits.events, limits.bytes)
+        self._ring = EventRing(max_events, max_bytes)
         self._changed = changed
-        self._reader: Reader | None = None
-        self._failure: StatusError | None = None
-        self._moved = asyncio.Event()  # the reader went on, came or left
+        self._reader: asyncio.Event | None = None  # wakes the reader there is
+        self._waiting: asyncio.Event | None = None  # the reader that has nothing to read
+        self._error: StatusError | None = None
+        self._moved = asyncio.Event()  # the reader read something, came or left
 
     @property
     def num_bytes(self) -> int:
@@ -107,92 +98,65 @@ class Replay:
     def has_reader(self) -> bool:
         return self._reader is not None
 
-    # ---- the writer ----------------------------------------------------------------------------------------------------
-
     async def append(self, event: bytes) -> None:
         """Keep `event`, once there is room for it."""
         while not self._ring.has_room:
             await self._move()
         self._ring.append(event)
-        self._news()
+        self._wake_reader()
 
-    def end(self, failure: StatusError | None = None) -> None:
-        """Nothing follows; `failure` is what every reader gets at the end. Ignored when it has ended."""
-        if self.ended:
-            return
-        self.ended = True
-        self._failure = failure
-        self._news()
-        self._changed()
+    def end(self, error: StatusError | None = None) -> None:
+        """Nothing follows; `error` is what every reader gets at the end. Ignored when it has ended."""
+        if not self.ended:
+            self.ended, self._error = True, error
+            self._wake_reader()
+            self._changed()
 
     async def wait_sent(self) -> None:
         """Return when the reader was sent everything and waits for more, or there is none."""
-        while (reader := self._reader) is not None and not (reader.waits and self._ring.position == self._ring.end):
+        while self._reader is not None and not (self._waiting is self._reader and self._ring.position == self._ring.end):
             await self._move()
 
-    # ---- the reader ----------------------------------------------------------------------------------------------------
-
-    def attach(self, number: int) -> Reader:
-        """A reader from event `number` on, in place of the present one. Raises `StatusError` (EVENTS_DROPPED) or `InvalidRequestError`."""
+    async def read(self, number: int) -> AsyncGenerator[bytes, None]:
+        """The events from `number` on to the end, in place of the present reader. Raises what `EventRing.seek` raises, the error that the
+        generation failed with, and `StatusError` (READER_REPLACED) once another reader has come."""
         self._ring.seek(number)
-        self._news()  # the present one, if any, learns that it is replaced
-        self._reader = Reader(self)
+        self._wake_reader()  # the present one, which stops
+        reader = asyncio.Event()
+        self._set_reader(reader)
+        try:
+            while self._reader is reader:
+                if events := self._ring.take(READ_EVENTS):
+                    self._moved.set()
+                    for event in events:
+                        yield event
+                elif self._error is not None:
+                    raise self._error
+                elif self.ended:
+                    return
+                else:
+                    self._waiting = reader
+                    reader.clear()
+                    self._moved.set()
+                    await reader.wait()
+                    self._waiting = None if self._waiting is reader else self._waiting
+            raise StatusError("READER_REPLACED", "another reader has taken over the stream")
+        finally:
+            if self._reader is reader:
+                self._set_reader(None)
+
+    def _set_reader(self, reader: asyncio.Event | None) -> None:
+        self._reader = reader
         self._moved.set()
         self._changed()
-        return self._reader
 
-    def detach(self, reader: Reader) -> None:
-        if self._reader is reader:
-            self._reader = None
-            self._moved.set()
-            self._changed()
-
-    async def read(self, reader: Reader) -> list[bytes]:
-        """See `Reader.read`."""
-        while self._reader is reader:
-            if events := self._ring.take(READ_EVENTS):
-                self._moved.set()
-                return events
-            if self._failure is not None:
-                raise self._failure
-            if self.ended:
-                return []
-            reader.waits = True
-            reader.news.clear()
-            self._moved.set()
-            await reader.news.wait()
-            reader.waits = False
-        raise StatusError("READER_REPLACED", "another reader has taken over the stream")
-
-    # ---- inside --------------------------------------------------------------------------------------------------------
-
-    def _news(self) -> None:
+    def _wake_reader(self) -> None:
         if self._reader is not None:
-            self._reader.news.set()
+            self._reader.set()
 
     async def _move(self) -> None:
         self._moved.clear()
         await self._moved.wait()
-
-
-class Reader:
-    """Reads a `Replay`: a context manager that lets go of it."""
-
-    def __init__(self, replay: Replay) -> None:
-        self.news = asyncio.Event()  # there may be something to read, or another reader has come
-        self.waits = False
-        self._replay = replay
-
-    async def read(self) -> list[bytes]:
-        """The next events, at least one. Empty at the end; raises the `StatusError` in its place if the generation failed, and
-        `StatusError` (READER_REPLACED) once another reader has come."""
-        return await self._replay.read(self)
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._replay.detach(self)
 
 
 def _size(event: bytes) -> int:

@@ -11,18 +11,19 @@ import secrets
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.checks import FieldChecks
+from aengine.errors import InvalidRequestError
 from aengine.outputs import RequestInfo
 from aengine.server.calls.errors import StatusError, clip, describe, draining, request_not_found
 from aengine.server.calls.records import Caller, current_caller
 from aengine.server.generation.backend import Backend, RequestIndex
+from aengine.server.generation.convert import read_stream_options
 from aengine.server.generation.events import stream_responses
-from aengine.server.generation.replay import Replay, ReplayLimits
+from aengine.server.generation.replay import Replay
 from aengine.server.generation.source import Generation
-from aengine.server.generation.stream_options import read_stream_options
 from aengine.v1.generation_service_pb2 import ResumeGenerateRequest, StreamGenerateRequest
 
 if TYPE_CHECKING:
@@ -37,44 +38,36 @@ GENERATION_BYTES = 4096
 class ResumeLimits:
     """How much a server keeps."""
 
-    generation: ReplayLimits = field(default_factory=ReplayLimits)
-    kept_bytes: int = 64 * 1024 * 1024  # of all generations that are over, with GENERATION_BYTES for each
+    events: int = 8192  # of a generation
+    bytes: int = 2 * 1024 * 1024  # of its events, with EVENT_BYTES for each
+    kept_bytes: int = 64 * 1024 * 1024  # of all generations that have ended, with GENERATION_BYTES for each
 
 
 class Resumable:
     """One resumable generation."""
 
-    def __init__(self, limits: ReplayLimits, retain_seconds: float, owner: Caller, changed: Callable[[Resumable], None]) -> None:
+    def __init__(self, limits: ResumeLimits, retain_seconds: float, owner: Caller, changed: Callable[[Resumable], None]) -> None:
         self.owner = owner
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self.retain_seconds = retain_seconds
-        self.replay = Replay(limits, lambda: changed(self))
-        self.request_id = ""  # until its first event, which tells it
+        self.replay = Replay(limits.events, limits.bytes, lambda: changed(self))
+        self.request_id = ""  # until its first event
         self.dropped = False
         self.pump: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None  # runs out when nobody comes to read
-        self._stream: TokenStream | None = None
-        self._info: RequestInfo | None = None
+        self.stream: TokenStream | None = None  # while its events come
+        self._last_info: RequestInfo | None = None
 
-    def begin(self, generation: Generation) -> None:
-        """The first event is there; it comes from `generation`."""
-        self.request_id = generation.request_id
-        self._stream = generation.stream
-
-    def let_go(self) -> None:
-        """The pump is over: neither it nor the engine's stream, with all its tokens, is needed any more."""
+    def on_pump_end(self) -> None:
+        """Neither the pump nor the engine's stream, with all its tokens, is needed any more."""
         self.pump = None
-        if self._stream is not None:
-            self._info, self._stream = self._stream.info(), None
-
-    def is_from(self, stream: TokenStream) -> bool:
-        """Whether its events come from `stream`."""
-        return self._stream is stream
+        if self.stream is not None:
+            self._last_info, self.stream = self.stream.info(), None
 
     @property
     def info(self) -> RequestInfo:
         """How far it has come. It has begun."""
-        info = self._info if self._stream is None else self._stream.info()
+        info = self._last_info if self.stream is None else self.stream.info()
         assert info is not None
         return info
 
@@ -89,27 +82,27 @@ class Resumable:
 
 
 class ResumableStreams:
-    """The resumable generations of a server: those under way, and those that are over and still kept.
+    """The resumable generations of a server: those that run, and those that have ended and are still kept.
 
-    Without a reader, one under way is cancelled and one that is over dropped, when its `retain` has passed since the last reader left or,
-    if that is later, since its end. The deadline of a call ends the call alone; `time_limit` is what bounds the request.
+    Without a reader, one that runs is cancelled and one that has ended dropped, when its `retain` has passed since the last reader left
+    or, if that is later, since its end. The deadline of a call ends the call alone; `time_limit` is what bounds the request.
 
-    One of the same id takes nothing from those before it: each is resumed with its own token. Where those that are over take too much room,
-    the oldest of the caller that has most of them is dropped, so that nobody drops another's by keeping much.
+    One of the same id takes nothing from those before it: each is resumed with its own token. Where those that have ended take too much
+    room, the oldest of the caller that has most of them is dropped, so that nobody drops another's by keeping much.
     """
 
     def __init__(self, backend: Backend, limits: ResumeLimits | None = None) -> None:
         self._backend = backend
         self._limits = limits or ResumeLimits()
         self._begun: RequestIndex[Resumable] = RequestIndex()  # those that can be resumed
-        self._over: defaultdict[str | None, dict[Resumable, None]] = defaultdict(dict)  # that have ended, oldest first, by their owners
-        self._over_bytes: Counter[str | None] = Counter()
+        self._ended: defaultdict[str | None, dict[Resumable, None]] = defaultdict(dict)  # those of them that have, by owner, oldest first
+        self._ended_bytes: Counter[str | None] = Counter()
         self._pumps: set[asyncio.Task[None]] = set()
 
     @property
     def kept_bytes(self) -> int:
-        """Of the generations that are over."""
-        return self._over_bytes.total()
+        """Of the generations that have ended."""
+        return self._ended_bytes.total()
 
     def find(self, request_id: str, caller: Caller) -> Resumable | None:
         """The latest that can be resumed, of those that the caller may know of."""
@@ -117,26 +110,29 @@ class ResumableStreams:
 
     async def generate(self, request: StreamGenerateRequest) -> AsyncGenerator[bytes, None]:
         """Begin a generation and read it: serialised responses. Raises the `StatusError` that it fails with, or READER_REPLACED."""
-        retain = read_stream_options(request.spec.stream, []).retain_seconds  # out of range, it is refused before it matters
-        resumable = Resumable(self._limits.generation, retain, current_caller(), self._changed)
-        self._start(resumable, request)
+        retain = read_stream_options(request.spec.stream, FieldChecks(None)).retain_seconds  # out of range, it is refused before it matters
+        resumable = Resumable(self._limits, retain, current_caller(), self._on_change)
+        pump = resumable.pump = asyncio.create_task(self._pump(resumable, request))
+        pump.add_done_callback(lambda _: self._on_pump_end(resumable, pump))
+        self._pumps.add(pump)
         try:
-            async with aclosing(_read(resumable.replay, 0)) as events:
+            async with aclosing(resumable.replay.read(0)) as events:
                 async for event in events:
                     yield event
         finally:
-            if not resumable.request_id and resumable.pump is not None:
-                resumable.pump.cancel()  # nobody was told how to resume it
+            if not resumable.request_id:
+                pump.cancel()  # no client knows how to resume it
 
-    async def resume(self, request: ResumeGenerateRequest) -> AsyncGenerator[bytes, None]:
-        """The rest of a generation: serialised responses.
+    def resume(self, request: ResumeGenerateRequest) -> AsyncGenerator[bytes, None]:
+        """The rest of a generation: serialised responses, which raise what `generate` raises.
 
-        Raises `InvalidRequestError` or `StatusError` (REQUEST_NOT_FOUND, NOT_RESUMABLE, EVENTS_DROPPED) for the request, and what
-        `generate` raises.
+        Raises `InvalidRequestError` or `StatusError` (REQUEST_NOT_FOUND, NOT_RESUMABLE, EVENTS_DROPPED) for the request.
         """
-        missing = [name for name in ("request_id", "resume_token") if not getattr(request, name)]
-        if missing:
-            raise InvalidRequestError([FieldViolation(name, "must not be empty") for name in missing])
+        check = FieldChecks(request)
+        for name in ("request_id", "resume_token"):
+            if not getattr(request, name):
+                check.add(name, "must not be empty")
+        check.finish(InvalidRequestError)
         caller = current_caller()
         found = self._begun.find(request.request_id, caller)
         if not found and self._backend.find(request.request_id, caller) is not None:
@@ -144,12 +140,10 @@ class ResumableStreams:
         resumable = next((one for one in found if secrets.compare_digest(one.token, request.resume_token)), None)
         if resumable is None:
             raise request_not_found(request.request_id)
-        async with aclosing(_read(resumable.replay, request.next_event_number)) as events:
-            async for event in events:
-                yield event
+        return resumable.replay.read(request.next_event_number)
 
     async def aclose(self) -> None:
-        """Cancel what is under way and drop what is kept; returns when nothing of it is left."""
+        """Cancel what runs and drop what is kept; returns when nothing of it is left."""
         for resumable in list(self._begun):
             self._drop(resumable)
         pumps = list(self._pumps)
@@ -159,40 +153,32 @@ class ResumableStreams:
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
-    def _start(self, resumable: Resumable, request: StreamGenerateRequest) -> None:
-        def over(pump: asyncio.Task[None]) -> None:
-            self._pumps.discard(pump)
-            resumable.let_go()
-            if not resumable.replay.ended:  # cancelled; a reader must not wait for ever
-                resumable.replay.end(describe(draining()))
-
-        resumable.pump = asyncio.create_task(self._pump(resumable, request))
-        resumable.pump.add_done_callback(over)
-        self._pumps.add(resumable.pump)
-
     async def _pump(self, resumable: Resumable, request: StreamGenerateRequest) -> None:
         """Write the events of a generation, whoever reads them. It counts as in flight until a reader there is was sent them."""
         replay = resumable.replay
+
+        def begin(generation: Generation) -> None:
+            resumable.request_id, resumable.stream = generation.request_id, generation.stream
+            self._begun.add(resumable.request_id, resumable.owner, resumable)
+            self._on_change(resumable)
+
         try:
-            generated = stream_responses(
-                self._backend, request, resume_token=resumable.token, on_begin=lambda generation: self._begin(resumable, generation)
-            )
+            generated = stream_responses(self._backend, request, resume_token=resumable.token, on_begin=begin)
             async with aclosing(generated) as responses:
                 async for response in responses:
                     await replay.append(response.SerializeToString())
                     if response.event.HasField("finished"):
                         await replay.wait_sent()
             replay.end()
-        except Exception as error:  # told to every reader in the same words
+        except Exception as error:  # every reader gets the same one
             replay.end(describe(error, answered=replay.next_event_number > 0))
 
-    def _begin(self, resumable: Resumable, generation: Generation) -> None:
-        """From now on it can be found."""
-        resumable.begin(generation)
-        self._begun.add(resumable.request_id, resumable.owner, resumable)
-        self._changed(resumable)
+    def _on_pump_end(self, resumable: Resumable, pump: asyncio.Task[None]) -> None:
+        self._pumps.discard(pump)
+        resumable.on_pump_end()
+        resumable.replay.end(draining())  # where it was cancelled: a reader must not wait for ever
 
-    def _changed(self, resumable: Resumable) -> None:
+    def _on_change(self, resumable: Resumable) -> None:
         """It has begun or ended, or its reader came or left."""
         resumable.stop_timer()
         if not resumable.request_id:
@@ -200,20 +186,19 @@ class ResumableStreams:
         if resumable.dropped:
             self._end_unread(resumable)
             return
-        replay = resumable.replay
+        replay, owner = resumable.replay, resumable.owner.name
         if not replay.has_reader:
             resumable.timer = asyncio.get_running_loop().call_later(resumable.retain_seconds, self._drop, resumable)
-        owner = resumable.owner.name
-        if replay.ended and resumable not in self._over[owner]:
-            self._over[owner][resumable] = None
-            self._over_bytes[owner] += resumable.num_bytes
+        if replay.ended and resumable not in self._ended[owner]:
+            self._ended[owner][resumable] = None
+            self._ended_bytes[owner] += resumable.num_bytes
         while self.kept_bytes > self._limits.kept_bytes and (last := self._least_needed()) is not None:
             self._drop(last)
 
     def _least_needed(self) -> Resumable | None:
         """The oldest that nobody reads, of the owner that keeps most."""
-        for owner, _ in self._over_bytes.most_common():
-            for resumable in self._over[owner]:
+        for owner, _ in self._ended_bytes.most_common():
+            for resumable in self._ended[owner]:
                 if not resumable.replay.has_reader:
                     return resumable
         return None
@@ -224,21 +209,13 @@ class ResumableStreams:
         resumable.dropped = True
         self._begun.discard(resumable.request_id, resumable)
         owner = resumable.owner.name
-        if resumable in self._over[owner]:
-            del self._over[owner][resumable]
-            self._over_bytes[owner] -= resumable.num_bytes
-        if not self._over[owner]:
-            del self._over[owner], self._over_bytes[owner]
+        if resumable in self._ended[owner]:
+            del self._ended[owner][resumable]
+            self._ended_bytes[owner] -= resumable.num_bytes
+        if not self._ended[owner]:
+            del self._ended[owner], self._ended_bytes[owner]
         self._end_unread(resumable)
 
     def _end_unread(self, resumable: Resumable) -> None:
         if resumable.pump is not None and not resumable.replay.has_reader:
             resumable.pump.cancel()
-
-
-async def _read(replay: Replay, number: int) -> AsyncGenerator[bytes, None]:
-    """Every event from `number` on to the end."""
-    with replay.attach(number) as reader:
-        while events := await reader.read():
-            for event in events:
-                yield event

@@ -19,7 +19,7 @@ from aengine.outputs import FinishReason, Token
 from aengine.server.calls.errors import StatusError
 from aengine.server.calls.records import GenerationRecord, current_caller
 from aengine.server.generation.backend import Backend, require_model
-from aengine.server.generation.convert import GenerationRequest, located, read_request
+from aengine.server.generation.convert import GenerationRequest, StreamPolicy, located, read_request
 from aengine.server.generation.responses import (
     most_alternatives,
     wants_text,
@@ -29,7 +29,6 @@ from aengine.server.generation.responses import (
     write_timing,
     write_usage,
 )
-from aengine.server.generation.stream_options import StreamPolicy
 from aengine.v1.generation_pb2 import GenerationFinished, GenerationSpec, GenerationStarted
 from aengine.v1.generation_service_pb2 import GenerateResponse
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aengine.errors import FieldViolation, InvalidRequestError
-from aengine.server.generation.durations import read_seconds
+from aengine.checks import FieldChecks
+from aengine.errors import InvalidRequestError
+from aengine.server.generation.convert import read_seconds
 from aengine.v1 import admin_service_pb2 as messages
 from aengine.v1.admin_service_pb2_grpc import AdminServiceServicer
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from aengine.engine.async_engine import AsyncEngine
     from aengine.server.generation.admission import Admission
+
+_CANCELS = {messages.PAUSE_MODE_UNSPECIFIED: False, messages.PAUSE_MODE_KEEP: False, messages.PAUSE_MODE_CANCEL: True}
 
 
 class AdminServicer(AdminServiceServicer):
@@ -38,15 +41,10 @@ class AdminServicer(AdminServiceServicer):
     async def PauseGeneration(
         self, request: messages.PauseGenerationRequest, context: grpc.ServicerContext
     ) -> messages.PauseGenerationResponse:
-        match request.mode:
-            case messages.PAUSE_MODE_UNSPECIFIED | messages.PAUSE_MODE_KEEP:
-                cancel = False
-            case messages.PAUSE_MODE_CANCEL:
-                cancel = True
-            case _:
-                names = f"{messages.PAUSE_MODE_KEEP} (PAUSE_MODE_KEEP), {messages.PAUSE_MODE_CANCEL} (PAUSE_MODE_CANCEL)"
-                raise InvalidRequestError.of("mode", f"{request.mode} is none of {names}")
-        return messages.PauseGenerationResponse(cancelled_requests=await self._engine.pause(cancel=cancel))
+        if request.mode not in _CANCELS:
+            names = f"{messages.PAUSE_MODE_KEEP} (PAUSE_MODE_KEEP), {messages.PAUSE_MODE_CANCEL} (PAUSE_MODE_CANCEL)"
+            raise InvalidRequestError.of("mode", f"{request.mode} is none of {names}")
+        return messages.PauseGenerationResponse(cancelled_requests=await self._engine.pause(cancel=_CANCELS[request.mode]))
 
     async def ContinueGeneration(
         self, request: messages.ContinueGenerationRequest, context: grpc.ServicerContext
@@ -55,12 +53,9 @@ class AdminServicer(AdminServiceServicer):
         return messages.ContinueGenerationResponse()
 
     async def Drain(self, request: messages.DrainRequest, context: grpc.ServicerContext) -> messages.DrainResponse:
-        violations: list[FieldViolation] = []
-        grace = read_seconds(request.grace, "grace", violations) if request.HasField("grace") else None
-        if grace is not None and grace < 0:
-            violations.append(FieldViolation("grace", f"{grace:g} s is not 0 s or more"))
-        if violations:
-            raise InvalidRequestError(violations)
+        check = FieldChecks(request)
+        grace = read_seconds(request.grace, "grace", check, 0) if request.HasField("grace") else None
+        check.finish(InvalidRequestError)
         response = messages.DrainResponse(requests_in_flight=self._admission.in_flight)
         self._drain(grace)
         return response

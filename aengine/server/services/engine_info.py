@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from prometheus_client.process_collector import ProcessCollector
 
 import aengine
-from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.checks import FieldChecks
+from aengine.errors import InvalidRequestError
 from aengine.server.generation.admission import Admission
-from aengine.server.generation.durations import read_seconds
+from aengine.server.generation.convert import read_seconds
 from aengine.v1 import engine_service_pb2 as messages
 from aengine.v1.engine_service_pb2_grpc import EngineServiceServicer
 
@@ -57,48 +58,26 @@ class EngineServicer(EngineServiceServicer):
     async def WatchLoad(
         self, request: messages.WatchLoadRequest, context: grpc.ServicerContext
     ) -> AsyncGenerator[messages.WatchLoadResponse, None]:
-        interval = _read_interval(request)
-        told: messages.Load | None = None
-        told_at = 0.0
+        check = FieldChecks(request)
+        interval = DEFAULT_INTERVAL_SECONDS
+        if request.HasField("min_interval"):
+            given = read_seconds(request.min_interval, "min_interval", check, MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS)
+            check.finish(InvalidRequestError)
+            interval = given or interval
+        sent: messages.Load | None = None
+        sent_at = 0.0
         while True:
             load = self._load()
-            if load != told or time.monotonic() - told_at >= MAX_INTERVAL_SECONDS:
+            if load != sent or time.monotonic() - sent_at >= MAX_INTERVAL_SECONDS:
                 yield messages.WatchLoadResponse(load=load)
-                told, told_at = load, time.monotonic()  # after the client took it, or a slow one would get two at once
-            silence = time.monotonic() - told_at
+                sent, sent_at = load, time.monotonic()  # after the client took it, or a slow one would get two at once
+            silence = time.monotonic() - sent_at
             await asyncio.sleep(min(interval, MAX_INTERVAL_SECONDS - silence))
 
     def _load(self) -> messages.Load:
         stats = self._engine.stats()
-        return messages.Load(
-            running=stats.running,
-            waiting=stats.waiting,
-            parked=stats.parked,
-            pages_used=stats.pages_used,
-            pages_total=stats.pages_total,
-            cached_tokens=stats.cached_tokens,
-            prompt_tokens=stats.prompt_tokens,
-            cached_prompt_tokens=stats.cached_prompt_tokens,
-            completion_tokens=stats.completion_tokens,
-            steps=stats.steps,
-            preemptions=stats.preemptions,
-            draining=self._admission.closed,
-            paused=stats.paused,
-        )
-
-
-def _read_interval(request: messages.WatchLoadRequest) -> float:
-    """Seconds. Raises `InvalidRequestError`."""
-    if not request.HasField("min_interval"):
-        return DEFAULT_INTERVAL_SECONDS
-    violations: list[FieldViolation] = []
-    interval = read_seconds(request.min_interval, "min_interval", violations)
-    if interval is not None and not MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS:
-        description = f"{interval:g} s is not in [{MIN_INTERVAL_SECONDS:g}, {MAX_INTERVAL_SECONDS:g}] s"
-        violations.append(FieldViolation("min_interval", description))
-    if interval is None or violations:
-        raise InvalidRequestError(violations)
-    return interval
+        names = (field.name for field in messages.Load.DESCRIPTOR.fields if field.name != "draining")
+        return messages.Load(draining=self._admission.closed, **{name: getattr(stats, name) for name in names})
 
 
 def _process_start_ns() -> int:

@@ -7,15 +7,17 @@ nothing here catches a cancellation. Exceptions become statuses in `aengine.serv
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aengine.errors import InvalidRequestError
+from aengine.outputs import RequestState
+from aengine.server.calls.errors import request_not_found
 from aengine.server.calls.records import current_caller
 from aengine.server.generation.backend import Backend, require_model
 from aengine.server.generation.batch import batch_responses
 from aengine.server.generation.events import stream_responses
-from aengine.server.generation.requests import describe_request
+from aengine.server.generation.responses import write_usage
 from aengine.server.generation.resume import ResumableStreams, ResumeLimits
 from aengine.server.generation.session import session_responses
 from aengine.server.generation.source import submit
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     import grpc
 
 MAX_CANCEL_IDS = 1024
+STATES: Mapping[RequestState, messages.RequestState.ValueType] = {
+    state: messages.RequestState.Value(f"REQUEST_STATE_{state.name}") for state in RequestState
+}
 
 
 class GenerationServicer(GenerationServiceServicer):
@@ -87,4 +92,21 @@ class GenerationServicer(GenerationServiceServicer):
         return self._resumables.resume(request)
 
     async def GetRequest(self, request: messages.GetRequestRequest, context: grpc.ServicerContext) -> messages.GetRequestResponse:
-        return describe_request(self._backend, self._resumables, request)
+        """How far a request has come, whether it runs or is only kept."""
+        backend, caller, request_id = self._backend, current_caller(), request.request_id
+        if not request_id:
+            raise InvalidRequestError.of("request_id", "must not be empty")
+        resumable = self._resumables.find(request_id, caller)
+        streams = backend.streams.find(request_id, caller)
+        if resumable is not None and streams and resumable.stream is not streams[0]:
+            resumable = None  # kept of an earlier request of the same name
+        info = resumable.info if resumable is not None else backend.find(request_id, caller)
+        if info is None:
+            raise request_not_found(request_id)
+        response = messages.GetRequestResponse(request_id=request_id, state=STATES[info.state])
+        write_usage(info.usage, response.usage)
+        response.arrival.FromNanoseconds(round(info.arrival * 1e9))
+        if resumable is not None:
+            response.resumable = True
+            response.next_event_number = resumable.replay.next_event_number
+        return response

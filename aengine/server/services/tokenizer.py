@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from aengine.checks import FieldChecks
 from aengine.engine.workers import Steps, Workers
-from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.errors import InvalidRequestError
 from aengine.server.generation.backend import require_model
-from aengine.server.generation.chat import read_chat
+from aengine.server.generation.convert import read_chat
 from aengine.v1.tokenizer_service_pb2 import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -46,7 +47,7 @@ QUICK_BYTES = 65536
 _TEXT_PATHS = {"prompt": "text", "offsets": "with_pieces"}
 _CHAT_PATHS = {"prompt": "chat"}
 
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 
 
 class TokenizerServicer(TokenizerServiceServicer):
@@ -62,45 +63,44 @@ class TokenizerServicer(TokenizerServiceServicer):
 
     async def Tokenize(self, request: TokenizeRequest, context: grpc.ServicerContext) -> TokenizeResponse:
         require_model(self._engine, request.model)
-        violations = []
+        check = FieldChecks(request)
         if request.count_only and request.with_pieces:
-            violations.append(FieldViolation("with_pieces", "cannot be combined with count_only, which answers with the number alone"))
+            check.add("with_pieces", "cannot be combined with count_only, which answers with the number alone")
         limit = MAX_PIECES_TEXT_BYTES if request.with_pieces else MAX_TEXT_BYTES
         text = request.text
-        _check_size("text", len(text) if text.isascii() else len(text.encode()), limit, violations)
-        return await self._answer(_tokenize(self._engine.tokenizer, request), len(text), _TEXT_PATHS, violations)
+        _check_size("text", len(text) if text.isascii() else len(text.encode()), limit, check)
+        return await self._run(_tokenize(self._engine.tokenizer, request), len(text), check, _TEXT_PATHS)
 
     async def Detokenize(self, request: DetokenizeRequest, context: grpc.ServicerContext) -> DetokenizeResponse:
         vocab_size = require_model(self._engine, request.model).vocab_size
-        violations = []
+        check = FieldChecks(request)
         if len(request.token_ids) > MAX_TOKEN_IDS:
-            violations.append(FieldViolation("token_ids", f"{len(request.token_ids)} ids are more than {MAX_TOKEN_IDS}"))
-        return await self._answer(_detokenize(self._engine.tokenizer, request, vocab_size), len(request.token_ids), {}, violations)
+            check.add("token_ids", f"{len(request.token_ids)} ids are more than {MAX_TOKEN_IDS}")
+        return await self._run(_detokenize(self._engine.tokenizer, request, vocab_size), len(request.token_ids), check)
 
     async def RenderChat(self, request: RenderChatRequest, context: grpc.ServicerContext) -> RenderChatResponse:
         require_model(self._engine, request.model)
-        violations: list[FieldViolation] = []
+        check = FieldChecks(request)
         if not request.chat.messages:
-            violations.append(FieldViolation("chat.messages", "must not be empty"))
-        _check_size("chat", request.chat.ByteSize(), MAX_TEXT_BYTES, violations)
-        messages = read_chat(request.chat, "chat", violations)
+            check.add("chat.messages", "must not be empty")
+        _check_size("chat", request.chat.ByteSize(), MAX_TEXT_BYTES, check)
+        messages = read_chat(request.chat, "chat", check)
         opened = request.add_generation_prompt if request.HasField("add_generation_prompt") else True
         steps = _render(self._engine.tokenizer, messages, opened)
-        return await self._answer(steps, QUICK_BYTES + 1, _CHAT_PATHS, violations)  # never quick: the first one imports what renders it
+        return await self._run(steps, QUICK_BYTES + 1, check, _CHAT_PATHS)  # never quick: the first one imports what renders it
 
-    async def _answer(self, steps: Steps[Answer], size: int, paths: dict[str, str], violations: list[FieldViolation]) -> Answer:
-        """What `steps` return, done by a worker unless there are `violations`; fields that they refuse are found at `paths`."""
-        if violations:
-            raise InvalidRequestError(violations)
+    async def _run(self, steps: Steps[Response], size: int, check: FieldChecks, paths: Mapping[str, str] = {}) -> Response:
+        """What `steps` return, done by a worker unless `check` has found something; fields that they refuse are found at `paths`."""
+        check.finish(InvalidRequestError)
         try:
             return await asyncio.wrap_future(self._workers.submit(steps, size))
         except InvalidRequestError as error:
             raise error.moved(lambda field: paths.get(field, field)) from error
 
 
-def _check_size(field: str, size: int, limit: int, violations: list[FieldViolation]) -> None:
+def _check_size(field: str, size: int, limit: int, check: FieldChecks) -> None:
     if size > limit:
-        violations.append(FieldViolation(field, f"{size} bytes are more than {limit}"))
+        check.add(field, f"{size} bytes are more than {limit}")
 
 
 def _tokenize(tokenizer: Tokenizer, request: TokenizeRequest) -> Steps[TokenizeResponse]:
@@ -124,12 +124,9 @@ def _render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], add_gen
 def _detokenize(tokenizer: Tokenizer, request: DetokenizeRequest, vocab_size: int) -> Steps[DetokenizeResponse]:
     ids = np.asarray(request.token_ids)
     yield len(ids)
-    wrong = ((int(index), int(ids[index])) for index in np.flatnonzero(ids >= vocab_size))
-    violations = [
-        FieldViolation(f"token_ids[{index}]", f"{token_id} is not below vocab_size {vocab_size}")
-        for index, token_id in islice(wrong, MAX_NAMED_IDS)
-    ]
-    if violations:
-        raise InvalidRequestError(violations)
+    check = FieldChecks(request)
+    for index in islice(np.flatnonzero(ids >= vocab_size), MAX_NAMED_IDS):
+        check.add(f"token_ids[{index}]", f"{ids[index]} is not below vocab_size {vocab_size}")
+    check.finish(InvalidRequestError)
     skip_special = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
     return DetokenizeResponse(text=tokenizer.decode(ids.tolist(), skip_special_tokens=skip_special))
