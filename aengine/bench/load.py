@@ -84,8 +84,7 @@ async def run_load(
         prompt = item.prompt
         if item.after is not None:
             prompt_before, before = await tasks[item.after]
-            if item.continues:
-                prompt = (*prompt_before, *before.token_ids, *prompt)
+            prompt = (*prompt_before, *before.token_ids, *prompt)
         await asyncio.sleep(max(0.0, start + item.arrival - time.perf_counter()))
         async with gate:
             outcome = await _send(target, prompt, item.output_tokens)

@@ -18,8 +18,7 @@ class Item:
     prompt: tuple[int, ...]
     output_tokens: int  # generated exactly: the end of a sequence is ignored
     arrival: float = 0.0  # seconds after the start at which it is sent, at the earliest
-    after: int | None = None  # index of the item whose output must be complete first: the turn before; a lower one than its own
-    continues: bool = False  # the prompt is the whole conversation so far (prompt and output of `after`) and then `prompt`
+    after: int | None = None  # index of the turn before, whose whole prompt and output come before `prompt`
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ def multi_turn(lengths: Lengths, num_turns: int) -> list[Item]:
     for _ in range(lengths.num_requests):
         for turn in range(num_turns):
             prompt, output = _ids(rng, lengths.input_len.draw(rng), lengths.vocab_size), lengths.output_len.draw(rng)
-            items.append(Item(prompt, output, after=len(items) - 1 if turn else None, continues=turn > 0))
+            items.append(Item(prompt, output, after=len(items) - 1 if turn else None))
     return items
 
 

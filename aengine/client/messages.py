@@ -145,6 +145,8 @@ def read_delta(delta: generation_pb2.GenerationDelta) -> list[Token]:
         raise ServerError(f"a delta has {len(ids)} ids for {delta.num_tokens} tokens of sequence {index}", "DATA_LOSS")
     if not ids:  # text that had been held back
         return [Token(index, NO_TOKEN, delta.text)]
+    if len(ids) == 1 and not delta.HasField("logprobs"):  # nearly all of them
+        return [Token(index, ids[0], delta.text)]
     texts = [""] * (len(ids) - 1) + [delta.text]
     if not delta.HasField("logprobs"):
         return [Token(index, token_id, text) for token_id, text in zip(ids, texts, strict=True)]
