@@ -14,22 +14,11 @@ from aengine.layers.rotary import LinearScaling, Llama3Scaling, RopeSpec, YarnSc
 
 _DEFAULT_THETA = 10000.0
 _COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
-_KEYS = {
-    "default": frozenset(),
-    "linear": frozenset({"factor"}),
-    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
-    "yarn": frozenset(
-        {
-            "factor",
-            "original_max_position_embeddings",
-            "attention_factor",
-            "beta_fast",
-            "beta_slow",
-            "mscale",
-            "mscale_all_dim",
-            "truncate",
-        }
-    ),
+_KEYS = {  # by rope type, beside the common ones
+    "default": "",
+    "linear": "factor",
+    "llama3": "factor low_freq_factor high_freq_factor original_max_position_embeddings",
+    "yarn": "factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim truncate",
 }
 
 
@@ -45,7 +34,7 @@ def read_rope(config: Mapping[str, Any], head_dim: int, max_position_embeddings:
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     if rope_type not in _KEYS:
         raise ModelLoadError(f"rope type {rope_type!r} is not supported; supported are {', '.join(_KEYS)}")
-    unknown = sorted(set(parameters) - _COMMON_KEYS - _KEYS[rope_type])
+    unknown = sorted(set(parameters) - _COMMON_KEYS - set(_KEYS[rope_type].split()))
     if unknown:
         raise ModelLoadError(f"rope parameter {unknown[0]!r} is not supported for rope type {rope_type!r}")
     partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
