@@ -1,6 +1,6 @@
-"""`BatchGenerate`: many requests in one call, each answered when it is whole.
+"""`BatchGenerate`: many requests in one call, each with a response of its own when it is whole.
 
-All of them are submitted at once, and the engine orders them. Nothing is read from the engine while answers wait for the client, so the
+All of them are submitted at once, and the engine orders them. Nothing is read from the engine while responses wait for the client, so the
 requests of a client that does not read park.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 
 from aengine.checks import shown
@@ -21,9 +20,9 @@ from aengine.v1.generation_service_pb2 import BatchGenerateRequest, BatchGenerat
 
 MAX_REQUESTS = 1024
 FRAME_BYTES = 64
-"""More than what is around an answer in its message."""
+"""More than what is around a response in its message."""
 MAX_UNSENT = 16
-"""Answers that may wait for the client before the others are read no further."""
+"""Responses that may wait for the client before the others are read no further."""
 SUBMIT_AT_ONCE = 16
 """Requests that are submitted before the event loop gets its turn, at most;"""
 SUBMIT_BYTES = 64 * 1024
@@ -33,32 +32,31 @@ SUBMIT_BYTES = 64 * 1024
 async def batch_responses(
     backend: Backend, request: BatchGenerateRequest, *, remaining: float | None
 ) -> AsyncGenerator[BatchGenerateResponse, None]:
-    """Answers in the order of their ends. Raises only where no request could be served; leaving cancels what runs."""
+    """Responses in the order of their ends. Raises only where no request could be served; leaving cancels what runs."""
     requests = request.requests
     if not 1 <= len(requests) <= MAX_REQUESTS:
         raise InvalidRequestError.of("requests", f"{len(requests)} requests are not 1 to {MAX_REQUESTS}")
     require_model(backend.engine, "")
     deadline = None if remaining is None else time.monotonic() + remaining
-    with backend.admission.enter():  # until the last answer was sent
+    with backend.admission.enter():  # until the last response was sent
         batch = _Batch(backend, deadline)
         try:
             await batch.submit(requests)
             for _ in requests:
                 yield await batch.next()
         finally:
-            await batch.cancel()
+            await each_in_turn(batch.tasks, _cancelled)
 
 
 class _Batch:
-    """The requests of one call under way, and their answers."""
+    """The requests of one call and their responses."""
 
     def __init__(self, backend: Backend, deadline: float | None) -> None:
         """`deadline`: on the clock of time.monotonic."""
+        self.tasks: list[asyncio.Task[None]] = []
         self._backend = backend
         self._deadline = deadline
-        self._tasks: list[asyncio.Task[None]] = []
-        self._unsent: deque[BatchGenerateResponse] = deque()
-        self._news = asyncio.Event()
+        self._unsent: asyncio.Queue[BatchGenerateResponse] = asyncio.Queue()
         self._may_read = asyncio.Event()
         self._may_read.set()
 
@@ -67,43 +65,34 @@ class _Batch:
         count = size = 0  # since the last turn
         for index, request in enumerate(requests):
             first = named.setdefault(request.request_id, index) if request.HasField("request_id") else index
-            self._tasks.append(asyncio.create_task(self._answer(index, request, first)))
+            self.tasks.append(asyncio.create_task(self._serve(index, request, first)))
             count, size = count + 1, size + request.ByteSize()
             if count == SUBMIT_AT_ONCE or size >= SUBMIT_BYTES:
                 await asyncio.sleep(0)
                 count = size = 0
 
     async def next(self) -> BatchGenerateResponse:
-        """The answer that was whole first, of those not sent."""
-        while not self._unsent:
-            self._news.clear()
-            await self._news.wait()
-        response = self._unsent.popleft()
-        if len(self._unsent) < MAX_UNSENT:
+        """The response that was whole first, of those not sent."""
+        response = await self._unsent.get()
+        if self._unsent.qsize() < MAX_UNSENT:
             self._may_read.set()
         return response
 
-    async def cancel(self) -> None:
-        """Returns when nothing of the requests is left in the engine."""
-
-        def end(task: asyncio.Task[None]) -> asyncio.Task[None]:
-            task.cancel()
-            return task
-
-        await each_in_turn(self._tasks, end)
-
-    async def _answer(self, index: int, request: GenerateRequest, first: int) -> None:
+    async def _serve(self, index: int, request: GenerateRequest, first: int) -> None:
         response = BatchGenerateResponse(index=index)
         try:
             if first != index:
-                description = f"{shown(request.request_id)} is in use by requests[{first}] of the batch"
-                raise RequestIdInUseError.of("request_id", description)
+                raise RequestIdInUseError.of("request_id", f"{shown(request.request_id)} is in use by requests[{first}] of the batch")
             remaining = None if self._deadline is None else self._deadline - time.monotonic()
             async with await submit(self._backend, request, remaining=remaining) as generation:
                 await generation.complete(response.response, self._backend.max_message_bytes - FRAME_BYTES, self._may_read)
         except Exception as error:
             response = BatchGenerateResponse(index=index, error=to_error(error))
-        self._unsent.append(response)
-        if len(self._unsent) >= MAX_UNSENT:
+        self._unsent.put_nowait(response)
+        if self._unsent.qsize() >= MAX_UNSENT:
             self._may_read.clear()
-        self._news.set()
+
+
+def _cancelled(task: asyncio.Task[None]) -> asyncio.Task[None]:
+    task.cancel()
+    return task

@@ -21,6 +21,7 @@ READ_TOKENS = 64
 """Most tokens taken from the engine at a time: what waits beyond them for a slow client counts as unread, and parks the request."""
 MAX_PROMPT_LOGPROBS_BYTES = 512 * 1024
 """Of one event, so that streams that share a connection do not wait for each other."""
+_TOKEN_BYTES = 64  # of a token with its text and its part of the events around it, usually
 _ENTRY_BYTES = 9  # at most, of a float and a varint of 32 bits
 _OTHER_BYTES = 128  # more than what frames the columns
 
@@ -32,19 +33,26 @@ class EventWriter:
     """
 
     def __init__(self, generation: Generation, new_event: Callable[[], GenerationEvent]) -> None:
-        self._generation = generation
+        output = generation.spec.output
+        self.generation = generation
         self._new_event = new_event
-        self._text = wants_text(generation.spec.output)
-        self._token_ids = generation.spec.output.token_ids
+        self._text = wants_text(output)
+        self._token_ids = output.token_ids
         self._delta_tokens = generation.policy.delta_tokens
         self._num_events = 0
         self._num_tokens: Counter[int] = Counter()  # written, by sequence
-        self.prompt_is_due = generation.spec.output.HasField("prompt_logprobs")
+        self.prompt_is_due = output.HasField("prompt_logprobs")
+        entries = 2 * (1 + output.logprobs.top_k) if output.HasField("logprobs") else 0
+        self.token_bytes = _TOKEN_BYTES + entries * _ENTRY_BYTES  # of the events of a token, estimated
+
+    @property
+    def has_begun(self) -> bool:
+        return self._num_events > 0
 
     def begin(self, resume_token: bytes = b"") -> None:
         """The first event. The stream is `started()`."""
         started = self._next().started
-        self._generation.write_beginning(started)
+        self.generation.write_beginning(started)
         if resume_token:
             started.resume_token = resume_token
 
@@ -54,7 +62,7 @@ class EventWriter:
         if not self.prompt_is_due:
             return
         self.prompt_is_due = False
-        entries = self._generation.stream.completion().prompt_logprobs or ()
+        entries = self.generation.stream.completion().prompt_logprobs or ()
         top_k = most_alternatives(entries)
         step = max(1, (MAX_PROMPT_LOGPROBS_BYTES - _OTHER_BYTES) // (_ENTRY_BYTES * (1 + top_k)))
         for offset in range(0, len(entries), step):
@@ -66,7 +74,7 @@ class EventWriter:
     def write(self, tokens: Sequence[Token]) -> None:
         """The deltas of tokens that came together, the ends of the sequences that end with them, and the last event after the last of
         them. Raises what `Generation.note` raises."""
-        generation = self._generation
+        generation = self.generation
         generation.note(tokens)
         if self._delta_tokens == 1 or len(tokens) == 1:
             for token in tokens:

@@ -1,8 +1,8 @@
 """`Session`: many generations over one stream, with one message for all of them per step of the engine.
 
 Owns the rules of a session's messages, who may be sent what and when, and the generations under their tags. Nothing is read from the
-engine while a message waits for the client or for credit, so requests park when their client does not keep up. Each generation is one of
-`aengine.server.generation.source`, and what becomes of one does not touch the others.
+engine while a message waits for the client or for credit, so requests park when their client does not keep up. What becomes of one
+generation does not touch the others.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ from aengine.server.generation.source import Generation, submit
 from aengine.server.generation.turns import each_in_turn
 from aengine.v1.error_pb2 import Error
 from aengine.v1.generation_pb2 import GenerationEvent
-from aengine.v1.generation_service_pb2 import SessionCredit, SessionRequest, SessionResponse, SessionSubmit, StreamGenerateRequest
+from aengine.v1.generation_service_pb2 import SessionRequest, SessionResponse, SessionSubmit, StreamGenerateRequest
 
 MAX_OPEN = 4096
 """Requests of one session that have not ended."""
 MAX_UNSENT_ERRORS = 4096
-"""Refused requests whose client has not been told yet."""
+"""Refused requests whose errors were not sent yet."""
 MAX_CREDIT = 2**31
 MESSAGE_BYTES = 512 * 1024
 """A message that is estimated to be as large is sent before more is added to it."""
-_TOKEN_BYTES = 64  # of a token with its text and its part of the events around it, usually
-_ENTRY_BYTES = 9  # at most, of a float and a varint of 32 bits
 
 
 async def session_responses(
@@ -45,7 +43,7 @@ async def session_responses(
     """
     session = _Session(backend, None if remaining is None else time.monotonic() + remaining)
     reader = asyncio.create_task(session.read(requests))
-    reader.add_done_callback(lambda _: session.wake())
+    reader.add_done_callback(lambda _: session.group.wake())
     messages = session.messages()
     try:
         while True:
@@ -54,56 +52,38 @@ async def session_responses(
                 if session.idle:
                     break
                 if not session.credit:
-                    raise _broken("credit.messages", "none is left for what is still to be sent, and none can follow")
+                    raise InvalidRequestError.of("credit.messages", "none is left for what is still to be sent, and none can follow")
             response = next(messages) if session.credit else None
             if response is None:
-                await session.wait()
+                await session.group.wait()
                 continue
             session.credit -= 1
             yield response
-            session.leave_ended()
+            session.close_ended()
     finally:
         reader.cancel()
-        await session.leave_all()
+        await session.close_all()
         await asyncio.gather(reader, return_exceptions=True)
-
-
-class _Tagged:
-    """A request of the session that was accepted."""
-
-    def __init__(self, generation: Generation, writer: EventWriter) -> None:
-        self.generation = generation
-        self.writer = writer
-        self.begun = False
-        logprobs = generation.stream.effective_params.logprobs
-        self.token_bytes = _TOKEN_BYTES + (0 if logprobs is None else 2 * _ENTRY_BYTES * (1 + logprobs))  # estimated
 
 
 class _Session:
     def __init__(self, backend: Backend, deadline: float | None) -> None:
         """`deadline`: on the clock of time.monotonic."""
         self.credit: float = math.inf  # messages that may be sent; infinite for a client that does not count them
+        self.group: StreamGroup[int] = StreamGroup()  # by tag, as everything here
         self._backend = backend
         self._deadline = deadline
-        self._group: StreamGroup[int] = StreamGroup()  # by tag, as everything here
-        self._tagged: dict[int, _Tagged] = {}
-        self._refused: dict[int, Error] = {}  # requests whose client has not been told yet
-        self._ended: list[tuple[_Tagged, Exception | None]] = []  # their last event is in a message, which may not be sent yet
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._open: dict[int, EventWriter] = {}
+        self._refused: dict[int, Error] = {}  # not sent yet
+        self._ended: list[tuple[Generation, Exception | None]] = []  # their last event is in a message, which may not be sent yet
+        self._closing: set[asyncio.Task[None]] = set()
         self._response = SessionResponse()  # the message that is being written
         self._num_bytes = 0  # of it, estimated
 
     @property
     def idle(self) -> bool:
         """Whether nothing is left to be sent."""
-        return not (self._tagged or self._refused)
-
-    def wake(self) -> None:
-        self._group.wake()
-
-    async def wait(self) -> None:
-        """Until there may be something to send, or a reason to end."""
-        await self._group.wait()
+        return not (self._open or self._refused)
 
     # ---- what the client says ------------------------------------------------------------------------------------------
 
@@ -113,7 +93,7 @@ class _Session:
         async for request in requests:
             kind = request.WhichOneof("request")
             if is_open != (kind != "open"):
-                raise _broken("open", "must be the first message, and only that")
+                raise InvalidRequestError.of("open", "must be the first message, and only that")
             match kind:
                 case "open":
                     is_open = True
@@ -123,44 +103,41 @@ class _Session:
                 case "submit":
                     await self._submit(request.submit)
                 case "cancel":
-                    if request.cancel.tag in self._tagged:
-                        self._tagged[request.cancel.tag].generation.stream.cancel()
+                    if request.cancel.tag in self._open:
+                        self._open[request.cancel.tag].generation.stream.cancel()
                 case "credit":
-                    self._on_credit(request.credit)
+                    if not request.credit.messages:
+                        raise InvalidRequestError.of("credit.messages", "must be at least 1")
+                    self._add_credit("credit.messages", request.credit.messages)
                 case _:
-                    raise _broken("request", "exactly one of submit, cancel, credit must be set")
+                    raise InvalidRequestError.of("request", "exactly one of submit, cancel, credit must be set")
         if not is_open:
-            raise _broken("open", "must be the first message")
-
-    def _on_credit(self, credit: SessionCredit) -> None:
-        if not credit.messages:
-            raise _broken("credit.messages", "must be at least 1")
-        self._add_credit("credit.messages", credit.messages)
+            raise InvalidRequestError.of("open", "must be the first message")
 
     def _add_credit(self, field: str, messages: int) -> None:
         if MAX_CREDIT < self.credit + messages < math.inf:
-            raise _broken(field, f"{messages} make more than the {MAX_CREDIT} messages that can be outstanding")
+            raise InvalidRequestError.of(field, f"{messages} make more than the {MAX_CREDIT} messages that can be outstanding")
         self.credit += messages
-        self.wake()
+        self.group.wake()
 
-    async def _submit(self, submit: SessionSubmit) -> None:
-        tag = submit.tag
-        if tag in self._tagged or tag in self._refused:
-            raise _broken("submit.tag", f"{tag} is in use by a request that has not ended")
+    async def _submit(self, message: SessionSubmit) -> None:
+        tag = message.tag
+        if tag in self._open or tag in self._refused:
+            raise InvalidRequestError.of("submit.tag", f"{tag} is in use by a request that has not ended")
         try:
-            self._tagged[tag] = await self._open(tag, submit.request)
+            self._open[tag] = await self._submitted(tag, message.request)
         except Exception as error:
             if len(self._refused) >= MAX_UNSENT_ERRORS:
                 raise QueueFullError(f"{MAX_UNSENT_ERRORS} refused requests wait for the client to read") from error
             self._refused[tag] = to_error(error)  # not the exception, which holds the whole request
-            self.wake()
+            self.group.wake()
 
-    async def _open(self, tag: int, request: StreamGenerateRequest) -> _Tagged:
+    async def _submitted(self, tag: int, request: StreamGenerateRequest) -> EventWriter:
         """Submit a request to the engine. Raises what is wrong with it."""
-        if len(self._tagged) >= MAX_OPEN:
+        if len(self._open) >= MAX_OPEN:
             raise QueueFullError(f"{MAX_OPEN} requests of the session have not ended yet, which is the limit")
         if request.spec.stream.resumable:
-            raise _broken("spec.stream.resumable", "a request of a session cannot be resumed")
+            raise InvalidRequestError.of("spec.stream.resumable", "a request of a session cannot be resumed")
 
         def new_event() -> GenerationEvent:
             entry = self._response.events.add()
@@ -169,8 +146,8 @@ class _Session:
 
         remaining = None if self._deadline is None else self._deadline - time.monotonic()
         generation = await submit(self._backend, request, remaining=remaining)
-        self._group.add(tag, generation.stream)
-        return _Tagged(generation, EventWriter(generation, new_event))
+        self.group.add(tag, generation.stream)
+        return EventWriter(generation, new_event)
 
     # ---- what is sent --------------------------------------------------------------------------------------------------
 
@@ -179,19 +156,17 @@ class _Session:
         while True:
             for tag in list(self._refused):
                 yield from self._write_error(tag, self._refused.pop(tag))
-            for reading in self._group.take(READ_TOKENS):
+            for reading in self.group.take(READ_TOKENS):
                 yield from self._write(reading)
             yield self._finish_message()
 
     def _write(self, reading: Reading[int]) -> Iterator[SessionResponse | None]:
         """The events of what a request brought. Yields the messages that are full with them."""
-        tag, tagged = reading.tag, self._tagged[reading.tag]
-        generation, writer = tagged.generation, tagged.writer
+        tag, writer = reading.tag, self._open[reading.tag]
         try:
             if reading.error is not None:
                 raise reading.error
-            if not tagged.begun:
-                tagged.begun = True
+            if not writer.has_begun:
                 writer.begin()
             if reading.tokens:
                 for _ in writer.prompt():
@@ -199,11 +174,11 @@ class _Session:
                 writer.write(reading.tokens)
         except Exception as error:
             self._end(tag, error)
-            yield from self._write_error(tag, to_error(located(error, generation.spec), answered=tagged.begun))
+            yield from self._write_error(tag, to_error(located(error, writer.generation.spec), answered=writer.has_begun))
         else:
             if reading.stream.ended:
                 self._end(tag, None)
-            yield from self._grow(len(reading.tokens) * tagged.token_bytes)
+            yield from self._grow(len(reading.tokens) * writer.token_bytes)
 
     def _write_error(self, tag: int, error: Error) -> Iterator[SessionResponse | None]:
         self._response.events.add(tag=tag, error=error)
@@ -222,33 +197,30 @@ class _Session:
         self._num_bytes = 0
         return response
 
-    # ---- leaving -------------------------------------------------------------------------------------------------------
+    # ---- closing -------------------------------------------------------------------------------------------------------
 
     def _end(self, tag: int, error: Exception | None) -> None:
         """The last event of a request is written; its tag is free."""
-        self._group.discard(tag)
-        self._ended.append((self._tagged.pop(tag), error))
+        self.group.discard(tag)
+        self._ended.append((self._open.pop(tag).generation, error))
 
-    def leave_ended(self) -> None:
-        """Let go of the requests whose last event was sent. What the engine still has of them goes in the background."""
-        for tagged, error in self._ended:
-            self._leave(tagged, error)
+    def close_ended(self) -> None:
+        """Close the requests whose last event was sent. What the engine still has of them goes in the background."""
+        for ended in self._ended:
+            self._close(ended)
         self._ended.clear()
 
-    async def leave_all(self) -> None:
-        """Let go of every request; returns when nothing of them is left in the engine."""
-        for tag in list(self._tagged):
+    async def close_all(self) -> None:
+        """Close every request; returns when nothing of them is left in the engine."""
+        for tag in list(self._open):
             self._end(tag, None)
         ended, self._ended = self._ended, []
-        await each_in_turn(ended, lambda entry: self._leave(*entry))
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await each_in_turn(ended, self._close)
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
-    def _leave(self, tagged: _Tagged, error: Exception | None) -> asyncio.Task[None]:
-        leaving = asyncio.create_task(tagged.generation.close(error))  # its client was told the error
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
-        return leaving
-
-
-def _broken(field: str, rule: str) -> InvalidRequestError:
-    return InvalidRequestError.of(field, rule)
+    def _close(self, ended: tuple[Generation, Exception | None]) -> asyncio.Task[None]:
+        generation, error = ended
+        closing = asyncio.create_task(generation.close(error))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        return closing

@@ -13,22 +13,19 @@ AT_ONCE = 128
 Item = TypeVar("Item")
 
 
-async def each_in_turn(items: Iterable[Item], begin: Callable[[Item], asyncio.Task[None] | None]) -> None:
+async def each_in_turn(items: Iterable[Item], begin: Callable[[Item], asyncio.Task[None]]) -> None:
     """Call `begin` for each, wait for the tasks of those that have their turn together, and go on. When it is cancelled the rest are begun
-    at once. What tasks raise is not heard."""
+    at once. What tasks raise is dropped."""
     left = iter(items)
     try:
-        while few := list(islice(left, AT_ONCE)):
-            await _end([begin(item) for item in few])
+        while tasks := [begin(item) for item in islice(left, AT_ONCE)]:
+            await _wait(tasks)
     finally:
-        await _end([begin(item) for item in left])
+        await _wait([begin(item) for item in left])
 
 
-async def _end(begun: list[asyncio.Task[None] | None]) -> None:
-    tasks = [task for task in begun if task is not None]
-    if tasks:
-        for task in (await asyncio.wait(tasks))[0]:
-            if not task.cancelled():
-                task.exception()
-    elif begun:
-        await asyncio.sleep(0)
+async def _wait(tasks: list[asyncio.Task[None]]) -> None:
+    """Until all have ended; cancelling it cancels none of them."""
+    for task in (await asyncio.wait(tasks))[0] if tasks else ():
+        if not task.cancelled():
+            task.exception()
