@@ -1,7 +1,7 @@
 """Sizes of captured steps, and how a decode step is padded to one of them.
 
-Owns the choice of a size, the padding, and where the arrays of a padded step lie in one int32 array, so that a step is one upload.
-Pure numpy: knows nothing of devices, models or graphs.
+Owns the choice of a size, the padding, and the places of a padded step's arrays in one int32 array, so that a step is one upload.
+Knows nothing of devices, models or graphs.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from aengine.attention import StepLayout
 
 IntArray = NDArray[np.int32]
-_ALIGNMENT = 32  # int32 numbers: 128 bytes, what kernels like to be told of a pointer
+ArrayT = TypeVar("ArrayT", IntArray, Tensor)
+_ALIGNMENT = 32  # int32 numbers: 128 bytes, the alignment that kernels may rely on
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
-    """For which steps there are graphs. Both ascending, either may be empty."""
+    """The sizes of steps for which graphs are recorded. Both ascending; `tokens` may be empty."""
 
     rows: tuple[int, ...]  # of decode steps
     tokens: tuple[int, ...]  # of steps with prompt tokens
@@ -34,7 +36,7 @@ class GraphSizes:
         return cls(rows, token_sizes(min(graph_tokens, max_num_batched_tokens)))
 
     def largest_two(self) -> GraphSizes:
-        """Of each kind."""
+        """The largest two of each kind."""
         return GraphSizes(self.rows[-2:], self.tokens[-2:])
 
 
@@ -87,82 +89,72 @@ class GraphBytes:
         return total
 
 
-class DecodeFields(NamedTuple):
-    """Where the arrays of a decode step padded to b rows lie. The page ids follow, from `kv_indices` on."""
+@dataclass(frozen=True, slots=True)
+class DecodeArrays(Generic[ArrayT]):
+    """The arrays of a decode step padded to b rows: parts of one int32 array, which begin at the same places whatever b is."""
 
-    rows: slice  # [b], of the last-token array; the spare one where padded
-    positions: slice  # [b]
-    slot_mapping: slice  # [b]
-    last_page_len: slice  # [b]
-    seq_lens: slice  # [b]
-    kv_indptr: slice  # [b+1]
-    kv_indices: int
+    rows: ArrayT  # [b], for the last tokens; the spare row where padded
+    positions: ArrayT  # [b]
+    slot_mapping: ArrayT  # [b]
+    last_page_len: ArrayT  # [b]
+    seq_lens: ArrayT  # [b]
+    kv_indptr: ArrayT  # [b+1]
+    kv_indices: ArrayT  # all that is left
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeFrame:
-    """One int32 array for the decode steps of all sizes up to `max_rows`. Fields begin at the same place whatever the size."""
+    """One int32 array for the decode steps of all sizes up to `max_rows`."""
 
     max_rows: int
 
-    def fields(self, rows: int) -> DecodeFields:
+    def split(self, array: ArrayT, size: int) -> DecodeArrays[ArrayT]:
+        """Views of the array, on the host or on the device, for steps padded to `size` rows."""
         stride = _aligned(self.max_rows + 1)
-
-        def field(number: int, length: int) -> slice:
-            return slice(number * stride, number * stride + length)
-
-        return DecodeFields(
-            rows=field(0, rows),
-            positions=field(1, rows),
-            slot_mapping=field(2, rows),
-            last_page_len=field(3, rows),
-            seq_lens=field(4, rows),
-            kv_indptr=field(5, rows + 1),
-            kv_indices=6 * stride,
-        )
+        lengths = (size, size, size, size, size, size + 1)
+        return DecodeArrays(*[array[at * stride : at * stride + length] for at, length in enumerate(lengths)], array[6 * stride :])
 
     def length(self, num_pages: int) -> int:
-        """Of an array with room for so many page ids."""
-        return self.fields(0).kv_indices + num_pages
+        """The length of an array with room for so many page ids."""
+        return 6 * _aligned(self.max_rows + 1) + num_pages
 
     def pack(self, layout: StepLayout, rows: IntArray, size: int, spare_row: int, out: IntArray) -> StepLayout:
         """Writes a decode step, padded to `size` rows, to the beginning of `out`; returns its layout, whose arrays are parts of `out`.
 
         A padding row has length 1, page 0, slot -1, position 0. `out` must hold `length(pages of the rows + padding rows)`.
         """
-        fields = self.fields(size)
+        arrays = self.split(out, size)
         count = layout.num_rows
         num_pages = int(layout.kv_indptr[count])
-        padding = size - count
-
-        def put(field: slice, values: IntArray, rest: int) -> IntArray:
-            padded = out[field]
-            padded[:count] = values
-            padded[count:] = rest
-            return padded
-
-        put(fields.rows, rows, spare_row)
-        kv_indptr = out[fields.kv_indptr]
-        kv_indptr[: count + 1] = layout.kv_indptr
-        kv_indptr[count + 1 :] = np.arange(num_pages + 1, num_pages + padding + 1)
-        kv_indices = out[fields.kv_indices : fields.kv_indices + num_pages + padding]
+        for to, values, padding in (
+            (arrays.rows, rows, spare_row),
+            (arrays.positions, layout.positions, 0),
+            (arrays.slot_mapping, layout.slot_mapping, -1),
+            (arrays.last_page_len, layout.last_page_len, 1),
+            (arrays.seq_lens, layout.seq_lens, 1),
+        ):
+            to[:count] = values
+            to[count:] = padding
+        arrays.kv_indptr[: count + 1] = layout.kv_indptr
+        arrays.kv_indptr[count + 1 :] = np.arange(num_pages + 1, num_pages + size - count + 1)
+        kv_indices = arrays.kv_indices[: num_pages + size - count]
         kv_indices[:num_pages] = layout.kv_indices
         kv_indices[num_pages:] = 0
         return StepLayout(
             page_size=layout.page_size,
             num_decodes=size,
             qo_indptr=np.arange(size + 1, dtype=np.int32),
-            kv_indptr=kv_indptr,
+            kv_indptr=arrays.kv_indptr,
             kv_indices=kv_indices,
-            last_page_len=put(fields.last_page_len, layout.last_page_len, 1),
-            seq_lens=put(fields.seq_lens, layout.seq_lens, 1),
-            positions=put(fields.positions, layout.positions, 0),
-            slot_mapping=put(fields.slot_mapping, layout.slot_mapping, -1),
+            last_page_len=arrays.last_page_len,
+            seq_lens=arrays.seq_lens,
+            positions=arrays.positions,
+            slot_mapping=arrays.slot_mapping,
         )
 
 
 def empty_layout(page_size: int) -> StepLayout:
-    """Of a step without rows."""
+    """The layout of a step without rows."""
     none, zero = np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int32)
     return StepLayout(page_size, 0, zero, zero, none, none, none, none, none)
 

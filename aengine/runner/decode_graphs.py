@@ -16,7 +16,7 @@ from torch import Tensor
 from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep, GraphStep, StepLayout
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.runner.base import IntArray
-from aengine.runner.buckets import DecodeFrame, empty_layout, fitting
+from aengine.runner.buckets import DecodeArrays, DecodeFrame, empty_layout, fitting
 from aengine.runner.capture import Capture, InterruptingAttention, LiveAttention, Pieces
 from aengine.runner.upload import UploadRing
 
@@ -35,6 +35,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
+    inputs: DecodeArrays[Tensor]
     step: GraphStep
     pieces: Pieces
 
@@ -75,15 +76,24 @@ class DecodeGraphs:
         """For steps of up to `size` rows, one of the sizes. False: the attention backend is not for graphs."""
         nothing = empty_layout(self._backend.spec.page_size)
         layout = self._frame.pack(nothing, nothing.seq_lens, size, self._spare_row, np.zeros(self._frame.length(size), dtype=np.int32))
-        step = self._backend.graph_step(self._metadata(layout))
+        inputs = self._frame.split(self._inputs, size)
+        metadata = AttentionMetadata(
+            host=layout,
+            qo_indptr=self._counting[: size + 1],
+            kv_indptr=inputs.kv_indptr,
+            kv_indices=inputs.kv_indices,
+            last_page_len=inputs.last_page_len,
+            slot_mapping=inputs.slot_mapping,
+        )
+        step = self._backend.graph_step(metadata)
         if step is None:
             return False
-        graph = _Graph(step, Pieces(self._capture))
+        graph = _Graph(inputs, step, Pieces(self._capture))
         self._prepare(graph, nothing, nothing.seq_lens, size)
         attention: AttentionStep = step
         if not self._capture.holds_attention:
             attention = InterruptingAttention(graph.pieces, LiveAttention(step, size), self._attended)
-        graph.pieces.record(lambda: self._forward(size, attention))
+        graph.pieces.record(lambda: self._forward(inputs, size, attention))
         graph.pieces.replay()  # the first replay takes time, and memory of the device
         self._graphs[size] = graph
         return True
@@ -97,15 +107,13 @@ class DecodeGraphs:
         graph = self._graphs[size]
         self._prepare(graph, layout, rows, size)
         graph.pieces.replay()
-        fields = self._frame.fields(count)
 
         def logits(indices: Tensor) -> Tensor:
             selected = self._logits[:count] if len(indices) == count else self._logits.index_select(0, indices)
             return selected.to(torch.float32, copy=True)
 
-        return Forward(
-            logits, self._counting[:count], self._inputs[fields.rows], self._inputs[fields.seq_lens], greedy_tokens=self._tokens[:count]
-        )
+        inputs = graph.inputs
+        return Forward(logits, self._counting[:count], inputs.rows[:count], inputs.seq_lens[:count], greedy_tokens=self._tokens[:count])
 
     def _prepare(self, graph: _Graph, layout: StepLayout, rows: IntArray, size: int) -> None:
         length = self._frame.length(len(layout.kv_indices) + size - layout.num_rows)
@@ -115,27 +123,15 @@ class DecodeGraphs:
         graph.step.prepare(padded)
         slot.leave()
 
-    def _metadata(self, layout: StepLayout) -> AttentionMetadata:
-        fields = self._frame.fields(layout.num_rows)
-        return AttentionMetadata(
-            host=layout,
-            qo_indptr=self._counting[: layout.num_rows + 1],
-            kv_indptr=self._inputs[fields.kv_indptr],
-            kv_indices=self._inputs[fields.kv_indices :],
-            last_page_len=self._inputs[fields.last_page_len],
-            slot_mapping=self._inputs[fields.slot_mapping],
-        )
-
-    def _forward(self, size: int, attention: AttentionStep) -> None:
-        fields = self._frame.fields(size)
-        rows, last_tokens = self._inputs[fields.rows], self._last_tokens
+    def _forward(self, inputs: DecodeArrays[Tensor], size: int, attention: AttentionStep) -> None:
+        last_tokens = self._last_tokens
         batch = ForwardBatch(
-            input_ids=last_tokens.index_select(0, rows),
-            positions=self._inputs[fields.positions],
+            input_ids=last_tokens.index_select(0, inputs.rows),
+            positions=inputs.positions,
             logits_indices=self._counting[:size],
             attention=attention,
         )
         logits, tokens = self._logits[:size], self._tokens[:size]
         self._model.head_logits(self._model(batch), out=logits)
         torch.argmax(logits, -1, out=tokens)
-        last_tokens.index_copy_(0, rows.long(), tokens.to(torch.int32))
+        last_tokens.index_copy_(0, inputs.rows.long(), tokens.to(torch.int32))

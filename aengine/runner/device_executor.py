@@ -27,7 +27,7 @@ from aengine.runner.memory import cpu_budget, show_bytes
 from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
 from aengine.runner.results import ResultBuffer, StepOutput, step_result
 from aengine.runner.setup import ExecutorSetup
-from aengine.runner.step_graphs import StepGraphs
+from aengine.runner.step_graphs import StepGraphs, record_graphs
 from aengine.runner.upload import upload
 from aengine.sampling import SampledTokens, Sampler
 from aengine.scheduler.plan import NewRow, StepResult
@@ -239,18 +239,17 @@ class DeviceExecutor:
         self._graphs = None
         if self._capture is None:
             return None
-        taken = None
+        pages_per_row = -(-max_model_len // self._setup.config.page_size)
         try:
-            pages_per_row = -(-max_model_len // self._setup.config.page_size)
             capture = self._capture(self._setup.device)
-            graphs = StepGraphs(self._model, self._backend, sizes, self._last_tokens, pages_per_row, capture)
-            taken = graphs.record()
+            recorded = record_graphs(self._model, self._backend, sizes, self._last_tokens, pages_per_row, capture)
         except Exception as error:  # the same steps run without graphs
             _log.warning("no graphs, so that steps take longer: %s", error, exc_info=_log.isEnabledFor(logging.DEBUG))
-        if taken is None:
+            recorded = None
+        if recorded is None:
             self._capture = None
-        else:
-            self._graphs = graphs
+            return None
+        self._graphs, taken = recorded
         return taken
 
     def _measure_graphs(self) -> int:

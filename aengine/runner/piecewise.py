@@ -35,7 +35,7 @@ class PiecewiseGraphs:
         self._live = LiveAttention()
         self._pieces: dict[int, Pieces] = {}
 
-    def record(self, size: int) -> None:
+    def record(self, size: int) -> bool:
         """For steps of up to `size` tokens, one of the sizes."""
         pieces = Pieces(self._capture)
         positions = self._positions[:size]
@@ -48,6 +48,7 @@ class PiecewiseGraphs:
         pieces.record(lambda: self._write_hidden(batch))
         pieces.replay()  # the first replay takes time, and memory of the device
         self._pieces[size] = pieces
+        return True
 
     def forward(self, batch: ForwardBatch) -> Tensor | None:
         """As the decoder's: [T, hidden_size], valid until the next step. None: no graphs hold the step."""

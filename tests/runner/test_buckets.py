@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aengine.attention import StepLayout, build_layout
-from aengine.runner.buckets import DecodeFrame, GraphBytes, GraphSizes, decode_sizes, empty_layout, fitting, token_sizes
+from aengine.runner.buckets import DecodeArrays, DecodeFrame, GraphBytes, GraphSizes, decode_sizes, empty_layout, fitting, token_sizes
 
 SPARE = 77
 
@@ -98,33 +98,29 @@ def test_padded_steps(page_size: int) -> None:
         assert (padded.kv_indices[num_pages:] == 0).all()
         assert padded.kv_indptr[-1] == len(padded.kv_indices)
 
-        fields = frame.fields(size)
-        np.testing.assert_array_equal(out[fields.rows], [*rows, *[SPARE] * (size - count)])
+        arrays = frame.split(out, size)
+        np.testing.assert_array_equal(arrays.rows, [*rows, *[SPARE] * (size - count)])
         for name in ("positions", "slot_mapping", "last_page_len", "seq_lens", "kv_indptr"):
-            np.testing.assert_array_equal(out[getattr(fields, name)], getattr(padded, name))
-        np.testing.assert_array_equal(out[fields.kv_indices :][: len(padded.kv_indices)], padded.kv_indices)
+            np.testing.assert_array_equal(getattr(arrays, name), getattr(padded, name))
+        np.testing.assert_array_equal(arrays.kv_indices[: len(padded.kv_indices)], padded.kv_indices)
         np.testing.assert_array_equal(out[-5:], rest)
         for name in StepLayout.__slots__[2:]:
             assert getattr(padded, name).dtype == np.int32, name
 
 
-def test_fields_do_not_overlap_and_do_not_move() -> None:
+def test_arrays_do_not_overlap_and_do_not_move() -> None:
     """A graph of each size reads the same addresses, aligned, page ids last."""
     for max_rows in (1, 2, 31, 32, 33, 256):
         frame = DecodeFrame(max_rows)
-        whole = frame.fields(max_rows)
-        ends = [0]
-        for field in whole[:-1]:
-            assert field.start >= ends[-1]
-            assert field.start % 32 == 0
-            ends.append(field.stop)
-        assert whole.kv_indices >= ends[-1]
-        assert whole.kv_indices % 32 == 0
+        numbers = np.arange(frame.length(5), dtype=np.int32)
+        whole = [getattr(frame.split(numbers, max_rows), name) for name in DecodeArrays.__slots__]
+        assert all(array[0] % 32 == 0 for array in whole)
+        assert all(before[-1] < after[0] for before, after in itertools.pairwise(whole))
+        assert len(whole[-1]) == 5
         for size in range(1, max_rows):
-            fields = frame.fields(size)
-            assert [field.start for field in fields[:-1]] == [field.start for field in whole[:-1]]
-            assert fields.kv_indices == whole.kv_indices
-            assert [field.stop - field.start for field in fields[:-1]] == [size] * 5 + [size + 1]
+            arrays = [getattr(frame.split(numbers, size), name) for name in DecodeArrays.__slots__]
+            assert [array[0] for array in arrays] == [array[0] for array in whole]
+            assert [len(array) for array in arrays] == [size] * 5 + [size + 1, 5]
 
 
 def test_a_step_of_padding_alone() -> None:
@@ -133,4 +129,4 @@ def test_a_step_of_padding_alone() -> None:
     padded = frame.pack(empty_layout(16), np.zeros(0, np.int32), 4, SPARE, out)
     assert padded.seq_lens.tolist() == [1, 1, 1, 1]
     assert padded.kv_indptr.tolist() == [0, 1, 2, 3, 4]
-    assert out[frame.fields(4).rows].tolist() == [SPARE] * 4
+    assert frame.split(out, 4).rows.tolist() == [SPARE] * 4

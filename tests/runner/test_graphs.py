@@ -25,6 +25,7 @@ from workloads import VOCAB, compare_with_eager, random_steps
 
 from aengine.attention import AttentionMetadata, StepLayout, TorchNativeBackend, build_layout
 from aengine.config import EngineConfig
+from aengine.runner import device_executor
 from aengine.runner.buckets import GraphSizes
 from aengine.runner.capture import Pieces
 from aengine.runner.model_runner import ModelRunner
@@ -301,14 +302,14 @@ def test_a_backend_that_is_not_for_graphs(tiny: pathlib.Path, monkeypatch: pytes
     runner = graph_runner(tiny)
     assert runner._executor._graphs is None
     assert [message for message in caplog.messages if "graphs" in message] == [
-        "no graphs: the attention backend torch_native is not for them"
+        "no graphs: the attention backend torch_native does not support them"
     ]
     assert random_steps(runner, 2, 20) == random_steps(eager_runner(tiny), 2, 20)
 
 
 def test_without_a_recorder_nothing_is_recorded(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is so on every CPU."""
-    monkeypatch.setattr(StepGraphs, "record", lambda self: pytest.fail("recorded"))
+    monkeypatch.setattr(device_executor, "record_graphs", lambda *given: pytest.fail("recorded"))
     assert eager_runner(tiny)._executor._graphs is None
 
 

@@ -179,5 +179,5 @@ def test_eager_records_nothing(model_dir: pathlib.Path) -> None:
 def test_torch_native_is_not_for_graphs(model_dir: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="aengine")
     with cuda_runner(model_dir, "torch_native") as runner:
-        assert "no graphs: the attention backend torch_native is not for them" in caplog.messages
+        assert "no graphs: the attention backend torch_native does not support them" in caplog.messages
         assert len(Driver(runner).generate([[1, 2, 3]], 4)[0]) == 4
