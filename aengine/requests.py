@@ -20,7 +20,6 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 PRIORITIES = range(-100, 101)
 MAX_LABEL_LENGTH = 128
-MAX_CHAT_MESSAGES = 4096
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -76,11 +75,6 @@ class RequestOptions:
         if options is None:
             return cls(**fields)
         return replace(options, **fields) if fields else options
-
-
-def is_chat(prompt: object) -> bool:
-    """Whether it is chat messages rather than text or token ids."""
-    return isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def draw_seed() -> int:

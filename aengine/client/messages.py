@@ -8,13 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from aengine.errors import InvalidRequestError, ServerError
 from aengine.outputs import EngineStats, FinishReason, ModelInfo, Timing, Token, TokenLogprob
 from aengine.params import SamplingParams, StructuredOutput
-from aengine.requests import MAX_CHAT_MESSAGES, Prompt, RequestOptions, is_chat
-from aengine.token_ids import read_token_ids
+from aengine.prompt_forms import MAX_CHAT_MESSAGES, form_of, read_token_ids
+from aengine.requests import Prompt, RequestOptions
 from aengine.v1 import generation_pb2, sampling_pb2
 from aengine.v1.engine_service_pb2 import Load
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
@@ -85,13 +83,11 @@ def write_chat(messages: Sequence[Mapping[str, Any]], message: generation_pb2.Ch
 
 
 def _write_prompt(prompt: Prompt, message: generation_pb2.Prompt) -> None:
-    if isinstance(prompt, str):
+    form = form_of(prompt)
+    if form == "text":
         with _unicode("prompt", "it"):
-            message.text = prompt
-    elif isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Sequence | np.ndarray):
-        text = f"a {type(prompt).__name__} is not a string, a list of token ids or a list of chat messages"
-        raise InvalidRequestError.of("prompt", text)
-    elif is_chat(prompt):
+            message.text = prompt  # type: ignore[assignment]
+    elif form == "chat":
         write_chat(prompt, message.chat)  # type: ignore[arg-type]
     else:
         if len(prompt) > MAX_TOKEN_IDS:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -20,9 +21,9 @@ from aengine.engine.workers import Steps
 from aengine.errors import CapacityViolation, ContextLengthError, FieldViolation, InvalidRequestError, KVCapacityError, refusal
 from aengine.outputs import ModelInfo
 from aengine.params import SamplingParams
-from aengine.requests import MAX_CHAT_MESSAGES, Prompt, RequestOptions, is_chat
+from aengine.prompt_forms import form_of, is_chat, read_token_ids
+from aengine.requests import Prompt, RequestOptions
 from aengine.scheduler import Request, RowParams
-from aengine.token_ids import read_token_ids
 
 INLINE_CHARACTERS = 1000
 """Longer texts are tokenized in a worker thread: up to here it takes well under a millisecond."""
@@ -59,7 +60,7 @@ def read_request(
     be wrong with them is added to `violations`."""
     read, at_least = _read_prompt(prompt, limits, violations)
     model = limits.model
-    found = _output_misfits(params, at_least, limits)
+    found = _misfits(limits, at_least, params)
     for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
         ids = getattr(params, name) or ()
         if ids and max(ids) >= model.vocab_size:
@@ -81,28 +82,17 @@ def read_request(
 
 
 def _read_prompt(prompt: Prompt, limits: Limits, violations: list[FieldViolation]) -> tuple[Prompt | IntArray, int]:
-    """The prompt, as an array if it is ids that are quickly read, and how many tokens it has at least. What shows without work to be
-    wrong with it is added to `violations`."""
-    if not limits.model.tokenizer and (isinstance(prompt, str) or is_chat(prompt)):
-        violations.append(FieldViolation("prompt", f"a {'text' if isinstance(prompt, str) else 'chat'} {NEEDS_TOKENIZER}; give token ids"))
-        return prompt, 1
-    if isinstance(prompt, str):
-        return prompt, 1
-    if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Sequence | np.ndarray):
-        description = f"a {type(prompt).__name__} is not a string, a list of token ids or a list of chat messages"
-        violations.append(FieldViolation("prompt", description))
-        return prompt, 1
-    if is_chat(prompt):
-        if len(prompt) > MAX_CHAT_MESSAGES:
-            violations.append(FieldViolation("prompt", f"{len(prompt)} messages are more than {MAX_CHAT_MESSAGES}"))
-        return prompt, 1
-    misfits = _prompt_misfits(len(prompt), limits)
-    violations.extend(misfits)
-    if misfits:
-        return prompt, 1
-    if _is_long(prompt):
-        return tuple(prompt), len(prompt)  # type: ignore[return-value] # it is read later, and may have changed by then
+    """The prompt, and how many tokens it has at least."""
     try:
+        form = form_of(prompt)
+        if form != "token_ids":
+            if not limits.model.tokenizer:
+                raise InvalidRequestError.of("prompt", f"a {form} {NEEDS_TOKENIZER}; give token ids")
+            return prompt, 1
+        if misfits := _misfits(limits, len(prompt)):
+            raise refusal(misfits)
+        if _is_long(prompt):
+            return tuple(prompt), len(prompt)  # type: ignore[return-value] # it is read later, and may have changed by then
         return _read_ids(prompt, limits.model), len(prompt)  # type: ignore[arg-type]
     except InvalidRequestError as error:
         violations.extend(error.violations)
@@ -128,35 +118,27 @@ def _read_ids(ids: Sequence[int] | IntArray, model: ModelInfo) -> IntArray:
 
 def check_fits(params: SamplingParams, prompt_len: int, limits: Limits) -> None:
     """Raises `ContextLengthError` or `KVCapacityError` for what does not fit beside the prompt."""
-    misfits = _prompt_misfits(prompt_len, limits) or _output_misfits(params, prompt_len, limits)
-    if misfits:
+    if misfits := _misfits(limits, prompt_len, params):
         raise refusal(misfits)
 
 
-def _prompt_misfits(prompt_len: int, limits: Limits, qualified: str = "") -> list[FieldViolation]:
-    """`qualified`: what is to be said of that number of tokens."""
-    return _misfits("prompt", prompt_len + 1, limits, f"{prompt_len} tokens{qualified} leave no room for a new one in")
-
-
-def _output_misfits(params: SamplingParams, prompt_len: int, limits: Limits) -> list[FieldViolation]:
-    return [
-        misfit
-        for name, wanted in (("max_tokens", params.max_tokens or 0), ("min_tokens", params.min_tokens))
-        for misfit in _misfits(
-            name, prompt_len + wanted, limits, f"{wanted} beside a prompt of {prompt_len} tokens is more than what fits into"
+def _misfits(limits: Limits, prompt_len: int, params: SamplingParams | None = None, qualified: str = "") -> list[FieldViolation]:
+    """What can never be computed: the prompt, or else what `params` ask for beside it. `qualified`: said of the number of tokens."""
+    asked = [("prompt", 1, f"{prompt_len} tokens{qualified} leave no room for a new one in")]
+    if params is not None:
+        text = f"beside a prompt of {prompt_len} tokens is more than what fits into"
+        asked += [(name, count, f"{count} {text}") for name in ("max_tokens", "min_tokens") if (count := getattr(params, name))]
+    kinds = ((ContextLengthError, "the context", limits.model.max_model_len), (KVCapacityError, "the KV cache", limits.kv_tokens))
+    found: list[FieldViolation] = []
+    for field, count, what in asked:
+        got = prompt_len + count
+        over = (
+            CapacityViolation(field, f"{what} {unit} of {limit} tokens", kind, limit, got) for kind, unit, limit in kinds if got > limit
         )
-    ]
-
-
-def _misfits(field: str, num_tokens: int, limits: Limits, what: str) -> list[FieldViolation]:
-    """A violation if so many tokens can never be computed."""
-    for kind, unit, limit in (
-        (ContextLengthError, "the context", limits.model.max_model_len),
-        (KVCapacityError, "the KV cache", limits.kv_tokens),
-    ):
-        if num_tokens > limit:
-            return [CapacityViolation(field, f"{what} {unit} of {limit} tokens", kind, limit, num_tokens)]
-    return []
+        found.extend(islice(over, 1))
+        if found and field == "prompt":
+            break
+    return found
 
 
 def size_of(prompt: Prompt | IntArray) -> int:
@@ -261,7 +243,7 @@ def _encode(text: str, tokenizer: Tokenizer, limits: Limits, *, add_special_toke
     """Raises `ContextLengthError` or `KVCapacityError` of a text that is much too long, before the whole is encoded."""
 
     def check(at_least: int, qualified: str) -> None:
-        if misfits := _prompt_misfits(at_least, limits, qualified):
+        if misfits := _misfits(limits, at_least, qualified=qualified):
             raise refusal(misfits)
 
     if len(text) > QUICK_CHARACTERS:

@@ -1,6 +1,6 @@
 """The tokenizer libraries: the `tokenizers` library, and transformers for what that cannot read. Owns how each is called.
 
-Knows nothing of files, chats or requests. A text may be anything that is Unicode; what a library raises is left as it is.
+Knows nothing of files, chats or requests. A text may be anything that is Unicode; exceptions of a library are raised unchanged.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -29,29 +29,11 @@ class TokenizedText:
     ends: list[int]  # where it ends
 
 
-class Codec(Protocol):
-    """What a tokenizer library must do for us."""
-
-    is_slow: bool
-    """Whether it runs in Python, and holds the GIL."""
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
-
-    def longest_token(self) -> int:
-        """Bytes of the vocabulary's longest spelling."""
-
-    def located(self, text: str, add_special_tokens: bool) -> TokenizedText | None: ...
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
-    def omits(self, token_id: int, skip_special_tokens: bool) -> bool: ...
-    def piece(self, token_id: int) -> str | None: ...
-    def byte_ids(self) -> frozenset[int]: ...
-    def vocab_size(self) -> int: ...
-
-
 class TokenizersCodec:
     """The `tokenizers` library, alone."""
 
     is_slow = False
+    """Whether it runs in Python, and holds the GIL."""
 
     def __init__(self, core: tokenizers.Tokenizer) -> None:
         core.no_truncation()
@@ -65,6 +47,7 @@ class TokenizersCodec:
         return self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def longest_token(self) -> int:
+        """Bytes of the vocabulary's longest spelling."""
         return max(len(piece.encode()) for piece in self._core.get_vocab())
 
     def located(self, text: str, add_special_tokens: bool) -> TokenizedText:
@@ -98,14 +81,14 @@ class TokenizersCodec:
 
 
 class TransformersCodec:
-    """A tokenizer that transformers runs in Python. It holds the GIL."""
+    """A tokenizer that transformers runs in Python. Has the methods of `TokenizersCodec`."""
 
     is_slow = True
 
     def __init__(self, auto: Any) -> None:
         self._auto = auto
         self._special = frozenset(auto.all_special_ids)
-        # Of other ids its own methods raise what they will. Two ids may be spelled alike, and ids may be left out between the others.
+        # Its own methods may raise anything for other ids. Two ids may be spelled alike, and there may be gaps between ids.
         self._known = frozenset(range(auto.vocab_size)).union(auto.get_vocab().values())
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -134,6 +117,9 @@ class TransformersCodec:
 
     def vocab_size(self) -> int:
         return len(self._auto)
+
+
+Codec = TokenizersCodec | TransformersCodec
 
 
 def _byte_offsets(text: str) -> NDArray[np.int64]:
