@@ -1,6 +1,6 @@
 """The one place that ties the engine's names to those of the schema, for the server and for the client.
 
-Tables and pure functions over messages: parameters, paths of fields, finish reasons, the words of an error. Knows neither an engine
+Tables and pure functions over messages: parameters, paths of fields, finish reasons, the reasons of errors. Knows neither an engine
 nor gRPC.
 """
 
@@ -14,7 +14,19 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from aengine.errors import FieldViolation
+from aengine.errors import (
+    AEngineError,
+    ContextLengthError,
+    EngineDeadError,
+    EngineStateError,
+    FieldViolation,
+    InvalidRequestError,
+    KVCapacityError,
+    NothingToChooseError,
+    NoTokenizerError,
+    QueueFullError,
+    RequestIdInUseError,
+)
 from aengine.outputs import FinishReason
 from aengine.params import MOST_ENTRIES, SamplingParams, too_many
 from aengine.v1 import generation_pb2
@@ -68,6 +80,18 @@ FINISH_REASONS: Mapping[FinishReason, generation_pb2.FinishReason.ValueType] = {
     FinishReason.CANCELLED: generation_pb2.FINISH_REASON_CANCELLED,
 }
 
+ERROR_REASONS: Mapping[type[AEngineError], str] = {
+    RequestIdInUseError: "REQUEST_ID_IN_USE",
+    KVCapacityError: "KV_CAPACITY",
+    ContextLengthError: "CONTEXT_LENGTH_EXCEEDED",
+    InvalidRequestError: "INVALID_FIELD",
+    NothingToChooseError: "NOTHING_TO_CHOOSE",
+    NoTokenizerError: "NO_TOKENIZER",
+    QueueFullError: "QUEUE_FULL",
+    EngineStateError: "NOT_READY",
+    EngineDeadError: "ENGINE_DEAD",
+}
+"""The reason of ErrorInfo that an error of the engine becomes; other errors have reasons of the server alone."""
 DOMAIN = "aengine"
 """Of ErrorInfo."""
 PUSHBACK_KEY = "grpc-retry-pushback-ms"

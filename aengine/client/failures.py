@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,24 +21,26 @@ from aengine.errors import (
     AEngineError,
     ConnectionLostError,
     ContextLengthError,
-    EngineDeadError,
     EngineStateError,
+    FieldError,
     FieldViolation,
-    InvalidRequestError,
     KVCapacityError,
-    NothingToChooseError,
-    NoTokenizerError,
     QueueFullError,
     RequestIdInUseError,
     ServerError,
 )
-from aengine.wire import DOMAIN, PUSHBACK_KEY, field_of, seconds_of
+from aengine.wire import DOMAIN, ERROR_REASONS, PUSHBACK_KEY, field_of, seconds_of
 
 FIRST_BACKOFF = 0.1  # seconds; doubled for each attempt
 LONGEST_BACKOFF = 2.0
 LONGEST_PUSHBACK = 30.0  # the client does not wait longer than this
 
 _DETAILS_KEY = "grpc-status-details-bin"
+_KINDS: Mapping[str, type[AEngineError]] = {
+    **{reason: kind for kind, reason in ERROR_REASONS.items()},
+    "TOO_MANY_CALLS": QueueFullError,
+    "DRAINING": EngineStateError,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +108,15 @@ def read_failure(error: aio.AioRpcError, address: str) -> Failure:
 def _exception(
     error: aio.AioRpcError, info: error_details_pb2.ErrorInfo, violations: Sequence[FieldViolation], address: str
 ) -> AEngineError:
-    """Where a field is wrong and the details do not name it, it is the one that the reason is about."""
-    code, text = error.code(), error.details() or "no details"
-    limit, got = info.metadata.get("limit", ""), info.metadata.get("got", "")
-    match info.reason:
-        case "QUEUE_FULL" | "TOO_MANY_CALLS":
-            return QueueFullError(text)
-        case "NOT_READY" | "DRAINING":
-            return EngineStateError(text)
-        case "ENGINE_DEAD":
-            return EngineDeadError(text)
-        case "NO_TOKENIZER":
-            return NoTokenizerError(text)
-        case "INVALID_FIELD":
-            return InvalidRequestError(violations or [FieldViolation("request", text)])
-        case "REQUEST_ID_IN_USE":
-            return RequestIdInUseError(violations or [FieldViolation("request_id", text)])
-        case "NOTHING_TO_CHOOSE":
-            return NothingToChooseError(violations or [FieldViolation("request", text)])
-        case "CONTEXT_LENGTH_EXCEEDED" | "KV_CAPACITY" if limit.isdecimal() and got.isdecimal():
-            kind = ContextLengthError if info.reason == "CONTEXT_LENGTH_EXCEEDED" else KVCapacityError
+    code, text, kind = error.code(), error.details() or "no details", _KINDS.get(info.reason)
+    if kind is not None and issubclass(kind, ContextLengthError | KVCapacityError):
+        limit, got = info.metadata.get("limit", ""), info.metadata.get("got", "")
+        if limit.isdecimal() and got.isdecimal():
             return kind(violations or [FieldViolation("prompt", text)], int(limit), int(got))
-        case "" if code is grpc.StatusCode.UNAVAILABLE:
-            return ConnectionLostError(f"no connection to {address}: {text}")
+    elif kind is not None and issubclass(kind, FieldError):
+        return kind(violations or [FieldViolation("request_id" if kind is RequestIdInUseError else "request", text)])
+    elif kind is not None:
+        return kind(text)
+    if code is grpc.StatusCode.UNAVAILABLE and not info.reason:
+        return ConnectionLostError(f"no connection to {address}: {text}")
     return ServerError(f"{code.name}: {text}", code.name, info.reason, info.metadata.get("incident_id"))

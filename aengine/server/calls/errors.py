@@ -21,18 +21,12 @@ from aengine.errors import (
     AEngineError,
     ContextLengthError,
     EngineDeadError,
-    EngineStateError,
     FieldError,
     FieldViolation,
-    InvalidRequestError,
     KVCapacityError,
-    NothingToChooseError,
-    NoTokenizerError,
-    QueueFullError,
-    RequestIdInUseError,
 )
 from aengine.v1.error_pb2 import Error
-from aengine.wire import DOMAIN
+from aengine.wire import DOMAIN, ERROR_REASONS
 
 CODES: Mapping[str, grpc.StatusCode] = {
     "REQUEST_ID_IN_USE": grpc.StatusCode.ALREADY_EXISTS,
@@ -63,17 +57,6 @@ CODES: Mapping[str, grpc.StatusCode] = {
     "BUG": grpc.StatusCode.INTERNAL,
 }
 """All reasons, with the status codes of the calls that end with them."""
-_ENGINE_REASONS: Mapping[type, str] = {
-    RequestIdInUseError: "REQUEST_ID_IN_USE",
-    KVCapacityError: "KV_CAPACITY",
-    ContextLengthError: "CONTEXT_LENGTH_EXCEEDED",
-    InvalidRequestError: "INVALID_FIELD",
-    NothingToChooseError: "NOTHING_TO_CHOOSE",
-    NoTokenizerError: "NO_TOKENIZER",
-    QueueFullError: "QUEUE_FULL",
-    EngineStateError: "NOT_READY",
-    EngineDeadError: "ENGINE_DEAD",
-}
 _TEMPORARY = frozenset({"QUEUE_FULL", "TOO_MANY_CALLS", "DRAINING", "NOT_READY"})
 RETRY_DELAY = timedelta(seconds=1)
 # Details travel in the trailers, and a client drops the whole response when those pass 8 KiB: the details there in base64, the message
@@ -119,10 +102,10 @@ def describe(error: Exception, *, answered: bool = False) -> StatusError:
     """What `error` means. `answered`: whether the client already has a part of the response. A bug is logged."""
     if isinstance(error, StatusError):
         return error
-    kind = next((kind for kind in type(error).__mro__ if kind in _ENGINE_REASONS), None)
+    kind = next((kind for kind in type(error).__mro__ if kind in ERROR_REASONS), None)
     if kind is None:
         return _bug(error)
-    status = StatusError(_ENGINE_REASONS[kind], str(error))
+    status = StatusError(ERROR_REASONS[kind], str(error))
     if answered and isinstance(error, EngineDeadError):
         status.code = grpc.StatusCode.ABORTED  # before the first event a retry elsewhere is safe; after it the client must decide
     if isinstance(error, FieldError):
