@@ -1,5 +1,4 @@
-"""`ActiveRequest`: one request of a client, from its submission to its end: the task that reads its call, and the tokens that nobody has
-read yet.
+"""`ActiveRequest`: one request of a client, from its submission to its end: the task that reads its call, and the unread tokens.
 
 Owns the order of the tokens, the ends of sequences, and cancellation. Nothing here refers to the stream that the user holds, so that
 dropping the stream cancels the request.
@@ -30,7 +29,7 @@ CLOSE_SECONDS = 5.0
 
 
 class ActiveRequest(StreamSource):
-    """Made and used in one event loop, but for `drop`. `on_done` is called when the call is closed and the server is not asked any more."""
+    """Made and used in one event loop, but for `drop`. `on_done` is called when the task has ended."""
 
     def __init__(self, call: GenerationCall, params: SamplingParams, on_done: Callable[[ActiveRequest], object]) -> None:
         super().__init__(call.request_id, params, asyncio.Event)
@@ -79,7 +78,6 @@ class ActiveRequest(StreamSource):
 
     def discard(self, indexes: Iterable[int]) -> None:
         self._tokens.clear()
-        self._room.set()
         if self.error is None:
             self._tokens.extend(Token(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED) for index in indexes)
 
@@ -165,4 +163,5 @@ class ActiveRequest(StreamSource):
                 end = Token(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED)
                 self._tokens.extend([end] if held is None else [held, end])
         self.ready.set()
+        self._room.set()  # the task only has to close the call
         self.notify()
