@@ -111,8 +111,9 @@ class DecodeFrame:
     def split(self, array: ArrayT, size: int) -> DecodeArrays[ArrayT]:
         """Views of the array, on the host or on the device, for steps padded to `size` rows."""
         stride = _aligned(self.max_rows + 1)
-        lengths = (size, size, size, size, size, size + 1)
-        return DecodeArrays(*[array[at * stride : at * stride + length] for at, length in enumerate(lengths)], array[6 * stride :])
+        rows, positions, slot_mapping, last_page_len, seq_lens = (array[at * stride : at * stride + size] for at in range(5))
+        kv_indptr = array[5 * stride : 5 * stride + size + 1]
+        return DecodeArrays(rows, positions, slot_mapping, last_page_len, seq_lens, kv_indptr, array[6 * stride :])
 
     def length(self, num_pages: int) -> int:
         """The length of an array with room for so many page ids."""
