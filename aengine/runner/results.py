@@ -58,12 +58,11 @@ class StepOutput:
         """Starts the copies from `device`, on the current stream."""
         put = _same if device.type == "cpu" else _copy_to_host
         if sampled is not None:
-            checked = sampled.checked
             sampled = replace(
                 sampled,
                 tokens=buffer.copy(sampled.tokens),
                 logprobs=None if sampled.logprobs is None else DeviceLogprobs(*map(put, sampled.logprobs)),
-                checked=None if checked is None else replace(checked, impossible=put(checked.impossible)),
+                impossible=None if sampled.impossible is None else put(sampled.impossible),
             )
         if scores is not None:
             scores = PromptScores(scores.spans, DeviceLogprobs(*map(put, scores.logprobs)))
@@ -77,20 +76,12 @@ def step_result(step: Step, sampled: SampledTokens | None, scores: PromptScores 
     prompt_logprobs = () if scores is None else scores.on_host()
     if sampled is None:
         return StepResult(step.number, np.zeros(0, dtype=np.int32), prompt_logprobs=prompt_logprobs)
-    rows, tokens = step.sampled_rows, sampled.tokens.numpy().astype(np.int32)
-    failures: dict[int, BaseException] = {}
-    if sampler is not None:
-        if sampled.checked is not None:
-            failures.update(sampler.refusals(rows, sampled.checked))
-        failures.update(sampled.failures)
-        known = ~np.isin(rows, [*failures, *sampled.postponed]) if failures or sampled.postponed else slice(None)
-        failures.update(sampler.observe(rows[known], tokens[known]))
     return StepResult(
         step=step.number,
-        tokens=tokens,
+        tokens=sampled.tokens.numpy().astype(np.int32),
         logprobs=_of_all_rows(sampled),
         prompt_logprobs=prompt_logprobs,
-        failures=failures,
+        failures={} if sampler is None else sampler.observe(step.sampled_rows, step.next_positions, sampled),
         postponed=sampled.postponed,
     )
 

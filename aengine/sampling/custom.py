@@ -41,7 +41,7 @@ class CustomProcessors(Processor):
             except Exception as error:  # belongs to this row alone
                 step.failures[row] = error
 
-    def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> Mapping[int, Exception]:
+    def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int64]) -> Mapping[int, Exception]:
         for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
             self._rows[row][1].append(token)
         return {}

@@ -151,7 +151,7 @@ class Grammars(Processor):
         if (matcher := self._matchers.get(row)) is not None:
             yield "structured_output", matcher.allowed(self._vocab_size)
 
-    def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> Mapping[int, Exception]:
+    def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int64]) -> Mapping[int, Exception]:
         """Advances the matchers. Returns the rows whose grammar does not allow their token (which the mask did not leave, so other code
         sampled it), with the reason; their matchers stay where they were."""
         errors: dict[int, Exception] = {}

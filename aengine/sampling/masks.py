@@ -116,7 +116,7 @@ class Masks(Processor):
                 banned = batch.word_indices[completed] * self._vocab_size + batch.long_words[completed, -1]
                 flat.index_fill_(0, to_device(banned, self._device), -math.inf)
 
-    def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> Mapping[int, Exception]:
+    def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int64]) -> Mapping[int, Exception]:
         self._last_tokens[rows, :-1] = self._last_tokens[rows, 1:]
         self._last_tokens[rows, -1] = tokens
         return {}

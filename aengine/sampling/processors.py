@@ -37,7 +37,7 @@ class Processor:
         """Changes the rows `members` of the [m, vocab_size] float32 logits in place."""
         raise NotImplementedError
 
-    def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> Mapping[int, Exception]:
+    def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int64]) -> Mapping[int, Exception]:
         """The next tokens of rows with the feature, as soon as the host has them. Returns the rows that cannot go on with their token, with
         the reason. Called for rows with `Features.LAST_TOKEN` at least."""
         return {}

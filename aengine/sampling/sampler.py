@@ -33,22 +33,13 @@ _MORE_THAN_A_DRAW = int(Features.PROCESSED | Features.LOGPROBS)
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedRows:
-    """The p of m rows whose logits were processed, which may have left no token."""
-
-    at: NDArray[np.int64]  # [p], which of the m
-    positions: NDArray[np.int32]  # [p], of their tokens
-    impossible: Tensor  # [p] bool: no token was left, and the sampled one means nothing
-
-
-@dataclass(frozen=True, slots=True)
 class SampledTokens:
     """What was sampled for the m rows of a step. Tensors are on the device and may not be there yet; the rest is known at once."""
 
     tokens: Tensor  # [m] int64
     logprobs: DeviceLogprobs | None = None  # of the w rows in `logprob_rows`
     logprob_rows: NDArray[np.int64] | None = None  # [w], which of the m, ascending
-    checked: CheckedRows | None = None
+    impossible: Tensor | None = None  # [p] bool: of the rows whose logits were processed, those that were left no token
     failures: Mapping[int, Exception] = field(default_factory=dict)  # what grammars and custom code raised, by row
     postponed: frozenset[int] = frozenset()  # rows for which there was no time
 
@@ -128,11 +119,10 @@ class Sampler:
             tokens = self._draw(logits, params, DrawParams(self._device_params.index_select(0, device_rows), device_positions))
         else:
             tokens = logits.argmax(-1)
-        checked: CheckedRows | None = None
+        impossible: Tensor | None = None
         if len(processed):
             at = self._put(processed)
-            # Also where the logit is NaN.
-            checked = CheckedRows(processed, positions[processed], impossible=~(logits[at, tokens[at]] > -math.inf))
+            impossible = ~(logits[at, tokens[at]] > -math.inf)  # also where it is NaN
             penalised = np.flatnonzero(features & Penalties.feature)
             if step.postponed:
                 penalised = penalised[~np.isin(rows[penalised], list(step.postponed))]
@@ -146,17 +136,31 @@ class Sampler:
             tokens=tokens,
             logprobs=logprobs,
             logprob_rows=None if logprobs is None else logprob_rows,
-            checked=checked,
+            impossible=impossible,
             failures=step.failures,
             postponed=frozenset(step.postponed),
         )
 
-    def refusals(self, rows: NDArray[np.int32], checked: CheckedRows) -> Mapping[int, NothingToChooseError]:
-        """Of the m `rows` those for which no token was left, with the reason. `checked` is on the host, and `observe` was not called with
-        the tokens of that step yet."""
-        impossible = checked.impossible.numpy()
-        pairs = zip(rows[checked.at[impossible]].tolist(), checked.positions[impossible].tolist(), strict=True)
-        return {row: self._refusal(row, position) for row, position in pairs}
+    def observe(self, rows: NDArray[np.int32], positions: NDArray[np.int32], sampled: SampledTokens) -> dict[int, Exception]:
+        """What was sampled for [m] rows at `positions` is in host memory. Must precede the next step of rows with `Features.LAST_TOKEN`.
+
+        Returns the rows that have no token, or cannot go on with it, with the reason.
+        """
+        features = self._features[rows]
+        failures = dict(sampled.failures)
+        if sampled.impossible is not None:
+            for index in np.flatnonzero(features & _PROCESSED)[sampled.impossible.numpy()].tolist():
+                row = int(rows[index])
+                if row not in failures:
+                    failures[row] = self._refusal(row, int(positions[index]))
+        if np.count_nonzero(features & _LAST_TOKEN):
+            tokens = sampled.tokens.numpy()
+            without_token = np.isin(rows, [*failures, *sampled.postponed])
+            for processor in self._processors:
+                members = np.flatnonzero(((features & processor.feature) != 0) & ~without_token)
+                if len(members):
+                    failures.update(processor.observe(rows[members], tokens[members]))
+        return failures
 
     def _refusal(self, row: int, position: int) -> NothingToChooseError:
         features = self._features[row]
@@ -171,20 +175,6 @@ class Sampler:
             others += [parameter] * (parameter not in others)
         culprit = "logits_processors" if features & CustomProcessors.feature else "model"
         return NothingToChooseError.of(culprit, f"no token can be chosen at position {position}: no logit that is left is a number")
-
-    def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int32]) -> Mapping[int, Exception]:
-        """The [m] tokens of `rows` are on the host. Must precede the next step of rows with `Features.LAST_TOKEN`.
-
-        Returns the rows that cannot go on with their token, with the reason.
-        """
-        features = self._features[rows]
-        failures: dict[int, Exception] = {}
-        if np.count_nonzero(features & _LAST_TOKEN):
-            for processor in self._processors:
-                members = np.flatnonzero(features & processor.feature)
-                if len(members):
-                    failures.update(processor.observe(rows[members], tokens[members]))
-        return failures
 
     def _put(self, array: NDArray[np.generic]) -> Tensor:
         return to_device(array, self.device)

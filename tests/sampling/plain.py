@@ -76,9 +76,11 @@ def step(sampler: Sampler, logits: torch.Tensor, rows: Sequence[Row], *, observe
     positions = np.array([len(one.tokens) for one in rows], dtype=np.int32)
     device = sampler.device
     sampled = sampler.sample(logits, indices, positions, *(torch.from_numpy(array).to(device) for array in (indices, positions)))
-    tokens = sampled.tokens.cpu().numpy().astype(np.int32)
-    for one, token in zip(rows, tokens.tolist(), strict=True):
+    for one, token in zip(rows, sampled.tokens.tolist(), strict=True):
         one.tokens.append(token)
     if observe:
-        assert not sampler.observe(indices, tokens)
+        impossible = [] if sampled.impossible is None else sampled.impossible.tolist()
+        processed = [one.row for one in rows if one.params.features & Features.PROCESSED]
+        failing = {row for row, nothing_left in zip(processed, impossible, strict=bool(impossible)) if nothing_left}
+        assert set(sampler.observe(indices, positions, sampled)) == failing | set(sampled.failures)
     return sampled

@@ -26,8 +26,8 @@ def applied(params: RowParams, tokens: list[int], prompt_len: int, logits: torch
     changed = logits[None].clone()
     sampled = step(sampler, changed, [row])
     assert row.tokens[-1] == changed[0].argmax()
-    assert sampled.checked is not None
-    assert not sampled.checked.impossible.any()
+    assert sampled.impossible is not None
+    assert not sampled.impossible.any()
     return changed[0]
 
 
@@ -206,13 +206,13 @@ def test_rows_that_cannot_choose_fail_alone(temperature: float, filters: dict[st
 
     rows, results = run([good, *bad, good], logits)
     for result in results:
-        assert result.checked is not None
-        assert result.checked.impossible.tolist() == [False, True, True, True, True, False]
+        assert result.impossible is not None
+        assert result.impossible.tolist() == [False, True, True, True, True, False]
         assert {row: str(error) for row, error in result.failures.items()} == {2: "no"}
     others, alone = run([good, good], logits[[0, 5]])
     assert [rows[0].tokens, rows[5].tokens] == [row.tokens for row in others]
     for crowd, own in zip(results, alone, strict=True):
-        assert not own.checked.impossible.any()
+        assert not own.impossible.any()
         for name in ("chosen", "ranks", "top_ids", "top_logprobs"):
             assert torch.equal(getattr(crowd.logprobs, name)[[0, 5]], getattr(own.logprobs, name))
 
@@ -237,8 +237,7 @@ def test_what_left_nothing_is_named() -> None:
     logits = torch.randn(len(wanted), VOCAB, generator=torch.Generator().manual_seed(4))
     logits[-1] = math.nan
     result = step(sampler, logits, rows, observe=False)
-    assert result.checked is not None
-    refusals = sampler.refusals(np.arange(len(rows), dtype=np.int32), result.checked)
+    refusals = sampler.observe(np.arange(len(rows), dtype=np.int32), np.full(len(rows), 3, dtype=np.int32), result)
     assert [refusals[i].field if i in refusals else None for i in range(len(rows))] == [name for name, _ in wanted]
     assert str(refusals[4]) == "bad_words: no token can be chosen at position 3: it leaves none of those that allowed_token_ids leave"
 
@@ -269,6 +268,6 @@ def test_logits_stay_in_range(temperature: float, filters: dict[str, float]) -> 
     logits = torch.randn(len(wanted), VOCAB, generator=torch.Generator().manual_seed(4))
     logits[:, 7], logits[:, 9] = 2.0, 0.0
     result = step(sampler, logits, rows)
-    assert result.checked is not None
-    assert not result.checked.impossible.any()
+    assert result.impossible is not None
+    assert not result.impossible.any()
     assert [row.tokens[-1] in tokens for row, (tokens, _) in zip(rows, wanted, strict=True)] == [True] * len(wanted)

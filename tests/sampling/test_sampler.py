@@ -162,7 +162,7 @@ def test_what_nobody_asked_for_is_not_made() -> None:
     before = logits.clone()
     sampled = sampler.sample(logits, rows, at, torch.from_numpy(rows), torch.from_numpy(at))
     assert torch.equal(logits, before)
-    assert (sampled.logprobs, sampled.logprob_rows, sampled.checked) == (None,) * 3
+    assert (sampled.logprobs, sampled.logprob_rows, sampled.impossible) == (None,) * 3
     assert not sampled.failures
 
 
