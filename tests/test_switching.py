@@ -40,11 +40,11 @@ def test_a_shorter_one_stays() -> None:
 
 
 def test_the_server_shortens_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run(self: process.Process) -> int:
+    async def run(*configs: object) -> int:
         assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL)
         return 7
 
-    monkeypatch.setattr(process.Process, "run", run)
+    monkeypatch.setattr(process, "run", run)
     assert process.run_process(ServerConfig(uvloop="off"), EngineConfig(model="demo")) == 7
 
 

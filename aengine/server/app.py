@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import AEngineError
 from aengine.server.calls.auth import Authenticator
 from aengine.server.calls.errors import draining
@@ -33,18 +35,13 @@ from aengine.server.services.tokenizer import TokenizerServicer
 from aengine.server.telemetry.exposition import MetricsServer
 from aengine.server.telemetry.logs import AccessLog
 from aengine.server.telemetry.loop_lag import LoopLag
-from aengine.server.telemetry.metrics import Metrics
-from aengine.v1 import admin_service_pb2, engine_service_pb2, generation_service_pb2, model_service_pb2, tokenizer_service_pb2
+from aengine.server.telemetry.metrics import SCHEMA, Metrics
 from aengine.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 from aengine.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_server
 from aengine.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 from aengine.v1.model_service_pb2_grpc import add_ModelServiceServicer_to_server
 from aengine.v1.tokenizer_service_pb2_grpc import add_TokenizerServiceServicer_to_server
 
-if TYPE_CHECKING:
-    from aengine.engine.async_engine import AsyncEngine
-
-SCHEMA = (admin_service_pb2, engine_service_pb2, generation_service_pb2, model_service_pb2, tokenizer_service_pb2)
 SERVICES: tuple[str, ...] = tuple(name for module in SCHEMA for name in service_names(module))
 
 # Health watchers never end by themselves; this long the last statuses may take to reach the clients.
@@ -75,22 +72,22 @@ class Server:
         self._host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         self._port = self.config.port
         self._admission = Admission()
-        self._observers = Observers()
+        self.observers = Observers()  # of calls and generations
         if self.config.access_log:
-            self._observers.add(AccessLog())
+            self.observers.add(AccessLog())
         self._lag = LoopLag()
         self._metrics: MetricsServer | None = None
         self._authenticator = Authenticator(self.config)
         self._under_way = CallsUnderWay(self.config.max_calls, self.config.stall_seconds)
-        self._drain_grace: asyncio.Future[float] | None = None
-        interceptor = CallInterceptor(self.config, self._authenticator, self._under_way, self._observers)
+        self._drain_grace: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        interceptor = CallInterceptor(self.config, self._authenticator, self._under_way, self.observers)
         self._server = make_server((interceptor,), channel_options(self.config))
         self._engine = engine
         self._register_services()
 
     def _register_services(self) -> None:
         engine, server = self._engine, self._server
-        self._generation = GenerationServicer(Backend(engine, self._admission, self._observers, self.config.max_message_bytes))
+        self._generation = GenerationServicer(Backend(engine, self._admission, self.observers, self.config.max_message_bytes))
         add_GenerationServiceServicer_to_server(self._generation, server)
         add_ModelServiceServicer_to_server(ModelServicer(engine), server)
         self._tokenizer = TokenizerServicer(engine)
@@ -117,23 +114,20 @@ class Server:
         """Generations under way."""
         return self._admission.in_flight
 
-    @property
-    def observers(self) -> Observers:
-        """Who is told of calls and generations."""
-        return self._observers
-
     async def start(self) -> None:
         """Open the port. Raises `BindError`, `MetricsBindError`, or `ConfigError` for files that cannot be used."""
         try:
-            await self._start()
+            await self._authenticator.start()
+            credentials = await asyncio.to_thread(Certificates(self.config).credentials) if self.config.tls else None
+            await self._start_metrics()
+            self._bind(credentials)
+            await self._server.start()
         except BaseException:
             await self.stop()
             raise
+        self._under_way.start()
 
-    async def _start(self) -> None:
-        await self._authenticator.start()
-        credentials = await asyncio.to_thread(Certificates(self.config).credentials) if self.config.tls else None
-        await self._start_metrics()
+    def _bind(self, credentials: grpc.ServerCredentials | None) -> None:
         try:
             if credentials is None:
                 self._port = self._server.add_insecure_port(self.address)
@@ -141,8 +135,6 @@ class Server:
                 self._port = self._server.add_secure_port(self.address, credentials)
         except RuntimeError as error:
             raise BindError(f"cannot listen on {self.address}: the address is in use or not one of this machine") from error
-        await self._server.start()
-        self._under_way.start()
 
     async def _start_metrics(self) -> None:
         if self.config.metrics_port is None:
@@ -157,7 +149,7 @@ class Server:
         server = MetricsServer(metrics, host=self.config.metrics_host, port=self.config.metrics_port)
         await server.start()
         self._metrics = server
-        self._observers.add(metrics)
+        self.observers.add(metrics)
         self._lag.start()
 
     async def set_serving(self, serving: bool = True) -> None:
@@ -167,18 +159,12 @@ class Server:
     def request_drain(self, grace: float | None = None) -> None:
         """Ask whoever runs the server to shut it down, as a signal does: `wait_drain_requested()` returns. `grace`: how long requests
         under way may go on, in seconds; None: the configuration's `drain_seconds`. Only the first call counts."""
-        request = self._drain_request()
-        if not request.done():
-            request.set_result(self.config.drain_seconds if grace is None else grace)
+        if not self._drain_grace.done():
+            self._drain_grace.set_result(self.config.drain_seconds if grace is None else grace)
 
     async def wait_drain_requested(self) -> float:
         """Wait for `request_drain()`; returns the grace in seconds."""
-        return await asyncio.shield(self._drain_request())
-
-    def _drain_request(self) -> asyncio.Future[float]:
-        if self._drain_grace is None:
-            self._drain_grace = asyncio.get_running_loop().create_future()
-        return self._drain_grace
+        return await asyncio.shield(self._drain_grace)
 
     async def drain(self, seconds: float | None = None) -> bool:
         """Shut down gently; returns whether all generations finished.

@@ -14,80 +14,66 @@ import importlib.util
 import logging
 import signal
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aengine.config import EngineConfig
+from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import ConfigError, EngineDeadError
+from aengine.server.app import Server
 from aengine.server.config.options import ServerConfig
 from aengine.switching import switch_often
-
-if TYPE_CHECKING:
-    from aengine.server.app import Server
 
 logger = logging.getLogger("aengine.server")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Process:
-    """One run of the server."""
+async def run(config: ServerConfig, engine_config: EngineConfig) -> int:
+    """Serve until a signal or a request to drain; returns the exit code. Raises what starting raises, and `EngineDeadError`."""
+    engine = AsyncEngine(engine_config)
+    server = Server(engine, config)
+    loop, signalled, halt = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
-    def __init__(self, server: ServerConfig, engine: EngineConfig) -> None:
-        self._server_config = server
-        self._engine_config = engine
-        self._signalled = False
-        self._halt = asyncio.Event()
-
-    async def run(self) -> int:
-        """Serve until a signal or a request to drain; returns the exit code. Raises what starting raises, and `EngineDeadError`."""
-        from aengine.engine.async_engine import AsyncEngine
-        from aengine.server.app import Server
-
-        engine = AsyncEngine(self._engine_config)
-        server = Server(engine, self._server_config)
-        for number in _SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number, server)
-        await server.start()
-        dead: EngineDeadError | None = None
-        try:
-            if not await _before(engine.start(), server.wait_drain_requested()):
-                return 0
-            gc.collect()
-            gc.freeze()  # what is loaded stays: a collection that looks through it would hold up every stream for tens of milliseconds
-            await server.set_serving()
-            self._tell_address(server.address, server.metrics_address, engine.model_info.name)
-            try:
-                await _before(engine.wait_stopped(), server.wait_drain_requested())
-            except EngineDeadError as error:
-                dead = error  # which calls are to hear that had no turn yet to find it out
-                await server.set_serving(False)
-                raise
-            seconds = await server.wait_drain_requested()
-            logger.info("draining %d requests, up to %g s", server.in_flight, seconds)
-            await _before(server.drain(seconds), self._halt.wait())
-            if server.in_flight:
-                logger.warning("ending %d requests that are still under way", server.in_flight)
-            return 0 if engine.healthy else 1
-        finally:
-            await server.stop(dead)
-            for number in _SIGNALS:
-                asyncio.get_running_loop().remove_signal_handler(number)
-                signal.signal(number, signal.SIG_DFL)
-            await engine.aclose()
-
-    def _on_signal(self, number: int, server: Server) -> None:
+    def on_signal(number: int) -> None:
         logger.info("%s", signal.Signals(number).name)
-        if self._signalled:
-            self._halt.set()
-        self._signalled = True
+        if signalled.is_set():
+            halt.set()
+        signalled.set()
         server.request_drain()
 
-    def _tell_address(self, address: str, metrics_address: str | None, model: str) -> None:
-        if self._server_config.exposed:
-            logger.warning("%s can be reached from elsewhere, in plain text", self._server_config.host)
-        if metrics_address is not None:
-            logger.info("metrics at http://%s/metrics", metrics_address)
-        logger.info("aengine-grpc listening on %s (model %s)", address, model)
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    await server.start()
+    dead: EngineDeadError | None = None
+    try:
+        if not await _before(engine.start(), server.wait_drain_requested()):
+            return 0
+        gc.collect()
+        gc.freeze()  # what is loaded stays: a collection that looks through it would hold up every stream for tens of milliseconds
+        await server.set_serving()
+        if config.exposed:
+            logger.warning("%s can be reached from elsewhere, in plain text", config.host)
+        if server.metrics_address is not None:
+            logger.info("metrics at http://%s/metrics", server.metrics_address)
+        logger.info("aengine-grpc listening on %s (model %s)", server.address, engine.model_info.name)
+        try:
+            await _before(engine.wait_stopped(), server.wait_drain_requested())
+        except EngineDeadError as error:
+            dead = error  # for the calls that had no turn yet to find it out
+            await server.set_serving(False)
+            raise
+        seconds = await server.wait_drain_requested()
+        logger.info("draining %d requests, up to %g s", server.in_flight, seconds)
+        await _before(server.drain(seconds), halt.wait())
+        if server.in_flight:
+            logger.warning("ending %d requests that are still under way", server.in_flight)
+        return 0 if engine.healthy else 1
+    finally:
+        await server.stop(dead)
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        await engine.aclose()
 
 
 def uses_uvloop(config: ServerConfig) -> bool:
@@ -99,17 +85,13 @@ def uses_uvloop(config: ServerConfig) -> bool:
 
 
 def run_process(server: ServerConfig, engine: EngineConfig) -> int:
-    """`Process.run()` in an event loop of its own."""
-
-    async def work() -> int:
-        return await Process(server, engine).run()
-
+    """`run()` in an event loop of its own."""
     switch_often()
     if uses_uvloop(server):
         import uvloop
 
-        return uvloop.run(work())
-    return asyncio.run(work())
+        return uvloop.run(run(server, engine))
+    return asyncio.run(run(server, engine))
 
 
 async def _before(work: Coroutine[Any, Any, object], stop: Coroutine[Any, Any, object]) -> bool:

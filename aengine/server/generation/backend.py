@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
+from aengine.engine.async_engine import AsyncEngine
+from aengine.engine.stream import TokenStream
 from aengine.errors import RequestIdInUseError
 from aengine.outputs import ModelInfo, RequestInfo, RequestState
 from aengine.server.calls.errors import StatusError, clip
 from aengine.server.calls.records import Caller, Observers
 from aengine.server.generation.admission import Admission
-
-if TYPE_CHECKING:
-    from aengine.engine.async_engine import AsyncEngine
-    from aengine.engine.stream import TokenStream
 
 Thing = TypeVar("Thing")
 

@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from aengine.checks import FieldChecks
+from aengine.engine.stream import TokenStream
 from aengine.errors import InvalidRequestError
 from aengine.outputs import RequestInfo
 from aengine.server.calls.errors import StatusError, clip, describe, draining, request_not_found
@@ -25,9 +25,6 @@ from aengine.server.generation.events import stream_responses
 from aengine.server.generation.replay import Replay
 from aengine.server.generation.source import Generation
 from aengine.v1.generation_service_pb2 import ResumeGenerateRequest, StreamGenerateRequest
-
-if TYPE_CHECKING:
-    from aengine.engine.stream import TokenStream
 
 TOKEN_BYTES = 16
 GENERATION_BYTES = 4096

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
 
+from aengine.engine.stream import TokenStream
 from aengine.errors import FieldError, InvalidRequestError, RequestIdInUseError, refusal
 from aengine.outputs import FinishReason, Token
 from aengine.server.calls.errors import StatusError
@@ -31,9 +31,6 @@ from aengine.server.generation.responses import (
 )
 from aengine.v1.generation_pb2 import GenerationFinished, GenerationSpec, GenerationStarted
 from aengine.v1.generation_service_pb2 import GenerateResponse
-
-if TYPE_CHECKING:
-    from aengine.engine.stream import TokenStream
 
 
 @dataclass(eq=False, slots=True)

@@ -6,19 +6,16 @@ Knows nothing of who may call it: calls that come here were let through.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+from grpc import ServicerContext
 
 from aengine.checks import FieldChecks
+from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import InvalidRequestError
+from aengine.server.generation.admission import Admission
 from aengine.server.generation.convert import read_seconds
 from aengine.v1 import admin_service_pb2 as messages
 from aengine.v1.admin_service_pb2_grpc import AdminServiceServicer
-
-if TYPE_CHECKING:
-    import grpc
-
-    from aengine.engine.async_engine import AsyncEngine
-    from aengine.server.generation.admission import Admission
 
 _CANCELS = {messages.PAUSE_MODE_UNSPECIFIED: False, messages.PAUSE_MODE_KEEP: False, messages.PAUSE_MODE_CANCEL: True}
 
@@ -35,24 +32,22 @@ class AdminServicer(AdminServiceServicer):
         self._admission = admission
         self._drain = drain
 
-    async def FlushCache(self, request: messages.FlushCacheRequest, context: grpc.ServicerContext) -> messages.FlushCacheResponse:
+    async def FlushCache(self, request: messages.FlushCacheRequest, context: ServicerContext) -> messages.FlushCacheResponse:
         return messages.FlushCacheResponse(freed_pages=await self._engine.flush_cache())
 
-    async def PauseGeneration(
-        self, request: messages.PauseGenerationRequest, context: grpc.ServicerContext
-    ) -> messages.PauseGenerationResponse:
+    async def PauseGeneration(self, request: messages.PauseGenerationRequest, context: ServicerContext) -> messages.PauseGenerationResponse:
         if request.mode not in _CANCELS:
             names = f"{messages.PAUSE_MODE_KEEP} (PAUSE_MODE_KEEP), {messages.PAUSE_MODE_CANCEL} (PAUSE_MODE_CANCEL)"
             raise InvalidRequestError.of("mode", f"{request.mode} is none of {names}")
         return messages.PauseGenerationResponse(cancelled_requests=await self._engine.pause(cancel=_CANCELS[request.mode]))
 
     async def ContinueGeneration(
-        self, request: messages.ContinueGenerationRequest, context: grpc.ServicerContext
+        self, request: messages.ContinueGenerationRequest, context: ServicerContext
     ) -> messages.ContinueGenerationResponse:
         self._engine.unpause()
         return messages.ContinueGenerationResponse()
 
-    async def Drain(self, request: messages.DrainRequest, context: grpc.ServicerContext) -> messages.DrainResponse:
+    async def Drain(self, request: messages.DrainRequest, context: ServicerContext) -> messages.DrainResponse:
         check = FieldChecks(request)
         grace = read_seconds(request.grace, "grace", check, 0) if request.HasField("grace") else None
         check.finish(InvalidRequestError)

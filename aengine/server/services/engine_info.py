@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING
 
+from grpc import ServicerContext
 from prometheus_client.process_collector import ProcessCollector
 
 import aengine
 from aengine.checks import FieldChecks
+from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import InvalidRequestError
 from aengine.server.generation.admission import Admission
 from aengine.server.generation.convert import read_seconds
 from aengine.v1 import engine_service_pb2 as messages
 from aengine.v1.engine_service_pb2_grpc import EngineServiceServicer
-
-if TYPE_CHECKING:
-    import grpc
-
-    from aengine.engine.async_engine import AsyncEngine
 
 MIN_INTERVAL_SECONDS = 0.01
 MAX_INTERVAL_SECONDS = 1.0  # also the longest that a watcher hears nothing
@@ -36,7 +32,7 @@ class EngineServicer(EngineServiceServicer):
         self._max_message_bytes = max_message_bytes
         self._started_ns = _process_start_ns()
 
-    async def GetServerInfo(self, request: messages.GetServerInfoRequest, context: grpc.ServicerContext) -> messages.GetServerInfoResponse:
+    async def GetServerInfo(self, request: messages.GetServerInfoRequest, context: ServicerContext) -> messages.GetServerInfoResponse:
         model, config = self._engine.model_info, self._engine.config
         response = messages.GetServerInfoResponse(version=aengine.__version__, model=model.name, device=model.device)
         response.started.FromNanoseconds(self._started_ns)
@@ -52,11 +48,11 @@ class EngineServicer(EngineServiceServicer):
         limits.num_pages = self._engine.stats().pages_total
         return response
 
-    async def GetLoad(self, request: messages.GetLoadRequest, context: grpc.ServicerContext) -> messages.GetLoadResponse:
+    async def GetLoad(self, request: messages.GetLoadRequest, context: ServicerContext) -> messages.GetLoadResponse:
         return messages.GetLoadResponse(load=self._load())
 
     async def WatchLoad(
-        self, request: messages.WatchLoadRequest, context: grpc.ServicerContext
+        self, request: messages.WatchLoadRequest, context: ServicerContext
     ) -> AsyncGenerator[messages.WatchLoadResponse, None]:
         check = FieldChecks(request)
         interval = DEFAULT_INTERVAL_SECONDS

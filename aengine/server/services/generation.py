@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from grpc import ServicerContext
 
 from aengine.errors import InvalidRequestError
 from aengine.outputs import RequestState
@@ -24,9 +26,6 @@ from aengine.server.generation.source import submit
 from aengine.server.generation.turns import AT_ONCE
 from aengine.v1 import generation_service_pb2 as messages
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer
-
-if TYPE_CHECKING:
-    import grpc
 
 MAX_CANCEL_IDS = 1024
 STATES: Mapping[RequestState, messages.RequestState.ValueType] = {
@@ -46,7 +45,7 @@ class GenerationServicer(GenerationServiceServicer):
         """End the resumable streams, which outlive their calls; returns when nothing of them is left."""
         await self._resumables.aclose()
 
-    async def Generate(self, request: messages.GenerateRequest, context: grpc.ServicerContext) -> messages.GenerateResponse:
+    async def Generate(self, request: messages.GenerateRequest, context: ServicerContext) -> messages.GenerateResponse:
         response = messages.GenerateResponse()
         async with await submit(self._backend, request, remaining=context.time_remaining()) as generation:
             await generation.complete(response, self._backend.max_message_bytes)
@@ -55,15 +54,13 @@ class GenerationServicer(GenerationServiceServicer):
     # The streams are handed on as they are: another generator around them would run for every message.
 
     def StreamGenerate(
-        self, request: messages.StreamGenerateRequest, context: grpc.ServicerContext
+        self, request: messages.StreamGenerateRequest, context: ServicerContext
     ) -> AsyncGenerator[Any, None]:  # messages, or such that are already serialised
         if request.spec.stream.resumable:
             return self._resumables.generate(request)
         return stream_responses(self._backend, request, remaining=context.time_remaining())
 
-    async def CancelRequests(
-        self, request: messages.CancelRequestsRequest, context: grpc.ServicerContext
-    ) -> messages.CancelRequestsResponse:
+    async def CancelRequests(self, request: messages.CancelRequestsRequest, context: ServicerContext) -> messages.CancelRequestsResponse:
         if not 1 <= len(request.request_ids) <= MAX_CANCEL_IDS:
             description = f"{len(request.request_ids)} ids are not 1 to {MAX_CANCEL_IDS}"
             raise InvalidRequestError.of("request_ids", description)
@@ -79,19 +76,19 @@ class GenerationServicer(GenerationServiceServicer):
         return response
 
     def BatchGenerate(
-        self, request: messages.BatchGenerateRequest, context: grpc.ServicerContext
+        self, request: messages.BatchGenerateRequest, context: ServicerContext
     ) -> AsyncGenerator[messages.BatchGenerateResponse, None]:
         return batch_responses(self._backend, request, remaining=context.time_remaining())
 
     def Session(
-        self, request_iterator: AsyncIterator[messages.SessionRequest], context: grpc.ServicerContext
+        self, request_iterator: AsyncIterator[messages.SessionRequest], context: ServicerContext
     ) -> AsyncGenerator[messages.SessionResponse, None]:
         return session_responses(self._backend, request_iterator, remaining=context.time_remaining())
 
-    def ResumeGenerate(self, request: messages.ResumeGenerateRequest, context: grpc.ServicerContext) -> AsyncGenerator[Any, None]:
+    def ResumeGenerate(self, request: messages.ResumeGenerateRequest, context: ServicerContext) -> AsyncGenerator[Any, None]:
         return self._resumables.resume(request)
 
-    async def GetRequest(self, request: messages.GetRequestRequest, context: grpc.ServicerContext) -> messages.GetRequestResponse:
+    async def GetRequest(self, request: messages.GetRequestRequest, context: ServicerContext) -> messages.GetRequestResponse:
         """How far a request has come, whether it runs or is only kept."""
         backend, caller, request_id = self._backend, current_caller(), request.request_id
         if not request_id:

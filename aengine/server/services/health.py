@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
+from grpc import aio
 from grpc_health.v1.health_pb2 import (  # type: ignore[attr-defined]  # the stubs are older than List
     HealthCheckRequest,
     HealthCheckResponse,
@@ -20,9 +21,6 @@ from grpc_health.v1.health_pb2 import (  # type: ignore[attr-defined]  # the stu
 from grpc_health.v1.health_pb2_grpc import HealthServicer as Base
 
 from aengine.server.calls.errors import clip
-
-if TYPE_CHECKING:
-    from grpc import aio
 
 
 class HealthServicer(Base):

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from grpc import ServicerContext
 
 from aengine.checks import FieldChecks
+from aengine.engine.async_engine import AsyncEngine
+from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Steps, Workers
 from aengine.errors import InvalidRequestError
 from aengine.server.generation.backend import require_model
@@ -27,12 +30,6 @@ from aengine.v1.tokenizer_service_pb2 import (
     TokenizeResponse,
 )
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceServicer
-
-if TYPE_CHECKING:
-    import grpc
-
-    from aengine.engine.async_engine import AsyncEngine
-    from aengine.engine.tokenizer import Tokenizer
 
 MAX_TEXT_BYTES = 4 * 1024 * 1024
 MAX_PIECES_TEXT_BYTES = 256 * 1024
@@ -61,7 +58,7 @@ class TokenizerServicer(TokenizerServiceServicer):
         """End the threads; calls whose work is not done end as cancelled."""
         self._workers.close()
 
-    async def Tokenize(self, request: TokenizeRequest, context: grpc.ServicerContext) -> TokenizeResponse:
+    async def Tokenize(self, request: TokenizeRequest, context: ServicerContext) -> TokenizeResponse:
         require_model(self._engine, request.model)
         check = FieldChecks(request)
         if request.count_only and request.with_pieces:
@@ -71,14 +68,14 @@ class TokenizerServicer(TokenizerServiceServicer):
         _check_size("text", len(text) if text.isascii() else len(text.encode()), limit, check)
         return await self._run(_tokenize(self._engine.tokenizer, request), len(text), check, _TEXT_PATHS)
 
-    async def Detokenize(self, request: DetokenizeRequest, context: grpc.ServicerContext) -> DetokenizeResponse:
+    async def Detokenize(self, request: DetokenizeRequest, context: ServicerContext) -> DetokenizeResponse:
         vocab_size = require_model(self._engine, request.model).vocab_size
         check = FieldChecks(request)
         if len(request.token_ids) > MAX_TOKEN_IDS:
             check.add("token_ids", f"{len(request.token_ids)} ids are more than {MAX_TOKEN_IDS}")
         return await self._run(_detokenize(self._engine.tokenizer, request, vocab_size), len(request.token_ids), check)
 
-    async def RenderChat(self, request: RenderChatRequest, context: grpc.ServicerContext) -> RenderChatResponse:
+    async def RenderChat(self, request: RenderChatRequest, context: ServicerContext) -> RenderChatResponse:
         require_model(self._engine, request.model)
         check = FieldChecks(request)
         if not request.chat.messages:

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 
 import aengine
+from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import EngineStateError
 from aengine.histogram import Histogram, HistogramSnapshot
 from aengine.outputs import FinishReason
 from aengine.server.calls.records import ITL_BOUNDS, CallRecord, GenerationRecord
 from aengine.server.telemetry.loop_lag import LoopLag
 from aengine.v1 import admin_service_pb2, engine_service_pb2, generation_service_pb2, model_service_pb2, tokenizer_service_pb2
-
-if TYPE_CHECKING:
-    from aengine.engine.async_engine import AsyncEngine
 
 QUEUE_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Seconds."""
@@ -29,9 +26,10 @@ TTFT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 
 DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """Seconds, of generations and of calls."""
 
+SCHEMA = (admin_service_pb2, engine_service_pb2, generation_service_pb2, model_service_pb2, tokenizer_service_pb2)
 METHODS: Mapping[str, str] = {
     f"/{service.full_name}/{method.name}": f"{service.name}/{method.name}"
-    for file in (admin_service_pb2, engine_service_pb2, generation_service_pb2, model_service_pb2, tokenizer_service_pb2)
+    for file in SCHEMA
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
