@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 import re
+import shlex
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +15,9 @@ import pytest
 
 import aengine
 from aengine import AsyncEngine, SamplingParams, StructuredOutput
+from aengine.bench.cli import build_parser
 from aengine.params import MAX_INT32, MOST_ENTRIES, MOST_GRAMMAR_BYTES
+from aengine.server.cli import build_parser as server_parser
 from tools import field_tables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -134,3 +138,22 @@ def test_the_times_of_steps_are_those_of_the_results() -> None:
                 shown, fraction = re.findall(r"[\d.]+", cells.split(" | ")[2 * column + at])
                 assert float(shown) == pytest.approx(figures["milliseconds"], rel=0.005, abs=0.06)
                 assert float(fraction) == pytest.approx(figures["fraction"], abs=0.06)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+def test_commands_exist(path: str) -> None:
+    """Modules, targets of make, and the arguments of aengine-bench; the README's commands are run (test_readme.py)."""
+    text = read(path)
+    for module in re.findall(r"python -m ([\w.]+)", text):
+        assert importlib.util.find_spec(module) is not None, module
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`|\$ )make ([a-z-]+)", text, re.MULTILINE)) <= targets
+    for command in re.findall(r"^`?aengine-bench (.*?)(?: #.*|`.*)?$", text, re.MULTILINE):
+        build_parser().parse_args(shlex.split(command))
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/configuration.md", "docs/grpc.md", "docs/metrics.md"])
+def test_flags_of_the_server_exist(path: str) -> None:
+    known = {option for action in server_parser()._actions for option in action.option_strings}
+    shown = re.findall(r"`(?:aengine-grpc )?(--[a-z-]+)", prose(read(path)))
+    assert set(shown) <= known
