@@ -30,8 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC core would report a lost connection beside our own message
     try:
-        config, params, prompt = _read_config(options), _read_params(options), _read_prompt(options)
-        return asyncio.run(_run_until_interrupted(options, config, prompt, params))
+        names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+        params = SamplingParams(**{name: getattr(options, name) for name in names})
+        return asyncio.run(_run_until_interrupted(options, _read_config(options), _read_prompt(options), params))
     except KeyboardInterrupt:
         return INTERRUPTED
     except AEngineError as error:
@@ -112,10 +113,6 @@ def _read_config(options: argparse.Namespace) -> ClientConfig:
     token = None if options.token_file is None else _read_token(options.token_file)
     names = ("address", "client_cert", "client_key", "server_name", "connect_timeout", "auto_resume")
     return ClientConfig(token=token, tls=options.tls_ca or options.tls, **{name: getattr(options, name) for name in names})
-
-
-def _read_params(options: argparse.Namespace) -> SamplingParams:
-    return SamplingParams(**{name: getattr(options, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")})
 
 
 def _read_prompt(options: argparse.Namespace) -> Prompt:

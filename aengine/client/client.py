@@ -227,14 +227,10 @@ class AsyncClient:
         return ClientStream(active)
 
     def _check_running(self) -> None:
-        match self._phase:
-            case _Phase.NEW | _Phase.STARTING:
-                raise EngineStateError("the client is not started")
-            case _Phase.CLOSED:
-                raise EngineStateError("the client is closed")
-            case _Phase.RUNNING:
-                if asyncio.get_running_loop() is not self._loop:
-                    raise EngineStateError("the client belongs to another event loop")
+        if self._phase is not _Phase.RUNNING:
+            raise EngineStateError("the client is closed" if self._phase is _Phase.CLOSED else "the client is not started")
+        if asyncio.get_running_loop() is not self._loop:
+            raise EngineStateError("the client belongs to another event loop")
 
     async def _connect(self) -> None:
         self._link = await open_link(self.config)

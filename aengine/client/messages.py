@@ -39,7 +39,7 @@ _LOAD = (
 def write_request(prompt: Prompt, params: SamplingParams, options: RequestOptions) -> StreamGenerateRequest:
     """Without the id. Raises `InvalidRequestError` for what a message cannot hold."""
     if params.logits_processors:
-        raise InvalidRequestError.of("logits_processors", "custom code cannot travel to a server")
+        raise InvalidRequestError.of("logits_processors", "custom code cannot be sent to a server")
     request = StreamGenerateRequest()
     spec, output = request.spec, request.spec.output
     _write_prompt(prompt, spec.prompt)
@@ -76,7 +76,7 @@ def write_chat(messages: Sequence[Mapping[str, Any]], message: generation_pb2.Ch
         raise InvalidRequestError.of("prompt", f"{len(messages)} messages are more than {MAX_CHAT_MESSAGES}")
     for index, one in enumerate(messages):
         if not isinstance(one, Mapping) or set(one) != _MESSAGE_KEYS or not all(isinstance(value, str) for value in one.values()):
-            text = f"message {index} is not a mapping of role and content to text, which is all that can travel"
+            text = f"message {index} is not a mapping of role and content to text, which is all that can be sent"
             raise InvalidRequestError.of("prompt", text)
         with _unicode("prompt", f"message {index}"):
             message.messages.add(role=one["role"], content=one["content"])
