@@ -10,7 +10,7 @@ def token_logprob(token_id: int, columns: TokenLogprobs, i: int, num_top: int) -
     """The i-th token of `columns`, with its `num_top` most likely alternatives."""
     return TokenLogprob(
         token_id,
-        float(columns.chosen[i]),
+        float(columns.token_logprobs[i]),
         int(columns.ranks[i]),
         dict(zip(columns.top_ids[i, :num_top].tolist(), columns.top_logprobs[i, :num_top].tolist(), strict=True)),
     )
@@ -21,5 +21,5 @@ def add_prompt_logprobs(known: list[TokenLogprob | None], token_ids: list[int], 
 
     A prompt that was preempted is computed again from its start, so pieces may repeat positions.
     """
-    for i in range(len(known) - piece.start, len(piece.logprobs.chosen)):
+    for i in range(len(known) - piece.start, len(piece.logprobs.token_logprobs)):
         known.append(token_logprob(token_ids[piece.start + i], piece.logprobs, i, num_top))

@@ -47,7 +47,7 @@ class PromptScores:
         for span in self.spans:
             part = slice(begin, begin + span.count)
             logprobs = TokenLogprobs(
-                everything.chosen[part],
+                everything.token_logprobs[part],
                 everything.ranks[part],
                 everything.top_ids[part, : span.width],
                 everything.top_logprobs[part, : span.width],

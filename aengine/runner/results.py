@@ -100,7 +100,9 @@ def _of_all_rows(sampled: SampledTokens) -> TokenLogprobs | None:
         out[at] = values
         return out
 
-    return TokenLogprobs(all_rows(logprobs.chosen), all_rows(logprobs.ranks), all_rows(logprobs.top_ids), all_rows(logprobs.top_logprobs))
+    return TokenLogprobs(
+        all_rows(logprobs.token_logprobs), all_rows(logprobs.ranks), all_rows(logprobs.top_ids), all_rows(logprobs.top_logprobs)
+    )
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:

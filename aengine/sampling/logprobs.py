@@ -12,13 +12,13 @@ from aengine.sampling.candidates import top_candidates
 from aengine.scheduler.plan import TokenLogprobs
 
 _BLOCK_ELEMENTS = 1 << 20  # logits worked on at a time: 4 MiB, so that the passes over them meet in a cache
-_FIRST_LOOK = 16  # likeliest tokens that a rank is sought among
+_FIRST_CANDIDATES = 16  # likeliest tokens among which a rank is searched for first
 
 
 class DeviceLogprobs(NamedTuple):
     """`TokenLogprobs` on the device: the ids are int64."""
 
-    chosen: Tensor
+    token_logprobs: Tensor
     ranks: Tensor
     top_ids: Tensor
     top_logprobs: Tensor
@@ -26,7 +26,7 @@ class DeviceLogprobs(NamedTuple):
     def on_host(self) -> TokenLogprobs:
         """Of tensors that are in host memory already."""
         return TokenLogprobs(
-            chosen=self.chosen.numpy(),
+            token_logprobs=self.token_logprobs.numpy(),
             ranks=self.ranks.numpy().astype(np.int32),
             top_ids=self.top_ids.numpy().astype(np.int32),
             top_logprobs=self.top_logprobs.numpy(),
@@ -49,11 +49,11 @@ def join(parts: list[DeviceLogprobs]) -> DeviceLogprobs:
 
 def _block(logits: Tensor, tokens: Tensor, count: int) -> DeviceLogprobs:
     normaliser = logits.logsumexp(-1, keepdim=True)
-    chosen = logits.gather(1, tokens[:, None])
-    top, top_ids = top_candidates(logits, min(max(count, _FIRST_LOOK), logits.shape[1]))
-    ranks = (top > chosen).sum(-1) + 1
-    if logits.device.type != "cpu":  # to look first would make the host wait
-        ranks = (logits > chosen).sum(-1) + 1
-    elif len(rest := (chosen < top[:, -1:])[:, 0].nonzero()[:, 0]):  # more than the candidates may be greater
-        ranks[rest] = (logits[rest] > chosen[rest]).sum(-1) + 1
-    return DeviceLogprobs((chosen - normaliser)[:, 0], ranks, top_ids[:, :count], top[:, :count] - normaliser)
+    own = logits.gather(1, tokens[:, None])
+    top, top_ids = top_candidates(logits, min(max(count, _FIRST_CANDIDATES), logits.shape[1]))
+    ranks = (top > own).sum(-1) + 1
+    if logits.device.type != "cpu":  # to search first would make the host wait for the device
+        ranks = (logits > own).sum(-1) + 1
+    elif len(rest := (own < top[:, -1:])[:, 0].nonzero()[:, 0]):  # more than the candidates may be greater
+        ranks[rest] = (logits[rest] > own[rest]).sum(-1) + 1
+    return DeviceLogprobs((own - normaliser)[:, 0], ranks, top_ids[:, :count], top[:, :count] - normaliser)

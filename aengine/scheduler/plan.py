@@ -55,7 +55,7 @@ class RowParams:
     allowed_token_ids: NDArray[np.int64] | tuple[int, ...] | None = None  # each once; as an array where there may be many
     banned_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
-    min_tokens: int = 0  # output tokens before which no id in stop_ids can be chosen
+    min_tokens: int = 0  # output tokens before which no id in stop_ids can be sampled
     stop_ids: tuple[int, ...] = ()  # the model's end-of-sequence ids and the request's own, where min_tokens needs them
     logprobs: int | None = None  # most likely alternatives to report with every token; None: report nothing
     prompt_logprobs: int | None = None
@@ -126,19 +126,19 @@ class StepPlan:
 class TokenLogprobs:
     """Logprobs of m tokens under the raw model: natural log-softmax of the logits before any processor, in float32."""
 
-    chosen: FloatArray  # [m], of the tokens themselves
+    token_logprobs: FloatArray  # [m], of the tokens themselves
     ranks: IntArray  # [m], 1 for the most likely token of all
     top_ids: IntArray  # [m, k], most likely first
     top_logprobs: FloatArray  # [m, k]
 
-    def select(self, kept: NDArray[np.bool_]) -> TokenLogprobs:
-        """Those of the tokens in `kept` [m]."""
-        return TokenLogprobs(self.chosen[kept], self.ranks[kept], self.top_ids[kept], self.top_logprobs[kept])
+    def select(self, mask: NDArray[np.bool_]) -> TokenLogprobs:
+        """Those of the tokens with True in `mask` [m]."""
+        return TokenLogprobs(self.token_logprobs[mask], self.ranks[mask], self.top_ids[mask], self.top_logprobs[mask])
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Of tokens that a row's prompt goes on with: those at positions start .. start + m - 1, start >= 1."""
+    """Logprobs of the prompt tokens of a row at positions start .. start + m - 1, start >= 1."""
 
     row: int
     start: int

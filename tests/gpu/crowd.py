@@ -193,7 +193,7 @@ class Crowd:
             member.unread -= 1
             if member.params.logprobs is not None:
                 assert result.logprobs is not None
-                member.logprobs.append(float(result.logprobs.chosen[index]))
+                member.logprobs.append(float(result.logprobs.token_logprobs[index]))
 
     def _settle(self) -> None:
         while self._flights:

@@ -34,7 +34,7 @@ def generate(driver: Driver, with_logprobs: bool) -> list[tuple[list[int], list[
         result = driver.run_step(running)
         grown = [s for s in order if len(s.output) > before[s.row]]
         if result.logprobs is not None:
-            for s, logprob in zip(grown, result.logprobs.chosen.tolist(), strict=True):
+            for s, logprob in zip(grown, result.logprobs.token_logprobs.tolist(), strict=True):
                 logprobs[s.row].append(logprob)
     return [(s.output, logprobs[s.row]) for s in sequences]
 

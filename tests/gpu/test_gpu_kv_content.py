@@ -30,7 +30,7 @@ def alone(runner: ModelRunner, member: Member) -> tuple[np.ndarray, np.ndarray]:
     (scored,) = driver.run_step([sequence]).prompt_logprobs
     assert scored.start == 1
     first = member.prompt_len - scored.start
-    return scored.logprobs.chosen[first:], scored.logprobs.top_logprobs[first:, 0]
+    return scored.logprobs.token_logprobs[first:], scored.logprobs.top_logprobs[first:, 0]
 
 
 @pytest.mark.parametrize("case", params((*ON_CPU, *ON_CUDA, *FP8_ON_CUDA)))

@@ -36,10 +36,10 @@ def expected_logprobs(model, tokens: list[int]) -> torch.Tensor:
 
 def check(found: TokenLogprobs, expected: torch.Tensor, tokens: list[int], width: int) -> None:
     """`expected` [m, vocab_size] against what was found for m tokens."""
-    assert len(found.chosen) == len(tokens)
+    assert len(found.token_logprobs) == len(tokens)
     for i, token in enumerate(tokens):
         line = expected[i]
-        assert found.chosen[i] == pytest.approx(line[token].item(), abs=1e-4)
+        assert found.token_logprobs[i] == pytest.approx(line[token].item(), abs=1e-4)
         assert abs(int(found.ranks[i]) - 1 - int((line > line[token]).sum())) <= int((line - line[token]).abs().lt(1e-4).sum()) - 1
         top = line.topk(width).values
         np.testing.assert_allclose(found.top_logprobs[i, :width], top, atol=1e-4)
@@ -104,7 +104,7 @@ def test_prompt_logprobs(tiny: Tiny, chunk: int | None, block: int, monkeypatch:
         position = 1
         for piece in pieces[s.row]:
             assert piece.start == position
-            position += len(piece.logprobs.chosen)
+            position += len(piece.logprobs.token_logprobs)
             tokens = s.prompt[piece.start : position]
             assert piece.logprobs.top_ids.shape == (len(tokens), width)
             check(piece.logprobs, expected[piece.start - 1 : position - 1], tokens, width)

@@ -166,8 +166,8 @@ def test_logprobs_and_prompt_logprobs(tiny: pathlib.Path) -> None:
         driver = Driver(runner, chunk=13)
         sequences = [driver.add(list(range(40)), params), driver.add(list(range(60, 70)), params)]
         results = [driver.run_step(sequences) for _ in range(8)]
-        logprobs = [values for r in results if r.logprobs for values in (r.logprobs.chosen, r.logprobs.top_logprobs)]
-        of_prompts = [p.logprobs.chosen for r in results for p in r.prompt_logprobs]
+        logprobs = [values for r in results if r.logprobs for values in (r.logprobs.token_logprobs, r.logprobs.top_logprobs)]
+        of_prompts = [p.logprobs.token_logprobs for r in results for p in r.prompt_logprobs]
         assert len(of_prompts) > 3
         seen.append(([s.output for s in sequences], logprobs, of_prompts))
     assert seen[0][0] == seen[1][0]

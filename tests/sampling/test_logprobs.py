@@ -21,7 +21,7 @@ def test_against_log_softmax(monkeypatch: pytest.MonkeyPatch, vocab_size: int, c
     order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :count].numpy()
     for row, token in enumerate(tokens.tolist()):
         assert found.ranks[row] == (logits[row] > logits[row, token]).sum() + 1
-        assert found.chosen[row] == pytest.approx(expected[row, token].item(), abs=1e-5)
+        assert found.token_logprobs[row] == pytest.approx(expected[row, token].item(), abs=1e-5)
         assert found.top_ids[row].tolist() == order[row].tolist()
         assert found.top_logprobs[row].tolist() == pytest.approx(expected[row, order[row]].tolist(), abs=1e-5)
-    assert (found.chosen.dtype, found.ranks.dtype, found.top_ids.dtype, found.top_logprobs.dtype) == ("f4", "i4", "i4", "f4")
+    assert (found.token_logprobs.dtype, found.ranks.dtype, found.top_ids.dtype, found.top_logprobs.dtype) == ("f4", "i4", "i4", "f4")

@@ -130,7 +130,7 @@ def check_logprobs(sampled, raw: np.ndarray, rows: list[Row]) -> None:
     reference = raw.astype(np.float64) - np.log(np.exp(raw.astype(np.float64)).sum(-1, keepdims=True))
     for j, i in enumerate(wanted):
         token, count = rows[i].tokens[-1], rows[i].params.logprobs
-        assert math.isclose(sampled.logprobs.chosen[j], reference[i, token], abs_tol=1e-5)
+        assert math.isclose(sampled.logprobs.token_logprobs[j], reference[i, token], abs_tol=1e-5)
         assert sampled.logprobs.ranks[j] == (raw[i] > raw[i, token]).sum() + 1
         best = np.lexsort((np.arange(VOCAB), -raw[i]))[:count]
         assert sampled.logprobs.top_ids[j, :count].tolist() == best.tolist()

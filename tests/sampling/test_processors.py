@@ -213,7 +213,7 @@ def test_rows_that_cannot_choose_fail_alone(temperature: float, filters: dict[st
     assert [rows[0].tokens, rows[5].tokens] == [row.tokens for row in others]
     for crowd, own in zip(results, alone, strict=True):
         assert not own.impossible.any()
-        for name in ("chosen", "ranks", "top_ids", "top_logprobs"):
+        for name in ("token_logprobs", "ranks", "top_ids", "top_logprobs"):
             assert torch.equal(getattr(crowd.logprobs, name)[[0, 5]], getattr(own.logprobs, name))
 
 
