@@ -26,10 +26,9 @@ from aengine.server.config.options import ServerConfig
 from aengine.server.generation.admission import Admission
 from aengine.server.generation.backend import Backend
 from aengine.server.services.admin import AdminServicer
-from aengine.server.services.engine_info import EngineServicer
+from aengine.server.services.engine_info import EngineServicer, ModelServicer
 from aengine.server.services.generation import GenerationServicer
 from aengine.server.services.health import HealthServicer
-from aengine.server.services.model import ModelServicer
 from aengine.server.services.reflection import add_reflection_to_server, service_names
 from aengine.server.services.tokenizer import TokenizerServicer
 from aengine.server.telemetry.exposition import MetricsServer

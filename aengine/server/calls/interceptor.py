@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -38,32 +38,23 @@ ABORT_SECONDS = 1.0
 _METADATA: ContextVar[Any] = ContextVar("_METADATA")  # of the call that a task runs: gRPC makes them anew whenever it is asked
 
 Context = aio.ServicerContext[Any, Any]
-Unary = Callable[[Any, Context], Awaitable[Any]]
-Stream = Callable[[Any, Context], AsyncGenerator[Any, None]]
+Work = Callable[[Call, AsyncIterator[Any], Context], Awaitable[None]]
 Coder = Callable[[Any], Any]
 
 
 class CallInterceptor(aio.ServerInterceptor):
     """Wraps all methods. Those of health, which load balancers ask without credentials, are neither recorded nor for some callers only."""
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        authenticator: Authenticator,
-        under_way: CallsUnderWay,
-        observer: Observer,
-    ) -> None:
-        self.config = config
+    def __init__(self, config: ServerConfig, authenticator: Authenticator, under_way: CallsUnderWay, observer: Observer) -> None:
+        self._config = config
         self._authenticator = authenticator
         self._under_way = under_way
         self._observer = observer
         self._handlers: dict[str, Any] = {}  # only of methods that exist
-        self._no_handler: Any = grpc.stream_stream_rpc_method_handler(self._refuse)
+        self._no_handler = self._handler(NO_METHOD, _refuse)
 
     async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
         method = handler_call_details.method
         _METADATA.set(handler_call_details.invocation_metadata or ())
@@ -72,33 +63,37 @@ class CallInterceptor(aio.ServerInterceptor):
             inner = await continuation(handler_call_details)
             if inner is None:
                 return self._no_handler
-            handler = self._handlers[method] = _Method(self, method, inner).handler()
+            encode = _encoder(inner.response_serializer, self._config.max_message_bytes)
+            handler = self._handler(method, _work_of(inner, encode), _decoder(inner.request_deserializer), encode)
+            self._handlers[method] = handler
         return handler
 
-    async def _refuse(self, requests: AsyncIterator[Any], context: Context) -> None:
-        async def work(call: Call) -> NoReturn:
-            raise StatusError("METHOD_NOT_FOUND", "the server has no such method")
+    def _handler(self, method: str, work: Work, decode: Coder | None = None, encode: Coder | None = None) -> Any:
+        async def run(requests: AsyncIterator[Any], context: Context) -> None:
+            await self._run(method, requests, context, work)
 
-        await self.run(NO_METHOD, context, work)
+        return grpc.stream_stream_rpc_method_handler(run, decode, encode)
 
-    async def run(self, method: str, context: Context, work: Callable[[Call], Awaitable[None]]) -> None:
-        """One call, from its headers to its last status. Its record is complete and told before the client learns how it ended."""
+    async def _run(self, method: str, requests: AsyncIterator[Any], context: Context, work: Work) -> None:
+        """One call, from its headers to its last status. Its record is complete and passed on before the client learns how it ended."""
         metadata = _METADATA.get()
         num_bytes = size_of(metadata)
-        known = metadata if num_bytes <= self.config.max_metadata_bytes else ()
+        known = metadata if num_bytes <= self._config.max_metadata_bytes else ()
         record = CallRecord(method, context.peer(), request_id_of(known), trace_id_of(known))
-        call = Call(record, is_apart=_is_health(method))
+        call = Call(record, is_apart=method.startswith(HEALTH_PREFIX))
         context.set_trailing_metadata(((REQUEST_ID_KEY, record.request_id),))
         CURRENT_CALL.set(record)
         try:
             try:
                 self._under_way.add(call)
-                if num_bytes > self.config.max_metadata_bytes:
-                    raise StatusError("METADATA_TOO_LARGE", f"{num_bytes} bytes of metadata are more than {self.config.max_metadata_bytes}")
+                if num_bytes > self._config.max_metadata_bytes:
+                    raise StatusError(
+                        "METADATA_TOO_LARGE", f"{num_bytes} bytes of metadata are more than {self._config.max_metadata_bytes}"
+                    )
                 if not call.is_apart:
-                    certificate = certificate_name(context.auth_context()) if self.config.tls_client_ca else None
+                    certificate = certificate_name(context.auth_context()) if self._config.tls_client_ca else None
                     record.caller = await self._authenticator.authorize(method, values_of(metadata, "authorization"), certificate)
-                await work(call)
+                await work(call, requests, context)
             except asyncio.CancelledError:
                 if call.error is None:
                     passed = context.time_remaining() == 0
@@ -125,7 +120,7 @@ class CallInterceptor(aio.ServerInterceptor):
         answered = record.messages_sent > 0 or call.waits == "READER_STALLED"  # the client may have what is on its way to it
         failure = describe(error, answered=answered)
         error.__traceback__ = None  # it holds this call, which holds it: gRPC's part would stay until garbage is collected
-        status = rpc_status.to_status(to_status(failure, debug=self.config.debug_errors))
+        status = rpc_status.to_status(to_status(failure, debug=self._config.debug_errors))
         metadata = (*(status.trailing_metadata or ()), (REQUEST_ID_KEY, record.request_id))
         if failure.retry_delay is not None:
             metadata += ((PUSHBACK_KEY, str(int(failure.retry_delay.total_seconds() * 1000))),)
@@ -151,48 +146,12 @@ class CallInterceptor(aio.ServerInterceptor):
             self._observer.on_call_end(record)
 
 
-class _Method:
-    """How one method is run. A request that is not a stream is read here, after the caller was checked."""
+def _work_of(inner: Any, encode: Coder) -> Work:
+    """What a call of the method with the handler `inner` does. A request that is no stream is read here, after the caller was checked."""
+    serve = inner.unary_unary or inner.unary_stream or inner.stream_unary or inner.stream_stream
 
-    def __init__(self, interceptor: CallInterceptor, name: str, inner: Any) -> None:
-        self._interceptor = interceptor
-        self._name = name
-        self._inner = inner
-        self._encode = _encoder(inner.response_serializer, interceptor.config.max_message_bytes)
-
-    def handler(self) -> Any:
-        answer = self._answer_stream if self._inner.response_streaming else self._answer_once
-        return grpc.stream_stream_rpc_method_handler(answer, _decoder(self._inner.request_deserializer), self._encode)
-
-    async def _answer_once(self, requests: AsyncIterator[Any], context: Context) -> None:
-        answer: Unary = self._inner.stream_unary if self._inner.request_streaming else self._inner.unary_unary
-
-        async def work(call: Call) -> None:
-            message = self._encode(await answer(await self._request(requests, context, call), context))
-            call.waits, call.mute = "READER_STALLED", True  # the headers go with it, which saves a turn
-            await context.write(message)
-            call.record.messages_sent = 1
-
-        await self._interceptor.run(self._name, context, work)
-
-    async def _answer_stream(self, requests: AsyncIterator[Any], context: Context) -> None:
-        answer: Stream = self._inner.stream_stream if self._inner.request_streaming else self._inner.unary_stream
-
-        async def work(call: Call) -> None:
-            write, record = context.write, call.record
-            async with aclosing(answer(await self._request(requests, context, call), context)) as responses:
-                async for response in responses:  # for every token of every stream: what is added here is paid often
-                    if not record.messages_sent:  # apart: while they wait with a message, the call could be told no status
-                        await _send_headers(call, context)
-                    call.waits = "READER_STALLED"
-                    await write(response)
-                    call.waits = None
-                    record.messages_sent += 1
-
-        await self._interceptor.run(self._name, context, work)
-
-    async def _request(self, requests: AsyncIterator[Any], context: Context, call: Call) -> Any:
-        if self._inner.request_streaming:
+    async def read(call: Call, requests: AsyncIterator[Any], context: Context) -> Any:
+        if inner.request_streaming:
             return requests
         call.waits = "SENDER_STALLED"
         request = await context.read()
@@ -200,6 +159,29 @@ class _Method:
         if request is aio.EOF:  # the client sent none, or one that gRPC has refused and ended the call for
             raise InvalidRequestError.of("request", "there is no message")
         return request
+
+    async def respond(call: Call, requests: AsyncIterator[Any], context: Context) -> None:
+        message = encode(await serve(await read(call, requests, context), context))
+        call.waits, call.mute = "READER_STALLED", True  # the headers go with it, which saves a turn
+        await context.write(message)
+        call.record.messages_sent = 1
+
+    async def stream(call: Call, requests: AsyncIterator[Any], context: Context) -> None:
+        write, record = context.write, call.record
+        async with aclosing(serve(await read(call, requests, context), context)) as responses:
+            async for response in responses:  # for every token of every stream: what is added here is paid often
+                if not record.messages_sent:  # apart: while they wait with a message, the call could be sent no status
+                    await _send_headers(call, context)
+                call.waits = "READER_STALLED"
+                await write(response)
+                call.waits = None
+                record.messages_sent += 1
+
+    return stream if inner.response_streaming else respond
+
+
+async def _refuse(call: Call, requests: AsyncIterator[Any], context: Context) -> NoReturn:
+    raise StatusError("METHOD_NOT_FOUND", "the server has no such method")
 
 
 async def _send_headers(call: Call, context: Context) -> None:
@@ -242,7 +224,3 @@ def _encoder(encode: Coder, max_bytes: int) -> Coder:
         return raw
 
     return write
-
-
-def _is_health(method: str) -> bool:
-    return method.startswith(HEALTH_PREFIX)

@@ -1,4 +1,4 @@
-"""`EngineService`: what the server is and how busy it is, asked for or watched. Changes nothing."""
+"""`EngineService` and `ModelService`: what the server is and serves, and how busy it is, asked for or watched. They change nothing."""
 
 from __future__ import annotations
 
@@ -14,13 +14,36 @@ from aengine.checks import FieldChecks
 from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import InvalidRequestError
 from aengine.server.generation.admission import Admission
+from aengine.server.generation.backend import require_model
 from aengine.server.generation.convert import read_seconds
+from aengine.server.generation.responses import write_model
 from aengine.v1 import engine_service_pb2 as messages
+from aengine.v1 import model_service_pb2
 from aengine.v1.engine_service_pb2_grpc import EngineServiceServicer
+from aengine.v1.model_service_pb2_grpc import ModelServiceServicer
 
 MIN_INTERVAL_SECONDS = 0.01
 MAX_INTERVAL_SECONDS = 1.0  # also the longest that a watcher hears nothing
 DEFAULT_INTERVAL_SECONDS = 0.1
+
+
+class ModelServicer(ModelServiceServicer):
+    """Describes the model of `engine`."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def GetModel(self, request: model_service_pb2.GetModelRequest, context: ServicerContext) -> model_service_pb2.GetModelResponse:
+        response = model_service_pb2.GetModelResponse()
+        write_model(require_model(self._engine, request.model), response.model)
+        return response
+
+    async def ListModels(
+        self, request: model_service_pb2.ListModelsRequest, context: ServicerContext
+    ) -> model_service_pb2.ListModelsResponse:
+        response = model_service_pb2.ListModelsResponse()
+        write_model(require_model(self._engine, ""), response.models.add())
+        return response
 
 
 class EngineServicer(EngineServiceServicer):
@@ -78,7 +101,5 @@ class EngineServicer(EngineServiceServicer):
 
 def _process_start_ns() -> int:
     """When the process started, in nanoseconds since the epoch; now, where the system does not tell."""
-    starts = (
-        metric.samples[0].value for metric in ProcessCollector(registry=None).collect() if metric.name == "process_start_time_seconds"
-    )
-    return round(next(starts, time.time()) * 1e9)
+    values = {metric.name: metric.samples[0].value for metric in ProcessCollector(registry=None).collect()}
+    return round(values.get("process_start_time_seconds", time.time()) * 1e9)

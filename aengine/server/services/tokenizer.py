@@ -21,14 +21,7 @@ from aengine.engine.workers import Steps, Workers
 from aengine.errors import InvalidRequestError
 from aengine.server.generation.backend import require_model
 from aengine.server.generation.convert import read_chat
-from aengine.v1.tokenizer_service_pb2 import (
-    DetokenizeRequest,
-    DetokenizeResponse,
-    RenderChatRequest,
-    RenderChatResponse,
-    TokenizeRequest,
-    TokenizeResponse,
-)
+from aengine.v1 import tokenizer_service_pb2 as messages
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceServicer
 
 MAX_TEXT_BYTES = 4 * 1024 * 1024
@@ -58,7 +51,7 @@ class TokenizerServicer(TokenizerServiceServicer):
         """End the threads; calls whose work is not done end as cancelled."""
         self._workers.close()
 
-    async def Tokenize(self, request: TokenizeRequest, context: ServicerContext) -> TokenizeResponse:
+    async def Tokenize(self, request: messages.TokenizeRequest, context: ServicerContext) -> messages.TokenizeResponse:
         require_model(self._engine, request.model)
         check = FieldChecks(request)
         if request.count_only and request.with_pieces:
@@ -68,22 +61,22 @@ class TokenizerServicer(TokenizerServiceServicer):
         _check_size("text", len(text) if text.isascii() else len(text.encode()), limit, check)
         return await self._run(_tokenize(self._engine.tokenizer, request), len(text), check, _TEXT_PATHS)
 
-    async def Detokenize(self, request: DetokenizeRequest, context: ServicerContext) -> DetokenizeResponse:
+    async def Detokenize(self, request: messages.DetokenizeRequest, context: ServicerContext) -> messages.DetokenizeResponse:
         vocab_size = require_model(self._engine, request.model).vocab_size
         check = FieldChecks(request)
         if len(request.token_ids) > MAX_TOKEN_IDS:
             check.add("token_ids", f"{len(request.token_ids)} ids are more than {MAX_TOKEN_IDS}")
         return await self._run(_detokenize(self._engine.tokenizer, request, vocab_size), len(request.token_ids), check)
 
-    async def RenderChat(self, request: RenderChatRequest, context: ServicerContext) -> RenderChatResponse:
+    async def RenderChat(self, request: messages.RenderChatRequest, context: ServicerContext) -> messages.RenderChatResponse:
         require_model(self._engine, request.model)
         check = FieldChecks(request)
         if not request.chat.messages:
             check.add("chat.messages", "must not be empty")
         _check_size("chat", request.chat.ByteSize(), MAX_TEXT_BYTES, check)
-        messages = read_chat(request.chat, "chat", check)
+        conversation = read_chat(request.chat, "chat", check)
         opened = request.add_generation_prompt if request.HasField("add_generation_prompt") else True
-        steps = _render(self._engine.tokenizer, messages, opened)
+        steps = _render(self._engine.tokenizer, conversation, opened)
         return await self._run(steps, QUICK_BYTES + 1, check, _CHAT_PATHS)  # never quick: the first one imports what renders it
 
     async def _run(self, steps: Steps[Response], size: int, check: FieldChecks, paths: Mapping[str, str] = {}) -> Response:
@@ -100,25 +93,27 @@ def _check_size(field: str, size: int, limit: int, check: FieldChecks) -> None:
         check.add(field, f"{size} bytes are more than {limit}")
 
 
-def _tokenize(tokenizer: Tokenizer, request: TokenizeRequest) -> Steps[TokenizeResponse]:
+def _tokenize(tokenizer: Tokenizer, request: messages.TokenizeRequest) -> Steps[messages.TokenizeResponse]:
     with_special = request.add_special_tokens if request.HasField("add_special_tokens") else True
     if request.with_pieces:
         tokens = tokenizer.encode_located(request.text, add_special_tokens=with_special)
-        return TokenizeResponse(
+        return messages.TokenizeResponse(
             num_tokens=len(tokens.ids), token_ids=tokens.ids, pieces=tokens.pieces, start_offsets=tokens.starts, end_offsets=tokens.ends
         )
     yield len(request.text)
     ids = tokenizer.encode(request.text, add_special_tokens=with_special)
-    return TokenizeResponse(num_tokens=len(ids), token_ids=() if request.count_only else ids)
+    return messages.TokenizeResponse(num_tokens=len(ids), token_ids=() if request.count_only else ids)
 
 
-def _render(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> Steps[RenderChatResponse]:
-    text = tokenizer.chat_text(messages, add_generation_prompt=add_generation_prompt)
+def _render(
+    tokenizer: Tokenizer, conversation: Sequence[Mapping[str, Any]], add_generation_prompt: bool
+) -> Steps[messages.RenderChatResponse]:
+    text = tokenizer.chat_text(conversation, add_generation_prompt=add_generation_prompt)
     yield len(text)
-    return RenderChatResponse(text=text, token_ids=tokenizer.encode(text, add_special_tokens=False))
+    return messages.RenderChatResponse(text=text, token_ids=tokenizer.encode(text, add_special_tokens=False))
 
 
-def _detokenize(tokenizer: Tokenizer, request: DetokenizeRequest, vocab_size: int) -> Steps[DetokenizeResponse]:
+def _detokenize(tokenizer: Tokenizer, request: messages.DetokenizeRequest, vocab_size: int) -> Steps[messages.DetokenizeResponse]:
     ids = np.asarray(request.token_ids)
     yield len(ids)
     check = FieldChecks(request)
@@ -126,4 +121,4 @@ def _detokenize(tokenizer: Tokenizer, request: DetokenizeRequest, vocab_size: in
         check.add(f"token_ids[{index}]", f"{ids[index]} is not below vocab_size {vocab_size}")
     check.finish(InvalidRequestError)
     skip_special = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-    return DetokenizeResponse(text=tokenizer.decode(ids.tolist(), skip_special_tokens=skip_special))
+    return messages.DetokenizeResponse(text=tokenizer.decode(ids.tolist(), skip_special_tokens=skip_special))
