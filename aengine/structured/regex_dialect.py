@@ -73,7 +73,7 @@ def _translated(regex: str) -> list[str]:
         if token == "[":
             raise RegexError("a class, opened by '[', is not closed")
         if token[0] == "[":
-            tokens.append(_class(token))
+            tokens.append(character_class(token))
         elif token.startswith("\\"):
             tokens.append(_escape(token))
         elif token.startswith("(?"):
@@ -95,7 +95,7 @@ def _translated(regex: str) -> list[str]:
     return tokens
 
 
-def _class(token: str) -> str:
+def character_class(token: str) -> str:
     negated = token[1] == "^"
     members = _MEMBER.findall(token[1 + negated : -1])
     if not members:
