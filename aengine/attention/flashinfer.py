@@ -7,7 +7,6 @@ here belongs to one thread and one stream.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from aengine.attention.flashinfer_library import (
     FlashInfer,
     building,
     load_flashinfer,
-    new_event,
     require_int32,
     require_kernels,
 )
@@ -43,7 +41,7 @@ class FlashInferBackend(AttentionBackend):
         self,
         spec: AttentionSpec,
         library: FlashInfer | None = None,
-        event: Callable[[], Event] | None = None,
+        event: Callable[[], Event] = torch.cuda.Event,
         processors: Processors | None = None,
     ) -> None:
         """Raises BackendUnavailableError for a model without kernels, and where FlashInfer is missing or cannot be built."""
@@ -54,7 +52,7 @@ class FlashInferBackend(AttentionBackend):
         super().__init__(spec)
         self.kv_write = kv_write_for(spec.device)
         with building(library, "attention", spec.device):
-            self._setup = WrapperSetup(library, spec, event or partial(new_event, spec.device), processors or Processors.of(spec.device))
+            self._setup = WrapperSetup(library, spec, event, processors or Processors.of(spec.device))
             windows = dict.fromkeys(spec.windows)
             self._decodes = {window: DecodeWrapper(self._setup, window) for window in windows}
             self.prefills = {window: PrefillWrapper(self._setup, window) for window in windows}

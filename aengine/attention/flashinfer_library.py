@@ -43,26 +43,11 @@ class FlashInfer(Protocol):
 
 
 class Event(Protocol):
-    """A point of the current stream that the host can wait for."""
+    """A point of the current stream that the host can wait for; `synchronize` returns at once before the first `record`."""
 
     def record(self) -> None: ...
 
     def synchronize(self) -> None: ...
-
-
-class _NoEvent:
-    """Stands for an event on a device without streams, where work is done when a call returns."""
-
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
-def new_event(device: torch.device) -> Event:
-    """An event that is not recorded yet; `synchronize` returns at once until it is."""
-    if device.type != "cuda":
-        return _NoEvent()
-    return cast(Event, torch.cuda.Event())  # type: ignore[no-untyped-call]
 
 
 def load_flashinfer(device: torch.device) -> FlashInfer:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import mmap
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 import numpy as np
@@ -19,8 +20,12 @@ _HUGE_PAGE = 2 << 20  # bytes
 _STRIDE = 8 << 20  # bytes that the thread touches between two checks whether it is to stop
 
 
+Allocate = Callable[[int], NDArray[np.uint8]]
+"""A function: size -> [size] zeros."""
+
+
 def lazy_bytes(size: int) -> NDArray[np.uint8]:
-    """[size] zeros, at least one, on a 2 MiB boundary, which are committed when they are first touched.
+    """[size] zeros on a 2 MiB boundary, which are committed when they are first touched.
 
     Pages are huge where the system supports it: there are fewer address translations, and hardware prefetchers stop at the end of a page.
     """
@@ -47,6 +52,11 @@ class WarmMemory:
             return None
         self._taken = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
         return self._bytes[first:end]
+
+    def allocate(self, size: int) -> NDArray[np.uint8]:
+        """As `take`, or `lazy_bytes` when fewer are left."""
+        taken = self.take(size)
+        return lazy_bytes(size) if taken is None else taken
 
     def __enter__(self) -> WarmMemory:
         return self

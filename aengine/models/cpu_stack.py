@@ -17,10 +17,10 @@ from torch import Tensor
 from aengine.attention import StepLayout
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import BLOCK, ELEMENTS, MAX_HEAD_DIM, PANEL, CLayer, CModel, CPackedLinear, CStep, Workspace
-from aengine.kernels.cpu.memory import Allocate, lazy_zeros
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
-from aengine.kernels.cpu.step import NO_LAST_TOKENS, IntArray, LastTokens, address, address_of_params, check
+from aengine.kernels.cpu.step import IntArray, LastTokens, address, address_of_params, check
+from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.named_weights import named_weights
 from aengine.models.spec import ModelSpec
 
@@ -129,7 +129,7 @@ class DecoderStack:
         *,
         dtype: torch.dtype,
         int8: bool = False,
-        allocate: Allocate = lazy_zeros,
+        allocate: Allocate = lazy_bytes,
     ) -> None:
         """Packs each of `weights` as it comes: the names of `named_weights(spec)` with their parts, tensors with consecutive rows of a
         parameter. Only the embedding is kept unpacked: if it has `dtype` it is not copied, so it may stay in a mapped file.
@@ -190,7 +190,7 @@ class DecoderStack:
         *,
         greedy: bool = False,
         draw_params: NDArray[np.void] | None = None,
-        last_tokens: LastTokens = NO_LAST_TOKENS,
+        last_tokens: LastTokens,
     ) -> PreparedStep:
         """A step that writes keys and values of [T] `token_ids` at the layout's slots.
 

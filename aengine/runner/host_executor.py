@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.cpu import KernelsUnavailableError, KvPool, Workspace, load_kernels, ops
-from aengine.kernels.cpu.memory import lazy_zeros, warm_zeros
 from aengine.kernels.cpu.pool import page_bytes
 from aengine.kernels.cpu.step import LastTokens
-from aengine.kernels.warm_memory import WarmMemory
+from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.layers.rotary import cos_sin_cache
 from aengine.models.cpu_stack import DecoderStack, PreparedStep, unsupported
 from aengine.runner.base import InFlightStep, IntArray, Step
@@ -48,7 +47,7 @@ class HostExecutor:
         self._page_shape = (setup.config.page_size, spec.num_kv_heads, spec.head_dim, dtype)
         self._num_layers = spec.num_layers
         int8 = setup.config.quantization == "int8"
-        allocate = lazy_zeros if warm is None else warm_zeros(warm)
+        allocate = lazy_bytes if warm is None else warm.allocate
         start = time.perf_counter()
         with torch.inference_mode():
             cos_sin = cos_sin_cache(spec.rope, setup.max_model_len, setup.device)

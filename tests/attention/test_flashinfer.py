@@ -342,7 +342,7 @@ def test_modules_that_cannot_be_built_are_a_reason_of_one_line() -> None:
             raise RuntimeError("Ninja build failed. Ninja output:\n[1/2] nvcc\nnorm.cu:1: fatal error: cublasLt.h: No such file\nmore\n")
 
     with pytest.raises(BackendUnavailableError) as caught:
-        FlashInferBackend(Case("unbuilt").spec(CPU), Library(), processors=DEVICE)
+        FlashInferBackend(Case("unbuilt").spec(CPU), Library(), StandIn().event, DEVICE)
     assert str(caught.value) == (
         "FlashInfer 0.6.18.post1 cannot run here: RuntimeError: Ninja build failed. Ninja output: "
         "norm.cu:1: fatal error: cublasLt.h: No such file"

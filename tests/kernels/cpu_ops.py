@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,9 +12,11 @@ from aengine.attention import StepLayout
 from aengine.kernels.cpu import KvPool, PackedLinear, Workspace
 from aengine.kernels.cpu.library import BLOCK, ELEMENTS, PANEL, CLayer, CModel
 from aengine.kernels.cpu.ops import as_rows, norm_weight, row_stride
-from aengine.kernels.cpu.step import NO_LAST_TOKENS, NO_TOKENS, check
+from aengine.kernels.cpu.step import LastTokens, check
 from aengine.models.cpu_stack import StepArguments
 
+NO_TOKENS = np.zeros(0, np.int32)
+NO_LAST_TOKENS = LastTokens(NO_TOKENS, NO_TOKENS, NO_TOKENS)
 STORE, ADD, SILU_MUL = 0, 1, 2  # `Epilogue` of src/abi.h
 
 

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from cpu_ops import NO_LAST_TOKENS
 from numpy.typing import NDArray
 from slow_cases import slow_but
 from test_cpu_stack import everything, hidden_states, layouts, pool_of, random_weights, run_step, stack_of, tiny_spec, token_ids
@@ -29,7 +30,9 @@ class Setup:
         self.pool: KvPool = pool_of(spec, dtype, page_size)
 
     def prepare(self, layout: StepLayout, number: int, *, greedy: bool) -> PreparedStep:
-        return self.stack.prepare(self.workspace, self.pool, layout, token_ids(layout, number), everything(layout), greedy=greedy)
+        return self.stack.prepare(
+            self.workspace, self.pool, layout, token_ids(layout, number), everything(layout), greedy=greedy, last_tokens=NO_LAST_TOKENS
+        )
 
 
 def loiter(seconds: float) -> None:
@@ -94,7 +97,7 @@ def test_token_ids_are_read_when_it_begins(some_kernels: CpuKernels) -> None:
     expected = made.prepare(layout, 0, greedy=True)
     expected.run()
     ids = np.zeros(layout.num_tokens, np.int32)
-    step = made.stack.prepare(made.workspace, made.pool, layout, ids, everything(layout), greedy=True)
+    step = made.stack.prepare(made.workspace, made.pool, layout, ids, everything(layout), greedy=True, last_tokens=NO_LAST_TOKENS)
     ids[:] = token_ids(layout, 0)
     step.begin()
     step.run()
@@ -129,7 +132,9 @@ class Decoding:
 def sampled_by_hand(kernels: CpuKernels, count: int) -> list[list[int]]:
     made, ids, found = Setup(kernels, 1), LAST_TOKENS[ROWS], []
     for number in range(count):
-        step = made.stack.prepare(made.workspace, made.pool, decodes(number), ids, everything(decodes(number)), greedy=True)
+        step = made.stack.prepare(
+            made.workspace, made.pool, decodes(number), ids, everything(decodes(number)), greedy=True, last_tokens=NO_LAST_TOKENS
+        )
         step.run()
         assert step.sampled is not None
         ids = step.sampled.astype(np.int32)
@@ -212,7 +217,9 @@ def test_the_workspace_serves_nothing_else(some_kernels: CpuKernels) -> None:
 
 def test_what_is_refused_does_not_begin(some_kernels: CpuKernels) -> None:
     made, layout = Setup(some_kernels, 2), layouts(16)[0]
-    bad = made.stack.prepare(made.workspace, made.pool, layout, np.full(37, 199, np.int32), everything(layout), greedy=True)
+    bad = made.stack.prepare(
+        made.workspace, made.pool, layout, np.full(37, 199, np.int32), everything(layout), greedy=True, last_tokens=NO_LAST_TOKENS
+    )
     bad.begin()
     assert made.workspace.running is None
     with pytest.raises(ValueError, match="a token id of the step is not one of the embedding's"):

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cpu_ops import NO_LAST_TOKENS
 from draw_limits import VOCAB, denormals, wrong
 from test_cpu_stack import everything, layouts, pool_of, random_weights, run_step, stack_of, tiny_spec, token_ids
 from torch import Tensor
@@ -190,7 +191,7 @@ def test_a_step_that_draws(some_kernels: CpuKernels, dtype: torch.dtype, threads
         draws["seed"], draws["position"] = 77 * wanted, layout.positions + 1
         hidden = run_step(stack, workspace, pool, layout, ids, wanted)
         expected = ops.draw(workspace, stack.logits(workspace, hidden), draws).tolist()
-        step = stack.prepare(workspace, pool, layout, ids, wanted, draw_params=draws)
+        step = stack.prepare(workspace, pool, layout, ids, wanted, draw_params=draws, last_tokens=NO_LAST_TOKENS)
         for begins in (False, True):
             if begins:
                 step.begin()
@@ -198,7 +199,7 @@ def test_a_step_that_draws(some_kernels: CpuKernels, dtype: torch.dtype, threads
             assert step.hidden is None
             assert step.sampled is not None
             assert step.sampled.tolist() == expected
-        nobody = stack.prepare(workspace, pool, layout, ids, wanted[:0], draw_params=draws[:0])
+        nobody = stack.prepare(workspace, pool, layout, ids, wanted[:0], draw_params=draws[:0], last_tokens=NO_LAST_TOKENS)
         nobody.run()
     with pytest.raises(ValueError, match="are not 4 of"):
-        stack.prepare(workspace, pool, layout, ids, wanted, draw_params=draws[:1])
+        stack.prepare(workspace, pool, layout, ids, wanted, draw_params=draws[:1], last_tokens=NO_LAST_TOKENS)

@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from cpu_ops import NO_LAST_TOKENS
 from numpy.typing import NDArray
 from slow_cases import slow_but
 from torch import Tensor
@@ -128,7 +129,7 @@ def pool_of(spec: ModelSpec, dtype: torch.dtype, page_size: int) -> KvPool:
 
 def run_step(stack: DecoderStack, workspace: Workspace, pool: KvPool, layout: StepLayout, ids: IntArray, indices: IntArray) -> Tensor:
     """The hidden states at the logits indices of one step."""
-    step = stack.prepare(workspace, pool, layout, ids, indices)
+    step = stack.prepare(workspace, pool, layout, ids, indices, last_tokens=NO_LAST_TOKENS)
     step.run()
     assert step.hidden is not None
     return step.hidden
@@ -203,12 +204,16 @@ def test_a_greedy_step_brings_the_argmax(kernels: CpuKernels, family: str, dtype
     for threads in (1, 3):
         workspace, pool = Workspace(kernels, threads), pool_of(spec, dtype, 16)
         for number, layout in enumerate(layouts(16)):
-            step = stack.prepare(workspace, pool, layout, token_ids(layout, number), everything(layout)[::-1], greedy=True)
+            step = stack.prepare(
+                workspace, pool, layout, token_ids(layout, number), everything(layout)[::-1], greedy=True, last_tokens=NO_LAST_TOKENS
+            )
             step.run()
             assert step.sampled is not None
             hidden = run_step(stack, workspace, pool, layout, token_ids(layout, number), everything(layout)[::-1])
             assert step.sampled.tolist() == stack.logits(workspace, hidden).argmax(-1).tolist()
-            nobody = stack.prepare(workspace, pool, layout, token_ids(layout, number), everything(layout)[:0], greedy=True)
+            nobody = stack.prepare(
+                workspace, pool, layout, token_ids(layout, number), everything(layout)[:0], greedy=True, last_tokens=NO_LAST_TOKENS
+            )
             nobody.run()
             assert nobody.sampled is not None
             assert nobody.sampled.shape == (0,)

@@ -6,10 +6,8 @@ import pathlib
 
 import numpy as np
 import pytest
-import torch
 
-from aengine.kernels.cpu.memory import lazy_zeros, warm_zeros
-from aengine.kernels.warm_memory import WarmMemory
+from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 
 MIB = 1 << 20
 STATM = pathlib.Path("/proc/self/statm")
@@ -73,23 +71,22 @@ def test_the_thread_does_not_write_to_what_is_taken() -> None:
             assert part[:: mmap.PAGESIZE].all()
 
 
-def test_tensors_come_from_warm_memory_while_it_lasts() -> None:
+def test_memory_is_warm_while_that_lasts() -> None:
     with WarmMemory(MIB) as warm:
-        allocate = warm_zeros(warm)
-        first, second, third = allocate(MIB // 2), allocate(MIB), allocate(MIB // 2)
-    base = first.data_ptr()
-    assert third.data_ptr() == base + MIB // 2
-    assert not base <= second.data_ptr() < base + MIB
-    assert [len(tensor) for tensor in (first, second, third)] == [MIB // 2, MIB, MIB // 2]
-    assert not any(tensor.any() for tensor in (first, second, third))
+        first, second, third = warm.allocate(MIB // 2), warm.allocate(MIB), warm.allocate(MIB // 2)
+    base = first.ctypes.data
+    assert third.ctypes.data == base + MIB // 2
+    assert not base <= second.ctypes.data < base + MIB
+    assert [len(part) for part in (first, second, third)] == [MIB // 2, MIB, MIB // 2]
+    assert not any(part.any() for part in (first, second, third))
 
 
 @pytest.mark.parametrize("size", [0, 1, 3 * MIB])
-def test_lazy_zeros(size: int) -> None:
-    tensor = lazy_zeros(size)
-    assert tensor.dtype == torch.uint8
-    assert len(tensor) == size
-    assert not tensor.any()
+def test_lazy_bytes(size: int) -> None:
+    array = lazy_bytes(size)
+    assert array.dtype == np.uint8
+    assert len(array) == size
+    assert not array.any()
     if size:
-        assert tensor.data_ptr() % (2 * MIB) == 0
-        tensor.numpy()[-1] = np.uint8(1)
+        assert array.ctypes.data % (2 * MIB) == 0
+        array[-1] = 1

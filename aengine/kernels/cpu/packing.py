@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.cpu.library import BF16_PAIRS, BLOCK, ELEMENTS, F32_WORDS, INT8_QUADS, PANEL, CPackedLinear, CPart, CpuKernels
-from aengine.kernels.cpu.memory import Allocate, lazy_zeros
+from aengine.kernels.warm_memory import Allocate, lazy_bytes
 
 _PER_WORD = {BF16_PAIRS: 2, F32_WORDS: 1, INT8_QUADS: 4}
 _MAX_INT8_FEATURES = 65536  # with more columns a sum of products could overflow 32 bits
@@ -33,7 +33,7 @@ class PackedLinear:
         threads: int,
         interleaved: bool = False,
         int8: bool = False,
-        allocate: Allocate = lazy_zeros,
+        allocate: Allocate = lazy_bytes,
     ) -> None:
         """Packs the rows of `parts` one after another: bf16 or float32 tensors of the same number of columns, columns contiguous.
 
@@ -58,7 +58,7 @@ class PackedLinear:
         self.offsets = torch.empty(self.padded_features if int8 else 0, dtype=torch.int32)
         self.bias: Tensor | None = None
         self.c = CPackedLinear(
-            words=self.words.data_ptr(),
+            words=self.words.ctypes.data,
             bias=None,
             scales=self.scales.data_ptr() if int8 else None,
             offsets=self.offsets.data_ptr() if int8 else None,

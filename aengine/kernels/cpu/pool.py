@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from aengine.kernels.cpu.library import ELEMENTS, CPool, Workspace
-from aengine.kernels.cpu.memory import lazy_zeros
 from aengine.kernels.cpu.step import check
+from aengine.kernels.warm_memory import lazy_bytes
 
 
 class KvPool:
@@ -21,8 +21,8 @@ class KvPool:
         """`page_size` is in tokens, fastest if a multiple of 16. `dtype` is bfloat16 or float32."""
         self.num_pages = num_pages
         page = page_bytes(page_size, num_kv_heads, head_dim, dtype)
-        self._memory = [lazy_zeros(num_pages * page) for _ in range(2 * num_layers)]
-        pointers = [memory.data_ptr() for memory in self._memory]
+        self._memory = [lazy_bytes(num_pages * page) for _ in range(2 * num_layers)]
+        pointers = [memory.ctypes.data for memory in self._memory]
         keys, values = (c_void_p * num_layers)(*pointers[:num_layers]), (c_void_p * num_layers)(*pointers[num_layers:])
         self.c = CPool(keys, values, num_layers, num_pages, page_size, num_kv_heads, head_dim, ELEMENTS[dtype])
 

@@ -22,9 +22,6 @@ _MESSAGES = {
 }
 
 
-NO_TOKENS: IntArray = np.zeros(0, np.int32)
-
-
 @dataclass(frozen=True, slots=True)
 class LastTokens:
     """How tokens go from one step to the next without the host: contiguous int32 arrays."""
@@ -32,10 +29,6 @@ class LastTokens:
     tokens: IntArray  # [rows], the last token of each row
     input_rows: IntArray  # rows whose last tokens become the first ids of the step when it begins
     output_rows: IntArray  # [m], rows whose last tokens become the sampled ones when the step ends; or none
-
-
-NO_LAST_TOKENS = LastTokens(NO_TOKENS, NO_TOKENS, NO_TOKENS)
-"""All ids are given, and what is sampled is not stored."""
 
 
 _BYTES = ctypes.c_char * 0
