@@ -22,12 +22,12 @@ from aengine.bench.report import table
 from aengine.config import EngineConfig
 from aengine.models.hub import resolve_model
 from aengine.runner.base import InFlightStep
+from aengine.runner.dummy_steps import GREEDY
 from aengine.runner.model_runner import ModelRunner
-from aengine.scheduler.plan import NewRow, RowParams, StepPlan
+from aengine.scheduler.plan import NewRow, StepPlan
 
 ROUNDS = 5
 """Of a case, with the machine measured in between, since shared machines drift."""
-GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 HEADER = ("step", "ms", "best ms", "tok/s", "MB moved", "GFLOP", "floor ms", "of floor", "GB/s", "TFLOP/s")
 
 

@@ -1,8 +1,6 @@
-"""Recording what a step does on a device, to do it again without launching each operation.
+"""The contract of a graph recorder, and how a forward pass is recorded in pieces between which attention runs as usual.
 
-Owns the contract of a recorder, and how a forward pass is recorded in pieces between which attention runs as usual. Everything recorded
-reads and writes memory that stays where it is: whatever differs from step to step must be in a buffer, never a number of Python's.
-Knows neither models nor what records.
+A graph reads and writes memory at fixed addresses: whatever differs from step to step must be in a buffer, never a Python number.
 """
 
 from __future__ import annotations
@@ -18,31 +16,31 @@ from torch import Tensor
 from aengine.attention import AttentionStep
 
 Replay = Callable[[], None]
-_REHEARSALS = 2  # before recording: libraries set themselves up at the first call, autotuners choose
+_WARM_UPS = 2  # before recording: libraries are set up at the first call, and autotuners measure
 
 
 class Capture(Protocol):
-    """Records in the thread that made it."""
+    """Records graphs, in the thread that created it."""
 
     @property
     def holds_attention(self) -> bool:
-        """Whether the attention of a `GraphStep` can be recorded with what is around it."""
+        """Whether the attention of a `GraphStep` can be recorded, too."""
 
     def session(self) -> AbstractContextManager[None]:
-        """Around all recording."""
+        """To be entered around all recording."""
 
     def begin(self) -> None:
-        """From here on operations are recorded. They may not be carried out."""
+        """Operations are recorded from now on. They may not be executed."""
 
     def end(self) -> Replay:
-        """What was recorded since `begin`, to be called any number of times."""
+        """Returns a replay of what was recorded since `begin`, which can be called any number of times."""
 
     def memory(self) -> int:
-        """Bytes of the device that are in use, of which the difference between two calls tells what came between. Waits for the device."""
+        """Bytes of the device's memory in use; what was taken between two calls is their difference. Waits for the device."""
 
 
 class Pieces:
-    """A recording with interruptions: parts that are recorded, and between them what is done anew at each replay."""
+    """A recording with interruptions: recorded parts, and between them actions that are run at each replay."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
@@ -50,15 +48,15 @@ class Pieces:
         self._recording = False
 
     def record(self, work: Callable[[], None]) -> None:
-        """Tries `work`, then records it. Its interruptions must be of this object, and in the same places each time."""
-        for _ in range(_REHEARSALS):
+        """Runs `work`, then records it. It may call `interrupt` of this object, in the same places each time."""
+        for _ in range(_WARM_UPS):
             work()
         self._recording = True
         self._capture.begin()
         try:
             work()
         except BaseException:
-            with contextlib.suppress(Exception):  # the error that came first is the one to tell
+            with contextlib.suppress(Exception):  # the first error is the one to raise
                 self._capture.end()
             raise
         finally:
@@ -66,7 +64,7 @@ class Pieces:
         self._parts.append(self._capture.end())
 
     def interrupt(self, action: Replay) -> None:
-        """Within the work: ends a part, does `action`, now and at this place of every replay, and begins another part."""
+        """To be called by the work: runs `action` now, and at this place of every replay."""
         if not self._recording:
             return action()
         self._parts += (self._capture.end(), action)
@@ -80,17 +78,17 @@ class Pieces:
 
 @dataclass(slots=True)
 class LiveAttention:
-    """The attention that the interruptions of a replay run, over the first tokens of the recorded ones."""
+    """The attention that a replay runs at its interruptions, over the first `num_tokens` of the recorded tokens."""
 
-    step: AttentionStep | None = None  # None: there are no tokens
+    step: AttentionStep | None = None  # None: nothing is run
     num_tokens: int = 0
 
 
 class InterruptingAttention:
-    """Satisfies `AttentionStep`, for a forward pass that is recorded: each layer's attention is an interruption."""
+    """The `AttentionStep` of a forward pass that is recorded: each layer's attention is an interruption."""
 
     def __init__(self, pieces: Pieces, live: LiveAttention, out: Tensor) -> None:
-        """`out` [at least T, num_heads, head_dim] takes the output of every layer: one has been read before the next comes."""
+        """`out` [at least T, num_heads, head_dim] is the output of every layer: it is read before the next layer writes it."""
         self._pieces = pieces
         self._live = live
         self._out = out

@@ -1,4 +1,4 @@
-"""`CudaCapture`: recording with CUDA graphs. Owns the graphs' memory pool; knows nothing of what is recorded."""
+"""`CudaCapture`: recording with CUDA graphs. Owns their memory pool; does not know what is recorded."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from aengine.runner.capture import Replay
 class CudaCapture:
     """Satisfies `Capture`. The current stream must be the one of all steps, and not the default one.
 
-    All graphs share one pool: each may use what those before it have freed, so they must not run at the same time, and what is to
-    outlive a replay must be in memory of its own.
+    All graphs share one memory pool: each may use what those before it have freed. So they must not run at the same time, and what must
+    outlive a replay must be in other memory.
     """
 
     holds_attention = True
@@ -28,7 +28,7 @@ class CudaCapture:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Without garbage collection, which might free other tensors or graphs in the middle of a capture."""
+        """Pauses garbage collection, which might free other tensors or graphs in the middle of a capture."""
         gc.collect()
         with paused_collection():
             torch.cuda.synchronize(self._device)

@@ -94,7 +94,7 @@ class DecodeGraphs:
         if not self._capture.holds_attention:
             attention = InterruptingAttention(graph.pieces, LiveAttention(step, size), self._attended)
         graph.pieces.record(lambda: self._forward(inputs, size, attention))
-        graph.pieces.replay()  # the first replay takes time, and memory of the device
+        graph.pieces.replay()  # the first replay takes time and device memory
         self._graphs[size] = graph
         return True
 
@@ -121,7 +121,7 @@ class DecodeGraphs:
         padded = self._frame.pack(layout, rows, size, self._spare_row, slot.array)
         slot.send(length, self._inputs)
         graph.step.prepare(padded)
-        slot.leave()
+        slot.record()
 
     def _forward(self, inputs: DecodeArrays[Tensor], size: int, attention: AttentionStep) -> None:
         last_tokens = self._last_tokens

@@ -1,4 +1,4 @@
-"""Where steps run: the device, and what of a thread's state they need. Knows nothing of models."""
+"""The device that steps run on, its stream, and its memory. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def find_device(name: str) -> torch.device:
 
 
 class DeviceStream:
-    """The one stream that everything of a runner is put on, in order; of a CPU there is none.
+    """The one CUDA stream for all work of an executor; a CPU has none.
 
     Stream, device and inference mode belong to a thread, so each entry sets them and each exit sets them back. One stream makes it safe
-    to write a buffer that earlier steps read, and to let go of a tensor that a step in flight uses: whatever takes its place comes later.
+    to write a buffer that earlier steps read, and to free a tensor that a step in flight uses: what reuses its memory runs later.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -45,15 +45,16 @@ class DeviceStream:
         return stack
 
     def finish(self) -> None:
-        """Waits until everything is done."""
+        """Waits until everything on the stream has finished."""
         if self._stream is not None:
             self._stream.synchronize()
 
 
 def cuda_kv_budget(device: torch.device, utilization: float, widest: Callable[[], object], graphs: Callable[[], int]) -> int:
-    """Bytes of a CUDA device that `utilization` leaves for KV beside weights, the widest step, graphs, and other users of the device.
+    """Bytes that the KV cache may take: the `utilization` fraction of the device less weights, the widest step, graphs, and what other
+    processes use.
 
-    `widest` runs that step; `graphs` returns what all graphs will take, and takes nothing itself in the end.
+    `widest` runs that step; `graphs` returns the bytes that all graphs will take, and keeps none itself.
     """
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

@@ -119,18 +119,18 @@ class DeviceExecutor:
             self._backend.copy_pages(sources, destinations)
 
     def launch(self, step: Step) -> DeviceStep:
-        """On a CPU the step is computed when its result is asked for, so that the event loop works with the results of the one before."""
+        """On a CPU the step is computed when its result is asked for, so that the results of the step before are reported first."""
         self._start_latest()
         on_cpu = self._setup.device.type == "cpu"
-        flight = DeviceStep(self, step, overlaps=not on_cpu)
+        launched = DeviceStep(self, step, overlaps=not on_cpu)
         if on_cpu:
-            self._unstarted = flight
+            self._unstarted = launched
         else:
-            flight.start()
-        return flight
+            launched.start()
+        return launched
 
     def start(self, step: Step) -> StepOutput:
-        """Runs the model over a step and samples, without waiting for the device."""
+        """Puts a step and the copies of its results on the stream, without waiting for the device."""
         device = self._setup.device
         with self._stream.enter():
             sampled, scores = self._run(step)
@@ -138,9 +138,8 @@ class DeviceExecutor:
             return StepOutput.copy(sampled, scores, buffer, device)
 
     def finish(self, step: Step, output: StepOutput) -> StepResult:
-        """The result of a step that has finished. Its buffer is free then."""
-        greedy = output.sampled is None or self._sampler.is_greedy(step.sampled_rows)
-        result = step_result(step, output.sampled, output.scores, None if greedy else self._sampler)
+        """The result of a step that has finished. Its buffer can be used again."""
+        result = step_result(step, output.sampled, output.scores, self._sampler)
         self._free_buffers.append(output.buffer)
         return result
 
@@ -160,7 +159,7 @@ class DeviceExecutor:
         with self._stream.enter():
             for dummy in warm_up_steps(setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size):
                 self._run_dummy(dummy)
-            self._assign([NewRow(row, GREEDY) for row in range(setup.max_num_seqs)])  # nothing of it is left
+            self._assign([NewRow(row, GREEDY) for row in range(setup.max_num_seqs)])  # so that no dummy parameters are left
         self._stream.finish()
         _log.info("every kind of step was tried in %.1f s", time.perf_counter() - begin)
 
@@ -174,7 +173,7 @@ class DeviceExecutor:
         self._scorer.update(new_rows)
 
     def _run(self, step: Step) -> tuple[SampledTokens | None, PromptScores | None]:
-        """The model, prompt logprobs, and a token for each sampled row, which becomes its last token. To be called on the stream."""
+        """Runs the model, scores prompts, and samples; sampled tokens become the last tokens of their rows. To be called on the stream."""
         forward = self._forward(step)
         scores = self._scorer.score(step.rows, step.layout, forward.logits)
         if len(step.sampled_rows) == 0:
@@ -190,7 +189,7 @@ class DeviceExecutor:
         return sampled, scores
 
     def _forward(self, step: Step) -> Forward:
-        """By a graph of decodes where one holds the step, else from uploaded arrays."""
+        """Replays a graph if one holds the step, else runs the model over uploaded arrays."""
         layout, graphs = step.layout, self._graphs
         if graphs is not None and layout.num_decodes == layout.num_rows:
             replayed = graphs.decodes.run(layout, step.rows)

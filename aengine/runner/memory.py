@@ -1,4 +1,4 @@
-"""How many KV pages there are, and how long a sequence may be. Arithmetic on byte counts; touches no tensors."""
+"""How many KV pages there are, and how long a sequence may be: arithmetic on byte counts."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ RESERVED_PAGES = 1  # page 0
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """`num_pages` includes the reserved page; `max_model_len` is what was wanted, or less where that was allowed."""
+    """`num_pages` includes the reserved page; `max_model_len` may be less than asked for, where that was allowed."""
 
     num_pages: int
     max_model_len: int
 
 
 def size_pool(budget: int, bytes_per_page: int, page_size: int, max_num_seqs: int, max_model_len: int, *, may_shorten: bool) -> PoolSize:
-    """The pool that `budget` bytes hold: at least one sequence of `max_model_len` tokens, at most `max_num_seqs` of them.
+    """The pool that fits in `budget` bytes: for at least one sequence of `max_model_len` tokens, at most `max_num_seqs` of them.
 
-    With `may_shorten`, a context that does not fit is cut to what does. Raises InsufficientMemoryError with the numbers.
+    With `may_shorten`, a context that does not fit is shortened to one that does. Raises InsufficientMemoryError with the numbers.
     """
     pages_per_seq = -(-max_model_len // page_size)
-    fitting = budget // bytes_per_page
-    if fitting < pages_per_seq + RESERVED_PAGES:
-        shortened = (fitting - RESERVED_PAGES) * page_size
+    num_pages = budget // bytes_per_page
+    if num_pages < pages_per_seq + RESERVED_PAGES:
+        shortened = (num_pages - RESERVED_PAGES) * page_size
         if not may_shorten or shortened < 2:
             smallest = pages_per_seq if not may_shorten else -(-2 // page_size)
             needed = (smallest + RESERVED_PAGES) * bytes_per_page
@@ -39,12 +39,12 @@ def size_pool(budget: int, bytes_per_page: int, page_size: int, max_num_seqs: in
                 f"({smallest} + {RESERVED_PAGES} pages of {show_bytes(bytes_per_page)}): "
                 "raise kv_cache_memory or gpu_memory_utilization, or lower max_model_len"
             )
-        return PoolSize(fitting, shortened)
-    return PoolSize(min(fitting, max_num_seqs * pages_per_seq + RESERVED_PAGES), max_model_len)
+        return PoolSize(num_pages, shortened)
+    return PoolSize(min(num_pages, max_num_seqs * pages_per_seq + RESERVED_PAGES), max_model_len)
 
 
 def cpu_budget() -> int:
-    """Bytes of KV cache on a CPU where nothing is configured: 1 GiB, at most a quarter of the free memory."""
+    """Default bytes of the KV cache on a CPU: 1 GiB, at most a quarter of the free memory."""
     return min(DEFAULT_CPU_BYTES, free_host_memory() // 4)
 
 

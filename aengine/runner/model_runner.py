@@ -33,7 +33,7 @@ from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan
 
 _log = logging.getLogger("aengine")
 CPU_TOKENS, ACCELERATOR_TOKENS = 512, 2048
-"""Of a step, where max_num_batched_tokens is left open."""
+"""Default max_num_batched_tokens."""
 SMALL_MODEL = 20_000_000
 """Parameters below which a second thread costs more in waiting than it saves in work."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -137,7 +137,7 @@ class ModelRunner:
 
 
 def _set_threads(threads: int | None, spec: ModelSpec) -> None:
-    """Of the steps of this thread; other engines and the host keep theirs."""
+    """Sets the number of torch's threads for this thread; other engines and the host program keep theirs."""
     if threads is None and num_parameters(spec) < SMALL_MODEL:
         threads = 1
     if threads is not None:
@@ -145,7 +145,7 @@ def _set_threads(threads: int | None, spec: ModelSpec) -> None:
 
 
 def _dtype(config: EngineConfig, spec: ModelSpec, model_dir: pathlib.Path) -> torch.dtype:
-    """Of weights and KV cache: the configured one, else what config.json names, else what the checkpoint holds."""
+    """The dtype of weights and KV cache: the configured one, else that of config.json, else that of the checkpoint."""
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     if spec.dtype is None:

@@ -1,7 +1,7 @@
 """`PiecewiseGraphs`: steps with prompt tokens, recorded in pieces between which attention runs as usual.
 
-Owns the buffers that the pieces begin and end with. A step is padded to the next recorded number of tokens; what padding tokens compute
-reaches no other token, and attention and KV see the real ones only. Knows nothing of rows.
+Owns the input and output buffers of the pieces. A step is padded to the next recorded number of tokens; attention and the KV cache get
+the real tokens only. Knows nothing of rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aengine.runner.capture import Capture, InterruptingAttention, LiveAttention
 class PiecewiseGraphs:
     """`record` makes the graphs of one size, largest size first; from then on `forward` uses them.
 
-    Queries, keys and values of every layer and size stay in memory, since attention reads them between the pieces.
+    Queries, keys and values of every layer and size keep their memory, since attention reads them between the pieces.
     """
 
     def __init__(self, model: Decoder, spec: AttentionSpec, sizes: tuple[int, ...], capture: Capture) -> None:
@@ -46,17 +46,17 @@ class PiecewiseGraphs:
             attention=InterruptingAttention(pieces, self._live, self._attended),
         )
         pieces.record(lambda: self._write_hidden(batch))
-        pieces.replay()  # the first replay takes time, and memory of the device
+        pieces.replay()  # the first replay takes time and device memory
         self._pieces[size] = pieces
         return True
 
     def forward(self, batch: ForwardBatch) -> Tensor | None:
-        """As the decoder's: [T, hidden_size], valid until the next step. None: no graphs hold the step."""
+        """The hidden states [T, hidden_size], as `Decoder` returns them, valid until the next step. None: no graphs hold the step."""
         count = len(batch.input_ids)
         size = fitting(self._sizes, count)
         if size is None:
             return None
-        # Beyond are ids and positions of earlier steps, or zeros, which are as good as any.
+        # The padding is ids and positions of earlier steps, or zeros: any valid ones do.
         self._input_ids[:count].copy_(batch.input_ids)
         self._positions[:count].copy_(batch.positions)
         self._live.step, self._live.num_tokens = batch.attention, count

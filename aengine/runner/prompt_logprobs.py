@@ -1,7 +1,7 @@
-"""Prompt logprobs: how likely the model found the tokens that a prompt goes on with.
+"""Prompt logprobs: the logprob of each prompt token but the first, given those before it.
 
-Owns the prompts of rows that want them. The logits of a prompt's position predict its next token; those of its last position choose
-the first token of the output and are left to the sampler. Logits are made for a block of positions at a time.
+Owns the prompts of rows with prompt logprobs. The logits at a position predict the next token; those at a prompt's last position are for
+the sampler. Logits are computed for a block of positions at a time.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """The logprobs of all spans of a step, one span after another."""
+    """The logprobs of all spans of a step, one span after the other."""
 
     spans: tuple[_Span, ...]
     logprobs: DeviceLogprobs
 
     def on_host(self) -> tuple[PromptLogprobs, ...]:
-        """From tensors that are in host memory already."""
+        """By span. The tensors must be in host memory."""
         everything = self.logprobs.on_host()
         out = []
         begin = 0
@@ -65,20 +65,20 @@ class PromptScorer:
 
     @property
     def has_prompts(self) -> bool:
-        """Whether `score` may ask for logits."""
+        """Whether `score` may need logits."""
         return bool(self._prompts)
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
-        """Takes over the prompts of rows that changed hands."""
+        """Assigns rows to new sequences."""
         for new in new_rows:
             self._prompts.pop(new.row, None)
             if new.params.prompt_logprobs is not None:
                 self._prompts[new.row] = new.tokens[: new.prompt_len], new.params.prompt_logprobs
 
     def score(self, rows: NDArray[np.int32], layout: StepLayout, logits: Callable[[Tensor], Tensor]) -> PromptScores | None:
-        """What the step's chunks say about the prompts of `rows`; None if nothing.
+        """The prompt logprobs of the step's chunks; None if no row has any.
 
-        `logits` gives the [m, vocab_size] float32 logits of the step's tokens with [m] int32 indices.
+        `logits`: [m] int32 indices of the step's tokens -> [m, vocab_size] float32.
         """
         if not self._prompts:
             return None
@@ -88,10 +88,10 @@ class PromptScorer:
             if prompt is None:
                 continue
             first, end = int(layout.qo_indptr[i]), int(layout.qo_indptr[i + 1])
-            start = int(layout.seq_lens[i]) - (end - first) + 1  # of the first token that is predicted
+            start = int(layout.seq_lens[i]) - (end - first) + 1  # position of the first predicted token
             count = min(end - first, len(prompt) - start)
             if layout.seq_lens[i] >= len(prompt):
-                del self._prompts[int(rows[i])]  # it is all there: no later step need keep hidden states for it
+                del self._prompts[int(rows[i])]  # this is its last chunk: later steps need not keep all hidden states
             if count > 0:
                 spans.append(_Span(int(rows[i]), start, count, width))
                 indices.append(np.arange(first, first + count, dtype=np.int32))

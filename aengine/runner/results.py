@@ -70,9 +70,8 @@ class StepOutput:
         return cls(sampled, scores, buffer)
 
 
-def step_result(step: Step, sampled: SampledTokens | None, scores: PromptScores | None, sampler: Sampler | None) -> StepResult:
-    """The result, from tensors in host memory. Tells the sampler the tokens, for rows whose next token depends on them on the host; None:
-    there are no such rows, and nothing can have failed."""
+def step_result(step: Step, sampled: SampledTokens | None, scores: PromptScores | None, sampler: Sampler) -> StepResult:
+    """The result, from tensors in host memory. Tells the sampler the tokens, since some rows' next tokens depend on them on the host."""
     prompt_logprobs = () if scores is None else scores.on_host()
     if sampled is None:
         return StepResult(step.number, np.zeros(0, dtype=np.int32), prompt_logprobs=prompt_logprobs)
@@ -81,7 +80,7 @@ def step_result(step: Step, sampled: SampledTokens | None, scores: PromptScores 
         tokens=sampled.tokens.numpy().astype(np.int32),
         logprobs=_of_all_rows(sampled),
         prompt_logprobs=prompt_logprobs,
-        failures={} if sampler is None else sampler.observe(step.sampled_rows, step.next_positions, sampled),
+        failures=sampler.observe(step.sampled_rows, step.next_positions, sampled),
         postponed=sampled.postponed,
     )
 

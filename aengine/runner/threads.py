@@ -1,4 +1,4 @@
-"""How many threads torch takes for what one thread asks of it. Changes nothing for the others, unlike `torch.set_num_threads`."""
+"""How many threads torch's CPU operations use, for one calling thread. Other threads keep theirs, unlike with `torch.set_num_threads`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SETTERS = ("omp_set_num_threads", "MKL_Set_Num_Threads_Local")
 
 
 def own_threads(count: int) -> None:
-    """Let operations of torch on the CPU run on `count` threads where the thread calls them that calls this.
+    """CPU operations of torch that the calling thread runs use `count` threads from now on.
 
-    torch takes OpenMP's threads, whose number belongs to the thread that asks for them, and MKL keeps one more number for each thread.
-    torch's own setter writes both for its caller, and also what other threads begin with that use torch later.
+    torch uses OpenMP, which keeps this number per calling thread, and MKL, which keeps another one per calling thread. torch's own setter
+    writes both for its caller, and also the numbers that other threads start with.
     """
-    torch.get_num_threads()  # the first use in a thread sets both numbers, and no later one does
-    # As torch itself finds these: in what the whole process shares first, then in what it is linked with. There may be no MKL.
+    torch.get_num_threads()  # the first use in a thread sets both numbers, later ones do not
+    # The symbols that torch itself uses: those of the process first, then those of its libraries. There may be no MKL.
     libraries = ctypes.PyDLL(None), ctypes.PyDLL(torch._C.__file__)
     for name in _SETTERS:
         setter = next((getattr(library, name) for library in libraries if hasattr(library, name)), None)

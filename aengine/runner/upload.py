@@ -1,4 +1,4 @@
-"""Small host arrays to the device, all of a step in one copy."""
+"""Uploads: the arrays of a step go to the device in one copy."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[Te
 
 
 class UploadSlot:
-    """Host memory that is on its way to a device."""
+    """Pinned host memory from which one step at a time is copied to a device."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_cpu = device.type == "cpu"
         self._device = device
         self._memory = torch.empty(0, dtype=torch.int32)
-        self._left: torch.cuda.Event | None = None
+        self._copied: torch.cuda.Event | None = None
         self.array: NDArray[np.int32] = self._memory.numpy()
 
     def prepare(self, length: int) -> None:
-        """Waits until what was here has left, and makes room for `length` numbers at least."""
-        if self._left is not None:
-            self._left.synchronize()
+        """Waits until the last copy from here is done, and makes room for at least `length` numbers."""
+        if self._copied is not None:
+            self._copied.synchronize()
         if len(self._memory) < length:
             room = 1 << (length - 1).bit_length()
             self._memory = torch.empty(room, dtype=torch.int32, pin_memory=not self._on_cpu)
@@ -46,16 +46,16 @@ class UploadSlot:
         """Copies the first `length` numbers to the beginning of `out`, on the current stream, without waiting."""
         out[:length].copy_(self._memory[:length], non_blocking=True)
 
-    def leave(self) -> None:
-        """Everything that reads this memory has been put on the current stream."""
+    def record(self) -> None:
+        """To be called when everything that reads this memory is on the current stream."""
         if not self._on_cpu:
-            if self._left is None:
-                self._left = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            self._left.record(torch.cuda.current_stream(self._device))
+            if self._copied is None:
+                self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._copied.record(torch.cuda.current_stream(self._device))
 
 
 class UploadRing:
-    """Slots that are used in turn, so that a step is written while those before it may not have left yet."""
+    """Slots that are used in turn, so that a step can be written while copies of earlier steps are not done."""
 
     def __init__(self, device: torch.device, depth: int = 3) -> None:
         self._slots = [UploadSlot(device) for _ in range(depth)]

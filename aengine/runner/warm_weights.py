@@ -1,4 +1,4 @@
-"""Memory for weights on a CPU that is committed while torch is imported. Imports no torch."""
+"""Memory for weights on a CPU, committed by the kernel while torch is imported. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from aengine.models.hub import WEIGHT_FILES
 from aengine.runner.memory import free_host_memory
 
 _CUDA_DEVICE = pathlib.Path("/dev/nvidiactl")
-_SMALLEST = 32 << 20  # bytes: less is touched in no time
+_SMALLEST = 32 << 20  # bytes: committing less takes no time
 
 
 def warm_weights(config: EngineConfig, model_dir: pathlib.Path) -> WarmMemory | None:
-    """About as much as the weights of a checkpoint are likely to take on this host; None where there is nothing to gain."""
+    """About as much memory as the weights of a checkpoint will take; None where nothing is gained."""
     on_cpu = config.device == "cpu" or (config.device == "auto" and not _CUDA_DEVICE.exists())
     if "torch" in sys.modules or not on_cpu or config.load_format == "dummy" or config.attention_backend == "torch_native":
         return None
     size = sum(file.stat().st_size for file in model_dir.glob(WEIGHT_FILES))
-    if config.quantization == "int8":  # most checkpoints are of 16 bits
+    if config.quantization == "int8":  # most checkpoints have 16 bits per weight
         size //= 2
     elif config.dtype == "float32":
         size *= 2

@@ -453,6 +453,6 @@ def test_slots_of_uploads_take_turns_and_grow() -> None:
         slot = ring.take(length)
         slot.array[:length] = np.arange(length)
         slot.send(length, out)
-        slot.leave()
+        slot.record()
         assert out[:length].tolist() == list(range(length))
         assert len(slot.array) >= length
