@@ -61,6 +61,7 @@ class Sequence:
     request: Request
     chain: PageChain  # of its own tokens
     prompt_chain: PageChain  # of the prompt alone, shared with the forks
+    primary: Sequence | None  # the sequence that this one is a fork of
     tokens: IntArray  # every known token; kept up to date only while WAITING
     state: SequenceState = SequenceState.WAITING
     row: int = -1

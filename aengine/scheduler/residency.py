@@ -13,7 +13,7 @@ import numpy as np
 from aengine.cache import PageCache
 from aengine.scheduler.plan import NO_INTS, Features, IntArray, NewRow
 from aengine.scheduler.prefixes import PrefixesInFlight
-from aengine.scheduler.request import Sequence
+from aengine.scheduler.request import Sequence, SequenceState
 from aengine.scheduler.rows import RowTable
 
 
@@ -53,23 +53,20 @@ class Residency:
     def _num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.cache.page_size)
 
-    # ---- admission ------------------------------------------------------------------------------------------------------
+    # ---- admission ---------------------------------------------------------------------------------------------------
 
-    def match(self, sequence: Sequence) -> list[int]:
-        """The published pages that hold the longest prefix of a waiting sequence."""
-        if not self._enable_prefix_cache:
-            return []
-        sequence.hash_pages()
-        if sequence.request.params.prompt_logprobs is not None:
-            return []  # cached KV has no logits
-        return self.cache.match(sequence.chain, sequence.tokens)
-
-    def shared(self, sequence: Sequence, primary: Sequence) -> list[int]:
-        """The pages that a fork has in common with the running sequence that computed its prompt: all before its last prompt token."""
+    def prefix(self, sequence: Sequence) -> tuple[list[int], Sequence | None]:
+        """The pages that a waiting sequence need not compute: the published ones that hold its longest prefix. Or for a fork those before
+        the last prompt token of the running sequence that computed its prompt, with that sequence."""
         if self._enable_prefix_cache:
             sequence.hash_pages()
-        pages: list[int] = self.rows.pages(primary.row)[: (len(sequence.tokens) - 1) // self.cache.page_size].tolist()
-        return pages
+        rows, primary, num_tokens = self.rows, sequence.primary, len(sequence.tokens)
+        forks = primary is not None and not sequence.started and primary.state is SequenceState.RUNNING
+        if primary is not None and forks and rows.num_committed[primary.row] >= num_tokens:
+            return rows.pages(primary.row)[: (num_tokens - 1) // self.cache.page_size].tolist(), primary
+        if not self._enable_prefix_cache or sequence.request.params.prompt_logprobs is not None:  # cached KV has no logits
+            return [], None
+        return self.cache.match(sequence.chain, sequence.tokens), None
 
     def awaits_prompt(self, sequence: Sequence) -> bool:
         """Whether a running sequence is computing the prompt that a fork shares; if so, the fork waits for it."""
@@ -126,7 +123,7 @@ class Residency:
         history = tokens if request.params.features & Features.HISTORY else NO_INTS
         self.changes.new_rows[row] = NewRow(row, request.params, len(request.prompt), history)
 
-    # ---- running ---------------------------------------------------------------------------------------------------------
+    # ---- running -----------------------------------------------------------------------------------------------------
 
     def grow(self, decodes: IntArray) -> bool:
         """Give every row in `decodes` a page for its next token; False, and nothing is changed, when there are too few."""
@@ -172,7 +169,7 @@ class Residency:
                 woken += self.prefixes.settle(sequence, digests[start + i])
         return woken
 
-    # ---- the end ----------------------------------------------------------------------------------------------------------
+    # ---- the end -----------------------------------------------------------------------------------------------------
 
     def victim(self) -> Sequence:
         """The sequence to preempt: parked ones first, then the lowest priority, then the newest. Only those that no step in flight
@@ -194,7 +191,7 @@ class Residency:
         self._num_protected -= sequence.preemptions >= MAX_PREEMPTIONS
         return self.prefixes.abandon(sequence)
 
-    def vacate(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence) -> None:
         """Take row and pages from a stopped sequence that no step in flight computes."""
         assert self.rows.flights[sequence.row] == 0
         self.changes.drop(sequence.row)

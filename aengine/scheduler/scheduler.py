@@ -59,14 +59,14 @@ class Scheduler:
         self._trues = np.ones(config.max_num_seqs, np.bool_)
         self._sent = RowChanges()  # in the latest plan
 
-    # ---- requests ------------------------------------------------------------------------------------------------------
+    # ---- requests ----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         """Take a request that fits the context and the page pool; it waits."""
-        chain = PageChain(self._config.page_size, request.cache_salt)
+        page_size, salt = self._config.page_size, request.cache_salt
         primary = self._sequences.get(request.fork_of) if request.fork_of is not None else None
-        prompt_chain = primary.prompt_chain if primary is not None else PageChain(self._config.page_size, request.cache_salt)
-        sequence = Sequence(request, chain, prompt_chain, request.prompt)
+        prompt_chain = primary.prompt_chain if primary is not None else PageChain(page_size, salt)
+        sequence = Sequence(request, PageChain(page_size, salt), prompt_chain, primary, request.prompt)
         self._sequences[request.key] = sequence
         if request.deadline is not None:
             if len(self._deadlines) > 2 * len(self._sequences) + 64:  # mostly of released requests
@@ -108,7 +108,7 @@ class Scheduler:
         """Drop the prefixes that no sequence holds; returns how many pages that freed."""
         return self._cache.flush()
 
-    # ---- state ---------------------------------------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------------------------
 
     @property
     def next_deadline(self) -> float | None:
@@ -137,7 +137,7 @@ class Scheduler:
         updates, self._updates = self._updates, Updates()
         return updates
 
-    # ---- a step --------------------------------------------------------------------------------------------------------
+    # ---- a step ------------------------------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None when nothing can run (with steps in flight: until one of them is committed)."""
@@ -180,12 +180,12 @@ class Scheduler:
         while budget > 0 and (sequence := self._queue.pop(now)) is not None:
             if residency.awaits_prompt(sequence):
                 continue
-            hits, primary = self._prefix_of(sequence)
+            hits, primary = residency.prefix(sequence)
             if primary is None and residency.awaits_page(sequence, len(hits)):
                 continue
             while not (has_room := residency.has_room(sequence, hits)) and residency.has_parked():
                 self._preempt(residency.victim())
-                hits, primary = self._prefix_of(sequence)  # its pages may have been among the hits
+                hits, primary = residency.prefix(sequence)  # its pages may have been among the hits
             if not has_room:
                 self._queue.push(sequence)
                 break
@@ -194,16 +194,6 @@ class Scheduler:
         if chunks:
             self._prefilling = [sequence for sequence in self._prefilling if not self._rows.decoding[sequence.row]]
         return chunks
-
-    def _prefix_of(self, sequence: Sequence) -> tuple[list[int], Sequence | None]:
-        """The pages that a waiting sequence need not compute, and the running sequence they are shared with if it is a fork of that."""
-        fork_of = sequence.request.fork_of
-        if fork_of is not None and not sequence.started:
-            primary = self._sequences.get(fork_of)
-            running = primary is not None and primary.state is SequenceState.RUNNING
-            if primary is not None and running and self._rows.num_committed[primary.row] >= len(sequence.tokens):
-                return self._residency.shared(sequence, primary), primary
-        return self._residency.match(sequence), None
 
     def _admit(self, sequence: Sequence, hits: list[int], primary: Sequence | None, now: float) -> None:
         self._residency.admit(sequence, hits, self._queue.tenant_id(sequence), primary)
@@ -370,14 +360,14 @@ class Scheduler:
         """Take row and pages from a running sequence that no step in flight computes; its tokens are computed again when it comes back."""
         sequence.tokens = self._rows.tokens[sequence.row, : self._rows.num_known[sequence.row]].copy()
         self._stop_running(sequence)
-        self._residency.vacate(sequence)
+        self._residency.release(sequence)
         self._num_preemptions += 1
         sequence.preemptions += not sequence.parked  # a parked one loses nothing but its place
         sequence.state = SequenceState.WAITING
         if not sequence.parked:
             self._queue.push(sequence)
 
-    # ---- the end of a sequence --------------------------------------------------------------------------------------------
+    # ---- the end of a sequence ---------------------------------------------------------------------------------------
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, *, stop_token_id: int | None = None, error: BaseException | None = None
@@ -410,7 +400,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self._num_leaving -= 1
-        self._residency.vacate(sequence)
+        self._residency.release(sequence)
         self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
