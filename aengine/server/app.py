@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import AEngineError
+from aengine.server.calls.admission import Admission
 from aengine.server.calls.auth import Authenticator
 from aengine.server.calls.errors import draining
 from aengine.server.calls.interceptor import CallInterceptor
@@ -23,7 +24,6 @@ from aengine.server.calls.records import Observers
 from aengine.server.calls.tls import Certificates
 from aengine.server.calls.underway import CallsUnderWay
 from aengine.server.config.options import ServerConfig
-from aengine.server.generation.admission import Admission
 from aengine.server.generation.backend import Backend
 from aengine.server.services.admin import AdminServicer
 from aengine.server.services.engine_info import EngineServicer, ModelServicer
@@ -33,7 +33,6 @@ from aengine.server.services.reflection import add_reflection_to_server, service
 from aengine.server.services.tokenizer import TokenizerServicer
 from aengine.server.telemetry.exposition import MetricsServer
 from aengine.server.telemetry.logs import AccessLog
-from aengine.server.telemetry.loop_lag import LoopLag
 from aengine.server.telemetry.metrics import SCHEMA, Metrics
 from aengine.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 from aengine.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_server
@@ -74,7 +73,6 @@ class Server:
         self.observers = Observers()  # of calls and generations
         if self.config.access_log:
             self.observers.add(AccessLog())
-        self._lag = LoopLag()
         self._metrics: MetricsServer | None = None
         self._authenticator = Authenticator(self.config)
         self._under_way = CallsUnderWay(self.config.max_calls, self.config.stall_seconds)
@@ -138,18 +136,11 @@ class Server:
     async def _start_metrics(self) -> None:
         if self.config.metrics_port is None:
             return
-        metrics = Metrics(
-            self._engine,
-            self._lag,
-            calls_in_flight=lambda: len(self._under_way),
-            generations_in_flight=lambda: self._admission.in_flight,
-            draining=lambda: self._admission.closed,
-        )
+        metrics = Metrics(self._engine, self._admission, self._under_way)
         server = MetricsServer(metrics, host=self.config.metrics_host, port=self.config.metrics_port)
         await server.start()
         self._metrics = server
         self.observers.add(metrics)
-        self._lag.start()
 
     async def set_serving(self, serving: bool = True) -> None:
         """Tell health watchers whether the engine can take requests. Ignored once draining."""
@@ -189,7 +180,6 @@ class Server:
         await self._generation.aclose()
         self._tokenizer.close()
         self._under_way.stop()
-        self._lag.stop()
         if self._metrics is not None:
             await self._metrics.stop()
 

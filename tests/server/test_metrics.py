@@ -28,6 +28,7 @@ import aengine
 from aengine import EngineDeadError, FinishReason, SamplingParams
 from aengine.histogram import HistogramSnapshot
 from aengine.outputs import EngineStats
+from aengine.server.calls.admission import Admission
 from aengine.server.calls.records import CallRecord, GenerationRecord
 from aengine.server.telemetry import exposition
 from aengine.server.telemetry.exposition import MetricsBindError, MetricsCollector, MetricsServer
@@ -80,7 +81,9 @@ async def scrape_until(address: str, condition: Callable[[Scrape], bool]) -> Scr
 
 
 def metrics_of(engine: Any, *, draining: bool = False) -> Metrics:
-    return Metrics(engine, LoopLag(), calls_in_flight=lambda: 4, generations_in_flight=lambda: 3, draining=lambda: draining)
+    admission = Admission()
+    admission.in_flight, admission.closed = 3, draining
+    return Metrics(engine, admission, range(4))
 
 
 @asynccontextmanager

@@ -16,9 +16,9 @@ from oracle_engine import until
 from session_client import SessionClient, begin, cancellation, kinds, more_credit, opening, submission
 
 from aengine.outputs import FinishReason, Token, TokenLogprob
+from aengine.server.calls.admission import Admission
 from aengine.server.calls.records import GenerationRecord, Observers
 from aengine.server.generation import session
-from aengine.server.generation.admission import Admission
 from aengine.server.generation.backend import Backend
 from aengine.server.generation.events import MAX_PROMPT_LOGPROBS_BYTES
 from aengine.server.generation.session import session_responses

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor
 
@@ -24,7 +23,8 @@ _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5  # types on the wire; t
 
 
 def check_fields(raw: bytes, kind: Descriptor) -> None:
-    """Raises `InvalidRequestError` for the bytes of a message of `kind` that has too many fields. Whether they are one is not told."""
+    """Raises `InvalidRequestError` for the bytes of a message of `kind` that has too many fields. Does not say whether they are such a
+    message."""
     if len(raw) > UNCOUNTED_BYTES and _has_too_many(raw, kind):
         description = f"{len(raw)} bytes with more than {MAX_FIELDS} fields; only up to {UNCOUNTED_BYTES} bytes may be so many"
         raise InvalidRequestError.of("request", description)
@@ -32,7 +32,7 @@ def check_fields(raw: bytes, kind: Descriptor) -> None:
 
 def _has_too_many(raw: bytes, kind: Descriptor) -> bool:
     left, at, end, fields = MAX_FIELDS, 0, len(raw), _fields(kind)
-    outer: list[tuple[int, _Fields]] = []  # the messages around this one: where they end
+    outer: list[tuple[int, Mapping[int, Descriptor | None]]] = []  # the messages around this one: where they end
     while True:
         while at >= end:
             if not outer:
@@ -45,12 +45,12 @@ def _has_too_many(raw: bytes, kind: Descriptor) -> bool:
                 _, at = _read_varint(raw, at)
             elif wire_type == _LENGTH:
                 length, at = _read_varint(raw, at)
-                if (inner := fields.messages.get(tag >> 3)) is not None:
+                if (inner := fields.get(tag >> 3)) is not None:
                     outer.append((end, fields))
                     end, fields = at + length, _fields(inner)
                 else:
                     at += length
-                    left -= length // _PACKED_BYTES if tag >> 3 in fields.packed else 0
+                    left -= length // _PACKED_BYTES if tag >> 3 in fields else 0
             elif wire_type in (_EIGHT_BYTES, _FOUR_BYTES):
                 at += 8 if wire_type == _EIGHT_BYTES else 4
         except (IndexError, ValueError):
@@ -74,17 +74,11 @@ def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number that is too long")
 
 
-class _Fields(NamedTuple):
-    """Of one kind of message, by number."""
-
-    messages: Mapping[int, Descriptor]  # those that are messages, but for entries of maps
-    packed: frozenset[int]  # those that are lists of numbers
-
-
 @lru_cache(maxsize=1024)
-def _fields(kind: Descriptor) -> _Fields:
+def _fields(kind: Descriptor) -> Mapping[int, Descriptor | None]:
+    """By number: those that are messages, but for entries of maps; and with None those that are lists of numbers."""
     messages = {field.number: field.message_type for field in kind.fields if field.message_type is not None}
-    return _Fields(
-        {number: inner for number, inner in messages.items() if not inner.GetOptions().map_entry},
-        frozenset(field.number for field in kind.fields if field.is_packed),
-    )
+    return {
+        **{field.number: None for field in kind.fields if field.is_packed},
+        **{number: inner for number, inner in messages.items() if not inner.GetOptions().map_entry},
+    }

@@ -80,19 +80,18 @@ class Observers:
         self._observers.append(observer)
 
     def on_call_end(self, record: CallRecord) -> None:
-        for observer in self._observers:
-            try:
-                observer.on_call_end(record)
-            except Exception:
-                logger.exception("an observer failed")
+        self._pass_on("on_call_end", record)
 
     def on_generation_end(self, record: GenerationRecord) -> None:
         if (call := CURRENT_CALL.get()) is not None:
             call.prompt_tokens += record.usage.prompt_tokens
             call.completion_tokens += record.usage.completion_tokens
+        self._pass_on("on_generation_end", record)
+
+    def _pass_on(self, event: str, record: CallRecord | GenerationRecord) -> None:
         for observer in self._observers:
             try:
-                observer.on_generation_end(record)
+                getattr(observer, event)(record)
             except Exception:
                 logger.exception("an observer failed")
 

@@ -15,9 +15,9 @@ from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.stream import TokenStream
 from aengine.errors import RequestIdInUseError
 from aengine.outputs import ModelInfo, RequestInfo, RequestState
+from aengine.server.calls.admission import Admission
 from aengine.server.calls.errors import StatusError, clip
 from aengine.server.calls.records import Caller, Observers
-from aengine.server.generation.admission import Admission
 
 Thing = TypeVar("Thing")
 

@@ -93,13 +93,9 @@ def wants_text(output: messages.OutputOptions) -> bool:
 
 
 def write_model(info: ModelInfo, message: Model) -> None:
-    message.name = info.name
-    message.architecture = info.architecture
-    message.max_model_len = info.max_model_len
-    message.vocab_size = info.vocab_size
+    for name in ("name", "architecture", "max_model_len", "vocab_size", "dtype", "num_parameters"):
+        setattr(message, name, getattr(info, name))
     message.eos_token_ids.extend(info.eos_token_ids)
-    message.dtype = info.dtype
-    message.num_parameters = info.num_parameters
     message.has_chat_template = info.chat_template
     message.without_tokenizer = not info.tokenizer
     write_params(info.generation_defaults, DEFAULTS, message.generation_defaults)

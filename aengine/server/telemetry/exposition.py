@@ -78,6 +78,7 @@ class MetricsServer:
 
     def __init__(self, metrics: Metrics, *, host: str, port: int) -> None:
         """`port`: 0 lets the system pick one."""
+        self._metrics = metrics
         self._host = host
         self._port = port
         self._registry = CollectorRegistry()
@@ -99,9 +100,11 @@ class MetricsServer:
             raise MetricsBindError(f"cannot serve metrics on {self.address}: {error.strerror or error}") from error
         self._running = server, thread
         self._port = server.server_port
+        self._metrics.loop_lag.start()
 
     async def stop(self) -> None:
         """Close the port. Nothing happens where it is not open."""
+        self._metrics.loop_lag.stop()
         if self._running is not None:
             (server, thread), self._running = self._running, None
             await asyncio.to_thread(server.shutdown)

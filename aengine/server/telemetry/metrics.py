@@ -6,7 +6,7 @@ Filled and read in the event loop: plain additions, no locks. `aengine.server.te
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 
@@ -15,6 +15,7 @@ from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import EngineStateError
 from aengine.histogram import Histogram, HistogramSnapshot
 from aengine.outputs import FinishReason
+from aengine.server.calls.admission import Admission
 from aengine.server.calls.records import ITL_BOUNDS, CallRecord, GenerationRecord
 from aengine.server.telemetry.loop_lag import LoopLag
 from aengine.v1 import admin_service_pb2, engine_service_pb2, generation_service_pb2, model_service_pb2, tokenizer_service_pb2
@@ -41,20 +42,12 @@ OTHER_METHOD = "other"
 class Metrics:
     """An `Observer` of everything that ends."""
 
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        loop_lag: LoopLag,
-        *,
-        calls_in_flight: Callable[[], int],
-        generations_in_flight: Callable[[], int],
-        draining: Callable[[], bool],
-    ) -> None:
+    def __init__(self, engine: AsyncEngine, admission: Admission, calls: Sized) -> None:
+        """`calls`: those in flight."""
+        self.loop_lag = LoopLag()
         self._engine = engine
-        self._loop_lag = loop_lag
-        self._calls_in_flight = calls_in_flight
-        self._generations_in_flight = generations_in_flight
-        self._draining = draining
+        self._admission = admission
+        self._calls_in_flight = calls
         # What can be is there from the start, at 0: a series that begins with its first event hides it from rate().
         self._calls: Counter[tuple[str, str]] = Counter({(method, "OK"): 0 for method in METHODS.values()})
         self._call_errors: Counter[str] = Counter()
@@ -96,18 +89,18 @@ class Metrics:
         for method, histogram in self._call_seconds.items():
             seconds.add_metric((method,), _buckets(histogram), histogram.total)
         yield seconds
-        yield GaugeMetricFamily("aengine_calls_in_flight", "RPCs under way.", self._calls_in_flight())
+        yield GaugeMetricFamily("aengine_calls_in_flight", "RPCs under way.", len(self._calls_in_flight))
         draining = "1 while new generations are refused because the server shuts down."
-        yield GaugeMetricFamily("aengine_draining", draining, self._draining())
+        yield GaugeMetricFamily("aengine_draining", draining, self._admission.closed)
         yield _counters("aengine_generations", "Generations that ended, by finish reason.", "reason", self._generations)
         in_flight = "Generations between their start and their end."
-        yield GaugeMetricFamily("aengine_generations_in_flight", in_flight, self._generations_in_flight())
+        yield GaugeMetricFamily("aengine_generations_in_flight", in_flight, self._admission.in_flight)
         yield _histogram("aengine_queue_seconds", "Seconds from arrival to the first step.", self._queue_seconds)
         yield _histogram("aengine_time_to_first_token_seconds", "Seconds from arrival to the first token.", self._first_token_seconds)
         yield _histogram("aengine_inter_token_seconds", "Seconds between tokens as they are sent.", self._inter_token_seconds)
         yield _histogram("aengine_generation_seconds", "Seconds from arrival to the end.", self._generation_seconds)
         yield from self._engine_families()
-        lag = self._loop_lag
+        lag = self.loop_lag
         yield _histogram("aengine_event_loop_lag_seconds", "Seconds by which the event loop wakes late.", lag.seconds)
         yield GaugeMetricFamily("aengine_event_loop_lag_max_seconds", "The most of it since the last scrape.", lag.take_max())
 
