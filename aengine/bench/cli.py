@@ -11,7 +11,7 @@ import asyncio
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -212,9 +212,10 @@ def _offline(options: argparse.Namespace, command: list[str]) -> int:
     nano = options.workload == "nano"
 
     async def run(config: EngineConfig) -> tuple[Sequence[Item], list[Outcome], dict[str, list[float]], ModelInfo, list[str]]:
-        async with AsyncExitStack() as stack:
-            with start_up_log() as log:
-                engine = await stack.enter_async_context(AsyncEngine(config))
+        engine = AsyncEngine(config)
+        with start_up_log() as log:
+            await engine.start()
+        async with aclosing(engine):
             items = _items(options, engine.model_info.vocab_size)
             outcomes, lags = await _measure(EngineTarget(engine, NANO_TEMPERATURE if nano else 0.0), items, options)
             freed = await cancel_to_free(engine, list(items[0].prompt))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -70,18 +70,17 @@ class OpenAITarget:
 @asynccontextmanager
 async def open_url(url: str, model: str | None, token: str | None = None) -> AsyncIterator[tuple[Target, int | None]]:
     """The server at `grpc://host:port` (aengine) or `http(s)://host:port` (OpenAI's API), and its vocabulary size where it reports it."""
-    async with AsyncExitStack() as stack:
-        if url.startswith("grpc://"):
-            from aengine.client import AsyncClient
+    if url.startswith("grpc://"):
+        from aengine.client import AsyncClient
 
-            client = await stack.enter_async_context(AsyncClient(url.removeprefix("grpc://"), token=token))
+        async with AsyncClient(url.removeprefix("grpc://"), token=token) as client:
             yield EngineTarget(client, name="aengine (gRPC)"), client.model_info.vocab_size
-            return
-        import httpx2 as httpx
+        return
+    import httpx2 as httpx
 
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=None, headers=headers, limits=limits))
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=None, headers=headers, limits=limits) as http:
         if model is None:
             try:
                 model = (await http.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
