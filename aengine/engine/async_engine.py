@@ -16,11 +16,11 @@ import anyio
 
 from aengine.config import EngineConfig
 from aengine.engine.controls import Controls
-from aengine.engine.doorbell import Doorbell
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.prompts import QUICK_CHARACTERS
 from aengine.engine.registry import Registry
+from aengine.engine.report_queue import ReportQueue
 from aengine.engine.step_driver import Done
 from aengine.engine.step_loop import Ready, Report, StepLoop, Stopped
 from aengine.engine.stream import TokenStream
@@ -85,8 +85,8 @@ class AsyncEngine:
         self._edge = LoopEdge()
         self._settled = anyio.Event()  # serving, or failed to
         self._workers = Workers("aengine-tokenizer", quick=QUICK_CHARACTERS)
-        self._bell: Doorbell[Report[LoadedModel]] = Doorbell(self._edge, self._receive)
-        self._steps: StepLoop[LoadedModel] = StepLoop(self._load, self._configure, self._bell.ring, step_timeout=self.config.step_timeout)
+        self._reports: ReportQueue[Report[LoadedModel]] = ReportQueue(self._edge, self._receive)
+        self._steps: StepLoop[LoadedModel] = StepLoop(self._load, self._configure, self._reports.put, step_timeout=self.config.step_timeout)
         self._controls = Controls(self._edge, self._steps.post)
         self._steps.start()
         self._phase, self._stopped = _Phase.STARTING, anyio.Event()  # not before: else `aclose()` would wait for a thread that there is not
@@ -306,7 +306,7 @@ class AsyncEngine:
         """The step thread has ended: no report follows, so all that wait end now."""
         assert self._stopped is not None, "started"
         self._steps.join()
-        self._bell.close()
+        self._reports.close()
         self._workers.close()
         self._error = error
         if self._phase is _Phase.RUNNING:

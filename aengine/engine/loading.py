@@ -27,18 +27,18 @@ class LoadedModel:
 
 
 def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel:
-    """`check` is called between the parts of the work, and raises where it is to be left. Raises that, `ModelLoadError`,
-    `InsufficientMemoryError` or `ConfigError`."""
+    """`check` is called between the parts of the work, and may raise to end it. Raises that, `ModelLoadError`, `InsufficientMemoryError` or
+    `ConfigError`."""
     model_dir = resolve_model(config.model, config.revision, weights=config.load_format != "dummy")
     check()
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="aengine-load"))
-        tokenizer_future = pool.submit(Tokenizer.find, model_dir)  # beside the weights: large vocabularies take long
+        tokenizer_future = pool.submit(Tokenizer.find, model_dir)  # while the weights are loaded: large vocabularies take long
         warm = warm_weights(config, model_dir)
         if warm is not None:
             stack.enter_context(warm)
-        with paused_collection():  # which would look through what torch makes again and again
-            # Imported here: the device side brings torch, and importing the engine should not.
+        with paused_collection():  # it would traverse the many objects that torch creates, again and again
+            # Imported here, because it imports torch, which importing the engine should not do.
             from aengine.models.named_weights import num_parameters
             from aengine.runner.model_runner import ModelRunner
         check()

@@ -1,4 +1,4 @@
-"""Notices that a thread is stuck: in a kernel that never returns, a driver call, a deadlock. Knows nothing of what it does."""
+"""Detects that a thread hangs: in a kernel that never returns, a driver call, a deadlock. Does not know what the thread does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hand-over into the event loop: in order, complete, and without taking the interpreter from who rings."""
+"""The hand-over into the event loop: in order, complete, and without taking the GIL from the thread that reports."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import pytest
 from oracle_engine import OracleEngine, until
 
 from aengine import SamplingParams
-from aengine.engine.doorbell import Doorbell
 from aengine.engine.loop_edge import LoopEdge
+from aengine.engine.report_queue import ReportQueue
 
 pytestmark = pytest.mark.anyio
 only_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 
-def new_bell(receive: Callable[[Any], object]) -> Doorbell[Any]:
-    return Doorbell(LoopEdge(), receive)
+def new_queue(receive: Callable[[Any], object]) -> ReportQueue[Any]:
+    return ReportQueue(LoopEdge(), receive)
 
 
 async def test_everything_is_received_in_order() -> None:
@@ -34,79 +34,79 @@ async def test_everything_is_received_in_order() -> None:
         assert threading.get_ident() == loops_thread
         received.append(number)
 
-    bell = new_bell(receive)
+    queue = new_queue(receive)
 
-    def ring() -> None:
+    def report() -> None:
         for number in range(20_000):
-            bell.ring(number)
+            queue.put(number)
 
-    await anyio.to_thread.run_sync(ring)
+    await anyio.to_thread.run_sync(report)
     await until(lambda: len(received) == 20_000)
     assert received == list(range(20_000))
-    bell.close()
+    queue.close()
 
 
-async def test_several_may_ring() -> None:
+async def test_several_may_report() -> None:
     received: list[tuple[int, int]] = []
-    bell = new_bell(received.append)
-    threads = [threading.Thread(target=lambda who=who: [bell.ring((who, number)) for number in range(3000)]) for who in range(4)]
+    queue = new_queue(received.append)
+    threads = [threading.Thread(target=lambda who=who: [queue.put((who, number)) for number in range(3000)]) for who in range(4)]
     for thread in threads:
         thread.start()
     await until(lambda: len(received) == 12_000)
     for who in range(4):
         assert [number for whose, number in received if whose == who] == list(range(3000))
-    bell.close()
+    queue.close()
 
 
 @only_asyncio
-async def test_who_rings_goes_on_first() -> None:
-    """With the interpreter: the loop gets it when the thread lets go of it."""
+async def test_the_thread_that_reports_goes_on_first() -> None:
+    """It keeps the GIL: the loop gets it when the thread releases it."""
     order: list[str] = []
-    bell = new_bell(order.append)
+    queue = new_queue(order.append)
 
-    def ring() -> None:
+    def report() -> None:
         for _ in range(30):
-            bell.ring("received")
+            queue.put("received")
             order.append("went on")
             while order[-1] != "received":
-                os.sched_yield()  # lets go
+                os.sched_yield()  # releases the GIL
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(5.0)
     try:
-        await anyio.to_thread.run_sync(ring)
+        await anyio.to_thread.run_sync(report)
     finally:
         sys.setswitchinterval(interval)
     assert order == ["went on", "received"] * 30
-    bell.close()
+    queue.close()
 
 
 @only_asyncio
 async def test_a_report_that_fails_holds_up_no_other() -> None:
     received: list[int] = []
-    told: list[BaseException | None] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context.get("exception")))
+    errors: list[BaseException | None] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context.get("exception")))
 
     def receive(number: int) -> None:
         if number % 3 == 0:
             raise ValueError(number)
         received.append(number)
 
-    bell = new_bell(receive)
+    queue = new_queue(receive)
     for number in range(10):
-        bell.ring(number)
+        queue.put(number)
     await until(lambda: len(received) == 6)
-    assert [str(error) for error in told] == ["0", "3", "6", "9"]
-    bell.close()
+    assert [str(error) for error in errors] == ["0", "3", "6", "9"]
+    queue.close()
 
 
 @only_asyncio
-async def test_a_closed_bell_is_not_heard() -> None:
+async def test_nothing_is_received_from_a_closed_queue() -> None:
     received: list[int] = []
-    bell = new_bell(received.append)
-    bell.close()
+    queue = new_queue(received.append)
+    queue.close()
     for number in range(100_000):  # more than a pipe holds
-        bell.ring(number)
+        queue.put(number)
     await asyncio.sleep(0)
     assert not received
 
