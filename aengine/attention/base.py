@@ -43,9 +43,6 @@ class AttentionSpec:
     kv_scales: tuple[tuple[float, float], ...] | None = None
     """The scales of K and V by layer: a float8 cache holds value / scale, saturated. None: all scales are 1."""
 
-    def scoring(self, layer: int) -> Scoring:
-        return Scoring(self.scale, self.windows[layer], self.soft_cap)
-
     @property
     def cache_dtype(self) -> torch.dtype:
         return self.kv_dtype or self.dtype
@@ -90,7 +87,8 @@ class AttentionBackend(ABC):
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
-        self.caches: list[PagedCache] = []  # by layer
+        self.scoring = [Scoring(spec.scale, window, spec.soft_cap) for window in spec.windows]  # by layer, as the caches
+        self.caches: list[PagedCache] = []
 
     def bytes_per_page(self) -> int:
         """Bytes that one page takes in all layers together, K and V."""

@@ -80,7 +80,7 @@ class _Step:
 
     def attend(self, layer: int, query: Tensor) -> Tensor:
         cache = self._backend.caches[layer]
-        scoring = self._backend.spec.scoring(layer)
+        scoring = self._backend.scoring[layer]
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         for group in self._decodes:
             out.index_copy_(0, group.rows, group.attend(query.index_select(0, group.rows), cache, scoring))

@@ -74,7 +74,7 @@ class _Step:
 
     def attend(self, layer: int, query: Tensor) -> Tensor:
         backend = self._backend
-        cache, scoring, blocks = backend.caches[layer], backend.spec.scoring(layer), backend.blocks
+        cache, scoring, blocks = backend.caches[layer], backend.scoring[layer], backend.blocks
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if self._num_decodes:
             kernels.attend_decodes(query, out, cache, self._lists, scoring, blocks, num_rows=self._num_decodes, num_splits=self._num_splits)
