@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,27 @@ from torch import Tensor
 
 from aengine.attention import StepLayout
 from aengine.kernels.cpu import ops
-from aengine.kernels.cpu.library import BLOCK, ELEMENTS, MAX_HEAD_DIM, PANEL, CLayer, CModel, CPackedLinear, CStep, Workspace
+from aengine.kernels.cpu.library import (
+    BLOCK,
+    ELEMENTS,
+    MAX_HEAD_DIM,
+    PANEL,
+    CLayer,
+    CModel,
+    CPackedLinear,
+    CStep,
+    Workspace,
+    address,
+    address_of_params,
+    check,
+)
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
-from aengine.kernels.cpu.step import IntArray, LastTokens, address, address_of_params, check
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.named_weights import named_weights
 from aengine.models.spec import ModelSpec
+
+IntArray = NDArray[np.int32]
 
 
 def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
@@ -32,6 +47,15 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     if spec.head_dim % BLOCK or not BLOCK <= spec.head_dim <= MAX_HEAD_DIM:
         return f"head_dim {spec.head_dim} is not a multiple of {BLOCK} in [{BLOCK}, {MAX_HEAD_DIM}]"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class LastTokens:
+    """How tokens go from one step to the next without the host: contiguous int32 arrays."""
+
+    tokens: IntArray  # [rows], the last token of each row
+    input_rows: IntArray  # rows whose last tokens become the first ids of the step when it begins
+    output_rows: IntArray  # [m], rows whose last tokens become the sampled ones when the step ends; or none
 
 
 class StepArguments:

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from aengine.kernels.cpu import KernelsUnavailableError, KvPool, Workspace, load_kernels, ops
 from aengine.kernels.cpu.pool import page_bytes
-from aengine.kernels.cpu.step import LastTokens
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.layers.rotary import cos_sin_cache
-from aengine.models.cpu_stack import DecoderStack, PreparedStep, unsupported
+from aengine.models.cpu_stack import DecoderStack, LastTokens, PreparedStep, unsupported
 from aengine.runner.base import InFlightStep, IntArray, Step
 from aengine.runner.host_queue import HostQueue
 from aengine.runner.memory import cpu_budget, show_bytes

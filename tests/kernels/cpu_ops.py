@@ -10,10 +10,9 @@ from torch import Tensor
 
 from aengine.attention import StepLayout
 from aengine.kernels.cpu import KvPool, PackedLinear, Workspace
-from aengine.kernels.cpu.library import BLOCK, ELEMENTS, PANEL, CLayer, CModel
+from aengine.kernels.cpu.library import BLOCK, ELEMENTS, PANEL, CLayer, CModel, check
 from aengine.kernels.cpu.ops import as_rows, norm_weight, row_stride
-from aengine.kernels.cpu.step import LastTokens, check
-from aengine.models.cpu_stack import StepArguments
+from aengine.models.cpu_stack import LastTokens, StepArguments
 
 NO_TOKENS = np.zeros(0, np.int32)
 NO_LAST_TOKENS = LastTokens(NO_TOKENS, NO_TOKENS, NO_TOKENS)

@@ -16,8 +16,7 @@ from test_cpu_stack import everything, hidden_states, layouts, pool_of, random_w
 
 from aengine.attention import StepLayout, build_layout
 from aengine.kernels.cpu import CpuKernels, KvPool, Workspace
-from aengine.kernels.cpu.step import LastTokens
-from aengine.models.cpu_stack import DecoderStack, PreparedStep
+from aengine.models.cpu_stack import DecoderStack, LastTokens, PreparedStep
 
 
 class Setup:

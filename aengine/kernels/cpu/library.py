@@ -1,6 +1,6 @@
 """The compiled kernels as Python sees them: the structs and signatures of the C interface, and `load_kernels`.
 
-Owns the mirror of `src/abi.h`. Does not know what tensors mean.
+Owns the mirror of `src/abi.h` and the errors for status codes. Does not know what tensors mean.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from aengine.kernels.cpu.compiler import Built, build
 from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, select_level
@@ -24,6 +26,7 @@ BLOCK = 16  # tokens of a KV block
 MAX_HEAD_DIM = 256
 ELEMENTS = {torch.bfloat16: 0, torch.float32: 1}
 BF16_PAIRS, F32_WORDS, INT8_QUADS = 0, 1, 2
+_BYTES = ctypes.c_char * 0
 LOGITS = 3  # `Epilogue` of a product whose result is float32
 
 
@@ -72,6 +75,16 @@ class CStep(Structure):
 STRUCT_SIZES = [*map(ctypes.sizeof, (CPackedLinear, CPart, CLayer, CModel, CPool)), DRAW_PARAMS.itemsize, ctypes.sizeof(CStep)]
 """In the order of `aengine_struct_sizes`."""
 
+_MESSAGES = {  # of `Status`
+    2: "a token id of the step is not one of the embedding's",
+    3: "a position of the step is outside of the cos/sin table",
+    4: "a slot of the step is neither -1 nor in the pool",
+    5: "a page of the step is not in the pool",
+    6: "a row of the step has no pages, a last page of no or too many tokens, or more queries than tokens",
+    7: "a logits index is not that of a token of the step",
+    9: "a row of the step has no last token",
+}
+
 _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_level": (c_char_p,),
     "aengine_struct_sizes": (None, POINTER(c_int64)),
@@ -96,6 +109,30 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_finish_and_begin": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int, POINTER(c_int32)),
     "aengine_copy_pages": (c_int, POINTER(CPool), c_void_p, c_void_p, c_int64, c_void_p, c_int),
 }
+
+
+def address(array: NDArray[np.generic]) -> int:
+    """The address of a contiguous writable array; raises BufferError or TypeError for others. `array.ctypes` takes four times as long."""
+    return ctypes.addressof(_BYTES.from_buffer(array.data))
+
+
+def address_of_params(draw_params: NDArray[np.void], count: int) -> int:
+    """The address of `count` contiguous records of `DRAW_PARAMS`. Raises ValueError for others."""
+    if draw_params.dtype != DRAW_PARAMS or draw_params.shape != (count,):
+        raise ValueError(f"draw_params {draw_params.shape} of dtype {draw_params.dtype} are not {count} of {DRAW_PARAMS}")
+    return address(draw_params)
+
+
+def check(status: int) -> None:
+    """Raises the error for a status that a C function returned: MemoryError, ValueError for a step that was refused before anything was
+    written, or RuntimeError for a workspace that is in use."""
+    if status == 0:
+        return
+    if status == 1:
+        raise MemoryError("no memory for the scratch of a step")
+    if status == 8:
+        raise RuntimeError("the workspace is in a step that has begun and is not finished")
+    raise ValueError(_MESSAGES[status])
 
 
 class CpuKernels:

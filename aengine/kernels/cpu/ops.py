@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.kernels.cpu.library import BLOCK, ELEMENTS, LOGITS, Workspace
+from aengine.kernels.cpu.library import BLOCK, ELEMENTS, LOGITS, Workspace, address_of_params, check
 from aengine.kernels.cpu.packing import PackedLinear
-from aengine.kernels.cpu.step import address_of_params, check
 
 
 def logits(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aengine.kernels.cpu.library import ELEMENTS, CPool, Workspace
-from aengine.kernels.cpu.step import check
+from aengine.kernels.cpu.library import ELEMENTS, CPool, Workspace, check
 from aengine.kernels.warm_memory import lazy_bytes
 
 
