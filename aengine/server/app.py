@@ -18,11 +18,11 @@ from aengine.errors import AEngineError
 from aengine.server.calls.admission import Admission
 from aengine.server.calls.auth import Authenticator
 from aengine.server.calls.errors import draining
+from aengine.server.calls.in_flight import CallsInFlight
 from aengine.server.calls.interceptor import CallInterceptor
 from aengine.server.calls.port import make_server
 from aengine.server.calls.records import Observers
 from aengine.server.calls.tls import Certificates
-from aengine.server.calls.underway import CallsUnderWay
 from aengine.server.config.options import ServerConfig
 from aengine.server.generation.backend import Backend
 from aengine.server.services.admin import AdminServicer
@@ -45,7 +45,7 @@ SERVICES: tuple[str, ...] = tuple(name for module in SCHEMA for name in service_
 # Health watchers never end by themselves; this long the last statuses may take to reach the clients.
 FLUSH_SECONDS = 0.5
 
-# A client may ask again as soon as it has its answer. Refused calls end with UNAVAILABLE, but those that reach gRPC while it shuts
+# A client may ask again as soon as it has its response. Refused calls end with UNAVAILABLE, but those that reach gRPC while it shuts
 # down with CANCELLED; so a server that has become idle goes on refusing for this long.
 REFUSE_SECONDS = 0.1
 
@@ -61,7 +61,7 @@ class Server:
     """Serves `engine` on one address. Must be made, used and closed in one event loop.
 
     `start()` opens the port with health NOT_SERVING; `set_serving()` follows once the engine is started. `drain()` refuses new
-    generations and waits for those under way; `stop()` ends what is left with UNAVAILABLE and closes the port.
+    generations and waits for those that run; `stop()` ends what is left with UNAVAILABLE and closes the port.
     """
 
     def __init__(self, engine: AsyncEngine, config: ServerConfig | None = None, **overrides: Any) -> None:
@@ -75,9 +75,9 @@ class Server:
             self.observers.add(AccessLog())
         self._metrics: MetricsServer | None = None
         self._authenticator = Authenticator(self.config)
-        self._under_way = CallsUnderWay(self.config.max_calls, self.config.stall_seconds)
+        self._calls = CallsInFlight(self.config.max_calls, self.config.stall_seconds)
         self._drain_grace: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        interceptor = CallInterceptor(self.config, self._authenticator, self._under_way, self.observers)
+        interceptor = CallInterceptor(self.config, self._authenticator, self._calls, self.observers)
         self._server = make_server((interceptor,), channel_options(self.config))
         self._engine = engine
         self._register_services()
@@ -108,7 +108,7 @@ class Server:
 
     @property
     def in_flight(self) -> int:
-        """Generations under way."""
+        """Generations that have not ended."""
         return self._admission.in_flight
 
     async def start(self) -> None:
@@ -122,7 +122,7 @@ class Server:
         except BaseException:
             await self.stop()
             raise
-        self._under_way.start()
+        self._calls.start()
 
     def _bind(self, credentials: grpc.ServerCredentials | None) -> None:
         try:
@@ -136,19 +136,19 @@ class Server:
     async def _start_metrics(self) -> None:
         if self.config.metrics_port is None:
             return
-        metrics = Metrics(self._engine, self._admission, self._under_way)
+        metrics = Metrics(self._engine, self._admission, self._calls)
         server = MetricsServer(metrics, host=self.config.metrics_host, port=self.config.metrics_port)
         await server.start()
         self._metrics = server
         self.observers.add(metrics)
 
     async def set_serving(self, serving: bool = True) -> None:
-        """Tell health watchers whether the engine can take requests. Ignored once draining."""
+        """Notify health watchers whether the engine can take requests. Ignored once draining."""
         self._health.set_serving(serving)
 
     def request_drain(self, grace: float | None = None) -> None:
         """Ask whoever runs the server to shut it down, as a signal does: `wait_drain_requested()` returns. `grace`: how long requests
-        under way may go on, in seconds; None: the configuration's `drain_seconds`. Only the first call counts."""
+        may still run, in seconds; None: the configuration's `drain_seconds`. Only the first call counts."""
         if not self._drain_grace.done():
             self._drain_grace.set_result(self.config.drain_seconds if grace is None else grace)
 
@@ -159,7 +159,7 @@ class Server:
     async def drain(self, seconds: float | None = None) -> bool:
         """Shut down gently; returns whether all generations finished.
 
-        Tells health watchers, waits for `drain_delay`, refuses new generations, and waits up to `seconds` for those under way. None:
+        Notifies health watchers, waits for `drain_delay`, refuses new generations, and waits up to `seconds` for those that run. None:
         the configuration's `drain_seconds`.
         """
         self._health.shut_down()
@@ -171,21 +171,21 @@ class Server:
         return not self._admission.in_flight
 
     async def stop(self, reason: Exception | None = None) -> None:
-        """Close the port; calls under way end with `reason`. None: UNAVAILABLE (DRAINING)."""
+        """Close the port; calls in flight end with `reason`. None: UNAVAILABLE (DRAINING)."""
         self._admission.close()
-        if len(self._under_way):
-            await self._under_way.end_all(reason or draining(), FLUSH_SECONDS)
+        if len(self._calls):
+            await self._calls.end_all(reason or draining(), FLUSH_SECONDS)
             await asyncio.sleep(REFUSE_SECONDS)
         await self._server.stop(FLUSH_SECONDS)
         await self._generation.aclose()
         self._tokenizer.close()
-        self._under_way.stop()
+        self._calls.stop()
         if self._metrics is not None:
             await self._metrics.stop()
 
 
 def channel_options(config: ServerConfig) -> list[tuple[str, int]]:
-    """What gRPC is told. Core ignores a key that it does not know without a word, so a test compares them with the strings of its
+    """The options of gRPC. Core ignores a key that it does not know without a word, so a test compares them with the strings of its
     binary."""
     options = [
         ("grpc.so_reuseport", 0),  # or a second server shares the port silently
@@ -193,7 +193,7 @@ def channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", config.max_message_bytes),
         ("grpc.max_metadata_size", config.max_metadata_bytes),
         ("grpc.absolute_max_metadata_size", config.max_metadata_bytes),  # between the two core refuses at random
-        # Clients ping during long silent calls; core's own floor of 5 minutes answers that with GOAWAY too_many_pings.
+        # Clients ping during long silent calls; core's own floor of 5 minutes responds with GOAWAY too_many_pings.
         ("grpc.http2.min_ping_interval_without_data_ms", _milliseconds(config.min_ping_interval)),
         ("grpc.http2.max_ping_strikes", config.max_ping_strikes),
         ("grpc.keepalive_permit_without_calls", 1),

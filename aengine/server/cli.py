@@ -1,6 +1,6 @@
 """`aengine-grpc`: one engine behind one gRPC port, from flags to exit code.
 
-Owns the command line: its help, `--check`, and how errors are told. Every field of `ServerConfig` and `EngineConfig` is a flag; its
+Owns the command line: its help, `--check`, and how errors are shown. Every field of `ServerConfig` and `EngineConfig` is a flag; its
 docstring is the help. Heavy modules are imported after the flags are read, so that --help and a typo answer at once.
 """
 

@@ -77,7 +77,7 @@ async def run(config: ServerConfig, engine_config: EngineConfig) -> int:
 
 
 def uses_uvloop(config: ServerConfig) -> bool:
-    """Whether uvloop is wanted and there. Raises `ConfigError` where it is wanted and not there."""
+    """Whether to use uvloop. Raises `ConfigError` where it must be used and is not installed."""
     installed = importlib.util.find_spec("uvloop") is not None
     if config.uvloop == "on" and not installed:
         raise ConfigError.of("uvloop", "'on' needs the package uvloop: pip install aengine[uvloop]")

@@ -24,10 +24,10 @@ from aengine.outputs import Token
 from aengine.server.calls import interceptor
 from aengine.server.calls.auth import Authenticator
 from aengine.server.calls.errors import StatusError
+from aengine.server.calls.in_flight import CallsInFlight
 from aengine.server.calls.interceptor import CallInterceptor
 from aengine.server.calls.port import make_server
 from aengine.server.calls.records import CURRENT_CALL, Observers
-from aengine.server.calls.underway import CallsUnderWay
 from aengine.server.config.options import ServerConfig
 from aengine.v1.generation_service_pb2 import GenerateRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
@@ -90,7 +90,7 @@ class Service:
 
 
 class Client:
-    def __init__(self, channel: aio.Channel, service: Service, seen: Seen, under_way: CallsUnderWay) -> None:
+    def __init__(self, channel: aio.Channel, service: Service, seen: Seen, under_way: CallsInFlight) -> None:
         self.service = service
         self.seen = seen
         self.under_way = under_way
@@ -119,7 +119,7 @@ class Client:
 @asynccontextmanager
 async def client() -> AsyncIterator[Client]:
     config = ServerConfig()
-    seen, observers, under_way, service = Seen(), Observers(), CallsUnderWay(config.max_calls, config.stall_seconds), Service()
+    seen, observers, under_way, service = Seen(), Observers(), CallsInFlight(config.max_calls, config.stall_seconds), Service()
     observers.add(seen)
     authenticator = Authenticator(config)
     server = make_server((CallInterceptor(config, authenticator, under_way, observers),), ())
@@ -357,7 +357,7 @@ async def test_a_stalled_reader_is_recorded_and_told(engine: FakeEngine) -> None
 
 async def test_only_a_message_that_waits_counts_as_stalled() -> None:
     """Not one that was written since, and not a call that has nothing to say."""
-    under_way = CallsUnderWay(1, 10.0)
+    under_way = CallsInFlight(1, 10.0)
     async with client() as asking:
         call = asking.call("chat", "wait")
         await until(lambda: len(asking.under_way) == 1)

@@ -188,7 +188,7 @@ async def test_a_client_that_never_reads_is_cut_off(method: str, monkeypatch: py
         call = await connection.call(method, framed(request), greedy=False)
         await call.wait_end()
         assert (call.num_bytes, call.status) == (0, CANCELLED)
-        await until(lambda: nothing_left(engine) and serve.server.in_flight == 0 and len(serve.server._under_way) == 0)
+        await until(lambda: nothing_left(engine) and serve.server.in_flight == 0 and len(serve.server._calls) == 0)
         await until(lambda: not asyncio.all_tasks() - before)
         assert not connection.closed.is_set()
         await check_others_go_on(engine, serve)

@@ -127,7 +127,7 @@ async def test_the_states_of_a_request_in_their_order() -> None:
         resumable = serve.server._generation._resumables.find("mine", Caller())
         assert resumable is not None
         await until(lambda: not resumable.replay.has_reader)
-        resumable.replay._ring._max_events = 16
+        resumable.replay.ring._max_events = 16
         steps.release(1000)
         parked = await reaches(serve, REQUEST_STATE_PARKED)
         assert parked.resumable

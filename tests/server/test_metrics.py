@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 import aengine
 from aengine import EngineDeadError, FinishReason, SamplingParams
 from aengine.histogram import HistogramSnapshot
-from aengine.outputs import EngineStats
+from aengine.outputs import EngineStats, Timing
 from aengine.server.calls.admission import Admission
 from aengine.server.calls.records import CallRecord, GenerationRecord
 from aengine.server.telemetry import exposition
@@ -152,8 +152,8 @@ class TestCounts:
 
     async def test_generations(self, idle_engine: FakeEngine) -> None:
         metrics = metrics_of(idle_engine)
-        first = generation(FinishReason.EOS, queue_seconds=0.02, first_token_seconds=0.3, total=2.0)
-        second = generation(FinishReason.CANCELLED, queue_seconds=0.5)
+        first = generation(FinishReason.EOS, timing=Timing(queue=0.02, first_token=0.3), total=2.0)
+        second = generation(FinishReason.CANCELLED, timing=Timing(queue=0.5))
         for seconds, record in ((0.004, first), (0.004, first), (0.3, second)):
             record.inter_token_seconds.observe(seconds)
         for record in (first, second, generation(FinishReason.ERROR), generation()):

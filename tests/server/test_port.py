@@ -194,6 +194,6 @@ async def test_a_reset_of_every_call_leaves_room(engine: FakeEngine) -> None:
             await until(lambda: len(engine.streams) == 10)
             for call in calls:
                 await call.reset()
-            await until(lambda: not engine.streams and len(serve.server._under_way) == 0)
+            await until(lambda: not engine.streams and len(serve.server._calls) == 0)
         engine.script = tokens("a")
         assert len(await events_of(serve.generation.StreamGenerate(stream_request()))) == 4

@@ -267,11 +267,11 @@ async def test_without_a_reader_the_request_parks_and_goes_on_when_one_comes() -
         await until(lambda: engine.stats().parked == 1)
         found = streams_of(serve).find("mine", ANYONE)
         assert found is not None
-        assert found.replay.next_event_number == 1 + 32  # half the ring waits to be sent
+        assert found.replay.ring.end == 1 + 32  # half the ring waits to be sent
         events = [first, *await events_of(serve.generation.ResumeGenerate(rest(first, 1)))]
         assert [event.event_number for event in events] == list(range(len(events)))
         assert [token_id for event in events for token_id in event.delta.token_ids] == engine.solo(3)[0]
-        assert found.replay.next_event_number - found.replay._ring.first == 64
+        assert found.replay.ring.end - found.replay.ring.first == 64
         assert idle(engine)
 
 
@@ -291,7 +291,7 @@ async def test_a_reader_that_does_not_read_holds_the_generation_up(engine: FakeE
         events = await read(call, 1)
         found = streams_of(serve).find("mine", ANYONE)
         assert found is not None
-        ring = found.replay._ring
+        ring = found.replay.ring
         await until(lambda: not ring.has_room)
         assert ring.num_bytes <= 256 * 1024
         assert stream.unread > 0
@@ -399,7 +399,7 @@ async def test_a_drain_waits_until_the_reader_was_sent_everything(engine: FakeEn
         await read(call, 1)
         found = streams_of(serve).find("mine", ANYONE)
         assert found is not None
-        await until(lambda: stream.ended and found.replay.next_event_number == 82)
+        await until(lambda: stream.ended and found.replay.ring.end == 82)
         assert not await serve.server.drain(0)
         assert len(await events_of(call)) == 81
         assert await serve.server.drain(5)

@@ -1,7 +1,7 @@
-"""Who a client's certificate is for, from what gRPC tells of it.
+"""Who a client's certificate is for, from what gRPC knows of it.
 
-Core tells the common name as a C string, which ends at the first NUL of the name: `root\\0x` would be `root`. So the name is read from the
-whole subject, which core tells in the form of RFC 2253, with escapes.
+Core gives the common name as a C string, which ends at the first NUL of the name: `root\\0x` would be `root`. So the name is read from the
+whole subject, which core gives in the form of RFC 2253, with escapes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CertificateName:
     """What the holder of a certificate is called."""
 
     name: str
-    is_common_name: bool  # or else drawn from the certificate, because it has none or several
+    is_common_name: bool  # or else made from the certificate, because it has none or several
 
 
 def certificate_name(auth_context: Mapping[str, Iterable[bytes]]) -> CertificateName | None:

@@ -3,7 +3,7 @@
 Owns how handlers run; knows nothing of what they do. Every call, whatever its kind, begins here before its first message is read, so
 that a stranger's message is never taken in. All are driven with the reader and writer API of grpc.aio: a client that goes away then shows
 as `CancelledError` at one place, also while a write waits for the client, the servicer's generator is closed at once rather than when it
-is garbage collected, and nothing waits for a client for longer than `CallsUnderWay` lets it.
+is garbage collected, and nothing waits for a client for longer than `CallsInFlight` lets it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from aengine.errors import InvalidRequestError
 from aengine.server.calls.auth import Authenticator
 from aengine.server.calls.certificate_name import certificate_name
 from aengine.server.calls.errors import StatusError, describe, to_status
+from aengine.server.calls.in_flight import Call, CallsInFlight
 from aengine.server.calls.message_fields import check_fields
 from aengine.server.calls.metadata import REQUEST_ID_KEY, request_id_of, size_of, trace_id_of, values_of
 from aengine.server.calls.port import CARRIER, NO_METHOD
 from aengine.server.calls.records import CURRENT_CALL, CallRecord, Observer
-from aengine.server.calls.underway import Call, CallsUnderWay
 from aengine.server.config.options import ServerConfig
 from aengine.wire import PUSHBACK_KEY
 
 HEALTH_PREFIX = "/grpc.health."
 ABORT_SECONDS = 1.0
 """How long the status of a failed call may take to reach a client when nothing is in its way, or when the client has had its time."""
-_METADATA: ContextVar[Any] = ContextVar("_METADATA")  # of the call that a task runs: gRPC makes them anew whenever it is asked
+_METADATA: ContextVar[Any] = ContextVar("_METADATA")  # of the call that a task runs: gRPC makes a new copy at each access
 
 Context = aio.ServicerContext[Any, Any]
 Work = Callable[[Call, AsyncIterator[Any], Context], Awaitable[None]]
@@ -45,10 +45,10 @@ Coder = Callable[[Any], Any]
 class CallInterceptor(aio.ServerInterceptor):
     """Wraps all methods. Those of health, which load balancers ask without credentials, are neither recorded nor for some callers only."""
 
-    def __init__(self, config: ServerConfig, authenticator: Authenticator, under_way: CallsUnderWay, observer: Observer) -> None:
+    def __init__(self, config: ServerConfig, authenticator: Authenticator, calls: CallsInFlight, observer: Observer) -> None:
         self._config = config
         self._authenticator = authenticator
-        self._under_way = under_way
+        self._calls = calls
         self._observer = observer
         self._handlers: dict[str, Any] = {}  # only of methods that exist
         self._no_handler = self._handler(NO_METHOD, _refuse)
@@ -85,7 +85,7 @@ class CallInterceptor(aio.ServerInterceptor):
         CURRENT_CALL.set(record)
         try:
             try:
-                self._under_way.add(call)
+                self._calls.add(call)
                 if num_bytes > self._config.max_metadata_bytes:
                     raise StatusError(
                         "METADATA_TOO_LARGE", f"{num_bytes} bytes of metadata are more than {self._config.max_metadata_bytes}"
@@ -113,7 +113,7 @@ class CallInterceptor(aio.ServerInterceptor):
                 return
             await self._abort(call, context, error)
         finally:
-            self._under_way.discard(call)
+            self._calls.discard(call)
 
     async def _abort(self, call: Call, context: Context, error: Exception) -> NoReturn:
         record = call.record
@@ -128,7 +128,7 @@ class CallInterceptor(aio.ServerInterceptor):
         if not call.mute:
             # In HTTP/2 the status comes after all messages, so where the client reads slowly it waits behind them.
             waits_behind = answered and failure.reason != "READER_STALLED"
-            seconds = self._under_way.stall_seconds if waits_behind else ABORT_SECONDS
+            seconds = self._calls.stall_seconds if waits_behind else ABORT_SECONDS
             try:
                 await asyncio.wait_for(context.abort(status.code, status.details, metadata), seconds)
             except aio.AbortError:
@@ -215,7 +215,7 @@ def _decoder(decode: Coder) -> Coder:
 
 
 def _encoder(encode: Coder, max_bytes: int) -> Coder:
-    """Servicers may answer with what they have serialised themselves."""
+    """Servicers may return what they have serialised themselves."""
 
     def write(message: Any) -> bytes:
         raw: bytes = message if type(message) is bytes else encode(message)

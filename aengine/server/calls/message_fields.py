@@ -54,7 +54,7 @@ def _has_too_many(raw: bytes, kind: Descriptor) -> bool:
             elif wire_type in (_EIGHT_BYTES, _FOUR_BYTES):
                 at += 8 if wire_type == _EIGHT_BYTES else 4
         except (IndexError, ValueError):
-            return False  # it is no message, as decoding it will tell
+            return False  # it is no message, as decoding it will show
         left -= 1
         if left < 0:
             return True

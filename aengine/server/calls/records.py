@@ -14,7 +14,7 @@ from typing import Protocol
 import grpc
 
 from aengine.histogram import Histogram
-from aengine.outputs import FinishReason, Usage
+from aengine.outputs import FinishReason, Timing, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class CallRecord:
 
     method: str  # "/aengine.v1.GenerationService/Generate"
     peer: str  # "ipv4:127.0.0.1:40000"
-    request_id: str  # of the call: the client's x-request-id, or one that was drawn
+    request_id: str  # of the call: the client's x-request-id, or a random one
     trace_id: str | None = None  # of the W3C traceparent, if one came
     caller: Caller = Caller()
     start: float = field(default_factory=time.monotonic)
@@ -56,8 +56,7 @@ class GenerationRecord:
     start: float = field(default_factory=time.monotonic)
     usage: Usage = field(default_factory=Usage)
     finish_reason: FinishReason = FinishReason.CANCELLED  # of the sequence that ended last; ERROR and CANCELLED come after all others
-    queue_seconds: float | None = None  # arrival to first step
-    first_token_seconds: float | None = None
+    timing: Timing = field(default_factory=Timing)
     total_seconds: float = 0.0
     inter_token_seconds: Histogram = field(default_factory=lambda: Histogram(ITL_BOUNDS))
 

@@ -1,4 +1,4 @@
-"""What the services share: the engine, who may begin a generation, who is told of it, and whose requests are under way.
+"""What the services share: the engine, which generations may begin, who records them, and whose requests run.
 
 A request belongs to the caller who made it: the name of a token or of a certificate, and where neither is asked for all callers are one.
 Others neither see it nor meet its id, unless they are administrators.
@@ -64,10 +64,10 @@ class Backend:
     admission: Admission
     observers: Observers = field(default_factory=Observers)
     max_message_bytes: int = 16 * 1024 * 1024  # of one message
-    streams: RequestIndex[TokenStream] = field(default_factory=RequestIndex)  # of generations under way
+    streams: RequestIndex[TokenStream] = field(default_factory=RequestIndex)  # of the generations in flight
 
     def find(self, request_id: str, caller: Caller) -> RequestInfo | None:
-        """How far a request has come; None when it is over and was sent, was never known, or is another's. Raises what
+        """How far a request has come; None for one that was sent to its end, was never known, or is another's. Raises what
         `AsyncEngine.request_info` raises."""
         streams = self.streams.find(request_id, caller)
         if streams:

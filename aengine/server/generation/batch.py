@@ -14,8 +14,8 @@ from aengine.checks import shown
 from aengine.errors import InvalidRequestError, RequestIdInUseError
 from aengine.server.calls.errors import to_error
 from aengine.server.generation.backend import Backend, require_model
+from aengine.server.generation.chunks import in_chunks
 from aengine.server.generation.source import submit
-from aengine.server.generation.turns import each_in_turn
 from aengine.v1.generation_service_pb2 import BatchGenerateRequest, BatchGenerateResponse, GenerateRequest
 
 MAX_REQUESTS = 1024
@@ -45,7 +45,7 @@ async def batch_responses(
             for _ in requests:
                 yield await batch.next()
         finally:
-            await each_in_turn(batch.tasks, _cancelled)
+            await in_chunks(batch.tasks, _cancelled)
 
 
 class _Batch:

@@ -1,7 +1,7 @@
 """What is kept of a generation so that it can be read again: its serialised events, in bounds, and the one who reads them.
 
 Owns back-pressure between whoever writes the events and the reader, with or without a connection. Knows nothing of gRPC, of how
-events come about, or of how long they are kept. To be used from one event loop.
+events are made, or of how long they are kept. To be used from one event loop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class EventRing:
         self._max_bytes = max_bytes
         self._events: deque[bytes] = deque()
         self._unsent_bytes = 0
-        self.num_bytes = 0
+        self.num_bytes = 0  # with EVENT_BYTES for each
         self.first = 0  # number of the oldest event that is kept
         self.position = 0  # number of the next event to send
 
@@ -78,7 +78,7 @@ class Replay:
     def __init__(self, max_events: int, max_bytes: int, changed: Callable[[], None]) -> None:
         """`changed` is called when a reader came or left, and at the end."""
         self.ended = False
-        self._ring = EventRing(max_events, max_bytes)
+        self.ring = EventRing(max_events, max_bytes)
         self._changed = changed
         self._reader: asyncio.Event | None = None  # wakes the reader there is
         self._waiting: asyncio.Event | None = None  # the reader that has nothing to read
@@ -86,23 +86,14 @@ class Replay:
         self._moved = asyncio.Event()  # the reader read something, came or left
 
     @property
-    def num_bytes(self) -> int:
-        """Of the events that are kept."""
-        return self._ring.num_bytes
-
-    @property
-    def next_event_number(self) -> int:
-        return self._ring.end
-
-    @property
     def has_reader(self) -> bool:
         return self._reader is not None
 
     async def append(self, event: bytes) -> None:
         """Keep `event`, once there is room for it."""
-        while not self._ring.has_room:
+        while not self.ring.has_room:
             await self._move()
-        self._ring.append(event)
+        self.ring.append(event)
         self._wake_reader()
 
     def end(self, error: StatusError | None = None) -> None:
@@ -114,19 +105,19 @@ class Replay:
 
     async def wait_sent(self) -> None:
         """Return when the reader was sent everything and waits for more, or there is none."""
-        while self._reader is not None and not (self._waiting is self._reader and self._ring.position == self._ring.end):
+        while self._reader is not None and not (self._waiting is self._reader and self.ring.position == self.ring.end):
             await self._move()
 
     async def read(self, number: int) -> AsyncGenerator[bytes, None]:
         """The events from `number` on to the end, in place of the present reader. Raises what `EventRing.seek` raises, the error that the
         generation failed with, and `StatusError` (READER_REPLACED) once another reader has come."""
-        self._ring.seek(number)
+        self.ring.seek(number)
         self._wake_reader()  # the present one, which stops
         reader = asyncio.Event()
         self._set_reader(reader)
         try:
             while self._reader is reader:
-                if events := self._ring.take(READ_EVENTS):
+                if events := self.ring.take(READ_EVENTS):
                     self._moved.set()
                     for event in events:
                         yield event

@@ -70,7 +70,7 @@ class Resumable:
 
     @property
     def num_bytes(self) -> int:
-        return GENERATION_BYTES + self.replay.num_bytes
+        return GENERATION_BYTES + self.replay.ring.num_bytes
 
     def stop_timer(self) -> None:
         if self.timer is not None:
@@ -168,7 +168,7 @@ class ResumableStreams:
                         await replay.wait_sent()
             replay.end()
         except Exception as error:  # every reader gets the same one
-            replay.end(describe(error, answered=replay.next_event_number > 0))
+            replay.end(describe(error, answered=replay.ring.end > 0))
 
     def _on_pump_end(self, resumable: Resumable, pump: asyncio.Task[None]) -> None:
         self._pumps.discard(pump)

@@ -16,10 +16,10 @@ from aengine.engine.stream_group import Reading, StreamGroup
 from aengine.errors import InvalidRequestError, QueueFullError
 from aengine.server.calls.errors import to_error
 from aengine.server.generation.backend import Backend
+from aengine.server.generation.chunks import in_chunks
 from aengine.server.generation.convert import located
 from aengine.server.generation.events import READ_TOKENS, EventWriter
 from aengine.server.generation.source import Generation, submit
-from aengine.server.generation.turns import each_in_turn
 from aengine.v1.error_pb2 import Error
 from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import SessionRequest, SessionResponse, SessionSubmit, StreamGenerateRequest
@@ -215,7 +215,7 @@ class _Session:
         for tag in list(self._open):
             self._end(tag, None)
         ended, self._ended = self._ended, []
-        await each_in_turn(ended, self._close)
+        await in_chunks(ended, self._close)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _close(self, ended: tuple[Generation, Exception | None]) -> asyncio.Task[None]:

@@ -105,8 +105,7 @@ class Generation:
                 await stream.aclose()
             finally:
                 self.backend.streams.discard(self.request_id, stream)
-                timing = stream.timing
-                record.usage, record.queue_seconds, record.first_token_seconds = stream.usage, timing.queue, timing.first_token
+                record.usage, record.timing = stream.usage, stream.timing
                 record.total_seconds = time.monotonic() - record.start
                 if isinstance(error, Exception):
                     record.finish_reason = FinishReason.ERROR

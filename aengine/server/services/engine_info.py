@@ -1,4 +1,4 @@
-"""`EngineService` and `ModelService`: what the server is and serves, and how busy it is, asked for or watched. They change nothing."""
+"""`EngineService` and `ModelService`: what the server is and serves, and how busy it is, once or as a stream. They change nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from aengine.v1.engine_service_pb2_grpc import EngineServiceServicer
 from aengine.v1.model_service_pb2_grpc import ModelServiceServicer
 
 MIN_INTERVAL_SECONDS = 0.01
-MAX_INTERVAL_SECONDS = 1.0  # also the longest that a watcher hears nothing
+MAX_INTERVAL_SECONDS = 1.0  # also the longest time without a message to a watcher
 DEFAULT_INTERVAL_SECONDS = 0.1
 
 
@@ -100,6 +100,6 @@ class EngineServicer(EngineServiceServicer):
 
 
 def _process_start_ns() -> int:
-    """When the process started, in nanoseconds since the epoch; now, where the system does not tell."""
+    """When the process started, in nanoseconds since the epoch; now, where the system does not say."""
     values = {metric.name: metric.samples[0].value for metric in ProcessCollector(registry=None).collect()}
     return round(values.get("process_start_time_seconds", time.time()) * 1e9)

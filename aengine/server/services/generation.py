@@ -18,12 +18,12 @@ from aengine.server.calls.errors import request_not_found
 from aengine.server.calls.records import current_caller
 from aengine.server.generation.backend import Backend, require_model
 from aengine.server.generation.batch import batch_responses
+from aengine.server.generation.chunks import CHUNK_SIZE
 from aengine.server.generation.events import stream_responses
 from aengine.server.generation.responses import write_usage
 from aengine.server.generation.resume import ResumableStreams, ResumeLimits
 from aengine.server.generation.session import session_responses
 from aengine.server.generation.source import submit
-from aengine.server.generation.turns import AT_ONCE
 from aengine.v1 import generation_service_pb2 as messages
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer
 
@@ -34,7 +34,7 @@ STATES: Mapping[RequestState, messages.RequestState.ValueType] = {
 
 
 class GenerationServicer(GenerationServiceServicer):
-    """Answers with the tokens of the backend's engine."""
+    """Serves the backend's engine."""
 
     def __init__(self, backend: Backend, limits: ResumeLimits | None = None) -> None:
         """`limits`: of what is kept of resumable streams."""
@@ -68,8 +68,8 @@ class GenerationServicer(GenerationServiceServicer):
         caller = current_caller()
         ids = tuple(dict.fromkeys(request.request_ids))
         response = messages.CancelRequestsResponse()
-        for start in range(0, len(ids), AT_ONCE):  # each of these leaves in one step
-            some = ids[start : start + AT_ONCE]
+        for start in range(0, len(ids), CHUNK_SIZE):  # each of these leaves in one step
+            some = ids[start : start + CHUNK_SIZE]
             cancelled = await asyncio.gather(*(self._backend.cancel(request_id, caller) for request_id in some))
             for request_id, was_in_flight in zip(some, cancelled, strict=True):
                 (response.cancelled_request_ids if was_in_flight else response.unknown_request_ids).append(request_id)
@@ -105,5 +105,5 @@ class GenerationServicer(GenerationServiceServicer):
         response.arrival.FromNanoseconds(round(info.arrival * 1e9))
         if resumable is not None:
             response.resumable = True
-            response.next_event_number = resumable.replay.next_event_number
+            response.next_event_number = resumable.replay.ring.end
         return response

@@ -1,7 +1,7 @@
 """`grpc.health.v1.Health`: whether this server can take requests. All its services can, or none of them.
 
 The servicer for asyncio of grpcio-health-checking has no `List`, and holds a lock while it writes: a watcher that does not read would keep
-the server from telling anyone else.
+the server from notifying anyone else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aengine.server.calls.errors import clip
 
 
 class HealthServicer(Base):
-    """Tells the health of the services `names`. NOT_SERVING at first. To be used from one event loop."""
+    """The health of the services `names`. NOT_SERVING at first. To be used from one event loop."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)
@@ -33,7 +33,7 @@ class HealthServicer(Base):
         self._changed = asyncio.Event()
 
     def set_serving(self, serving: bool) -> None:
-        """Tell all who watch. Ignored after `shut_down`."""
+        """Notify all who watch. Ignored after `shut_down`."""
         if serving != self._serving and not self._final:
             self._serving = serving
             self._changed.set()
@@ -54,13 +54,13 @@ class HealthServicer(Base):
 
     async def Watch(self, request: HealthCheckRequest, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[HealthCheckResponse]:
         known = request.service in self._names
-        told: HealthCheckResponse | None = None
+        sent: HealthCheckResponse | None = None
         while True:
             changed = self._changed
             response = self._response() if known else HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN)
-            if response != told:
+            if response != sent:
                 yield response
-                told = response
+                sent = response
             else:
                 await changed.wait()
 

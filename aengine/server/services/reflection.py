@@ -1,4 +1,4 @@
-"""`grpc.reflection`: the schema, told to clients that do not have it, as v1 and as v1alpha, which are the same but for their name.
+"""`grpc.reflection`: the schema for clients that do not have it, as v1 and as v1alpha, which are the same but for their name.
 
 grpcio-reflection has v1alpha alone. Descriptors are copied into a pool of their own, so that nothing is added to what the process shares.
 """
@@ -21,7 +21,7 @@ OLD, NEW = "v1alpha", "v1"
 
 
 def add_reflection_to_server(schema: Iterable[ModuleType], server: Server) -> None:
-    """Tell of the services in the generated modules `schema`, and of reflection itself."""
+    """Describe the services in the generated modules `schema`, and of reflection itself."""
     pool = DescriptorPool()
     names: list[str] = []
     for module in (*schema, reflection_pb2):

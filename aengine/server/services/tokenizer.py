@@ -41,7 +41,7 @@ Response = TypeVar("Response")
 
 
 class TokenizerServicer(TokenizerServiceServicer):
-    """Answers with the tokenizer of `engine`. To be used from one event loop."""
+    """Serves the tokenizer of `engine`. To be used from one event loop."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine

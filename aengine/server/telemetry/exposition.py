@@ -1,6 +1,6 @@
-"""The HTTP server that answers a scrape of the metrics. Counts nothing itself, and knows no metric by name but the age of the others.
+"""The HTTP server that serves the metrics. Counts nothing itself, and knows no metric by name but the age of the others.
 
-A scrape is answered in a thread. It asks the event loop for the metrics as they are and waits a moment; of a loop that is blocked or gone
+A scrape is served in a thread. It asks the event loop for the metrics as they are and waits a moment; of a loop that is blocked or gone
 it shows the latest there are, with their age.
 """
 

@@ -69,10 +69,10 @@ class Metrics:
 
     def on_generation_end(self, record: GenerationRecord) -> None:
         self._generations[record.finish_reason.value] += 1
-        if record.queue_seconds is not None:
-            self._queue_seconds.observe(record.queue_seconds)
-        if record.first_token_seconds is not None:
-            self._first_token_seconds.observe(record.first_token_seconds)
+        if record.timing.queue is not None:
+            self._queue_seconds.observe(record.timing.queue)
+        if record.timing.first_token is not None:
+            self._first_token_seconds.observe(record.timing.first_token)
         self._inter_token_seconds.merge(record.inter_token_seconds)
         self._generation_seconds.observe(record.total_seconds)
 

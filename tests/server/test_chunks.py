@@ -12,7 +12,7 @@ from oracle_engine import until
 from session_client import SessionClient, begin, opening, submission
 
 from aengine.errors import InvalidRequestError
-from aengine.server.generation.turns import AT_ONCE, each_in_turn
+from aengine.server.generation.chunks import CHUNK_SIZE, in_chunks
 from aengine.v1.generation_service_pb2 import BatchGenerateRequest, GenerateRequest
 
 pytestmark = pytest.mark.anyio
@@ -46,9 +46,9 @@ async def test_a_few_have_their_turn_and_then_the_others() -> None:
         if number % 2:
             raise RuntimeError("which nobody hears of")
 
-    await each_in_turn(range(3 * AT_ONCE + 1), lambda number: asyncio.create_task(work(number)))
-    assert sorted(done) == list(range(3 * AT_ONCE + 1))
-    assert turns.most == AT_ONCE
+    await in_chunks(range(3 * CHUNK_SIZE + 1), lambda number: asyncio.create_task(work(number)))
+    assert sorted(done) == list(range(3 * CHUNK_SIZE + 1))
+    assert turns.most == CHUNK_SIZE
     turns.ticking.cancel()
 
 
@@ -59,15 +59,15 @@ async def test_when_it_is_cancelled_none_is_forgotten() -> None:
         begun.append(number)
         await asyncio.sleep(0)
 
-    ending = asyncio.create_task(each_in_turn(range(3 * AT_ONCE), lambda number: asyncio.create_task(work(number))))
+    ending = asyncio.create_task(in_chunks(range(3 * CHUNK_SIZE), lambda number: asyncio.create_task(work(number))))
     await until(lambda: bool(begun))
     ending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await ending
-    assert sorted(begun) == list(range(3 * AT_ONCE))
+    assert sorted(begun) == list(range(3 * CHUNK_SIZE))
 
 
-COUNT = 3 * AT_ONCE
+COUNT = 3 * CHUNK_SIZE
 
 
 async def session(serve: Serving, engine: FakeEngine) -> object:
@@ -96,7 +96,7 @@ async def test_a_client_that_leaves_many_requests_holds_up_nobody(engine: FakeEn
             stream.aclose = noted  # type: ignore[method-assign]
         call.cancel()
         await until(lambda: not engine.streams and serve.server.in_flight == 0)
-        assert 0 < turns.most <= AT_ONCE
+        assert 0 < turns.most <= CHUNK_SIZE
         turns.ticking.cancel()
 
 

@@ -49,7 +49,7 @@ class Call:
             self.task.cancel()
 
 
-class CallsUnderWay:
+class CallsInFlight:
     """To be used from one event loop. A call that waits for its client longer than `stall_seconds` is ended, within a quarter more."""
 
     def __init__(self, max_calls: int, stall_seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Doing something to each of many, without holding the event loop up: a few in a turn. Knows nothing of what is done."""
+"""Starting tasks for many things in chunks, so that they do not hold up the event loop. Knows nothing of what is done."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TypeVar
 
-AT_ONCE = 128
-"""How many have their turn together: so many requests take some tens of milliseconds to begin or to end."""
+CHUNK_SIZE = 128
+"""So many requests take some tens of milliseconds to begin or to end."""
 
 Item = TypeVar("Item")
 
 
-async def each_in_turn(items: Iterable[Item], begin: Callable[[Item], asyncio.Task[None]]) -> None:
-    """Call `begin` for each, wait for the tasks of those that have their turn together, and go on. When it is cancelled the rest are begun
+async def in_chunks(items: Iterable[Item], begin: Callable[[Item], asyncio.Task[None]]) -> None:
+    """Call `begin` for the items of a chunk, wait for their tasks, and go on with the next chunk. When it is cancelled the rest are begun
     at once. What tasks raise is dropped."""
     left = iter(items)
     try:
-        while tasks := [begin(item) for item in islice(left, AT_ONCE)]:
+        while tasks := [begin(item) for item in islice(left, CHUNK_SIZE)]:
             await _wait(tasks)
     finally:
         await _wait([begin(item) for item in left])
