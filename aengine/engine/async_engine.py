@@ -85,8 +85,8 @@ class AsyncEngine:
         self._edge = LoopEdge()
         self._settled = anyio.Event()  # serving, or failed to
         self._workers = Workers("aengine-tokenizer", quick=QUICK_CHARACTERS)
-        self._reports: ReportQueue[Report[LoadedModel]] = ReportQueue(self._edge, self._receive)
-        self._steps: StepLoop[LoadedModel] = StepLoop(self._load, self._configure, self._reports.put, step_timeout=self.config.step_timeout)
+        self._reports: ReportQueue[Report] = ReportQueue(self._edge, self._receive)
+        self._steps = StepLoop(self._load, self._configure, self._reports.put, step_timeout=self.config.step_timeout)
         self._controls = Controls(self._edge, self._steps.post)
         self._steps.start()
         self._phase, self._stopped = _Phase.STARTING, anyio.Event()  # not before: else `aclose()` would wait for a thread that there is not
@@ -282,7 +282,7 @@ class AsyncEngine:
         if self._phase is not _Phase.DEAD:
             self._phase = _Phase.CLOSED
 
-    def _receive(self, report: Report[LoadedModel]) -> None:
+    def _receive(self, report: Report) -> None:
         assert self._stopped is not None, "started"
         if self._stopped.is_set():
             return  # from a thread that was given up and came back

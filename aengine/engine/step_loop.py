@@ -9,34 +9,23 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
+from aengine.engine.loading import LoadedModel
 from aengine.engine.mailbox import Mailbox, Stop
 from aengine.engine.step_driver import Done, StepDriver
 from aengine.engine.step_stats import Snapshot, StepStats
 from aengine.engine.watchdog import Watchdog
 from aengine.errors import StepHangError
-from aengine.runner.base import Runner
 from aengine.scheduler import Scheduler, SchedulerConfig, Updates
 
 _log = logging.getLogger("aengine")
 
 
-class Loaded(Protocol):
-    """What loading a model yields, as far as this thread is concerned."""
-
-    @property
-    def runner(self) -> Runner: ...
-
-
-LoadedT = TypeVar("LoadedT", bound=Loaded)
-
-
 @dataclass(frozen=True, slots=True)
-class Ready(Generic[LoadedT]):
+class Ready:
     """The model is loaded; commands are being served."""
 
-    loaded: LoadedT
+    loaded: LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +35,21 @@ class Stopped:
     error: BaseException | None
 
 
-Report = Ready[LoadedT] | Updates | Done | Stopped
+Report = Ready | Updates | Done | Stopped
 
 
 class LoadingCancelled(Exception):
     """The thread is to end before the model is loaded."""
 
 
-class StepLoop(Generic[LoadedT]):
+class StepLoop:
     """`load` makes the model in the thread; `configure` derives the scheduler's limits from it; `report` must not block or raise."""
 
     def __init__(
         self,
-        load: Callable[[], LoadedT],
-        configure: Callable[[LoadedT], SchedulerConfig],
-        report: Callable[[Report[LoadedT]], None],
+        load: Callable[[], LoadedModel],
+        configure: Callable[[LoadedModel], SchedulerConfig],
+        report: Callable[[Report], None],
         *,
         step_timeout: float,
     ) -> None:
@@ -119,7 +108,7 @@ class StepLoop(Generic[LoadedT]):
             error = failure
         self._notify(Stopped(error))
 
-    def _notify(self, report: Report[LoadedT]) -> None:
+    def _notify(self, report: Report) -> None:
         if not self._given_up:
             self._report(report)
 
