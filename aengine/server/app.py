@@ -32,7 +32,7 @@ from aengine.server.services.health import HealthServicer
 from aengine.server.services.reflection import add_reflection_to_server, service_names
 from aengine.server.services.tokenizer import TokenizerServicer
 from aengine.server.telemetry.exposition import MetricsServer
-from aengine.server.telemetry.logs import AccessLog
+from aengine.server.telemetry.logs import log_call
 from aengine.server.telemetry.metrics import SCHEMA, Metrics
 from aengine.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 from aengine.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_server
@@ -72,7 +72,7 @@ class Server:
         self._admission = Admission()
         self.observers = Observers()  # of calls and generations
         if self.config.access_log:
-            self.observers.add(AccessLog())
+            self.observers.on_call_end.append(log_call)
         self._metrics: MetricsServer | None = None
         self._authenticator = Authenticator(self.config)
         self._calls = CallsInFlight(self.config.max_calls, self.config.stall_seconds)
@@ -140,7 +140,8 @@ class Server:
         server = MetricsServer(metrics, host=self.config.metrics_host, port=self.config.metrics_port)
         await server.start()
         self._metrics = server
-        self.observers.add(metrics)
+        self.observers.on_call_end.append(metrics.on_call_end)
+        self.observers.on_generation_end.append(metrics.on_generation_end)
 
     async def set_serving(self, serving: bool = True) -> None:
         """Notify health watchers whether the engine can take requests. Ignored once draining."""
@@ -187,7 +188,7 @@ class Server:
 def channel_options(config: ServerConfig) -> list[tuple[str, int]]:
     """The options of gRPC. Core ignores a key that it does not know without a word, so a test compares them with the strings of its
     binary."""
-    options = [
+    options: list[tuple[str, int | None]] = [
         ("grpc.so_reuseport", 0),  # or a second server shares the port silently
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
@@ -204,13 +205,11 @@ def channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         # Beyond these core cancels calls that nobody has seen yet, whose ever they are; so they are far above what is accepted and refused.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+        ("grpc.max_connection_age_ms", _milliseconds(config.max_connection_age)),
+        ("grpc.max_connection_age_grace_ms", _milliseconds(config.max_connection_age_grace)),
     ]
-    if config.max_connection_age is not None:
-        options.append(("grpc.max_connection_age_ms", _milliseconds(config.max_connection_age)))
-    if config.max_connection_age_grace is not None:
-        options.append(("grpc.max_connection_age_grace_ms", _milliseconds(config.max_connection_age_grace)))
-    return options
+    return [(name, value) for name, value in options if value is not None]
 
 
-def _milliseconds(seconds: float) -> int:
-    return min(max(int(seconds * 1000), 1), 2**31 - 1)
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else min(max(int(seconds * 1000), 1), 2**31 - 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from aengine.server.calls.records import CallRecord, GenerationRecord
+from typing import Any
+
+from aengine.server.calls.records import CallRecord, GenerationRecord, Observers
 
 
 class Seen:
@@ -15,3 +17,9 @@ class Seen:
 
     def on_generation_end(self, record: GenerationRecord) -> None:
         self.generations.append(record)
+
+
+def watch(observers: Observers, observer: Any) -> None:
+    """Have `observer` called with all records."""
+    observers.on_call_end.append(observer.on_call_end)
+    observers.on_generation_end.append(observer.on_generation_end)

@@ -15,7 +15,7 @@ from grpc_harness import events_of, serving, stream_request
 from raw_h2 import framed, raw_connection
 
 from aengine.server.calls.records import Caller, CallRecord
-from aengine.server.telemetry.logs import FIELDS, AccessLog, JsonFormatter, TextFormatter, is_fit
+from aengine.server.telemetry.logs import FIELDS, JsonFormatter, TextFormatter, is_fit, log_call
 from aengine.v1.model_service_pb2 import GetModelRequest
 
 pytestmark = pytest.mark.anyio
@@ -70,9 +70,7 @@ async def test_it_can_be_off(engine: FakeEngine, caplog: pytest.LogCaptureFixtur
 
 def test_who_called_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    AccessLog().on_call_end(
-        CallRecord("/m", "ipv4:1.2.3.4:5", "r", caller=Caller("alice"), code=grpc.StatusCode.CANCELLED, seconds=0.00123)
-    )
+    log_call(CallRecord("/m", "ipv4:1.2.3.4:5", "r", caller=Caller("alice"), code=grpc.StatusCode.CANCELLED, seconds=0.00123))
     (fields,) = fields_of(caplog)
     assert fields == {
         "method": "/m",

@@ -17,7 +17,7 @@ from grpc import aio
 from grpc_harness import events_of, failure_of, serving, stream_request, text_spec
 from oracle_engine import until
 from raw_h2 import GENERATION, framed, raw_connection
-from records_seen import Seen
+from records_seen import Seen, watch
 
 from aengine.errors import InvalidRequestError, QueueFullError
 from aengine.outputs import Token
@@ -120,7 +120,7 @@ class Client:
 async def client() -> AsyncIterator[Client]:
     config = ServerConfig()
     seen, observers, under_way, service = Seen(), Observers(), CallsInFlight(config.max_calls, config.stall_seconds), Service()
-    observers.add(seen)
+    watch(observers, seen)
     authenticator = Authenticator(config)
     server = make_server((CallInterceptor(config, authenticator, under_way, observers),), ())
     server.add_registered_method_handlers("aengine.test", service.handlers())
@@ -259,7 +259,7 @@ async def test_a_request_id_is_the_clients_or_drawn_and_always_echoed(engine: Fa
 async def test_records_have_the_trace_of_the_call(engine: FakeEngine) -> None:
     seen = Seen()
     async with serving(engine) as serve:
-        serve.server.observers.add(seen)
+        watch(serve.server.observers, seen)
         good = ("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01")
         for metadata in ((good,), (("traceparent", "nonsense"),), ()):
             await serve.model.GetModel(GetModelRequest(), metadata=metadata)
@@ -269,7 +269,7 @@ async def test_records_have_the_trace_of_the_call(engine: FakeEngine) -> None:
 async def test_a_call_counts_the_tokens_of_its_generations(engine: FakeEngine) -> None:
     seen = Seen()
     async with serving(engine) as serve:
-        serve.server.observers.add(seen)
+        watch(serve.server.observers, seen)
         engine.script = tokens("a", "b")
         await events_of(serve.generation.StreamGenerate(stream_request()))
         await serve.model.GetModel(GetModelRequest())
@@ -286,8 +286,8 @@ async def test_an_observer_that_fails_disturbs_nothing(engine: FakeEngine, caplo
 
     seen = Seen()
     async with serving(engine) as serve:
-        serve.server.observers.add(Broken())
-        serve.server.observers.add(seen)
+        watch(serve.server.observers, Broken())
+        watch(serve.server.observers, seen)
         engine.script = tokens("a")
         assert len(await events_of(serve.generation.StreamGenerate(stream_request()))) == 4
     assert (len(seen.calls), len(seen.generations)) == (1, 1)
@@ -299,7 +299,7 @@ async def test_health_is_not_recorded(engine: FakeEngine) -> None:
 
     seen = Seen()
     async with serving(engine) as serve:
-        serve.server.observers.add(seen)
+        watch(serve.server.observers, seen)
         await health_pb2_grpc.HealthStub(serve.channel).Check(health_pb2.HealthCheckRequest())
     assert seen.calls == []
 
@@ -329,7 +329,7 @@ async def test_a_message_over_the_limit_fails_its_call_alone(engine: FakeEngine,
 async def test_what_is_not_a_message_is_an_invalid_argument(engine: FakeEngine, body: bytes) -> None:
     seen = Seen()
     async with serving(engine) as serve, raw_connection(serve.server.address) as connection:
-        serve.server.observers.add(seen)
+        watch(serve.server.observers, seen)
         for method in (GENERATION + "Generate", STREAM):
             call = await connection.call(method, framed(body))
             await call.wait_end()
@@ -344,7 +344,7 @@ async def test_a_stalled_reader_is_recorded_and_told(engine: FakeEngine) -> None
     seen = Seen()
     engine.script = [Token(0, 10, "x" * 100), *tokens("y")]
     async with serving(engine, stall_seconds=0.2) as serve, raw_connection(serve.server.address, window=0) as connection:
-        serve.server.observers.add(seen)
+        watch(serve.server.observers, seen)
         call = await connection.call(STREAM, framed(stream_request(request_id="r")), greedy=False)
         stream = await engine.submitted.get()
         await asyncio.wait_for(stream.closed.wait(), 20)

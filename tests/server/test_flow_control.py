@@ -11,7 +11,7 @@ from grpc_harness import Serving, events_of, serving
 from oracle_engine import OracleEngine, until
 from oracle_requests import check_whole, ids_of, nothing_left, num_generated, oracle_request, step_with_the_loop
 from raw_h2 import DEFAULT_WINDOW, GENERATION, RawCall, RawConnection, framed, raw_connection
-from records_seen import Seen
+from records_seen import Seen, watch
 
 from aengine.server.calls import interceptor
 from aengine.server.generation.events import READ_TOKENS
@@ -182,7 +182,7 @@ async def test_a_client_that_never_reads_is_cut_off(method: str, monkeypatch: py
         serving(engine, stall_seconds=0.2) as serve,
         raw_connection(serve.server.address, window=0) as connection,
     ):
-        serve.server.observers.add(seen)
+        watch(serve.server.observers, seen)
         before = asyncio.all_tasks()
         request = oracle_request(1, max_tokens=None if method == STREAM else 3)
         call = await connection.call(method, framed(request), greedy=False)
@@ -200,7 +200,7 @@ async def test_a_client_that_never_reads_is_cut_off(method: str, monkeypatch: py
 async def test_a_client_that_never_sends_its_message_loses_its_call(body: bytes | None) -> None:
     seen = Seen()
     async with make_engine() as engine, serving(engine, stall_seconds=0.2) as serve, raw_connection(serve.server.address) as connection:
-        serve.server.observers.add(seen)
+        watch(serve.server.observers, seen)
         session = await connection.call(GENERATION + "Session", end=False)  # a stream of messages may begin when it likes
         call = await connection.call(STREAM, body, end=False)
         await call.wait_end()

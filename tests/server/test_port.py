@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from oracle_engine import until
 from raw_h2 import GENERATION, RawCall, framed, raw_connection
-from records_seen import Seen
+from records_seen import Seen, watch
 
 from aengine.server.services.reflection import NEW, OLD
 from aengine.server.telemetry.logs import FIELDS
@@ -72,7 +72,7 @@ async def test_what_is_beyond_the_limit_is_refused_in_so_many_words(engine: Fake
     seen = Seen()
     caplog.set_level(logging.INFO)
     async with serving(engine, max_calls=40) as serve, AsyncExitStack() as stack:
-        serve.server.observers.add(seen)
+        watch(serve.server.observers, seen)
         bystander = serve.generation.StreamGenerate(stream_request(request_id="bystander"))
         stream = await engine.submitted.get()
         calls = await flood(serve, stack, GENERATION + "Generate", framed(stream_request()), connections=2, each=400)

@@ -251,7 +251,7 @@ class TestCourse:
             await asyncio.Event().wait()
 
         observer, observers = Observer(), Observers()
-        observers.add(observer)
+        observers.on_generation_end.append(observer.on_generation_end)
         backend = Backend(engine, Admission(), observers)  # type: ignore[arg-type]
         async with aclosing(session_responses(backend, requests(), remaining=None)) as responses:
             async for response in responses:

@@ -28,7 +28,7 @@ from aengine.server.calls.in_flight import Call, CallsInFlight
 from aengine.server.calls.message_fields import check_fields
 from aengine.server.calls.metadata import REQUEST_ID_KEY, request_id_of, size_of, trace_id_of, values_of
 from aengine.server.calls.port import CARRIER, NO_METHOD
-from aengine.server.calls.records import CURRENT_CALL, CallRecord, Observer
+from aengine.server.calls.records import CURRENT_CALL, CallRecord, Observers, notify
 from aengine.server.config.options import ServerConfig
 from aengine.wire import PUSHBACK_KEY
 
@@ -45,11 +45,11 @@ Coder = Callable[[Any], Any]
 class CallInterceptor(aio.ServerInterceptor):
     """Wraps all methods. Those of health, which load balancers ask without credentials, are neither recorded nor for some callers only."""
 
-    def __init__(self, config: ServerConfig, authenticator: Authenticator, calls: CallsInFlight, observer: Observer) -> None:
+    def __init__(self, config: ServerConfig, authenticator: Authenticator, calls: CallsInFlight, observers: Observers) -> None:
         self._config = config
         self._authenticator = authenticator
         self._calls = calls
-        self._observer = observer
+        self._observers = observers
         self._handlers: dict[str, Any] = {}  # only of methods that exist
         self._no_handler = self._handler(NO_METHOD, _refuse)
 
@@ -143,7 +143,7 @@ class CallInterceptor(aio.ServerInterceptor):
         record.reason = reason
         record.seconds = time.monotonic() - record.start
         if not call.is_apart:
-            self._observer.on_call_end(record)
+            notify(self._observers.on_call_end, record)
 
 
 def _work_of(inner: Any, encode: Coder) -> Work:

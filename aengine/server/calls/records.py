@@ -1,20 +1,23 @@
 """What is worth knowing of a call and of a generation when it has ended: plain data for the access log and the metrics.
 
-Filled in by the code that runs the call; handed to every `Observer` once, at the end. Knows nothing of logs or metrics.
+Filled in by the code that runs the call; handed to the `Observers` at the end. Knows nothing of logs or metrics.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TypeVar
 
 import grpc
 
 from aengine.histogram import Histogram
 from aengine.outputs import FinishReason, Timing, Usage
+
+RecordT = TypeVar("RecordT")
 
 logger = logging.getLogger(__name__)
 
@@ -61,38 +64,21 @@ class GenerationRecord:
     inter_token_seconds: Histogram = field(default_factory=lambda: Histogram(ITL_BOUNDS))
 
 
-class Observer(Protocol):
-    """Called in the event loop; must be quick and not raise."""
-
-    def on_call_end(self, record: CallRecord) -> None: ...
-
-    def on_generation_end(self, record: GenerationRecord) -> None: ...
-
-
+@dataclass(frozen=True, slots=True)
 class Observers:
-    """Passes on to all. One that raises is a bug: it is logged, and the others are called all the same."""
+    """What is called in the event loop with each record, once; must be quick."""
 
-    def __init__(self) -> None:
-        self._observers: list[Observer] = []
+    on_call_end: list[Callable[[CallRecord], None]] = field(default_factory=list)
+    on_generation_end: list[Callable[[GenerationRecord], None]] = field(default_factory=list)
 
-    def add(self, observer: Observer) -> None:
-        self._observers.append(observer)
 
-    def on_call_end(self, record: CallRecord) -> None:
-        self._pass_on("on_call_end", record)
-
-    def on_generation_end(self, record: GenerationRecord) -> None:
-        if (call := CURRENT_CALL.get()) is not None:
-            call.prompt_tokens += record.usage.prompt_tokens
-            call.completion_tokens += record.usage.completion_tokens
-        self._pass_on("on_generation_end", record)
-
-    def _pass_on(self, event: str, record: CallRecord | GenerationRecord) -> None:
-        for observer in self._observers:
-            try:
-                getattr(observer, event)(record)
-            except Exception:
-                logger.exception("an observer failed")
+def notify(observers: Iterable[Callable[[RecordT], None]], record: RecordT) -> None:
+    """Call all. One that raises is a bug: it is logged, and the others are called all the same."""
+    for observer in observers:
+        try:
+            observer(record)
+        except Exception:
+            logger.exception("an observer failed")
 
 
 CURRENT_CALL: ContextVar[CallRecord | None] = ContextVar("CURRENT_CALL", default=None)

@@ -53,20 +53,12 @@ class Resumable:
         self.pump: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None  # runs out when nobody comes to read
         self.stream: TokenStream | None = None  # while its events come
-        self._last_info: RequestInfo | None = None
-
-    def on_pump_end(self) -> None:
-        """Neither the pump nor the engine's stream, with all its tokens, is needed any more."""
-        self.pump = None
-        if self.stream is not None:
-            self._last_info, self.stream = self.stream.info(), None
+        self.last_info: RequestInfo | None = None  # once they all have
 
     @property
-    def info(self) -> RequestInfo:
-        """How far it has come. It has begun."""
-        info = self._last_info if self.stream is None else self.stream.info()
-        assert info is not None
-        return info
+    def info(self) -> RequestInfo | None:
+        """How far it has come; None until it has begun."""
+        return self.last_info if self.stream is None else self.stream.info()
 
     @property
     def num_bytes(self) -> int:
@@ -172,7 +164,9 @@ class ResumableStreams:
 
     def _on_pump_end(self, resumable: Resumable, pump: asyncio.Task[None]) -> None:
         self._pumps.discard(pump)
-        resumable.on_pump_end()
+        resumable.pump = None
+        if resumable.stream is not None:  # which holds all its tokens
+            resumable.last_info, resumable.stream = resumable.stream.info(), None
         resumable.replay.end(draining())  # where it was cancelled: a reader must not wait for ever
 
     def _on_change(self, resumable: Resumable) -> None:

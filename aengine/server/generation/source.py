@@ -17,7 +17,7 @@ from aengine.engine.stream import TokenStream
 from aengine.errors import FieldError, InvalidRequestError, RequestIdInUseError, refusal
 from aengine.outputs import FinishReason, Token
 from aengine.server.calls.errors import StatusError
-from aengine.server.calls.records import GenerationRecord, current_caller
+from aengine.server.calls.records import CURRENT_CALL, GenerationRecord, current_caller, notify
 from aengine.server.generation.backend import Backend, require_model
 from aengine.server.generation.convert import GenerationRequest, StreamPolicy, located, read_request
 from aengine.server.generation.responses import (
@@ -111,7 +111,10 @@ class Generation:
                     record.finish_reason = FinishReason.ERROR
                 elif self.num_open:  # the client left before the end
                     record.finish_reason = FinishReason.CANCELLED
-                self.backend.observers.on_generation_end(record)
+                if (call := CURRENT_CALL.get()) is not None:
+                    call.prompt_tokens += record.usage.prompt_tokens
+                    call.completion_tokens += record.usage.completion_tokens
+                notify(self.backend.observers.on_generation_end, record)
 
     async def __aenter__(self) -> Generation:
         return self

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from datetime import datetime, timezone
 
-from aengine.server.calls.records import CallRecord, GenerationRecord
+from aengine.server.calls.records import CallRecord
 from aengine.server.config.options import ServerConfig
 
 FIELDS = "aengine_fields"
@@ -44,31 +44,26 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-class AccessLog:
-    """An `Observer`: a line for each call that has ended. Never holds a prompt, an output or a token of a caller."""
-
-    def on_call_end(self, record: CallRecord) -> None:
-        if not access_logger.isEnabledFor(logging.INFO):
-            return
-        fields: dict[str, object] = {
-            "method": record.method,
-            "code": record.code.name,
-            "reason": record.reason,
-            "ms": round(record.seconds * 1000, 1),
-            "request_id": record.request_id,
-            "trace_id": record.trace_id,
-            "principal": record.caller.name,
-            "peer": record.peer,
-            "messages": record.messages_sent,
-            "prompt_tokens": record.prompt_tokens,
-            "completion_tokens": record.completion_tokens,
-        }
-        # What does not apply is left out; a count of messages always does.
-        shown = {name: value for name, value in fields.items() if value or name in ("ms", "messages")}
-        access_logger.info("call", extra={FIELDS: shown})
-
-    def on_generation_end(self, record: GenerationRecord) -> None:
-        pass  # its tokens are counted in the record of its call
+def log_call(record: CallRecord) -> None:
+    """A line of the access log. Never holds a prompt, an output or a token of a caller."""
+    if not access_logger.isEnabledFor(logging.INFO):
+        return
+    fields: dict[str, object] = {
+        "method": record.method,
+        "code": record.code.name,
+        "reason": record.reason,
+        "ms": round(record.seconds * 1000, 1),
+        "request_id": record.request_id,
+        "trace_id": record.trace_id,
+        "principal": record.caller.name,
+        "peer": record.peer,
+        "messages": record.messages_sent,
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+    }
+    # What does not apply is left out; a count of messages always does.
+    shown = {name: value for name, value in fields.items() if value or name in ("ms", "messages")}
+    access_logger.info("call", extra={FIELDS: shown})
 
 
 def configure_logging(config: ServerConfig) -> None:

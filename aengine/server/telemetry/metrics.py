@@ -40,7 +40,7 @@ OTHER_METHOD = "other"
 
 
 class Metrics:
-    """An `Observer` of everything that ends."""
+    """Counts what has ended, and reads the rest when it is asked for."""
 
     def __init__(self, engine: AsyncEngine, admission: Admission, calls: Sized) -> None:
         """`calls`: those in flight."""
