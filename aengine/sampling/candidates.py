@@ -23,13 +23,13 @@ def top_candidates(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     vocab_size = scores.shape[1]
     width = 1 << max(0, round(math.log2(vocab_size / count) / 2))
     if width < _NARROWEST_BLOCK or vocab_size < 4 * count * width:
-        return _highest(scores, torch.arange(vocab_size, device=scores.device), count)
-    blocks = _highest(_block_maxima(scores, width), torch.arange(-(-vocab_size // width), device=scores.device), count)[1]
+        return _highest(scores, count)
+    blocks = _highest(_block_maxima(scores, width), count)[1]
     blocks = blocks.sort(dim=-1).values  # so that a lower id stays a lower index
     ids = (blocks[:, :, None] * width + torch.arange(width, device=scores.device)).flatten(1)
     beyond = ids >= vocab_size
     some = scores.gather(1, ids.clamp_(max=vocab_size - 1)).masked_fill_(beyond, -math.inf)
-    best, at = _highest(some, torch.arange(ids.shape[1], device=scores.device), count)
+    best, at = _highest(some, count)
     return best, ids.gather(1, at)
 
 
@@ -40,12 +40,12 @@ def _block_maxima(scores: Tensor, width: int) -> Tensor:
     return maxima if whole * width == vocab_size else torch.cat((maxima, scores[:, whole * width :].amax(-1, keepdim=True)), 1)
 
 
-def _highest(scores: Tensor, indices: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` highest of each row by (score, -index), with their indices; `indices` are 0, 1, ..."""
+def _highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` highest of each row by (score, -index), with their indices."""
     bits = (scores + 0.0).view(torch.int32)  # there is no -0.0 after this: it equals 0.0
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers in the order of the floats
-    keys = (ordered.to(torch.int64) << 32) | (0x7FFFFFFF - indices)  # all distinct
-    best = keys.sort(dim=-1, descending=True).values if count == len(indices) else keys.topk(count, dim=-1).values
+    keys = (ordered.to(torch.int64) << 32) | (0x7FFFFFFF - torch.arange(scores.shape[1], device=scores.device))  # all distinct
+    best = keys.sort(dim=-1, descending=True).values if count == scores.shape[1] else keys.topk(count, dim=-1).values
     found = 0x7FFFFFFF - (best & 0xFFFFFFFF)
     return scores.gather(1, found), found
 

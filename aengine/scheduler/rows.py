@@ -19,7 +19,6 @@ class RowTable:
     """
 
     def __init__(self, num_rows: int, max_model_len: int, page_size: int) -> None:
-        self.num_rows = num_rows
         max_pages = -(-max_model_len // page_size)
         self.sequences: list[Sequence | None] = [None] * num_rows
         self.keys = np.zeros(num_rows, np.int64)
@@ -72,10 +71,9 @@ class RowTable:
         self.protected[row] = protected
         self.tokens[row, :num_tokens] = sequence.tokens
         stop_ids = sorted(request.stop_token_ids | request.eos_token_ids)
-        if len(stop_ids) > self.stop_ids.shape[1]:
-            wider = np.full((self.num_rows, len(stop_ids)), -1, np.int32)
-            wider[:, : self.stop_ids.shape[1]] = self.stop_ids
-            self.stop_ids = wider
+        missing = len(stop_ids) - self.stop_ids.shape[1]
+        if missing > 0:
+            self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, missing)), constant_values=-1)
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(stop_ids)] = stop_ids
         sequence.row = row
