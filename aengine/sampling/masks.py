@@ -38,12 +38,11 @@ class _RowMask:
 
     @classmethod
     def of(cls, params: RowParams) -> _RowMask:
-        long_words = [np.array(word, dtype=np.int32) for word in params.bad_words if len(word) > 1]
         return cls(
             allowed=None if params.allowed_token_ids is None else np.asarray(params.allowed_token_ids, dtype=np.int64),
             banned=np.array(params.banned_token_ids, dtype=np.int64),
             short_words=np.array([word[0] for word in params.bad_words if len(word) == 1], dtype=np.int64),
-            long_words=_joined([word[None] for word in long_words]),
+            long_words=_joined([np.array([word], dtype=np.int32) for word in params.bad_words if len(word) > 1]),
             stops=np.array(params.stop_ids if params.min_tokens > 0 else (), dtype=np.int64),
             biased=np.array([token_id for token_id, _ in params.logit_bias], dtype=np.int64),
             biases=np.array([bias for _, bias in params.logit_bias], dtype=np.float32),
@@ -79,7 +78,7 @@ class Masks(Processor):
         self._composition = None
         for new in new_rows:
             self._masks.pop(new.row, None)
-            if new.params.features & Features.MASKS:
+            if int(new.params.features) & self.feature:
                 self._masks[new.row] = mask = _RowMask.of(new.params)
                 self._min_len[new.row] = new.prompt_len + new.params.min_tokens
                 if len(mask.long_words):
@@ -160,9 +159,12 @@ class Masks(Processor):
 
 def _joined(words: Sequence[_Words]) -> _Words:
     """All of them in one array."""
-    longest = max((some.shape[1] for some in words), default=1)
-    aligned = [np.pad(some, ((0, 0), (longest - some.shape[1], 0)), constant_values=_ANY) for some in words]
-    return np.concatenate([np.zeros((0, longest), dtype=np.int32), *aligned])
+    out = np.full((sum(map(len, words)), max((some.shape[1] for some in words), default=1)), _ANY, dtype=np.int32)
+    begin = 0
+    for some in words:
+        out[begin : begin + len(some), out.shape[1] - some.shape[1] :] = some
+        begin += len(some)
+    return out
 
 
 def _tokens_in(ids: NDArray[np.integer], vocab_size: int) -> NDArray[np.bool_]:

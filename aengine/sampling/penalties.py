@@ -47,7 +47,7 @@ class Penalties(Processor):
             if slot >= 0:
                 self._free.append(slot)
                 self._slots[new.row] = -1
-        penalised = [new for new in new_rows if new.params.features & Features.PENALTIES]
+        penalised = [new for new in new_rows if int(new.params.features) & self.feature]
         if not penalised:
             return
         lists = [_entries(new) for new in penalised]

@@ -19,6 +19,7 @@ from torch import Tensor
 from aengine.errors import NothingToChooseError
 from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
 from aengine.kernels.upload import to_device
+from aengine.params import GREEDY_BELOW
 from aengine.sampling.custom import CustomProcessors
 from aengine.sampling.draw import Draw, select_draw
 from aengine.sampling.grammar import Grammars
@@ -71,8 +72,8 @@ class Sampler:
         if not new_rows:
             return
         for new in new_rows:
-            self._features[new.row] = new.params.features
-            self._greedy[new.row] = not new.params.features & (Features.RANDOM | Features.LOGPROBS | Features.PROCESSED)
+            self._features[new.row] = features = int(new.params.features)
+            self._greedy[new.row] = not features & (_RANDOM | _MORE_THAN_A_DRAW)
             self._num_logprobs[new.row] = -1 if new.params.logprobs is None else min(new.params.logprobs, self.vocab_size)
             self._draw_params[new.row] = _draw_params(new.params, self.vocab_size)
         # Of all rows, which is one small upload, and none on a CPU: there it is the same memory.
@@ -182,6 +183,6 @@ class Sampler:
 
 def _draw_params(params: RowParams, vocab_size: int) -> tuple[float, float, float, int, int, int, int]:
     """A record of `DRAW_PARAMS`, without the position."""
-    temperature = params.temperature if params.features & Features.RANDOM else 0.0
+    temperature = params.temperature if params.temperature >= GREEDY_BELOW else 0.0
     top_k = params.top_k if params.top_k < vocab_size else 0
     return temperature, params.top_p, params.min_p, top_k, params.seed, 0, 0
