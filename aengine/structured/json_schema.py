@@ -240,18 +240,9 @@ class _Fitter:
         schema = self._referred(schema)
         if not isinstance(schema, dict):
             return None
-        values: list[object]
         constraints = {keyword for keyword in schema if keyword not in _ANNOTATIONS}
-        if constraints <= {"enum", "type"} and isinstance(schema.get("enum"), list):
-            values = [value for value in schema["enum"] if _is_of(value, _types(schema))]
-        elif constraints <= {"const", "type"} and "const" in schema:
-            values = [schema["const"]] if _is_of(schema["const"], _types(schema)) else []
-        elif schema.get("type") == "boolean" and constraints == {"type"}:
-            values = [True, False]
-        else:
-            return None
-        different = {json.dumps(value, sort_keys=True): value for value in values}
-        return list(different.values()) if len(different) <= MAX_UNIQUE else None
+        values = _listed(schema) if constraints <= {"enum", "type"} or constraints <= {"const", "type"} else None
+        return None if values is None or len(values) > MAX_UNIQUE else list(values.values())
 
 
 def _apart(one: object, other: object) -> bool:
@@ -260,7 +251,7 @@ def _apart(one: object, other: object) -> bool:
         return False
     ours, theirs = _listed(one), _listed(other)
     if ours is not None and theirs is not None:
-        return not ours & theirs
+        return not ours.keys() & theirs.keys()
     kinds, other_kinds = (["number" if kind == "integer" else kind for kind in _types(schema)] for schema in (one, other))
     if not set(kinds) & set(other_kinds):
         return True
@@ -276,10 +267,12 @@ def _apart(one: object, other: object) -> bool:
     return any(_apart(properties.get(name), others.get(name)) for name in both)
 
 
-def _listed(schema: Mapping[str, Any]) -> set[str] | None:
-    """The values of `const` or `enum`, equal ones the same."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return {json.dumps(value, sort_keys=True) for value in values} if isinstance(values, list) else None
+def _listed(schema: Mapping[str, Any]) -> dict[str, object] | None:
+    """The values of `const`, `enum` or the type boolean by their JSON text, so each once; None where values are not listed."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum", [True, False] if schema.get("type") == "boolean" else None)
+    if not isinstance(values, list):
+        return None
+    return {json.dumps(value, sort_keys=True): value for value in values if _is_of(value, _types(schema))}
 
 
 def _name_properties(fitted: dict[str, Any]) -> None:
