@@ -1,4 +1,4 @@
-"""`Detokenizer`: token ids in, whole text out, one token at a time. Owns what is held back until it can no longer change.
+"""`Detokenizer`: token ids in, whole text out, one token at a time. Owns the text that is held back while later tokens can change it.
 
 Knows nothing of vocabularies: it sees a full decoder (`decode`), which ids that decoder leaves out, and which ids are raw
 bytes. All text comes from the full decoder itself, so the pieces add up to exactly what it makes of the whole sequence:

@@ -1,10 +1,9 @@
-"""`OutputText`: what the tokens of one sequence become for its reader. Owns stop strings and the text they hold back.
+"""`OutputText`: the text of one sequence, up to a stop string. Owns the search for stop strings and the text that it holds back.
 
-Whole text comes from a `Detokenizer`; here it is searched, cut and passed on. Knows nothing of requests, streams or why a
-sequence ended: the caller sees `stopped` and ends it.
+Its text comes from a `Detokenizer`. Knows nothing of requests, streams or why a sequence ended: the caller sees `stopped` and ends it.
 
 Which match ends the sequence: the one that begins earliest in the text; of those that begin there, the shortest. That depends
-on the text alone, not on how it falls into tokens. So of "abcd" and "bc" the first wins in "abcd", and after "abc" the answer
+on the text alone, not on how it falls into tokens. So of "abcd" and "bc" the first wins in "abcd", and after "abc" the match
 is still open: one of the next tokens, or the end of the sequence, decides. It never stays open for longer than a stop string.
 """
 
@@ -41,7 +40,7 @@ class OutputText:
         include_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        """`detokenizer`: fresh, and used by nobody else. `stop`: strings that are not empty, or what several sequences share of them."""
+        """`detokenizer`: a fresh one, used only here. `stop`: strings that are not empty, or what several sequences share of them."""
         self.stopped: str | None = None
         """The stop string that ended the sequence: set by `push`, `flush` or `end_with`, which return no more text from then on."""
         self._detokenizer = detokenizer

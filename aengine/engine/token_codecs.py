@@ -1,4 +1,4 @@
-"""The tokenizer libraries: the `tokenizers` library, and transformers for what that cannot read. Owns how each is called.
+"""The libraries behind `Tokenizer`: `tokenizers`, and transformers for files that it cannot read. Owns how each is called.
 
 Knows nothing of files, chats or requests. A text may be anything that is Unicode; exceptions of a library are raised unchanged.
 """

@@ -30,11 +30,11 @@ from aengine.engine.token_codecs import Codec, TokenizedText, TokenizersCodec, T
 from aengine.errors import InvalidRequestError, ModelLoadError
 
 PIECE_CHARACTERS = 16384
-"""Of a text whose tokens are counted in pieces, which take some 10 ms each."""
+"""Characters of a piece in `Tokenizer.count_pieces`, which takes some 10 ms."""
 MAX_SLOW_CHARACTERS = 1 << 19
-"""Of a text for a tokenizer that runs in Python."""
+"""Most characters of a text for a tokenizer that runs in Python."""
 MAX_CHAT_CHARACTERS = 4 << 20
-"""Of all messages of a chat. A template may leave out most of them, so the context does not bound this."""
+"""Most characters and other values in the messages of a chat. A template may leave out most of them, so the context does not bound this."""
 ASSUMED_TOKEN_BYTES = 64
 """A text has a token for at least so many bytes, or as many as the vocabulary's longest token has. That is more than a token can stand for,
 except where tokenizers drop or merge parts of a text: runs of unknown characters, or of spaces."""
@@ -45,7 +45,7 @@ TOKENIZER_FILES = (
     *("special_tokens_map.json", "added_tokens.json", "chat_template*"),
 )
 MAX_REASON = 300
-"""Characters of what a library says that are handed on."""
+"""Most characters of a library's error that are shown."""
 
 
 class Tokenizer:
@@ -252,7 +252,7 @@ def _auto_tokenizer(model_dir: Path) -> Any:
 
 @contextmanager
 def _refusing_failures(field: str) -> Iterator[None]:
-    """Whatever a library raises of a text refuses the text. Its panics are no Exceptions."""
+    """Any exception of a library on a text refuses the text. Panics of libraries in Rust are no Exceptions."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -269,12 +269,12 @@ def _check_unicode(text: str, field: str) -> None:
 
 
 def _check_size(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Counts what the messages hold, at whatever depth, and no more of it than may be."""
-    left, unseen = MAX_CHAT_CHARACTERS, [messages]
+    """Counts characters and other values in the messages, at any depth, and stops at the limit."""
+    remaining, unseen = MAX_CHAT_CHARACTERS, [messages]
     while unseen:
         one: Any = unseen.pop()
-        left -= len(one) if isinstance(one, Sized) else 1
-        if left < 0:
+        remaining -= len(one) if isinstance(one, Sized) else 1
+        if remaining < 0:
             raise InvalidRequestError.of("prompt", f"the messages hold more than {MAX_CHAT_CHARACTERS} characters and other values")
         if isinstance(one, Mapping):
             unseen.extend(one.values())

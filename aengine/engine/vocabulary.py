@@ -1,9 +1,9 @@
-"""What text each token stands for, as bytes. Owns the experiments that find it out; knows no grammars.
+"""`read_vocabulary`: the text of each token as bytes, found by experiments with the decoder. Knows no grammars.
 
 A grammar speaks of the bytes of a text, so it can steer a model only if the text of a sequence is the text of its tokens, one
 after the other. That is so for most tokenizers, but how a token's text is spelled in the vocabulary depends on the decoder. Rather
 than repeat the rules of each decoder, the decoder is asked: what does a token add between two others, and at the start of a text?
-Only raw bytes, which are no text by themselves, are read off the spelling of the token.
+Raw bytes, which are no text by themselves, are read from the spelling of the token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def read_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
     """
     pieces = [tokenizer.piece(token_id) for token_id in range(vocab_size)]
     known = [token_id for token_id, piece in enumerate(pieces) if piece is not None]
-    texts = _byte_level_texts(tokenizer, pieces) or _asked_texts(tokenizer, pieces, known)
+    texts = _byte_level_texts(tokenizer, pieces) or _decoded_texts(tokenizer, pieces, known)
     known = [token_id for token_id in known if texts[token_id]]
     drops_first_space = _drops_first_space(tokenizer, texts, known)
     _check(tokenizer, texts, known, drops_first_space)
@@ -58,8 +58,8 @@ def _byte_level_alphabet() -> dict[str, int]:
     return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
 
 
-def _asked_texts(tokenizer: Tokenizer, pieces: Sequence[str | None], known: Sequence[int]) -> list[bytes]:
-    """By the decoder itself: what a token adds after another one."""
+def _decoded_texts(tokenizer: Tokenizer, pieces: Sequence[str | None], known: Sequence[int]) -> list[bytes]:
+    """The text that the decoder adds for a token after another one."""
     texts = [b""] * len(pieces)
     anchor = next((token_id for token_id in known if (text := tokenizer.decode([token_id])).isascii() and text.isalnum()), None)
     if anchor is None:
@@ -102,7 +102,7 @@ def _begins_as_expected(tokenizer: Tokenizer, texts: Sequence[bytes], token_id: 
 
 
 def _check(tokenizer: Tokenizer, texts: Sequence[bytes], known: Sequence[int], drops_first_space: bool) -> None:
-    """Whether all of it fits together, on random sequences that are UTF-8. Raises `NotConcatenative`."""
+    """Compare the texts with the decoder on random sequences that are UTF-8. Raises `NotConcatenative`."""
     draw = random.Random(0)
     begins = [token_id for token_id in known if _begins_as_expected(tokenizer, texts, token_id, drops_first_space)]
     if not begins:

@@ -1,4 +1,4 @@
-"""Grammars in GBNF, llama.cpp's notation of EBNF, made into the notation of the grammar compiler. Owns the syntax of the former.
+"""Translates grammars in GBNF, llama.cpp's notation of EBNF, for the grammar compiler. Owns the syntax of GBNF.
 
 The compiler splits an output into terminals, each matched as long as possible, and parses these. So what needs no recursion becomes one
 terminal, which is exact. Around recursion literals and classes are terminals of their own: `[a-z]*` then takes an `end` that follows it,
@@ -14,9 +14,9 @@ from typing import NamedTuple
 from aengine.structured.regex_dialect import RegexError, character_class, quoted
 
 MAX_NESTING = 64
-"""Parentheses within one another, and repetitions of one another."""
+"""Most parentheses within one another, and most repetitions of one another."""
 MAX_INLINE = 512
-"""Characters of a terminal up to which it becomes a part of others."""
+"""Most characters of a terminal that is written into other rules."""
 
 _TOKEN = re.compile(
     r"""
@@ -37,7 +37,7 @@ _EMPTY = '""'  # in a rule
 
 
 class GbnfError(Exception):
-    """The grammar is none. The message says where."""
+    """The text is not a grammar. The message says where."""
 
 
 class _Token(NamedTuple):

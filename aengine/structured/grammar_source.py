@@ -1,4 +1,4 @@
-"""`StructuredOutput` in the notation of the grammar compiler. Owns the options, and what may be asked for; knows no vocabulary."""
+"""Writes a `StructuredOutput` in the notation of the grammar compiler, with its options. Knows no vocabulary."""
 
 from __future__ import annotations
 

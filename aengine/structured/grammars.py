@@ -1,7 +1,7 @@
-"""`GrammarCompiler`: what an output must look like, compiled for one model. Owns the threads that compile.
+"""`GrammarCompiler`: compiles structured output for one model. Owns the threads that compile.
 
-Knows requests only by their `StructuredOutput`; what that means as a grammar is `grammar_source`'s. Each request has its grammar
-compiled for itself: most take a millisecond, and a compiled grammar grows as it is used.
+Knows requests only by their `StructuredOutput`, and `grammar_source` writes that as a grammar. Each request gets a compiled grammar of its
+own: most take a millisecond, and a compiled grammar grows as it is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_THREADS = 2
 TRIAL_TOKENS = 32
-"""Tokens that are chosen at random under a new grammar, to see that it stays within the limits."""
+"""Tokens that are sampled at random under a new grammar, to check that it stays within the limits."""
 
 # What a grammar may take, in units of llguidance. A mask of a vocabulary of 137,000 tokens then took at most 6 ms on a 2.5 GHz core.
 COMPILE_FUEL = 1_000_000  # about 20 ms
@@ -159,7 +159,7 @@ class _Tokens:
         self.bos_token_id = None
 
     def __call__(self, text: str) -> list[int]:
-        raise NotImplementedError("tokens are chosen by the model")
+        raise NotImplementedError("tokens are sampled by the model")
 
 
 def _in_our_words(error: str) -> str:

@@ -1,4 +1,4 @@
-"""JSON Schemas made fit for the grammar compiler. Owns the rule that a keyword is enforced or refused, never ignored.
+"""Rewrites JSON Schemas for the grammar compiler. Owns the rule that a keyword is enforced or refused, never ignored.
 
 The compiler refuses most of what it cannot enforce by itself. Here a schema is copied with the places in which it would allow too
 much, or take too long, rewritten to an equal or stricter form, or refused. The output always validates; it may be narrower than the
@@ -20,20 +20,20 @@ from aengine.structured.regex_dialect import RegexError, anywhere
 
 MAX_NESTING = 64
 MAX_SUBSCHEMAS = 2048
-"""The time to compile grows faster than their number: to this one about a tenth of a second."""
+"""Most schemas within a schema. The time to compile grows faster than their number; for so many it is about a tenth of a second."""
 MAX_PATTERNS = 32
-"""Of the names of an object's properties; each is compared with each."""
+"""Most patterns in one `patternProperties`; the compiler compares each with each."""
 MAX_VALUES = 16384
-"""Of all enums together."""
+"""Most values in all enums together."""
 MAX_BRANCHES = 256
-"""Of a `oneOf`; each is compared with each."""
+"""Most schemas in one `oneOf`; each is compared with each."""
 MAX_UNIQUE = 5
-"""Different values up to which all arrays without repetition are listed."""
+"""Most different values of an item for which all arrays without repetition are listed."""
 MAX_DIGITS = 15
-"""Of an integer; more do not survive the compiler's arithmetic."""
+"""Most digits of an integer that the compiler's arithmetic keeps exact."""
 MAX_MULTIPLES = 10_000
-"""Units of the last digit that the values of `multipleOf` are, added up, and that their least common multiple is: the compiler counts them
-one by one, and those of schemas that hold together as the latter."""
+"""Most units of the last digit in the values of `multipleOf`, both in their sum and in their least common multiple: the compiler counts the
+units of each value one by one, and up to the least common multiple for values that apply together."""
 
 _SCHEMA = ("additionalItems", "additionalProperties", "items")  # keywords whose value is a schema,
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")  # a list of schemas, or
@@ -48,14 +48,14 @@ _DATE = (
 )
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
-"""Those of which the compiler allows too much: years that do not leap, leap seconds at any time."""
+"""The compiler's own would allow 29 February in any year, and leap seconds at any time."""
 
 
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\ud800-\udfff]")
 
 
 class SchemaError(Exception):
-    """The schema is no schema, or asks for what cannot be enforced. The message says where."""
+    """The JSON is not a schema, or a keyword cannot be enforced. The message says where."""
 
 
 def fit_schema(text: str) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class _Fitter:
                 raise SchemaError(f"{at}: {target!r} is not a schema in here")
 
     def _rewrite(self, fitted: dict[str, Any], at: str) -> None:
-        """What the compiler takes otherwise than it is meant, put in words that it takes well."""
+        """Replaces keywords that the compiler would not enforce as the standard says by equal ones that it does, or refuses them."""
         if "$ref" in fitted:
             self._references.append((at, _reference(fitted["$ref"], at)))
         for keyword in ("enum", "const"):
@@ -121,14 +121,14 @@ class _Fitter:
                 _check_number(fitted[keyword], keyword, at)
         if "multipleOf" in fitted:
             self._check_multiple(fitted["multipleOf"], at)
-        if not any(keyword in fitted for keyword in _APPLICATORS):  # else they are about what those say, too
+        if not any(keyword in fitted for keyword in _APPLICATORS):  # else these count as evaluated what the applicators evaluate
             for keyword, equal in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
                 if keyword in fitted:
                     value = fitted.pop(keyword)
                     fitted.setdefault(equal, value)
         if fitted.get("uniqueItems"):
             self._list_arrays(fitted, at)
-        if isinstance(branches := fitted.get("oneOf"), list):  # the compiler sees for itself less often that they are apart
+        if isinstance(branches := fitted.get("oneOf"), list):  # the compiler itself finds fewer of them disjoint
             if len(branches) > MAX_BRANCHES or not self._disjoint(branches):
                 raise SchemaError(f"{at}: 'oneOf' whose schemas may overlap, or more than {MAX_BRANCHES}, cannot be enforced; 'anyOf' can")
             del fitted["oneOf"]
@@ -197,7 +197,7 @@ class _Fitter:
             raise SchemaError(f"{at}: 'multipleOf' {value!r}, with those before it, comes to more than {MAX_MULTIPLES} units")
 
     def _list_arrays(self, fitted: dict[str, Any], at: str) -> None:
-        """`uniqueItems`, as the arrays of different items: where there are few."""
+        """Replaces `uniqueItems` by an enum of all arrays of different items, where these are few."""
         del fitted["uniqueItems"]
         low, high = fitted.get("minItems", 0), fitted.get("maxItems", math.inf)
         if not isinstance(low, int) or not isinstance(high, int | float):
@@ -224,7 +224,7 @@ class _Fitter:
         return all(_apart(one, other) for index, one in enumerate(resolved) for other in resolved[:index])
 
     def _referred(self, schema: object) -> object:
-        """What a schema that is a reference and no more refers to in the end; other schemas as they are."""
+        """Follows references: the schema that `schema` stands for if it is nothing but a reference."""
         for _ in range(MAX_NESTING):
             if not isinstance(schema, dict) or {keyword for keyword in schema if keyword not in _ANNOTATIONS} != {"$ref"}:
                 return schema
@@ -276,7 +276,7 @@ def _listed(schema: Mapping[str, Any]) -> dict[str, object] | None:
 
 
 def _name_properties(fitted: dict[str, Any]) -> None:
-    """`propertyNames`, as a pattern of the only properties: where that says the same."""
+    """Replaces `propertyNames` by a pattern of the only properties, where that is equal."""
     names = fitted.get("propertyNames")
     if names is True:
         del fitted["propertyNames"]
@@ -303,7 +303,7 @@ def _name_properties(fitted: dict[str, Any]) -> None:
 
 
 def _limit_properties(fitted: dict[str, Any], at: str) -> None:
-    """`minProperties` and `maxProperties`, by the names of properties: others may come twice, and count once."""
+    """Replaces `minProperties` and `maxProperties` by required named properties: others may be written twice, and count once."""
     least, most = fitted.get("minProperties", 0), fitted.get("maxProperties", math.inf)
     names, required = fitted.get("properties", {}), fitted.get("required", [])
     if not all(isinstance(one, int | float) for one in (least, most)) or not isinstance(names, dict) or not isinstance(required, list):

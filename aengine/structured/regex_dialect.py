@@ -1,4 +1,4 @@
-"""Regular expressions as users write them, made into those of the grammar compiler. Owns the differences between the two.
+"""Translates regular expressions as users write them for the grammar compiler. Owns the differences between the dialects.
 
 Where dialects (Python, ECMAScript) differ in what an expression matches, it is made to match what it does in both: `\\d`, `\\w` and
 `\\s` are those of ASCII, while `\\D`, `\\W` and `\\S` leave out what any of them takes for a digit, a letter or a space. What exists in
