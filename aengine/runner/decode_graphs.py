@@ -18,7 +18,7 @@ from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.runner.base import IntArray
 from aengine.runner.buckets import DecodeArrays, DecodeFrame, empty_layout, fitting
 from aengine.runner.capture import Capture, InterruptingAttention, LiveAttention, Pieces
-from aengine.runner.upload import UploadRing
+from aengine.runner.upload import UploadSlot
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ class DecodeGraphs:
         largest = sizes[-1]
         spec, device, dtype = backend.spec, model.head_weight.device, model.head_weight.dtype
         self._frame = DecodeFrame(largest)
-        self._ring = UploadRing(device)
+        self._slots = [UploadSlot(device) for _ in range(3)]  # used in turn: copies of earlier steps may not be done
+        self._num_steps = 0
         self._inputs = torch.zeros(self._frame.length(largest * pages_per_row), dtype=torch.int32, device=device)
         self._counting = torch.arange(largest + 1, dtype=torch.int32, device=device)
         self._logits = torch.zeros(largest, len(model.head_weight), dtype=dtype, device=device)
@@ -117,8 +118,9 @@ class DecodeGraphs:
 
     def _prepare(self, graph: _Graph, layout: StepLayout, rows: IntArray, size: int) -> None:
         length = self._frame.length(len(layout.kv_indices) + size - layout.num_rows)
-        slot = self._ring.take(length)
-        padded = self._frame.pack(layout, rows, size, self._spare_row, slot.array)
+        slot = self._slots[self._num_steps % len(self._slots)]
+        self._num_steps += 1
+        padded = self._frame.pack(layout, rows, size, self._spare_row, slot.prepare(length))
         slot.send(length, self._inputs)
         graph.step.prepare(padded)
         slot.record()

@@ -25,7 +25,7 @@ from aengine.runner.device import DeviceStream, cuda_kv_budget
 from aengine.runner.dummy_steps import GREEDY, DummyStep, warm_up_steps, widest_step
 from aengine.runner.memory import cpu_budget, show_bytes
 from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
-from aengine.runner.results import ResultBuffer, StepOutput, step_result
+from aengine.runner.results import ResultBuffer, step_result
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.step_graphs import StepGraphs, record_graphs
 from aengine.runner.upload import upload
@@ -33,6 +33,8 @@ from aengine.sampling import SampledTokens, Sampler
 from aengine.scheduler.plan import NewRow, StepResult
 
 _log = logging.getLogger("aengine")
+_Output = tuple[ResultBuffer, SampledTokens | None, PromptScores | None]
+"""Tensors are in host memory once the buffer's `wait` has returned."""
 
 
 class DeviceStep:
@@ -42,10 +44,10 @@ class DeviceStep:
         self.overlaps = overlaps
         self._executor = executor
         self._step = step
-        self._output: StepOutput | None = None
+        self._output: _Output | None = None
         self._result: StepResult | None = None
 
-    def start(self) -> StepOutput:
+    def start(self) -> _Output:
         """Puts the step on the device's stream, unless it is there already."""
         if self._output is None:
             self._output = self._executor.start(self._step)
@@ -53,12 +55,12 @@ class DeviceStep:
 
     def wait(self) -> None:
         if self._result is None:
-            self.start().buffer.wait()
+            self.start()[0].wait()
 
     def result(self) -> StepResult:
         if self._result is None:
             self.wait()
-            self._result = self._executor.finish(self._step, self.start())
+            self._result = self._executor.finish(self._step, *self.start())
         return self._result
 
     def withdraw(self) -> bool:
@@ -129,18 +131,17 @@ class DeviceExecutor:
             launched.start()
         return launched
 
-    def start(self, step: Step) -> StepOutput:
+    def start(self, step: Step) -> _Output:
         """Puts a step and the copies of its results on the stream, without waiting for the device."""
-        device = self._setup.device
         with self._stream.enter():
-            sampled, scores = self._run(step)
-            buffer = self._free_buffers.pop() if self._free_buffers else ResultBuffer(self._setup.max_num_seqs, device)
-            return StepOutput.copy(sampled, scores, buffer, device)
+            output = self._run(step)
+            buffer = self._free_buffers.pop() if self._free_buffers else ResultBuffer(self._setup.max_num_seqs, self._setup.device)
+            return buffer, *buffer.copy(*output)
 
-    def finish(self, step: Step, output: StepOutput) -> StepResult:
+    def finish(self, step: Step, buffer: ResultBuffer, sampled: SampledTokens | None, scores: PromptScores | None) -> StepResult:
         """The result of a step that has finished. Its buffer can be used again."""
-        result = step_result(step, output.sampled, output.scores, self._sampler)
-        self._free_buffers.append(output.buffer)
+        result = step_result(step, sampled, scores, self._sampler)
+        self._free_buffers.append(buffer)
         return result
 
     def hold(self, held: bool) -> None:

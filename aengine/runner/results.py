@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -19,55 +19,43 @@ _T = TypeVar("_T", bound=np.generic)
 
 
 class ResultBuffer:
-    """Host memory for the sampled tokens of one step at a time, and the event after which it and all other copies of the step are there."""
+    """Pinned host memory for the results of one step at a time, and the event after which they are there."""
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
-        on_cpu = device.type == "cpu"
+        self._on_cpu = device.type == "cpu"
         self._device = device
-        self._memory = torch.zeros(max_rows, dtype=torch.int64, pin_memory=not on_cpu)
+        self._tokens = torch.zeros(max_rows, dtype=torch.int64, pin_memory=not self._on_cpu)
         # A blocking event sleeps while it waits and does not spin: the event loop needs the core, and the driver its lock.
-        self._copied = None if on_cpu else torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._copied = None if self._on_cpu else torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
-    def copy(self, tokens: Tensor) -> Tensor:
-        """Starts the copy of [m] int64 tokens from the device, on the current stream; returns the host memory that it fills."""
-        memory = self._memory[: len(tokens)]
-        memory.copy_(tokens, non_blocking=True)
-        return memory
-
-    def record(self) -> None:
-        """To be called when all copies of the step are on the current stream."""
+    def copy(self, sampled: SampledTokens | None, scores: PromptScores | None) -> tuple[SampledTokens | None, PromptScores | None]:
+        """Starts the copies of both from the device, on the current stream; returns them with tensors in host memory."""
+        if sampled is not None:
+            tokens = self._tokens[: len(sampled.tokens)]
+            tokens.copy_(sampled.tokens, non_blocking=True)
+            logprobs = None if sampled.logprobs is None else self._copy_all(sampled.logprobs)
+            impossible = None if sampled.impossible is None else self._copy(sampled.impossible)
+            sampled = replace(sampled, tokens=tokens, logprobs=logprobs, impossible=impossible)
+        if scores is not None:
+            scores = PromptScores(scores.spans, self._copy_all(scores.logprobs))
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self._device))
+        return sampled, scores
 
     def wait(self) -> None:
         """Waits until the copies are done. Other threads may run meanwhile."""
         if self._copied is not None:
             self._copied.synchronize()
 
+    def _copy_all(self, logprobs: DeviceLogprobs) -> DeviceLogprobs:
+        return DeviceLogprobs(*map(self._copy, logprobs))
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What a step has put on a device's stream. Its tensors are host memory, which is filled once `buffer.wait()` has returned."""
-
-    sampled: SampledTokens | None
-    scores: PromptScores | None
-    buffer: ResultBuffer
-
-    @classmethod
-    def copy(cls, sampled: SampledTokens | None, scores: PromptScores | None, buffer: ResultBuffer, device: torch.device) -> StepOutput:
-        """Starts the copies from `device`, on the current stream."""
-        put = _same if device.type == "cpu" else _copy_to_host
-        if sampled is not None:
-            sampled = replace(
-                sampled,
-                tokens=buffer.copy(sampled.tokens),
-                logprobs=None if sampled.logprobs is None else DeviceLogprobs(*map(put, sampled.logprobs)),
-                impossible=None if sampled.impossible is None else put(sampled.impossible),
-            )
-        if scores is not None:
-            scores = PromptScores(scores.spans, DeviceLogprobs(*map(put, scores.logprobs)))
-        buffer.record()
-        return cls(sampled, scores, buffer)
+    def _copy(self, tensor: Tensor) -> Tensor:
+        if self._on_cpu:
+            return tensor
+        memory = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        memory.copy_(tensor, non_blocking=True)
+        return memory
 
 
 def step_result(step: Step, sampled: SampledTokens | None, scores: PromptScores | None, sampler: Sampler) -> StepResult:
@@ -102,13 +90,3 @@ def _of_all_rows(sampled: SampledTokens) -> TokenLogprobs | None:
     return TokenLogprobs(
         all_rows(logprobs.token_logprobs), all_rows(logprobs.ranks), all_rows(logprobs.top_ids), all_rows(logprobs.top_logprobs)
     )
-
-
-def _copy_to_host(tensor: Tensor) -> Tensor:
-    memory = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    memory.copy_(tensor, non_blocking=True)
-    return memory
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor

@@ -27,20 +27,17 @@ class UploadSlot:
     """Pinned host memory from which one step at a time is copied to a device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._on_cpu = device.type == "cpu"
         self._device = device
         self._memory = torch.empty(0, dtype=torch.int32)
-        self._copied: torch.cuda.Event | None = None
-        self.array: NDArray[np.int32] = self._memory.numpy()
+        self._copied = None if device.type == "cpu" else torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
-    def prepare(self, length: int) -> None:
-        """Waits until the last copy from here is done, and makes room for at least `length` numbers."""
+    def prepare(self, length: int) -> NDArray[np.int32]:
+        """Waits until the last copy from here is done; returns room for at least `length` numbers."""
         if self._copied is not None:
-            self._copied.synchronize()
+            self._copied.synchronize()  # returns at once if it was never recorded
         if len(self._memory) < length:
-            room = 1 << (length - 1).bit_length()
-            self._memory = torch.empty(room, dtype=torch.int32, pin_memory=not self._on_cpu)
-            self.array = self._memory.numpy()
+            self._memory = torch.empty(1 << (length - 1).bit_length(), dtype=torch.int32, pin_memory=self._copied is not None)
+        return self._memory.numpy()
 
     def send(self, length: int, out: Tensor) -> None:
         """Copies the first `length` numbers to the beginning of `out`, on the current stream, without waiting."""
@@ -48,21 +45,5 @@ class UploadSlot:
 
     def record(self) -> None:
         """To be called when everything that reads this memory is on the current stream."""
-        if not self._on_cpu:
-            if self._copied is None:
-                self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self._device))
-
-
-class UploadRing:
-    """Slots that are used in turn, so that a step can be written while copies of earlier steps are not done."""
-
-    def __init__(self, device: torch.device, depth: int = 3) -> None:
-        self._slots = [UploadSlot(device) for _ in range(depth)]
-        self._next = 0
-
-    def take(self, length: int) -> UploadSlot:
-        slot = self._slots[self._next]
-        self._next = (self._next + 1) % len(self._slots)
-        slot.prepare(length)
-        return slot

@@ -30,7 +30,7 @@ from aengine.runner.buckets import GraphSizes
 from aengine.runner.capture import Pieces
 from aengine.runner.model_runner import ModelRunner
 from aengine.runner.step_graphs import StepGraphs
-from aengine.runner.upload import UploadRing
+from aengine.runner.upload import UploadSlot
 
 SIZES = (1, 2, 5, 8, 20)
 CPU = torch.device("cpu")
@@ -190,7 +190,7 @@ def test_what_buffers_hold_beyond_a_step_does_not_matter(tiny: pathlib.Path) -> 
             pieces._input_ids.copy_(torch.from_numpy(rng.integers(0, VOCAB, 120)))
             pieces._positions.copy_(torch.from_numpy(rng.integers(0, 256, 120)))
             runner._executor._last_tokens[-1] = int(rng.integers(0, VOCAB))
-            for slot in decodes._ring._slots:
+            for slot in decodes._slots:
                 slot._memory.random_(-(2**31), 2**31 - 1)
 
     assert random_steps(runner, 5, before=poison) == random_steps(eager_runner(tiny), 5)
@@ -443,16 +443,25 @@ class TestPieces:
         assert capture.memory() == 0, "nothing was recorded"
 
 
-def test_slots_of_uploads_take_turns_and_grow() -> None:
-    ring = UploadRing(CPU, depth=3)
-    slots = [ring.take(5) for _ in range(3)]
-    assert len({id(slot) for slot in slots}) == 3
-    assert ring.take(3) is slots[0]
+def test_slots_of_uploads_grow() -> None:
+    slot = UploadSlot(CPU)
     out = torch.zeros(100, dtype=torch.int32)
     for length in (5, 40, 7):
-        slot = ring.take(length)
-        slot.array[:length] = np.arange(length)
+        array = slot.prepare(length)
+        assert len(array) >= length
+        array[:length] = np.arange(length)
         slot.send(length, out)
         slot.record()
         assert out[:length].tolist() == list(range(length))
-        assert len(slot.array) >= length
+
+
+def test_slots_of_uploads_take_turns(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = graph_runner(tiny)
+    sequence = Driver(runner)
+    used: list[UploadSlot] = []
+    prepare = UploadSlot.prepare
+    monkeypatch.setattr(UploadSlot, "prepare", lambda self, length: (used.append(self), prepare(self, length))[1])
+    sequence.generate([[1, 2, 3]], 7)
+    assert len(used) == 6
+    assert used[:3] == used[3:]
+    assert len(set(used)) == 3
