@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aengine.histogram import Histogram
 from aengine.outputs import EngineStats
-from aengine.scheduler import SchedulerStats
 
 STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 STEP_TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
@@ -44,24 +43,15 @@ class StepStats:
     def are_old(self) -> bool:
         return time.monotonic() - self._published >= PUBLISH_SECONDS
 
-    def publish(self, stats: SchedulerStats, *, paused: bool) -> None:
+    def publish(self, stats: EngineStats, *, paused: bool) -> None:
+        """`stats`: the scheduler's."""
         self._published = time.monotonic()
-        self.snapshot = Snapshot(self._combined(stats, paused), self.num_received)
-
-    def _combined(self, stats: SchedulerStats, paused: bool) -> EngineStats:
-        return EngineStats(
-            running=stats.running,
-            waiting=stats.waiting,
-            parked=stats.parked,
-            pages_used=stats.pages_used,
-            pages_total=stats.pages_total,
-            cached_tokens=stats.cached_tokens,
+        stats = replace(
+            stats,
             steps=self._num_steps,
-            preemptions=stats.preemptions,
-            prompt_tokens=stats.prompt_tokens,
-            cached_prompt_tokens=stats.cached_prompt_tokens,
             completion_tokens=self.completion_tokens,
             paused=paused,
             step_seconds=self._seconds.snapshot(),
             step_tokens=self._tokens.snapshot(),
         )
+        self.snapshot = Snapshot(stats, self.num_received)

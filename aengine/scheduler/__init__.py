@@ -5,7 +5,7 @@ plain data (`plan.py`), updates go out as plain data (`request.py`).
 """
 
 from aengine.scheduler.plan import NewRow, PromptLogprobs, RowParams, RowsFailed, StepPlan, StepResult, TokenLogprobs
-from aengine.scheduler.request import Finished, Request, SchedulerConfig, SchedulerStats, Updates
+from aengine.scheduler.request import Finished, Request, SchedulerConfig, Updates
 from aengine.scheduler.scheduler import Scheduler
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "RowsFailed",
     "Scheduler",
     "SchedulerConfig",
-    "SchedulerStats",
     "StepPlan",
     "StepResult",
     "TokenLogprobs",

@@ -1,5 +1,4 @@
-"""What the scheduler is given (`SchedulerConfig`, `Request`), what it holds of a request (`Sequence`), and what it reports (`Updates`,
-`SchedulerStats`).
+"""What the scheduler is given (`SchedulerConfig`, `Request`), what it holds of a request (`Sequence`), and what it reports (`Updates`).
 
 All but `Sequence` is plain data that crosses the thread edge. `Sequence` never leaves the scheduler.
 """
@@ -81,19 +80,6 @@ class Sequence:
     def limit(self) -> int:
         """Number of tokens, prompt included, at which the sequence ends."""
         return len(self.request.prompt) + self.request.max_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    running: int
-    waiting: int
-    parked: int
-    pages_used: int
-    pages_total: int
-    cached_tokens: int
-    preemptions: int
-    prompt_tokens: int  # of requests that began
-    cached_prompt_tokens: int  # those of them that were found in the prefix cache
 
 
 @dataclass(frozen=True, slots=True)

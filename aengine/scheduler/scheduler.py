@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.cache import PageCache, PageChain
-from aengine.outputs import FinishReason
+from aengine.outputs import EngineStats, FinishReason
 from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan, StepResult
 from aengine.scheduler.queue import WaitingQueue
-from aengine.scheduler.request import Finished, Request, SchedulerConfig, SchedulerStats, Sequence, SequenceState, Updates
+from aengine.scheduler.request import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
 from aengine.scheduler.residency import Residency, RowChanges, fork_digest
 from aengine.scheduler.rows import RowTable
 
@@ -115,12 +115,13 @@ class Scheduler:
         """When `schedule()` has something to end even if nothing else happens (maybe earlier than needed)."""
         return self._deadlines[0][0] if self._deadlines else None
 
-    def stats(self) -> SchedulerStats:
+    def stats(self) -> EngineStats:
+        """Without what `StepStats` counts."""
         rows = self._rows
         num_active = int(np.count_nonzero(rows.active))
         num_parked = int(np.count_nonzero(rows.active & rows.parked))
         waiting = len(self._queue) + self._residency.prefixes.num_awaiting
-        return SchedulerStats(
+        return EngineStats(
             running=num_active - num_parked,
             waiting=waiting,
             parked=len(self._sequences) - (num_active - num_parked) - self._num_leaving - waiting,
