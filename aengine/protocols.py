@@ -13,7 +13,7 @@ from aengine.params import SamplingParams
 from aengine.requests import OptionFields, Prompt, RequestOptions
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
 
 class StreamProtocol(Protocol):
@@ -68,9 +68,12 @@ class EngineProtocol(Protocol):
     async def aclose(self) -> None:
         """Cancel what runs here and stop."""
 
-    async def __aenter__(self) -> EngineProtocol: ...
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None: ...
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        await self.aclose()
 
     @property
     def healthy(self) -> bool:
@@ -98,6 +101,10 @@ class EngineProtocol(Protocol):
         **fields: Unpack[OptionFields],
     ) -> Completion:
         """`stream()`, read to its end. Cancelling the caller cancels the request."""
+        async with self.stream(prompt, params, options, **fields) as stream:
+            async for _ in stream:
+                pass
+            return stream.completion()
 
     async def cancel(self, request_id: str) -> bool:
         """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""

@@ -11,7 +11,6 @@ import enum
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -49,7 +48,7 @@ class _Phase(enum.Enum):
     CLOSED = enum.auto()
 
 
-class AsyncClient:
+class AsyncClient(EngineProtocol):
     """An LLM inference engine behind a server, used as if it were in this process.
 
         async with AsyncClient("127.0.0.1:50051") as client:
@@ -117,13 +116,6 @@ class AsyncClient:
                 finally:
                     await self._disconnect()
         await self._disconnected.wait()
-
-    async def __aenter__(self) -> AsyncClient:
-        await self.start()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
-        await self.aclose()
 
     @property
     def healthy(self) -> bool:
@@ -248,6 +240,3 @@ class AsyncClient:
                 await self._connection.aclose()
         finally:
             self._disconnected.set()
-
-
-_CONFORMS: type[EngineProtocol] = AsyncClient

@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import uuid
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -35,7 +34,7 @@ from aengine.errors import (
     RequestIdInUseError,
     refusal,
 )
-from aengine.outputs import Completion, EngineStats, ModelInfo, RequestInfo
+from aengine.outputs import EngineStats, ModelInfo, RequestInfo
 from aengine.params import SamplingParams
 from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params, draw_seed
@@ -53,7 +52,7 @@ class _Phase(enum.Enum):
     DEAD = enum.auto()
 
 
-class AsyncEngine:
+class AsyncEngine(EngineProtocol):
     """An LLM inference engine inside your event loop, asyncio or trio.
 
         async with AsyncEngine("demo") as engine:
@@ -106,13 +105,6 @@ class AsyncEngine:
         if self._stopped is not None:
             with anyio.CancelScope(shield=True):
                 await self._stopped.wait()
-
-    async def __aenter__(self) -> AsyncEngine:
-        await self.start()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
-        await self.aclose()
 
     async def wait_stopped(self) -> None:
         """Wait until the engine no longer runs. Raises `EngineDeadError` if it died rather than being closed."""
@@ -188,19 +180,6 @@ class AsyncEngine:
         if params.structured_output is not None:
             found += await self._registry.grammar_violations(params.structured_output)
         return found
-
-    async def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        options: RequestOptions | None = None,
-        **fields: Unpack[OptionFields],
-    ) -> Completion:
-        """`stream()`, read to its end. Cancelling the caller cancels the request."""
-        async with self.stream(prompt, params, options, **fields) as stream:
-            async for _ in stream:
-                pass
-            return stream.completion()
 
     async def cancel(self, request_id: str) -> bool:
         """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""
@@ -324,6 +303,3 @@ class AsyncEngine:
         dead = EngineDeadError(f"the step thread died: {type(self._error).__name__}: {self._error}")
         dead.__cause__ = self._error
         return dead
-
-
-_CONFORMS: type[EngineProtocol] = AsyncEngine
