@@ -51,6 +51,9 @@ class DrawParams:
     def seed(self) -> Tensor:
         return self.packed.view(torch.int64)[:, 2]
 
+    def __getitem__(self, rows: slice) -> DrawParams:
+        return DrawParams(self.packed[rows], self.positions[rows])
+
     def select(self, rows: Tensor) -> DrawParams:
         """The records of the [n] int64 `rows`, which are indices into the m records."""
         return DrawParams(self.packed.index_select(0, rows), self.positions.index_select(0, rows))

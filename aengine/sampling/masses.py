@@ -7,12 +7,12 @@ made for a few rows at a time, in one buffer that stays in a cache. Knows nothin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from aengine.kernels.draw_params import DrawParams
 from aengine.sampling.noise import log_exponential, row_keys, token_hashes
 
 _WIDTH = 64  # ids per block
@@ -21,7 +21,7 @@ _BUFFER_ELEMENTS = 1 << 18  # on a CPU: 1 MiB, half of what a core usually has f
 
 @dataclass(frozen=True, slots=True)
 class Masses:
-    """What one pass leaves of m rows: mass is exp(score - best), or 0 where min_p drops the token."""
+    """The masses of m rows: a mass is exp(score - best), or 0 where min_p drops the token."""
 
     blocks: Tensor  # [m, ceil(V / 64)] float32, sums over blocks
     best: Tensor  # [m, 1] float32, the highest score
@@ -39,39 +39,35 @@ class MassDraw:
         self._rows_at_once = max(1, _BUFFER_ELEMENTS // vocab_size)
         self._buffer: Tensor | None = None
 
-    def masses(self, logits: Tensor, temperature: Tensor, min_p: Tensor | None) -> Masses:
-        """Of [m, V] logits; the parameters are [m], and no min_p means that all are zero."""
+    def masses(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Masses:
+        """Of [m, V] logits. `with_min_p`: whether rows have one; else it is 0 for all."""
         blocks = logits.new_empty(len(logits), -(-self._vocab_size // _WIDTH))
         best = logits.new_empty(len(logits), 1)
-        for rows in self._chunks(len(logits)):
-            work, best[rows] = self.fill(logits[rows], temperature[rows], None if min_p is None else min_p[rows])
+        count = self._rows_at_once if self._device.type == "cpu" else max(1, len(logits))
+        for begin in range(0, len(logits), count):
+            rows = slice(begin, begin + count)
+            work, best[rows] = self.fill(logits[rows], params[rows], with_min_p)
             _sum_blocks(work, out=blocks[rows])
         return Masses(blocks, best)
 
-    def fill(self, logits: Tensor, temperature: Tensor, min_p: Tensor | None) -> tuple[Tensor, Tensor]:
+    def fill(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> tuple[Tensor, Tensor]:
         """[c, V] masses, in the buffer, and the best scores [c, 1]."""
         work = self._work(len(logits))
-        torch.div(logits, temperature[:, None], out=work)
+        torch.div(logits, params.temperature[:, None], out=work)
         best = work.amax(-1, keepdim=True)
-        return _to_masses(work, best, min_p), best
+        return _to_masses(work, best, params, with_min_p), best
 
-    def draw(
-        self, logits: Tensor, masses: Masses, temperature: Tensor, min_p: Tensor | None, seeds: Tensor, positions: Tensor, stream: int = 0
-    ) -> Tensor:
-        """[m] int64 token ids, with probabilities in proportion to their masses. All parameters are [m]."""
+    def draw(self, logits: Tensor, masses: Masses, params: DrawParams, with_min_p: bool, stream: int = 0) -> Tensor:
+        """[m] int64 token ids, with probabilities in proportion to their masses."""
         num_blocks = masses.blocks.shape[1]
-        noise = log_exponential(row_keys(seeds, positions, 2 * stream + 1), self.hashes[:num_blocks])
+        noise = log_exponential(row_keys(params.seed, params.positions, 2 * stream + 1), self.hashes[:num_blocks])
         block = torch.sub(masses.blocks.log(), noise, out=noise).argmax(-1, keepdim=True)
         ids = block * _WIDTH + torch.arange(_WIDTH, device=self._device)
         ids.clamp_(max=self._vocab_size - 1)  # the last token several times over, always with the same noise: it wins no more often
-        some = _to_masses(logits.gather(1, ids) / temperature[:, None], masses.best, min_p)
-        noise = log_exponential(row_keys(seeds, positions, 2 * stream), self.hashes[ids])
+        some = _to_masses(logits.gather(1, ids) / params.temperature[:, None], masses.best, params, with_min_p)
+        noise = log_exponential(row_keys(params.seed, params.positions, 2 * stream), self.hashes[ids])
         winner = torch.sub(some.log_(), noise, out=noise).argmax(-1, keepdim=True)
         return ids.gather(1, winner)[:, 0]
-
-    def _chunks(self, count: int) -> Iterator[slice]:
-        step = self._rows_at_once if self._device.type == "cpu" else max(1, count)
-        return (slice(begin, min(begin + step, count)) for begin in range(0, count, step))
 
     def _work(self, rows: int) -> Tensor:
         if self._device.type != "cpu":
@@ -81,11 +77,11 @@ class MassDraw:
         return self._buffer[:rows]
 
 
-def _to_masses(scores: Tensor, best: Tensor, min_p: Tensor | None) -> Tensor:
+def _to_masses(scores: Tensor, best: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
     """In place."""
     scores.sub_(best)
-    if min_p is not None:
-        scores.masked_fill_(scores < min_p.log()[:, None], -math.inf)
+    if with_min_p:
+        scores.masked_fill_(scores < params.min_p.log()[:, None], -math.inf)
     return scores.exp_()
 
 

@@ -31,7 +31,7 @@ class TorchDraw:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._masses = MassDraw(vocab_size, device)
+        self._mass_draw = MassDraw(vocab_size, device)
 
     def __call__(self, logits: Tensor, host_params: NDArray[np.void], params: DrawParams) -> Tensor:
         top_k = host_params["top_k"]
@@ -57,13 +57,11 @@ class TorchDraw:
 
     def whole(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
         """From all tokens that min_p leaves. `with_min_p`: whether rows have one; else it is 0 for all."""
-        min_p = params.min_p if with_min_p else None
-        masses = self._masses.masses(logits, params.temperature, min_p)
-        return self._masses.draw(logits, masses, params.temperature, min_p, params.seed, params.positions)
+        return self._mass_draw.draw(logits, self._mass_draw.masses(logits, params, with_min_p), params, with_min_p)
 
     def nucleus(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
         """From the likeliest tokens that have top_p of the mass that min_p leaves. `with_min_p`: as above."""
-        total = self._masses.masses(logits, params.temperature, params.min_p if with_min_p else None).total()
+        total = self._mass_draw.masses(logits, params, with_min_p).total()
         if self._device.type != "cpu":
             return self._from_candidates(logits, params, total, self._vocab_size)[0]
         tokens = torch.empty(len(logits), dtype=torch.int64)
@@ -86,7 +84,7 @@ class TorchDraw:
         best, ids = top_candidates(logits, count)
         scores = best / params.temperature[:, None]
         kept = kept_candidates(scores, params.min_p, params.top_k, params.top_p, total)
-        noise = log_exponential(row_keys(params.seed, params.positions), self._masses.hashes[ids])
+        noise = log_exponential(row_keys(params.seed, params.positions), self._mass_draw.hashes[ids])
         winner = torch.sub(scores, noise, out=noise).masked_fill_(~kept, -math.inf).argmax(-1, keepdim=True)
         return ids.gather(1, winner)[:, 0], kept
 
@@ -98,13 +96,13 @@ class TorchDraw:
         tokens = torch.empty(len(logits), dtype=torch.int64)
         ids = torch.arange(self._vocab_size)
         for i in range(len(logits)):
-            row, p = logits[i : i + 1], params.select(torch.tensor([i]))
-            masses = self._masses.masses(row, p.temperature, p.min_p)
+            row, p = logits[i : i + 1], params[i : i + 1]
+            masses = self._mass_draw.masses(row, p, True)
             needed = p.top_p[:, None] * masses.total()
             for attempt in itertools.count(1):  # 0 are the draws of which the first is final
-                token = self._masses.draw(row, masses, p.temperature, p.min_p, p.seed, p.positions, stream=attempt)
+                token = self._mass_draw.draw(row, masses, p, True, stream=attempt)
                 before = (row > row[:, token]) | ((row == row[:, token]) & (ids < token))
-                if self._masses.fill(row, p.temperature, p.min_p)[0].mul_(before).sum(dtype=torch.float64) < needed:
+                if self._mass_draw.fill(row, p, True)[0].mul_(before).sum(dtype=torch.float64) < needed:
                     tokens[i] = token
                     break
         return tokens

@@ -17,8 +17,6 @@ from aengine.params import GREEDY_BELOW, LogitsProcessor
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
-
-
 NO_INTS: IntArray = np.zeros(0, np.int32)
 
 

@@ -42,7 +42,7 @@ class WaitingQueue:
 
     def enter(self, sequence: Sequence) -> None:
         """A new sequence arrives; it is counted for its tenant until `leave`, and waits."""
-        tenant_id = self._tenant_id(sequence.request.tenant)
+        tenant_id = self._register(sequence.request.tenant)
         if not self._alive[tenant_id]:
             others = self._served[self._alive > 0]
             if len(others):
@@ -90,8 +90,6 @@ class WaitingQueue:
             rank = (priority - (now - arrival) // self._ageing_seconds, float(self._served[tenant_id]), arrival, key)
             if best is None or rank < best:
                 best, best_heap = rank, heap
-        if best is None:
-            return None
         sequence: Sequence = heapq.heappop(best_heap)[3]
         del self._entries[sequence.request.key]
         return sequence
@@ -104,7 +102,8 @@ class WaitingQueue:
         entry[3] = None  # its place in the heap is cleared when it comes up
         return True
 
-    def _tenant_id(self, tenant: str) -> int:
+    def _register(self, tenant: str) -> int:
+        """The number of a tenant, which is a new one for a new tenant."""
         tenant_id = self._tenant_ids.get(tenant)
         if tenant_id is not None:
             return tenant_id

@@ -60,7 +60,7 @@ class Rows:
     def nucleus(self) -> Tensor:
         """What `kept_candidates` keeps of all tokens: [m, V] bool."""
         vocab_size = self.logits.shape[1]
-        total = MassDraw(vocab_size, self.device).masses(self.logits, self.temperature, self.min_p).total()
+        total = MassDraw(vocab_size, self.device).masses(self.logits, self.params, True).total()
         best, ids = top_candidates(self.logits, vocab_size)
         scores = best / self.temperature[:, None]
         none = torch.zeros(len(scores), dtype=torch.int32, device=self.device)
@@ -134,10 +134,9 @@ def test_the_last_id_takes_part(device: str) -> None:
 @pytest.mark.parametrize(("rows", "vocab_size"), SIZES)
 def test_draw_in_blocks(device: str, rows: int, vocab_size: int, with_min_p: bool) -> None:
     r = Rows(rows, vocab_size, device)
-    min_p = r.min_p if with_min_p else None
     reference = MassDraw(vocab_size, r.device)
-    masses = reference.masses(r.logits, r.temperature, min_p)
-    expected = reference.draw(r.logits, masses, r.temperature, min_p, r.seeds, r.positions)
+    masses = reference.masses(r.logits, r.params, with_min_p)
+    expected = reference.draw(r.logits, masses, r.params, with_min_p)
     assert torch.equal(draw_in_blocks(r.logits, r.params, with_min_p), expected)
 
 
