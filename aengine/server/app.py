@@ -15,10 +15,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import AEngineError
-from aengine.server.calls.admission import Admission
 from aengine.server.calls.auth import Authenticator
 from aengine.server.calls.errors import draining
-from aengine.server.calls.in_flight import CallsInFlight
+from aengine.server.calls.in_flight import Admission, CallsInFlight
 from aengine.server.calls.interceptor import CallInterceptor
 from aengine.server.calls.port import make_server
 from aengine.server.calls.records import Observers

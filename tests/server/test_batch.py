@@ -15,7 +15,7 @@ from oracle_engine import OracleEngine, StepGate, idle, until
 
 from aengine.errors import QueueFullError
 from aengine.outputs import FinishReason, Token
-from aengine.server.calls.admission import Admission
+from aengine.server.calls.in_flight import Admission
 from aengine.server.generation.backend import Backend
 from aengine.server.generation.batch import MAX_REQUESTS, MAX_UNSENT, batch_responses
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, GenerationSpec, OutputOptions, StreamOptions

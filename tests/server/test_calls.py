@@ -368,7 +368,7 @@ async def test_only_a_message_that_waits_counts_as_stalled() -> None:
         assert found.error is None
         found.waits = "READER_STALLED"
         under_way.check(200.0)
-        found.record.messages_sent += 1
+        found.messages_sent += 1
         under_way.check(209.0)  # another message than the one before
         under_way.check(218.0)
         assert found.error is None

@@ -28,7 +28,7 @@ import aengine
 from aengine import EngineDeadError, FinishReason, SamplingParams
 from aengine.histogram import HistogramSnapshot
 from aengine.outputs import EngineStats, Timing
-from aengine.server.calls.admission import Admission
+from aengine.server.calls.in_flight import Admission
 from aengine.server.calls.records import CallRecord, GenerationRecord
 from aengine.server.telemetry import exposition
 from aengine.server.telemetry.exposition import MetricsBindError, MetricsCollector, MetricsServer

@@ -16,7 +16,7 @@ from oracle_engine import until
 from session_client import SessionClient, begin, cancellation, kinds, more_credit, opening, submission
 
 from aengine.outputs import FinishReason, Token, TokenLogprob
-from aengine.server.calls.admission import Admission
+from aengine.server.calls.in_flight import Admission
 from aengine.server.calls.records import GenerationRecord, Observers
 from aengine.server.generation import session
 from aengine.server.generation.backend import Backend

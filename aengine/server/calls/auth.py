@@ -12,11 +12,11 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from aengine.errors import ConfigError
-from aengine.server.calls.certificate_name import CertificateName
 from aengine.server.calls.errors import StatusError
 from aengine.server.calls.files import Fingerprint, fingerprint
 from aengine.server.calls.records import Caller
@@ -25,9 +25,20 @@ from aengine.server.config.options import ServerConfig
 ADMIN_PREFIX = "/aengine.v1.AdminService/"
 RELOAD_SECONDS = 1.0
 """How often, at most, the files are looked at."""
+MAX_NAME_LENGTH = 256  # characters
 _TOKEN = re.compile(r"[\x21-\x7e]+")  # what metadata can carry
+_VALUE = rb"(?:[^\\,+]|\\[0-9A-Fa-f]{2}|\\[^0-9A-Fa-f])*"
+_ATTRIBUTE = re.compile(rb"([^=,+\\]+)=(" + _VALUE + rb")(?:[,+]|\Z)")
+_ESCAPE = re.compile(rb"\\([0-9A-Fa-f]{2}|.)", re.DOTALL)
 
 logger = logging.getLogger(__name__)
+
+
+class CertificateName(NamedTuple):
+    """What the holder of a client's certificate is called."""
+
+    name: str
+    is_common_name: bool  # or else made from the certificate, because it has none or several
 
 
 class TokenFile:
@@ -152,3 +163,44 @@ def _parse(text: str) -> list[tuple[str, bytes]]:
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "backslashreplace")).digest()
+
+
+def certificate_name(auth_context: Mapping[str, Iterable[bytes]]) -> CertificateName | None:
+    """Of the client's certificate, None without one. Raises `StatusError` for one whose common name cannot be shown as it is.
+
+    Core gives the common name as a C string, which ends at the first NUL of the name: `root\\0x` would be `root`. So the name is read from
+    the whole subject, which core gives in the form of RFC 2253, with escapes.
+    """
+    for pem in auth_context.get("x509_pem_cert", ()):
+        names = [name for subject in auth_context.get("x509_subject", ()) for name in _common_names(subject)]
+        if len(names) == 1:
+            return CertificateName(names[0], True)
+        return CertificateName(f"certificate {hashlib.sha256(pem).hexdigest()[:32]}", False)
+    return None
+
+
+def _common_names(subject: bytes) -> list[str]:
+    names: list[str] = []
+    end = 0
+    while end < len(subject):
+        attribute = _ATTRIBUTE.match(subject, end)
+        if attribute is None:
+            raise StatusError("BAD_CREDENTIALS", "the subject of the client's certificate cannot be read")
+        end = attribute.end()
+        if attribute[1] == b"CN":
+            names.append(_text(attribute[2]))
+    return names
+
+
+def _text(value: bytes) -> str:
+    if value.startswith(b"#"):
+        raise StatusError("BAD_CREDENTIALS", "the common name of the client's certificate is not a text")
+    raw = _ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].decode()) if len(escape[1]) == 2 else escape[1], value)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise StatusError("BAD_CREDENTIALS", "the common name of the client's certificate is not UTF-8") from None
+    if not text or len(text) > MAX_NAME_LENGTH or not text.isprintable():
+        rule = f"1 to {MAX_NAME_LENGTH} characters that can be printed"
+        raise StatusError("BAD_CREDENTIALS", f"the common name of the client's certificate is not {rule}")
+    return text

@@ -1,4 +1,5 @@
-"""The calls in flight: how many may be, how they are ended from outside, and how one whose client stands still is found.
+"""What is in flight: generations, and the door that a drain closes to them; and calls, how many may be, how they are ended from outside,
+and how one whose client stands still is found.
 
 Knows nothing of gRPC's side of a call; a call that is ended here gets a cancellation with an error beside it.
 """
@@ -7,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
-from aengine.server.calls.errors import StatusError
+from aengine.server.calls.errors import StatusError, draining
 from aengine.server.calls.records import CallRecord
 
 MAX_CHECK_SECONDS = 5.0
@@ -20,20 +23,49 @@ STALLED: Mapping[str, str] = {
 """What a call can wait for its client for, by the reason of the error when that takes too long."""
 
 
-class Call:
-    """One call, made in the task that runs it. `is_apart`: it does not count among the others, nor is it ended with them."""
+class Admission:
+    """Counts generations between their start and their end. To be used from one event loop."""
 
-    __slots__ = ("error", "is_apart", "mute", "record", "seen", "task", "waits", "waits_since")
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.closed = False  # whether new generations are refused
+        self._idle = asyncio.Event()
+        self._idle.set()
 
-    def __init__(self, record: CallRecord, *, is_apart: bool = False) -> None:
-        self.record = record
-        self.is_apart = is_apart
-        self.task = asyncio.current_task()
-        self.error: Exception | None = None  # why it was ended from outside
-        self.mute = False  # gRPC sends its headers, and takes no status until they are sent
-        self.waits: str | None = None  # for the client: a key of `STALLED`
-        self.seen: object = None  # what it waited for when it was last looked at
-        self.waits_since = 0.0
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Held by a generation while it lives. Raises `StatusError` (DRAINING) once closed."""
+        if self.closed:
+            raise draining()
+        self.in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self._idle.set()
+
+    def close(self) -> None:
+        """Refuse what has not begun."""
+        self.closed = True
+
+    async def wait_idle(self) -> None:
+        """Return when there is no generation."""
+        await self._idle.wait()
+
+
+@dataclass(slots=True, eq=False)
+class Call(CallRecord):
+    """One call, made in the task that runs it."""
+
+    is_apart: bool = False  # it does not count among the others, nor is it ended with them
+    task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task)
+    error: Exception | None = None  # why it was ended from outside
+    mute: bool = False  # gRPC sends its headers, and takes no status until they are sent
+    waits: str | None = None  # for the client: a key of `STALLED`
+    seen: tuple[str, int] | None = None  # what it waited for when it was last looked at
+    waits_since: float = 0.0
 
     def end(self, error: Exception) -> None:
         """Have it fail with `error`: at once, or where it is mute when it no longer is, unless it has come to its end then."""
@@ -102,7 +134,7 @@ class CallsInFlight:
             if call.waits is None:
                 call.seen = None
                 continue
-            seen = (call.waits, call.record.messages_sent)
+            seen = (call.waits, call.messages_sent)
             if call.seen != seen:
                 call.seen, call.waits_since = seen, now
             elif now - call.waits_since >= self.stall_seconds:

@@ -21,14 +21,13 @@ from grpc import aio
 from grpc_status import rpc_status
 
 from aengine.errors import InvalidRequestError
-from aengine.server.calls.auth import Authenticator
-from aengine.server.calls.certificate_name import certificate_name
+from aengine.server.calls.auth import Authenticator, certificate_name
 from aengine.server.calls.errors import StatusError, describe, to_status
 from aengine.server.calls.in_flight import Call, CallsInFlight
 from aengine.server.calls.message_fields import check_fields
 from aengine.server.calls.metadata import REQUEST_ID_KEY, request_id_of, size_of, trace_id_of, values_of
 from aengine.server.calls.port import CARRIER, NO_METHOD
-from aengine.server.calls.records import CURRENT_CALL, CallRecord, Observers, notify
+from aengine.server.calls.records import CURRENT_CALL, Observers, notify
 from aengine.server.config.options import ServerConfig
 from aengine.wire import PUSHBACK_KEY
 
@@ -79,10 +78,9 @@ class CallInterceptor(aio.ServerInterceptor):
         metadata = _METADATA.get()
         num_bytes = size_of(metadata)
         known = metadata if num_bytes <= self._config.max_metadata_bytes else ()
-        record = CallRecord(method, context.peer(), request_id_of(known), trace_id_of(known))
-        call = Call(record, is_apart=method.startswith(HEALTH_PREFIX))
-        context.set_trailing_metadata(((REQUEST_ID_KEY, record.request_id),))
-        CURRENT_CALL.set(record)
+        call = Call(method, context.peer(), request_id_of(known), trace_id_of(known), is_apart=method.startswith(HEALTH_PREFIX))
+        context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))
+        CURRENT_CALL.set(call)
         try:
             try:
                 self._calls.add(call)
@@ -92,7 +90,7 @@ class CallInterceptor(aio.ServerInterceptor):
                     )
                 if not call.is_apart:
                     certificate = certificate_name(context.auth_context()) if self._config.tls_client_ca else None
-                    record.caller = await self._authenticator.authorize(method, values_of(metadata, "authorization"), certificate)
+                    call.caller = await self._authenticator.authorize(method, values_of(metadata, "authorization"), certificate)
                 await work(call, requests, context)
             except asyncio.CancelledError:
                 if call.error is None:
@@ -116,12 +114,11 @@ class CallInterceptor(aio.ServerInterceptor):
             self._calls.discard(call)
 
     async def _abort(self, call: Call, context: Context, error: Exception) -> NoReturn:
-        record = call.record
-        answered = record.messages_sent > 0 or call.waits == "READER_STALLED"  # the client may have what is on its way to it
+        answered = call.messages_sent > 0 or call.waits == "READER_STALLED"  # the client may have what is on its way to it
         failure = describe(error, answered=answered)
         error.__traceback__ = None  # it holds this call, which holds it: gRPC's part would stay until garbage is collected
         status = rpc_status.to_status(to_status(failure, debug=self._config.debug_errors))
-        metadata = (*(status.trailing_metadata or ()), (REQUEST_ID_KEY, record.request_id))
+        metadata = (*(status.trailing_metadata or ()), (REQUEST_ID_KEY, call.request_id))
         if failure.retry_delay is not None:
             metadata += ((PUSHBACK_KEY, str(int(failure.retry_delay.total_seconds() * 1000))),)
         self._end(call, failure.code, failure.reason)
@@ -138,12 +135,9 @@ class CallInterceptor(aio.ServerInterceptor):
         _cut(error)
 
     def _end(self, call: Call, code: grpc.StatusCode, reason: str = "") -> None:
-        record = call.record
-        record.code = code
-        record.reason = reason
-        record.seconds = time.monotonic() - record.start
+        call.code, call.reason, call.seconds = code, reason, time.monotonic() - call.start
         if not call.is_apart:
-            notify(self._observers.on_call_end, record)
+            notify(self._observers.on_call_end, call)
 
 
 def _work_of(inner: Any, encode: Coder) -> Work:
@@ -164,18 +158,18 @@ def _work_of(inner: Any, encode: Coder) -> Work:
         message = encode(await serve(await read(call, requests, context), context))
         call.waits, call.mute = "READER_STALLED", True  # the headers go with it, which saves a turn
         await context.write(message)
-        call.record.messages_sent = 1
+        call.messages_sent = 1
 
     async def stream(call: Call, requests: AsyncIterator[Any], context: Context) -> None:
-        write, record = context.write, call.record
+        write = context.write
         async with aclosing(serve(await read(call, requests, context), context)) as responses:
             async for response in responses:  # for every token of every stream: what is added here is paid often
-                if not record.messages_sent:  # apart: while they wait with a message, the call could be sent no status
+                if not call.messages_sent:  # apart: while they wait with a message, the call could be sent no status
                     await _send_headers(call, context)
                 call.waits = "READER_STALLED"
                 await write(response)
                 call.waits = None
-                record.messages_sent += 1
+                call.messages_sent += 1
 
     return stream if inner.response_streaming else respond
 

@@ -33,7 +33,7 @@ class Caller:
     sees_all: bool = True  # whether the requests of others are shown to it: to administrators, and where nobody is asked who they are
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CallRecord:
     """One RPC."""
 

@@ -15,8 +15,8 @@ from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.stream import TokenStream
 from aengine.errors import RequestIdInUseError
 from aengine.outputs import ModelInfo, RequestInfo, RequestState
-from aengine.server.calls.admission import Admission
 from aengine.server.calls.errors import StatusError, clip
+from aengine.server.calls.in_flight import Admission
 from aengine.server.calls.records import Caller, Observers
 
 Thing = TypeVar("Thing")

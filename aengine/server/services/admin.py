@@ -12,7 +12,7 @@ from grpc import ServicerContext
 from aengine.checks import FieldChecks
 from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import InvalidRequestError
-from aengine.server.calls.admission import Admission
+from aengine.server.calls.in_flight import Admission
 from aengine.server.generation.convert import read_seconds
 from aengine.v1 import admin_service_pb2 as messages
 from aengine.v1.admin_service_pb2_grpc import AdminServiceServicer

@@ -13,7 +13,7 @@ import aengine
 from aengine.checks import FieldChecks
 from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import InvalidRequestError
-from aengine.server.calls.admission import Admission
+from aengine.server.calls.in_flight import Admission
 from aengine.server.generation.backend import require_model
 from aengine.server.generation.convert import read_seconds
 from aengine.server.generation.responses import write_model

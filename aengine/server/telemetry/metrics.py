@@ -15,7 +15,7 @@ from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import EngineStateError
 from aengine.histogram import Histogram, HistogramSnapshot
 from aengine.outputs import FinishReason
-from aengine.server.calls.admission import Admission
+from aengine.server.calls.in_flight import Admission
 from aengine.server.calls.records import ITL_BOUNDS, CallRecord, GenerationRecord
 from aengine.server.telemetry.loop_lag import LoopLag
 from aengine.v1 import admin_service_pb2, engine_service_pb2, generation_service_pb2, model_service_pb2, tokenizer_service_pb2
