@@ -184,7 +184,7 @@ async def test_while_answers_wait_to_be_sent_nothing_more_is_read(engine: FakeEn
     count = 4 * MAX_UNSENT
     admission = Admission()
     request = batch(*(f"r{index}" for index in range(count)))
-    async with aclosing(batch_responses(Backend(engine, admission), request, remaining=None)) as responses:  # type: ignore[arg-type]
+    async with aclosing(batch_responses(Backend(engine, admission), request, None)) as responses:  # type: ignore[arg-type]
         reading = asyncio.create_task(anext(responses))
         streams = [await engine.submitted.get() for _ in range(count)]
         for stream in streams:

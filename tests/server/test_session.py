@@ -253,7 +253,7 @@ class TestCourse:
         observer, observers = Observer(), Observers()
         observers.on_generation_end.append(observer.on_generation_end)
         backend = Backend(engine, Admission(), observers)  # type: ignore[arg-type]
-        async with aclosing(session_responses(backend, requests(), remaining=None)) as responses:
+        async with aclosing(session_responses(backend, requests(), None)) as responses:
             async for response in responses:
                 names = dict(kinds(response))
                 if len(engine.streams) == 3 and names == {0: "started", 1: "started", 2: "started"}:

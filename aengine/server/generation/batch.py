@@ -7,7 +7,6 @@ requests of a client that does not read park.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Sequence
 
 from aengine.checks import shown
@@ -30,14 +29,14 @@ SUBMIT_BYTES = 64 * 1024
 
 
 async def batch_responses(
-    backend: Backend, request: BatchGenerateRequest, *, remaining: float | None
+    backend: Backend, request: BatchGenerateRequest, deadline: float | None
 ) -> AsyncGenerator[BatchGenerateResponse, None]:
-    """Responses in the order of their ends. Raises only where no request could be served; leaving cancels what runs."""
+    """Responses in the order of their ends. `deadline`: of the call, on time.monotonic. Raises only where no request could be served;
+    leaving cancels what runs."""
     requests = request.requests
     if not 1 <= len(requests) <= MAX_REQUESTS:
         raise InvalidRequestError.of("requests", f"{len(requests)} requests are not 1 to {MAX_REQUESTS}")
     require_model(backend.engine, "")
-    deadline = None if remaining is None else time.monotonic() + remaining
     with backend.admission.enter():  # until the last response was sent
         batch = _Batch(backend, deadline)
         try:
@@ -52,7 +51,6 @@ class _Batch:
     """The requests of one call and their responses."""
 
     def __init__(self, backend: Backend, deadline: float | None) -> None:
-        """`deadline`: on the clock of time.monotonic."""
         self.tasks: list[asyncio.Task[None]] = []
         self._backend = backend
         self._deadline = deadline
@@ -83,8 +81,7 @@ class _Batch:
         try:
             if first != index:
                 raise RequestIdInUseError.of("request_id", f"{shown(request.request_id)} is in use by requests[{first}] of the batch")
-            remaining = None if self._deadline is None else self._deadline - time.monotonic()
-            async with await submit(self._backend, request, remaining=remaining) as generation:
+            async with await submit(self._backend, request, self._deadline) as generation:
                 await generation.complete(response.response, self._backend.max_message_bytes - FRAME_BYTES, self._may_read)
         except Exception as error:
             response = BatchGenerateResponse(index=index, error=to_error(error))

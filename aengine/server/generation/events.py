@@ -123,12 +123,13 @@ class EventWriter:
 async def stream_responses(
     backend: Backend,
     request: GenerationRequest,
+    deadline: float | None = None,
     *,
-    remaining: float | None = None,
     resume_token: bytes = b"",
     on_begin: Callable[[Generation], None] | None = None,
 ) -> AsyncGenerator[StreamGenerateResponse, None]:
-    """A generation as the messages of a stream of its own. `on_begin` is called before the first."""
+    """A generation as the messages of a stream of its own. `deadline`: of the call, on time.monotonic. `on_begin` is called before
+    the first."""
     ready: list[StreamGenerateResponse] = []
 
     def new_event() -> GenerationEvent:
@@ -136,7 +137,7 @@ async def stream_responses(
         ready.append(response)
         return response.event
 
-    async with await submit(backend, request, remaining=remaining) as generation:
+    async with await submit(backend, request, deadline) as generation:
         stream, policy, writer = generation.stream, generation.policy, EventWriter(generation, new_event)
         most = max(READ_TOKENS, policy.delta_tokens)
         await stream.started()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 from aengine.engine.stream_group import Reading, StreamGroup
@@ -34,14 +33,14 @@ MESSAGE_BYTES = 512 * 1024
 
 
 async def session_responses(
-    backend: Backend, requests: AsyncIterator[SessionRequest], *, remaining: float | None
+    backend: Backend, requests: AsyncIterator[SessionRequest], deadline: float | None
 ) -> AsyncGenerator[SessionResponse, None]:
-    """The messages of a session whose call has `remaining` seconds until its deadline. Ends when the client has closed its half and
-    every request has ended; leaving cancels them.
+    """The messages of a session whose call ends at `deadline`, on time.monotonic. Ends when the client has closed its half and every
+    request has ended; leaving cancels them.
 
     Raises `InvalidRequestError` when the client breaks a rule, and `QueueFullError` when it does not read what was refused.
     """
-    session = _Session(backend, None if remaining is None else time.monotonic() + remaining)
+    session = _Session(backend, deadline)
     reader = asyncio.create_task(session.read(requests))
     reader.add_done_callback(lambda _: session.group.wake())
     messages = session.messages()
@@ -68,7 +67,6 @@ async def session_responses(
 
 class _Session:
     def __init__(self, backend: Backend, deadline: float | None) -> None:
-        """`deadline`: on the clock of time.monotonic."""
         self.credit: float = math.inf  # messages that may be sent; infinite for a client that does not count them
         self.group: StreamGroup[int] = StreamGroup()  # by tag, as everything here
         self._backend = backend
@@ -144,8 +142,7 @@ class _Session:
             entry.tag = tag
             return entry.event
 
-        remaining = None if self._deadline is None else self._deadline - time.monotonic()
-        generation = await submit(self._backend, request, remaining=remaining)
+        generation = await submit(self._backend, request, self._deadline)
         self.group.add(tag, generation.stream)
         return EventWriter(generation, new_event)
 

@@ -125,25 +125,21 @@ class Generation:
             raise located(error, self.spec) from error
 
 
-async def submit(backend: Backend, request: GenerationRequest, *, remaining: float | None = None) -> Generation:
-    """Submit `request`, whose call has `remaining` seconds until its deadline. Raises what `AsyncEngine.stream` raises, located."""
+async def submit(backend: Backend, request: GenerationRequest, deadline: float | None = None) -> Generation:
+    """Submit `request`, whose call ends at `deadline`, on time.monotonic. Raises what `AsyncEngine.stream` raises, located."""
     with ExitStack() as held:
         held.enter_context(backend.admission.enter())
         model, spec, caller = require_model(backend.engine, request.spec.model), request.spec, current_caller()
         prompt, params, options, policy = await read_request(request, backend.engine.violations)
         # The engine knows the call's deadline, so that it can end the work in time even if the cancellation is late.
-        by_call = remaining is not None and (options.timeout is None or remaining < options.timeout)
-        if by_call and remaining is not None and remaining <= 0:
-            raise StatusError("DEADLINE_PASSED", "the deadline had passed when the request arrived")
-        start = time.monotonic()
+        start, timeout = time.monotonic(), options.timeout
+        if by_call := deadline is not None and (timeout is None or deadline - start < timeout):
+            timeout = deadline - start
+            if timeout <= 0:
+                raise StatusError("DEADLINE_PASSED", "the deadline had passed when the request arrived")
         try:
-            stream = backend.engine.stream(
-                prompt,
-                params,
-                options,
-                request_id=backend.engine_id(options.request_id, caller),
-                timeout=remaining if by_call else options.timeout,
-            )
+            engine_id = backend.engine_id(options.request_id, caller)
+            stream = backend.engine.stream(prompt, params, options, request_id=engine_id, timeout=timeout)
         except RequestIdInUseError as error:
             raise located(error, spec) from error
         except InvalidRequestError as error:

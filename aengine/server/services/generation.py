@@ -7,6 +7,7 @@ nothing here catches a cancellation. Exceptions become statuses in `aengine.serv
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def Generate(self, request: messages.GenerateRequest, context: ServicerContext) -> messages.GenerateResponse:
         response = messages.GenerateResponse()
-        async with await submit(self._backend, request, remaining=context.time_remaining()) as generation:
+        async with await submit(self._backend, request, _deadline(context)) as generation:
             await generation.complete(response, self._backend.max_message_bytes)
         return response
 
@@ -58,7 +59,7 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> AsyncGenerator[Any, None]:  # messages, or such that are already serialised
         if request.spec.stream.resumable:
             return self._resumables.generate(request)
-        return stream_responses(self._backend, request, remaining=context.time_remaining())
+        return stream_responses(self._backend, request, _deadline(context))
 
     async def CancelRequests(self, request: messages.CancelRequestsRequest, context: ServicerContext) -> messages.CancelRequestsResponse:
         if not 1 <= len(request.request_ids) <= MAX_CANCEL_IDS:
@@ -78,12 +79,12 @@ class GenerationServicer(GenerationServiceServicer):
     def BatchGenerate(
         self, request: messages.BatchGenerateRequest, context: ServicerContext
     ) -> AsyncGenerator[messages.BatchGenerateResponse, None]:
-        return batch_responses(self._backend, request, remaining=context.time_remaining())
+        return batch_responses(self._backend, request, _deadline(context))
 
     def Session(
         self, request_iterator: AsyncIterator[messages.SessionRequest], context: ServicerContext
     ) -> AsyncGenerator[messages.SessionResponse, None]:
-        return session_responses(self._backend, request_iterator, remaining=context.time_remaining())
+        return session_responses(self._backend, request_iterator, _deadline(context))
 
     def ResumeGenerate(self, request: messages.ResumeGenerateRequest, context: ServicerContext) -> AsyncGenerator[Any, None]:
         return self._resumables.resume(request)
@@ -107,3 +108,9 @@ class GenerationServicer(GenerationServiceServicer):
             response.resumable = True
             response.next_event_number = resumable.replay.ring.end
         return response
+
+
+def _deadline(context: ServicerContext) -> float | None:
+    """Of a call, on time.monotonic; None without one."""
+    remaining = context.time_remaining()
+    return None if remaining is None else time.monotonic() + remaining
