@@ -108,11 +108,11 @@ class NothingToChooseError(FieldError):
 
 
 class NoTokenizerError(AEngineError):
-    """The model has no tokenizer: token ids go in and come out, and no text can be made of them, or they of text."""
+    """The model has no tokenizer: prompts and outputs are token ids, and neither text nor ids can be converted."""
 
 
 class QueueFullError(AEngineError):
-    """So much waits already that the request was refused; the same request may be accepted later."""
+    """The request was refused because too many others wait; it may be accepted later."""
 
 
 class ConfigError(FieldError):
@@ -141,14 +141,14 @@ class StepHangError(AEngineError):
 
 
 class ConnectionLostError(AEngineError, ConnectionError):
-    """The server of an `AsyncClient` cannot be reached, or the connection broke while it answered."""
+    """The server of an `AsyncClient` cannot be reached, or the connection broke during a call."""
 
 
 class ServerError(AEngineError):
     """The server of an `AsyncClient` failed a call for a reason that has no class of its own here.
 
     `code` is the status of gRPC by name, such as INTERNAL. `reason` is a word for programs, empty where the failure did not come from
-    aengine. `incident_id` is what the server's log explains, None unless the failure is a bug there.
+    aengine. `incident_id` is found in the server's log, and None unless the failure is a bug there.
     """
 
     def __init__(self, message: str, code: str, reason: str = "", incident_id: str | None = None) -> None:

@@ -16,19 +16,15 @@ from aengine.outputs import Token
 TagT = TypeVar("TagT", bound=Hashable)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Member(Generic[TagT]):
-    """The waiter of one stream, which notes once that there is something to take."""
+    """The waiter of one stream, which notes its tag."""
 
     tag: TagT
-    stream: TokenStream
-    note: Callable[[_Member[TagT]], None]
-    noted: bool = False
+    note: Callable[[TagT], None]
 
     def set(self) -> None:
-        if not self.noted:
-            self.noted = True
-            self.note(self)
+        self.note(self.tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +42,33 @@ class StreamGroup(Generic[TagT]):
     """Streams under tags. Leaving its `async with` cancels those still in it; one task reads."""
 
     def __init__(self) -> None:
-        self._members: dict[TagT, _Member[TagT]] = {}
-        self._noted: list[_Member[TagT]] = []
+        self._streams: dict[TagT, TokenStream] = {}
+        self._noted: dict[TagT, None] = {}  # tags of streams with something new, in order
         self._changed = anyio.Event()
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self._streams)
 
     def __contains__(self, tag: object) -> bool:
-        return tag in self._members
+        return tag in self._streams
 
     def add(self, tag: TagT, stream: TokenStream) -> None:
         """Read `stream` with the others from now on. Raises ValueError for a tag in use."""
-        if tag in self._members:
+        if tag in self._streams:
             raise ValueError(f"{tag!r} is in use")
-        member = _Member(tag, stream, self._note)
-        stream.attach(member)
-        self._members[tag] = member
-        member.set()  # there may be something already
+        stream.attach(_Member(tag, self._note))
+        self._streams[tag] = stream
+        self._note(tag)  # there may be something already
 
     def discard(self, tag: TagT) -> None:
         """Take the stream under `tag` out of the group; its request runs on. Does nothing if there is none."""
-        member = self._members.pop(tag, None)
-        if member is not None:
-            member.stream.attach(None)
+        stream = self._streams.pop(tag, None)
+        if stream is not None:
+            stream.attach(None)
+            self._noted.pop(tag, None)
 
     def __getitem__(self, tag: TagT) -> TokenStream:
-        return self._members[tag].stream
+        return self._streams[tag]
 
     async def read(self, most: int = sys.maxsize) -> list[Reading[TagT]]:
         """Wait until some stream has something new; returns what all of them have, as `take` does."""
@@ -91,13 +87,10 @@ class StreamGroup(Generic[TagT]):
 
     def take(self, most: int = sys.maxsize) -> list[Reading[TagT]]:
         """What all streams have, without waiting: each at most once, with at most `most` tokens. Further tokens come next time."""
-        noted, self._noted = self._noted, []
+        noted, self._noted = self._noted, {}
         readings: list[Reading[TagT]] = []
-        for member in noted:
-            member.noted = False
-            stream, tag = member.stream, member.tag
-            if self._members.get(tag) is not member:
-                continue
+        for tag in noted:
+            stream = self._streams[tag]
             try:
                 tokens = stream.take(most)
             except Exception as error:
@@ -109,18 +102,18 @@ class StreamGroup(Generic[TagT]):
             if stream.ended:
                 self.discard(tag)
             elif stream.has_news:
-                member.set()
+                self._note(tag)
         return readings
 
     async def aclose(self) -> None:
         """Cancel all streams; returns when their pages are free."""
-        members = list(self._members.values())
-        for member in members:  # all of them before the first wait, so that one step ends them
-            self.discard(member.tag)
-            member.stream.cancel()
+        streams = dict(self._streams)
+        for tag, stream in streams.items():  # all of them before the first wait, so that one step ends them
+            self.discard(tag)
+            stream.cancel()
         with anyio.CancelScope(shield=True):
-            for member in members:
-                await member.stream.aclose()
+            for stream in streams.values():
+                await stream.aclose()
 
     async def __aenter__(self) -> StreamGroup[TagT]:
         return self
@@ -128,6 +121,7 @@ class StreamGroup(Generic[TagT]):
     async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
         await self.aclose()
 
-    def _note(self, member: _Member[TagT]) -> None:
-        self._noted.append(member)
-        self._changed.set()
+    def _note(self, tag: TagT) -> None:
+        if tag not in self._noted:
+            self._noted[tag] = None
+            self._changed.set()
