@@ -87,7 +87,7 @@ class NewRow:
 
     row: int
     params: RowParams
-    prompt_len: int = 0  # how many tokens of the sequence are its prompt; later ones are output of before a preemption
+    prompt_len: int = 0  # how many tokens of the sequence are its prompt; later ones are output from before a preemption
     tokens: IntArray = field(default_factory=lambda: NO_INTS)  # every token so far, with Features.HISTORY; else empty
 
 
@@ -147,10 +147,10 @@ class PromptLogprobs:
 class StepResult:
     """What a step produced: `tokens[j]` is the token sampled for the j-th row with `samples`, in the order of the plan.
 
-    `logprobs` is there if one of these rows wants them: [samples.sum()] rows in the same order, k the most that any row wants;
-    what a row did not ask for is undefined. `prompt_logprobs` has one entry per chunk of a prompt that wants them.
-    A row with `failures` was not sampled for the given reason; its token is undefined. So is that of a row in `postponed`, which there
-    was no time to choose for: it has to compute its last token once more.
+    `logprobs` is not None if one of these rows asks for them: [samples.sum()] rows in the same order, k the most that any row asks for;
+    what a row did not ask for is undefined. `prompt_logprobs` has one entry per chunk of a prompt that asks for them.
+    The token of a row in `failures` is undefined, for the given reason. So is that of a row in `postponed`, because there was no time to
+    process its logits: it has to compute its last token once more.
     """
 
     step: int
