@@ -8,13 +8,13 @@ gathered pages are a batch of matrices without another copy.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, GraphStep
+from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes, stored
 
@@ -31,9 +31,8 @@ class TorchNativeBackend(AttentionBackend):
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
         return _Step(self, metadata)
 
-    def graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
-        """A step that each `prepare` plans anew, for the stand-in for graphs on a CPU."""
-        return _GraphStep(self, buffers) if self.spec.device.type == "cpu" else None
+    def graph_step(self, buffers: AttentionMetadata) -> None:
+        """What it computes depends on lengths that the host knows, so it cannot be recorded."""
 
 
 def _put(cache: Tensor, scale: float, slots: Tensor, rows: Tensor) -> None:
@@ -87,15 +86,6 @@ class _Step:
         for prefill in self._prefills:
             prefill.attend(query, cache, scoring, out)
         return out
-
-
-class _GraphStep(_Step):
-    def __init__(self, backend: TorchNativeBackend, buffers: AttentionMetadata) -> None:
-        self._buffers = buffers
-        super().__init__(backend, buffers)
-
-    def prepare(self, layout: StepLayout) -> None:
-        super().__init__(self._backend, replace(self._buffers, host=layout, slot_mapping=torch.from_numpy(layout.slot_mapping)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,6 @@ _WARM_UPS = 2  # before recording: libraries are set up at the first call, and a
 class Capture(Protocol):
     """Records graphs, in the thread that created it."""
 
-    @property
-    def holds_attention(self) -> bool:
-        """Whether the attention of a `GraphStep` can be recorded, too."""
-
     def session(self) -> AbstractContextManager[None]:
         """To be entered around all recording."""
 

@@ -19,8 +19,6 @@ class CudaCapture:
     outlive a replay must be in other memory.
     """
 
-    holds_attention = True
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()

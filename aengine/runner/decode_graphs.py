@@ -17,7 +17,7 @@ from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.runner.base import IntArray
 from aengine.runner.buckets import DecodeArrays, DecodeFrame, empty_layout, fitting
-from aengine.runner.capture import Capture, InterruptingAttention, LiveAttention, Pieces
+from aengine.runner.capture import Capture, Pieces
 from aengine.runner.upload import UploadSlot
 
 
@@ -61,7 +61,7 @@ class DecodeGraphs:
         self._capture = capture
         self._spare_row = len(last_tokens) - 1
         largest = sizes[-1]
-        spec, device, dtype = backend.spec, model.head_weight.device, model.head_weight.dtype
+        device, dtype = model.head_weight.device, model.head_weight.dtype
         self._frame = DecodeFrame(largest)
         self._slots = [UploadSlot(device) for _ in range(3)]  # used in turn: copies of earlier steps may not be done
         self._num_steps = 0
@@ -69,8 +69,6 @@ class DecodeGraphs:
         self._counting = torch.arange(largest + 1, dtype=torch.int32, device=device)
         self._logits = torch.zeros(largest, len(model.head_weight), dtype=dtype, device=device)
         self._tokens = torch.zeros(largest, dtype=torch.int64, device=device)
-        interrupted = 0 if capture.holds_attention else largest
-        self._attended = torch.zeros(interrupted, spec.num_heads, spec.head_dim, dtype=dtype, device=device)
         self._graphs: dict[int, _Graph] = {}
 
     def record(self, size: int) -> bool:
@@ -91,10 +89,7 @@ class DecodeGraphs:
             return False
         graph = _Graph(inputs, step, Pieces(self._capture))
         self._prepare(graph, nothing, nothing.seq_lens, size)
-        attention: AttentionStep = step
-        if not self._capture.holds_attention:
-            attention = InterruptingAttention(graph.pieces, LiveAttention(step, size), self._attended)
-        graph.pieces.record(lambda: self._forward(inputs, size, attention))
+        graph.pieces.record(lambda: self._forward(inputs, size, step))
         graph.pieces.replay()  # the first replay takes time and device memory
         self._graphs[size] = graph
         return True

@@ -6,36 +6,81 @@ were: as a graph does, and unlike calling the recorded function again, it sees n
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from aengine.attention import AttentionMetadata, AttentionStep, StepLayout, TorchNativeBackend
 from aengine.runner.capture import Replay
 
 
-class EagerCapture:
-    """Satisfies `Capture`. Operations are carried out while they are recorded."""
+class PlannedStep:
+    """A `GraphStep` that is planned anew after each `prepare`. Attention is not recorded but runs at each replay: its operations depend
+    on lengths that the host knows."""
 
-    holds_attention = False  # torch_native plans on the host
+    def __init__(self, backend: TorchNativeBackend, buffers: AttentionMetadata) -> None:
+        self._backend = backend
+        self._buffers = buffers
+        self._written: tuple[Tensor, Tensor] | None = None
+
+    def prepare(self, layout: StepLayout) -> None:
+        self._layout = layout
+        self._step: AttentionStep | None = None
+
+    def plan(self) -> AttentionStep:
+        """The step, from the layout that was prepared last."""
+        slots = torch.from_numpy(self._layout.slot_mapping)
+        return self._backend.plan(replace(self._buffers, host=self._layout, slot_mapping=slots))
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self._written = key, value
+
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        assert self._written is not None, "a layer writes before it attends"
+        key, value = self._written
+        out = torch.empty_like(query)
+
+        def run() -> None:
+            if self._step is None:
+                self._step = self.plan()
+            self._step.write(layer, key, value)
+            out.copy_(self._step.attend(layer, query))
+
+        _Tape.run_live(run)
+        return out
+
+
+class EagerCapture:
+    """Satisfies `Capture`. Operations are executed while they are recorded."""
 
     def __init__(self, device: torch.device) -> None:
         self._tape: _Tape | None = None
         self._bytes = 0
 
-    def session(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Lends the torch_native backend a graph step."""
+        with mock.patch.object(TorchNativeBackend, "graph_step", lambda *given: self.graph_step(*given)):
+            yield
+
+    @staticmethod
+    def graph_step(backend: TorchNativeBackend, buffers: AttentionMetadata) -> PlannedStep | None:
+        return PlannedStep(backend, buffers)
 
     def begin(self) -> None:
         self._tape = _Tape()
         self._tape.__enter__()  # type: ignore[no-untyped-call]
+        _Tape.recording = self._tape
 
     def end(self) -> Replay:
-        tape, self._tape = self._tape, None
+        tape, self._tape, _Tape.recording = self._tape, None, None
         assert tape is not None, "begun"
         tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._bytes += tape.num_bytes
@@ -47,14 +92,30 @@ class EagerCapture:
 
 
 class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    recording: ClassVar[_Tape | None] = None
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_bytes = 0  # of the operations' results
         self._operations: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
+        self._paused = False
+
+    @classmethod
+    def run_live(cls, action: Callable[[], None]) -> None:
+        """Runs the action now, and again at this place of every replay, with whatever operations it then calls."""
+        tape = cls.recording
+        if tape is None:
+            return action()
+        tape._paused = True
+        action()
+        tape._paused = False
+        tape._operations.append((action, (), {}, []))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if self._paused:
+            return result
         results = _tensors(result)
         given = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
         self.num_bytes += sum(tensor.nbytes for tensor in results if tensor.untyped_storage().data_ptr() not in given)
