@@ -67,7 +67,7 @@ class CPool(Structure):
 class CStep(Structure):
     _fields_ = _fields(
         (c_void_p, "token_ids positions slots qo_indptr kv_indptr kv_indices last_page_len"),
-        (c_void_p, "logits_indices last_tokens input_rows output_rows hidden sampled draws"),
+        (c_void_p, "logits_indices last_tokens input_rows output_rows hidden sampled draw_params"),
         (c_int64, "num_tokens num_rows num_logits num_last_tokens num_input_rows num_output_rows"),
     )
 

@@ -88,7 +88,7 @@ struct Pool {
 };
 
 // How a token is drawn: `DRAW_PARAMS` of aengine/kernels/draw_params.py.
-struct Draw {
+struct DrawParams {
   float temperature, top_p, min_p;
   i32 top_k;  // 0: off
   u64 seed;
@@ -104,13 +104,13 @@ struct Step {
   const i32* kv_indptr;
   const i32* kv_indices;
   const i32* last_page_len;
-  const i32* logits_indices;  // [num_logits], the tokens of the step whose hidden states or next tokens are computed
-  i32* last_tokens;           // [num_last_tokens], the last token of each row
-  const i32* input_rows;      // [num_input_rows], rows whose last tokens become the first `token_ids` when the step begins
-  const i32* output_rows;     // [num_output_rows], rows whose last tokens become the `sampled` ones when the step ends; num_logits or 0
-  void* hidden;               // [num_logits, round_up(hidden, 64)]; null: not stored
-  i64* sampled;               // [num_logits], the next token of each; null: nothing is sampled
-  const Draw* draws;          // [num_logits], how each is sampled; null: greedy
+  const i32* logits_indices;      // [num_logits], the tokens of the step whose hidden states or next tokens are computed
+  i32* last_tokens;               // [num_last_tokens], the last token of each row
+  const i32* input_rows;          // [num_input_rows], rows whose last tokens become the first `token_ids` when the step begins
+  const i32* output_rows;         // [num_output_rows], rows whose last tokens become the `sampled` ones when the step ends; num_logits or 0
+  void* hidden;                   // [num_logits, round_up(hidden, 64)]; null: not stored
+  i64* sampled;                   // [num_logits], the next token of each; null: nothing is sampled
+  const DrawParams* draw_params;  // [num_logits], how each is sampled; null: greedy
   i64 num_tokens, num_rows, num_logits, num_last_tokens, num_input_rows, num_output_rows;
 };
 

@@ -37,7 +37,7 @@ struct Buffers {
   Buffer residual, normed, qkv, attended, gated;  // activations of a step
   Buffer prepared, row_scales;                    // activations as a Dot reads them
   Buffer tiles, tasks, partials, gathered;        // attention
-  Buffer logits, chunk_best, block_best, block_mass, listed;  // draws
+  Buffer logits, chunk_best, block_best, block_mass, listed;  // of random sampling
 };
 
 }  // namespace aengine

@@ -25,19 +25,19 @@ inline i64 column_of(i64 key) { return StoreArgmax::column_of(key); }
 // Samples one row: first its best logit is set, then for most parameters the masses of its blocks.
 class RowDraw {
  public:
-  RowDraw(const float* logits, i64 vocab, const Draw& draw, const float* block_best, float* block_mass, i64* listed)
-      : logits_(logits), vocab_(vocab), blocks_(ceil_div(vocab, DRAW_BLOCK)), draw_(draw), block_best_(block_best), block_mass_(block_mass),
+  RowDraw(const float* logits, i64 vocab, const DrawParams& params, const float* block_best, float* block_mass, i64* listed)
+      : logits_(logits), vocab_(vocab), blocks_(ceil_div(vocab, DRAW_BLOCK)), params_(params), block_best_(block_best), block_mass_(block_mass),
         listed_(listed) {}
 
   // `key` is that of the likeliest token.
   void set_best(i64 key) {
     best_token_ = column_of(key);
-    best_ = logits_[best_token_] / draw_.temperature;
-    lowest_ = draw_.min_p > 0.f ? std::log(draw_.min_p) : -INFINITY;
+    best_ = logits_[best_token_] / params_.temperature;
+    lowest_ = params_.min_p > 0.f ? std::log(params_.min_p) : -INFINITY;
   }
 
   // False where the likeliest token is the result: for greedy rows, and where the logits are NaN or all minus infinity.
-  bool is_random() const { return draw_.temperature > 0.f && std::isfinite(best_); }
+  bool is_random() const { return params_.temperature > 0.f && std::isfinite(best_); }
   bool needs_masses() const { return is_random() && !is_top_k(); }
 
   // exp(score - best) of the ids of a block, or 0 where min_p drops the token, added up.
@@ -50,7 +50,7 @@ class RowDraw {
   i64 sample() {
     if (!is_random()) return best_token_;
     if (is_top_k()) return sample_top_k();
-    return draw_.top_p < 1.f ? sample_nucleus() : sample_all();
+    return params_.top_p < 1.f ? sample_nucleus() : sample_all();
   }
 
  private:
@@ -66,7 +66,7 @@ class RowDraw {
     }
   };
 
-  bool is_top_k() const { return draw_.top_k > 0 && draw_.top_k < vocab_; }
+  bool is_top_k() const { return params_.top_k > 0 && params_.top_k < vocab_; }
 
   // f(first id, score - best) for each vector of a block; minus infinity beyond the vocabulary.
   template <class F>
@@ -79,7 +79,7 @@ class RowDraw {
       } else {
         for (int i = 0; i < LANES; i++) x[i] = id + i < end ? logits_[id + i] : -INFINITY;
       }
-      f(id, x / draw_.temperature - best_);
+      f(id, x / params_.temperature - best_);
     }
   }
 
@@ -87,7 +87,7 @@ class RowDraw {
   template <class F>
   AE_INLINE void for_each_within(float low, float high, F&& f) const {
     for (i64 block = 0; block < blocks_; block++) {
-      if (block_best_[block] / draw_.temperature - best_ < low) continue;
+      if (block_best_[block] / params_.temperature - best_ < low) continue;
       for_block(block, [&](i64 id, VecF behind) {
         const VecI within = (behind >= low) & (behind <= high);
         if (!any(within)) return;
@@ -106,7 +106,7 @@ class RowDraw {
   float mass(float behind) const { return masses(splat(behind), lowest_)[0]; }
 
   i64 sample_all() const {
-    const NoiseKey block_key(draw_.seed, draw_.position, 1), key(draw_.seed, draw_.position, 0);
+    const NoiseKey block_key(params_.seed, params_.position, 1), key(params_.seed, params_.position, 0);
     GumbelMax block{0};
     float reach = INFINITY;  // exp(-value)
     for (i64 b = 0; b < blocks_; b++) {
@@ -128,9 +128,9 @@ class RowDraw {
   i64 sample_nucleus() const {
     double total = 0;
     for (i64 block = 0; block < blocks_; block++) total += block_mass_[block];
-    const double needed = (double)draw_.top_p * total;
+    const double needed = (double)params_.top_p * total;
     // Tokens so unlikely that all of them could be left out without touching top_p are not in the nucleus; a little further, for rounding.
-    const float limit = larger_of(larger_of(lowest_, (float)std::log((1. - (double)draw_.top_p) * total / (double)vocab_) - 0.01f), -87.f);
+    const float limit = larger_of(larger_of(lowest_, (float)std::log((1. - (double)params_.top_p) * total / (double)vocab_) - 0.01f), -87.f);
     double bins[MASS_BINS] = {};
     const float per_nat = limit < 0.f ? MASS_BINS / -limit : 0.f;
     const auto bin_of = [&](float behind) { return (int)smaller((i64)(-behind * per_nat), MASS_BINS - 1); };
@@ -145,17 +145,17 @@ class RowDraw {
       if (bin_of(behind) == last_bin) listed_[count++] = key_of(logits_[id], id);
     });
     std::sort(listed_, listed_ + count, std::greater<i64>());
-    i64 last_key = key_of((best_ + limit) * draw_.temperature, vocab_);  // where rounding leaves that bin empty: all within the limit
+    i64 last_key = key_of((best_ + limit) * params_.temperature, vocab_);  // where rounding leaves that bin empty: all within the limit
     for (i64 i = 0; i < count && (i == 0 || before < needed); i++) {
       last_key = listed_[i];
-      before += mass(logits_[column_of(last_key)] / draw_.temperature - best_);
+      before += mass(logits_[column_of(last_key)] / params_.temperature - best_);
     }
-    return sample_up_to(last_key, (best_ + limit) * draw_.temperature);
+    return sample_up_to(last_key, (best_ + limit) * params_.temperature);
   }
 
   // Samples from the tokens up to the one with `last_key`.
   i64 sample_up_to(i64 last_key, float lowest_logit) const {
-    const NoiseKey key(draw_.seed, draw_.position, 0);
+    const NoiseKey key(params_.seed, params_.position, 0);
     GumbelMax best{best_token_};
     best.consider(best_token_, 0.f, key.uniform((u32)best_token_));
     float reach = std::exp(-best.value) * MARGIN;
@@ -177,7 +177,7 @@ class RowDraw {
 
   i64 sample_top_k() const {
     // The best k blocks hold the best k tokens.
-    const i64 k = draw_.top_k;
+    const i64 k = params_.top_k;
     float limit = -INFINITY;
     if (k < blocks_) {
       float* bests = block_mass_;
@@ -195,11 +195,11 @@ class RowDraw {
     if (count > k) std::nth_element(listed_, listed_ + k - 1, listed_ + count, std::greater<i64>());
     count = smaller(count, k);
     std::sort(listed_, listed_ + count, std::greater<i64>());
-    const auto behind_of = [&](i64 i) { return logits_[column_of(listed_[i])] / draw_.temperature - best_; };
+    const auto behind_of = [&](i64 i) { return logits_[column_of(listed_[i])] / params_.temperature - best_; };
     double total = 0, before = 0;
     for (i64 i = 0; i < count; i++) total += mass(behind_of(i));
-    const double needed = (double)draw_.top_p * total;
-    const NoiseKey key(draw_.seed, draw_.position, 0);
+    const double needed = (double)params_.top_p * total;
+    const NoiseKey key(params_.seed, params_.position, 0);
     GumbelMax best{best_token_};
     for (i64 i = 0; i < count && (i == 0 || before < needed); i++) {
       const float behind = behind_of(i);
@@ -220,7 +220,7 @@ class RowDraw {
   static constexpr float MARGIN = 1.0001f;  // covers the rounding of what is only an estimate
   const float* logits_;
   i64 vocab_, blocks_;
-  const Draw& draw_;
+  const DrawParams& params_;
   const float* block_best_;
   float* block_mass_;
   i64* listed_;  // [vocab], of this thread
@@ -231,9 +231,9 @@ class RowDraw {
 // Samples the tokens of all rows, by a team.
 class Drawing {
  public:
-  Drawing(const float* logits, i64 rows, i64 vocab, const Draw* draws, i64* tokens, const Buffers& space)
+  Drawing(const float* logits, i64 rows, i64 vocab, const DrawParams* params, i64* tokens, const Buffers& space)
       : logits_(logits), rows_(rows), vocab_(vocab), blocks_(ceil_div(vocab, DRAW_BLOCK)), chunks_(ceil_div(blocks_, DRAW_CHUNK)),
-        draws_(draws), tokens_(tokens), chunk_best_(space.chunk_best.as<i64>()), block_best_(space.block_best.as<float>()),
+        params_(params), tokens_(tokens), chunk_best_(space.chunk_best.as<i64>()), block_best_(space.block_best.as<float>()),
         block_mass_(space.block_mass.as<float>()), listed_(space.listed.as<i64>()) {}
 
   void run(const Member& member) const {
@@ -278,7 +278,7 @@ class Drawing {
 
   RowDraw row_draw(const Member& member, i64 row) const {
     const float* block_best = block_best_ + row * blocks_;
-    RowDraw draw(logits_ + row * vocab_, vocab_, draws_[row], block_best, block_mass_ + row * blocks_, listed_ + member.index() * vocab_);
+    RowDraw draw(logits_ + row * vocab_, vocab_, params_[row], block_best, block_mass_ + row * blocks_, listed_ + member.index() * vocab_);
     i64 best = INT64_MIN;
     for (i64 chunk = 0; chunk < chunks_; chunk++) best = larger(best, chunk_best_[row * chunks_ + chunk]);
     draw.set_best(best);
@@ -293,7 +293,7 @@ class Drawing {
 
   const float* logits_;
   i64 rows_, vocab_, blocks_, chunks_;
-  const Draw* draws_;
+  const DrawParams* params_;
   i64* tokens_;
   i64* chunk_best_;    // [rows][chunks], keys
   float* block_best_;  // [rows][blocks], logits
@@ -309,8 +309,8 @@ bool reserve_draws(Buffers& space, i64 rows, i64 vocab, int threads) {
          space.block_mass.reserve<float>(rows * blocks) && space.listed.reserve<i64>(threads * vocab);
 }
 
-void draw_tokens(const Member& member, const float* logits, i64 rows, i64 vocab, const Draw* draws, i64* tokens, const Buffers& space) {
-  Drawing(logits, rows, vocab, draws, tokens, space).run(member);
+void draw_tokens(const Member& member, const float* logits, i64 rows, i64 vocab, const DrawParams* params, i64* tokens, const Buffers& space) {
+  Drawing(logits, rows, vocab, params, tokens, space).run(member);
 }
 
 }  // namespace aengine

@@ -9,6 +9,6 @@ namespace aengine {
 bool reserve_draws(Buffers& space, i64 rows, i64 vocab, int threads);
 
 // tokens[row] = what is drawn from row `row` of [rows, vocab] logits, by a team. Needs `reserve_draws`.
-void draw_tokens(const Member& member, const float* logits, i64 rows, i64 vocab, const Draw* draws, i64* tokens, const Buffers& space);
+void draw_tokens(const Member& member, const float* logits, i64 rows, i64 vocab, const DrawParams* params, i64* tokens, const Buffers& space);
 
 }  // namespace aengine

@@ -43,7 +43,7 @@ const char* aengine_level() { return AENGINE_LEVEL; }
 
 // The sizes of the structs of abi.h, in the order of `library.STRUCT_SIZES`, so that a library of other sources is noticed.
 void aengine_struct_sizes(i64* sizes) {
-  const i64 all[] = {sizeof(PackedLinear), sizeof(Part), sizeof(Layer), sizeof(Model), sizeof(Pool), sizeof(Draw), sizeof(Step)};
+  const i64 all[] = {sizeof(PackedLinear), sizeof(Part), sizeof(Layer), sizeof(Model), sizeof(Pool), sizeof(DrawParams), sizeof(Step)};
   memcpy(sizes, all, sizeof all);
 }
 
@@ -85,10 +85,10 @@ i32 aengine_argmax(i32 element, const void* x, i64 x_stride, i64 rows, const Pac
 }
 
 // tokens[row] = what is drawn from row `row` of [rows, vocab] logits.
-i32 aengine_draw(const float* logits, i64 rows, i64 vocab, const Draw* draws, i64* tokens, Workspace* space, int threads) {
+i32 aengine_draw(const float* logits, i64 rows, i64 vocab, const DrawParams* params, i64* tokens, Workspace* space, int threads) {
   if (space->workers.busy()) return BUSY;
   if (!reserve_draws(*space, rows, vocab, threads)) return OUT_OF_MEMORY;
-  run_team(threads, [&](const Member& member) { draw_tokens(member, logits, rows, vocab, draws, tokens, *space); });
+  run_team(threads, [&](const Member& member) { draw_tokens(member, logits, rows, vocab, params, tokens, *space); });
   return OK;
 }
 

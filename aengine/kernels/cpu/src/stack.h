@@ -109,13 +109,13 @@ class Stack {
     E* hidden = step_.hidden ? static_cast<E*>(step_.hidden) : residual_;
     norm_rows(member, normed_, strides_.hidden, m_.final_norm, hidden, strides_.hidden, step_.num_logits, m_.hidden, m_.eps);
     if (!step_.sampled) return;
-    if (!step_.draws) {
+    if (!step_.draw_params) {
       return multiply(member, hidden, strides_.hidden, step_.num_logits, *m_.head, StoreArgmax::of(step_.sampled, *m_.head), space_);
     }
     float* logits = space_.logits.as<float>();
     const i64 vocab = m_.head->out_features;
     multiply(member, hidden, strides_.hidden, step_.num_logits, *m_.head, StoreLogits{logits, vocab}, space_);
-    draw_tokens(member, logits, step_.num_logits, vocab, step_.draws, step_.sampled, space_);
+    draw_tokens(member, logits, step_.num_logits, vocab, step_.draw_params, step_.sampled, space_);
   }
 
  private:
@@ -155,7 +155,7 @@ class StackJob final : public Job {
     if (!reserve_step<E>(space_, m_, Strides(m_), larger(step_.num_tokens, step_.num_logits), threads)) return OUT_OF_MEMORY;
     if (!plan_attention(step_, m_.heads, m_.kv_heads, m_.head_dim, pool_.page_size, threads, space_, plan_)) return OUT_OF_MEMORY;
     const i64 vocab = m_.head->out_features;
-    if (has_draws()) {
+    if (has_draw_params()) {
       if (!space_.logits.reserve<float>(step_.num_logits * vocab)) return OUT_OF_MEMORY;
       if (!reserve_draws(space_, step_.num_logits, vocab, threads)) return OUT_OF_MEMORY;
     } else if (step_.sampled) {
@@ -165,12 +165,12 @@ class StackJob final : public Job {
   }
   AE_NOINLINE void work(const Member& member) const override { Stack<E>(m_, pool_, step_, plan_, space_).run(member); }
   void end() const override {
-    if (step_.sampled && !has_draws()) StoreArgmax::finish(step_.sampled, step_.num_logits);
+    if (step_.sampled && !has_draw_params()) StoreArgmax::finish(step_.sampled, step_.num_logits);
     for (i64 i = 0; i < step_.num_output_rows; i++) step_.last_tokens[step_.output_rows[i]] = (i32)step_.sampled[i];
   }
 
  private:
-  bool has_draws() const { return step_.sampled && step_.draws; }
+  bool has_draw_params() const { return step_.sampled && step_.draw_params; }
 
   const Model& m_;
   const Pool& pool_;
