@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention import StepLayout
+from aengine.runner.base import IntArray
 
-IntArray = NDArray[np.int32]
 ArrayT = TypeVar("ArrayT", IntArray, Tensor)
 _ALIGNMENT = 32  # int32 numbers: 128 bytes, the alignment that kernels may rely on
 

@@ -18,7 +18,6 @@ from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.runner.base import IntArray
 from aengine.runner.buckets import DecodeArrays, DecodeFrame, empty_layout, fitting
 from aengine.runner.capture import Capture, Pieces
-from aengine.runner.upload import UploadSlot
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,32 @@ class Forward:
     rows: Tensor  # [m] int32, their rows
     next_positions: Tensor  # [m] int32, of the tokens to be sampled
     greedy_tokens: Tensor | None = None  # [m] int64, the argmax of the logits, if it is computed and stored as the rows' last tokens
+
+
+class UploadSlot:
+    """Pinned host memory from which one step at a time is copied to a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._memory = torch.empty(0, dtype=torch.int32)
+        self._copied = None if device.type == "cpu" else torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+
+    def prepare(self, length: int) -> IntArray:
+        """Waits until the last copy from here is done; returns room for at least `length` numbers."""
+        if self._copied is not None:
+            self._copied.synchronize()  # returns at once if it was never recorded
+        if len(self._memory) < length:
+            self._memory = torch.empty(1 << (length - 1).bit_length(), dtype=torch.int32, pin_memory=self._copied is not None)
+        return self._memory.numpy()
+
+    def send(self, length: int, out: Tensor) -> None:
+        """Copies the first `length` numbers to the beginning of `out`, on the current stream, without waiting."""
+        out[:length].copy_(self._memory[:length], non_blocking=True)
+
+    def record(self) -> None:
+        """To be called when everything that reads this memory is on the current stream."""
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self._device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention import AttentionMetadata, select_backend
+from aengine.kernels.upload import staged
 from aengine.layers.select import select_ops
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.models.weights import fused
@@ -28,7 +29,6 @@ from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
 from aengine.runner.results import ResultBuffer, step_result
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.step_graphs import StepGraphs, record_graphs
-from aengine.runner.upload import upload
 from aengine.sampling import SampledTokens, Sampler
 from aengine.scheduler.plan import NewRow, StepResult
 
@@ -209,7 +209,7 @@ class DeviceExecutor:
             step.sampled_rows,
             step.next_positions,
         )
-        *metadata, positions, prompt_ids, decode_rows, logits_indices, rows, next_positions = upload(arrays, self._setup.device)
+        *metadata, positions, prompt_ids, decode_rows, logits_indices, rows, next_positions = _upload(arrays, self._setup.device)
         input_ids = torch.cat((self._last_tokens.index_select(0, decode_rows), prompt_ids)) if layout.num_decodes else prompt_ids
         attention = self._backend.plan(AttentionMetadata(layout, *metadata))
         batch = ForwardBatch(input_ids, positions, logits_indices, attention)
@@ -263,3 +263,14 @@ class DeviceExecutor:
         needed = taken.of_all(sizes)
         _log.info("graphs are expected to take %s", show_bytes(needed))
         return needed
+
+
+def _upload(arrays: Sequence[IntArray], device: torch.device) -> list[Tensor]:
+    """One int32 tensor for each one-dimensional array, without waiting.
+
+    On a CPU they share the arrays' memory. Elsewhere they are slices of one tensor, copied from pinned memory, which torch does not reuse
+    before the copy is done.
+    """
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    return list(torch.split(staged(arrays, device).to(device, non_blocking=True), [len(array) for array in arrays]))

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.runner.base import Step
 from aengine.runner.prompt_logprobs import PromptScores
 from aengine.sampling import DeviceLogprobs, SampledTokens, Sampler
 from aengine.scheduler.plan import StepResult, TokenLogprobs
-
-_T = TypeVar("_T", bound=np.generic)
 
 
 class ResultBuffer:
@@ -74,19 +70,11 @@ def step_result(step: Step, sampled: SampledTokens | None, scores: PromptScores 
 
 
 def _of_all_rows(sampled: SampledTokens) -> TokenLogprobs | None:
-    """The logprobs by sampled row; zeros for rows without logprobs."""
+    """By sampled row; rows without logprobs get some of another row, which nobody reads."""
     if sampled.logprobs is None or sampled.logprob_rows is None:
         return None
-    logprobs = sampled.logprobs.on_host()
-    count, at = len(sampled.tokens), sampled.logprob_rows
-    if len(at) == count:
-        return logprobs
-
-    def all_rows(values: NDArray[_T]) -> NDArray[_T]:
-        out = np.zeros((count, *values.shape[1:]), dtype=values.dtype)
-        out[at] = values
-        return out
-
-    return TokenLogprobs(
-        all_rows(logprobs.token_logprobs), all_rows(logprobs.ranks), all_rows(logprobs.top_ids), all_rows(logprobs.top_logprobs)
-    )
+    if len(sampled.logprob_rows) == len(sampled.tokens):
+        return sampled.logprobs.on_host()
+    indices = np.zeros(len(sampled.tokens), dtype=np.int64)
+    indices[sampled.logprob_rows] = np.arange(len(sampled.logprob_rows))
+    return sampled.logprobs.on_host().select(indices)

@@ -129,9 +129,9 @@ class TokenLogprobs:
     top_ids: IntArray  # [m, k], most likely first
     top_logprobs: FloatArray  # [m, k]
 
-    def select(self, mask: NDArray[np.bool_]) -> TokenLogprobs:
-        """Those of the tokens with True in `mask` [m]."""
-        return TokenLogprobs(self.token_logprobs[mask], self.ranks[mask], self.top_ids[mask], self.top_logprobs[mask])
+    def select(self, tokens: NDArray[np.bool_ | np.int64]) -> TokenLogprobs:
+        """Those of the tokens with True in a mask [m], or of the given [n] indices."""
+        return TokenLogprobs(self.token_logprobs[tokens], self.ranks[tokens], self.top_ids[tokens], self.top_logprobs[tokens])
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,9 @@ from aengine.config import EngineConfig
 from aengine.runner import device_executor
 from aengine.runner.buckets import GraphSizes
 from aengine.runner.capture import Pieces
+from aengine.runner.decode_graphs import UploadSlot
 from aengine.runner.model_runner import ModelRunner
 from aengine.runner.step_graphs import StepGraphs
-from aengine.runner.upload import UploadSlot
 
 SIZES = (1, 2, 5, 8, 20)
 CPU = torch.device("cpu")
