@@ -14,12 +14,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aengine.engine.async_engine import AsyncEngine
-from aengine.errors import AEngineError
 from aengine.server.calls.auth import Authenticator
 from aengine.server.calls.errors import draining
 from aengine.server.calls.in_flight import Admission, CallsInFlight
 from aengine.server.calls.interceptor import CallInterceptor
-from aengine.server.calls.port import make_server
+from aengine.server.calls.port import BindError, address_of, make_server
 from aengine.server.calls.records import Observers
 from aengine.server.calls.tls import Certificates
 from aengine.server.config.options import ServerConfig
@@ -52,10 +51,6 @@ MAX_PENDING_CALLS = 64 * 1024
 """Of each method, that wait to be accepted."""
 
 
-class BindError(AEngineError):
-    """The address cannot be bound."""
-
-
 class Server:
     """Serves `engine` on one address. Must be made, used and closed in one event loop.
 
@@ -66,7 +61,6 @@ class Server:
     def __init__(self, engine: AsyncEngine, config: ServerConfig | None = None, **overrides: Any) -> None:
         """`overrides` are fields of `ServerConfig`. Raises `ConfigError`."""
         self.config = ServerConfig.of(config, **overrides)
-        self._host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         self._port = self.config.port
         self._admission = Admission()
         self.observers = Observers()  # of calls and generations
@@ -98,7 +92,7 @@ class Server:
     @property
     def address(self) -> str:
         """host:port; after `start()` with the port that the system picked for 0."""
-        return f"{self._host}:{self._port}"
+        return address_of(self.config.host, self._port)
 
     @property
     def metrics_address(self) -> str | None:
@@ -111,11 +105,17 @@ class Server:
         return self._admission.in_flight
 
     async def start(self) -> None:
-        """Open the port. Raises `BindError`, `MetricsBindError`, or `ConfigError` for files that cannot be used."""
+        """Open the port. Raises `BindError`, or `ConfigError` for files that cannot be used."""
         try:
             await self._authenticator.start()
             credentials = await asyncio.to_thread(Certificates(self.config).credentials) if self.config.tls else None
-            await self._start_metrics()
+            if self.config.metrics_port is not None:
+                metrics = Metrics(self._engine, self._admission, self._calls)
+                server = MetricsServer(metrics, host=self.config.metrics_host, port=self.config.metrics_port)
+                await server.start()
+                self._metrics = server
+                self.observers.on_call_end.append(metrics.on_call_end)
+                self.observers.on_generation_end.append(metrics.on_generation_end)
             self._bind(credentials)
             await self._server.start()
         except BaseException:
@@ -131,16 +131,6 @@ class Server:
                 self._port = self._server.add_secure_port(self.address, credentials)
         except RuntimeError as error:
             raise BindError(f"cannot listen on {self.address}: the address is in use or not one of this machine") from error
-
-    async def _start_metrics(self) -> None:
-        if self.config.metrics_port is None:
-            return
-        metrics = Metrics(self._engine, self._admission, self._calls)
-        server = MetricsServer(metrics, host=self.config.metrics_host, port=self.config.metrics_port)
-        await server.start()
-        self._metrics = server
-        self.observers.on_call_end.append(metrics.on_call_end)
-        self.observers.on_generation_end.append(metrics.on_generation_end)
 
     async def set_serving(self, serving: bool = True) -> None:
         """Notify health watchers whether the engine can take requests. Ignored once draining."""

@@ -29,9 +29,10 @@ from aengine import EngineDeadError, FinishReason, SamplingParams
 from aengine.histogram import HistogramSnapshot
 from aengine.outputs import EngineStats, Timing
 from aengine.server.calls.in_flight import Admission
+from aengine.server.calls.port import BindError
 from aengine.server.calls.records import CallRecord, GenerationRecord
 from aengine.server.telemetry import exposition
-from aengine.server.telemetry.exposition import MetricsBindError, MetricsCollector, MetricsServer
+from aengine.server.telemetry.exposition import MetricsCollector, MetricsServer
 from aengine.server.telemetry.loop_lag import LoopLag
 from aengine.server.telemetry.metrics import METHODS, Metrics
 from aengine.v1.generation_pb2 import GenerationSpec
@@ -287,7 +288,7 @@ class TestScrapes:
         async with exposed(metrics_of(idle_engine)) as address:
             port = int(address.rpartition(":")[2])
             server = MetricsServer(metrics_of(idle_engine), host="127.0.0.1", port=port)
-            with pytest.raises(MetricsBindError, match=f"cannot serve metrics on {address}: .*in use"):
+            with pytest.raises(BindError, match=f"cannot serve metrics on {address}: .*in use"):
                 await server.start()
             await server.stop()  # which has nothing to do
             assert (await scrape(address))("aengine_engine_up") == 1

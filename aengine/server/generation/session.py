@@ -21,7 +21,7 @@ from aengine.server.generation.events import READ_TOKENS, EventWriter
 from aengine.server.generation.source import Generation, submit
 from aengine.v1.error_pb2 import Error
 from aengine.v1.generation_pb2 import GenerationEvent
-from aengine.v1.generation_service_pb2 import SessionRequest, SessionResponse, SessionSubmit, StreamGenerateRequest
+from aengine.v1.generation_service_pb2 import SessionRequest, SessionResponse, SessionSubmit
 
 MAX_OPEN = 4096
 """Requests of one session that have not ended."""
@@ -122,29 +122,26 @@ class _Session:
         tag = message.tag
         if tag in self._open or tag in self._refused:
             raise InvalidRequestError.of("submit.tag", f"{tag} is in use by a request that has not ended")
-        try:
-            self._open[tag] = await self._submitted(tag, message.request)
-        except Exception as error:
-            if len(self._refused) >= MAX_UNSENT_ERRORS:
-                raise QueueFullError(f"{MAX_UNSENT_ERRORS} refused requests wait for the client to read") from error
-            self._refused[tag] = to_error(error)  # not the exception, which holds the whole request
-            self.group.wake()
-
-    async def _submitted(self, tag: int, request: StreamGenerateRequest) -> EventWriter:
-        """Submit a request to the engine. Raises what is wrong with it."""
-        if len(self._open) >= MAX_OPEN:
-            raise QueueFullError(f"{MAX_OPEN} requests of the session have not ended yet, which is the limit")
-        if request.spec.stream.resumable:
-            raise InvalidRequestError.of("spec.stream.resumable", "a request of a session cannot be resumed")
 
         def new_event() -> GenerationEvent:
             entry = self._response.events.add()
             entry.tag = tag
             return entry.event
 
-        generation = await submit(self._backend, request, self._deadline)
-        self.group.add(tag, generation.stream)
-        return EventWriter(generation, new_event)
+        try:
+            if len(self._open) >= MAX_OPEN:
+                raise QueueFullError(f"{MAX_OPEN} requests of the session have not ended yet, which is the limit")
+            if message.request.spec.stream.resumable:
+                raise InvalidRequestError.of("spec.stream.resumable", "a request of a session cannot be resumed")
+            generation = await submit(self._backend, message.request, self._deadline)
+        except Exception as error:
+            if len(self._refused) >= MAX_UNSENT_ERRORS:
+                raise QueueFullError(f"{MAX_UNSENT_ERRORS} refused requests wait for the client to read") from error
+            self._refused[tag] = to_error(error)  # not the exception, which holds the whole request
+            self.group.wake()
+        else:
+            self._open[tag] = EventWriter(generation, new_event)
+            self.group.add(tag, generation.stream)
 
     # ---- what is sent --------------------------------------------------------------------------------------------------
 

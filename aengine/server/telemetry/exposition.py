@@ -21,15 +21,11 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from aengine.errors import AEngineError
+from aengine.server.calls.port import BindError, address_of
 from aengine.server.telemetry.metrics import Metrics
 
 SNAPSHOT_SECONDS = 1.0
 """How long a scrape waits for the event loop."""
-
-
-class MetricsBindError(AEngineError):
-    """The address of the metrics cannot be bound."""
 
 
 class MetricsCollector(Collector):
@@ -90,14 +86,14 @@ class MetricsServer:
     @property
     def address(self) -> str:
         """host:port; after `start()` with the port that the system picked for 0."""
-        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        return address_of(self._host, self._port)
 
     async def start(self) -> None:
-        """Open the port. Raises `MetricsBindError`."""
+        """Open the port. Raises `BindError`."""
         try:  # in a thread, since binding may ask for the name of the address
             server, thread = await asyncio.to_thread(start_http_server, self._port, self._host, self._registry)
         except OSError as error:
-            raise MetricsBindError(f"cannot serve metrics on {self.address}: {error.strerror or error}") from error
+            raise BindError(f"cannot serve metrics on {self.address}: {error.strerror or error}") from error
         self._running = server, thread
         self._port = server.server_port
         self._metrics.loop_lag.start()

@@ -9,7 +9,6 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Mapping
 from datetime import datetime, timezone
 
 from aengine.server.calls.records import CallRecord
@@ -29,7 +28,7 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = super().formatMessage(record)
-        return " ".join((line, *(f"{name}={_word(value)}" for name, value in _fields(record).items())))
+        return " ".join((line, *(f"{name}={_word(value)}" for name, value in getattr(record, FIELDS, {}).items())))
 
 
 class JsonFormatter(logging.Formatter):
@@ -38,7 +37,7 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line: dict[str, object] = {"time": time, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
-        line.update(_fields(record))
+        line.update(getattr(record, FIELDS, {}))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
@@ -78,11 +77,6 @@ def is_fit(record: logging.LogRecord) -> bool:
     """Whether a record may be shown. gRPC reports metadata that are not UTF-8, tokens among them, with their bytes and a traceback."""
     raised = record.exc_info[1] if record.exc_info else None
     return not (record.name.startswith("grpc.") and isinstance(raised, UnicodeDecodeError))
-
-
-def _fields(record: logging.LogRecord) -> Mapping[str, object]:
-    fields: Mapping[str, object] = getattr(record, FIELDS, {})
-    return fields
 
 
 def _word(value: object) -> str:
