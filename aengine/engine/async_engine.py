@@ -17,7 +17,7 @@ from aengine.config import EngineConfig
 from aengine.engine.controls import Controls
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
-from aengine.engine.prompts import QUICK_CHARACTERS
+from aengine.engine.prompts import QUICK_CHARACTERS, read_request
 from aengine.engine.registry import Registry
 from aengine.engine.report_queue import ReportQueue
 from aengine.engine.step_driver import Done
@@ -122,19 +122,16 @@ class AsyncEngine(EngineProtocol):
     @property
     def model_info(self) -> ModelInfo:
         """What is served. Raises `EngineStateError` before `start()`."""
-        if not hasattr(self, "_loaded"):
-            raise EngineStateError("the engine is not started")
-        return self._loaded.info
+        return self._model().info
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; it may be used from any thread. Raises `NoTokenizerError` if it has none, and `EngineStateError` before
         `start()`."""
-        if not hasattr(self, "_loaded"):
-            raise EngineStateError("the engine is not started")
-        if self._loaded.tokenizer is None:
+        tokenizer = self._model().tokenizer
+        if tokenizer is None:
             raise NoTokenizerError("the model has no tokenizer; only token ids go in and come out")
-        return self._loaded.tokenizer
+        return tokenizer
 
     # ---- requests ------------------------------------------------------------------------------------------------------
 
@@ -161,7 +158,7 @@ class AsyncEngine(EngineProtocol):
             options = RequestOptions.of(options, fields)
         except InvalidRequestError as error:
             violations.extend(error.violations)
-        readable, params = self._registry.read(prompt, params, violations)
+        readable, params = read_request(prompt, params, self._registry.limits, violations)
         if violations or options is None:
             raise refusal(violations)
         request_id = options.request_id or uuid.uuid4().hex
@@ -176,7 +173,7 @@ class AsyncEngine(EngineProtocol):
         in compiling a grammar."""
         self._check_serving()
         found: list[FieldViolation] = []
-        self._registry.read(prompt, params, found)
+        read_request(prompt, params, self._registry.limits, found)
         if params.structured_output is not None:
             found += await self._registry.grammar_violations(params.structured_output)
         return found
@@ -226,6 +223,11 @@ class AsyncEngine(EngineProtocol):
         return await self._controls.flush_cache()
 
     # ---- inside --------------------------------------------------------------------------------------------------------
+
+    def _model(self) -> LoadedModel:
+        if not hasattr(self, "_loaded"):
+            raise EngineStateError("the engine is not started")
+        return self._loaded
 
     def _load(self) -> LoadedModel:
         return load_model(self.config, self._steps.check_loading)

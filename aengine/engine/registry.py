@@ -20,15 +20,7 @@ from aengine.engine.loading import LoadedModel
 from aengine.engine.logprobs import add_prompt_logprobs, token_logprob
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Command, Submit
-from aengine.engine.prompts import (
-    IntArray,
-    Limits,
-    at_once,
-    needs_worker,
-    prepare,
-    read_request,
-    size_of,
-)
+from aengine.engine.prompts import IntArray, Limits, at_once, needs_worker, prepare, size_of
 from aengine.engine.queue_bound import QueueBound
 from aengine.engine.stream_state import StreamState
 from aengine.engine.vocabulary import read_vocabulary
@@ -62,7 +54,7 @@ class Registry:
         if loaded.tokenizer is not None:
             read = functools.partial(read_vocabulary, loaded.tokenizer, loaded.info.vocab_size)
             self._grammars = GrammarCompiler(read, loaded.info.eos_token_ids)
-        self._limits = Limits(loaded.info, (runner.num_pages - 1) * runner.page_size, config.max_logprobs)
+        self.limits = Limits(loaded.info, (runner.num_pages - 1) * runner.page_size, config.max_logprobs)
         self._streams: dict[int, StreamState] = {}  # every request that is not released, by the key of each of its sequences
         self._by_id: dict[str, StreamState] = {}
         self._preparations: dict[int, ExitStack] = {}  # by the key of a request's first sequence: what is to be cancelled when it ends
@@ -78,10 +70,6 @@ class Registry:
         """Sequences of requests whose prompt is still being tokenized, or their grammar compiled."""
         return sum(self._streams[key].params.n for key in self._preparations)
 
-    def read(self, prompt: Prompt, params: SamplingParams, violations: list[FieldViolation]) -> tuple[Prompt | IntArray, SamplingParams]:
-        """Prompt and parameters as `open` takes them. Whatever shows without work to be wrong with the request is added to `violations`."""
-        return read_request(prompt, params, self._limits, violations)
-
     async def grammar_violations(self, wanted: StructuredOutput) -> list[FieldViolation]:
         """The violations found by compiling the grammar."""
         if self._grammars is None:
@@ -95,7 +83,7 @@ class Registry:
     def open(self, request_id: str, prompt: Prompt | IntArray, params: SamplingParams, options: RequestOptions) -> StreamState:
         """Take a request: submit it at once where preparing it is quick, else prepare it in a worker thread first.
 
-        Prompt and parameters come from `read`, and these have a seed. Raises `InvalidRequestError` or `QueueFullError`, and then
+        Prompt and parameters come from `read_request`, and these have a seed. Raises `InvalidRequestError` or `QueueFullError`, and then
         forgets the request.
         """
         keys = range(self._next_key, self._next_key + params.n)
@@ -203,7 +191,7 @@ class Registry:
 
     def _steps(self, state: StreamState, prompt: Prompt | IntArray, grammar: CompiledGrammar | None = None) -> Steps[list[Request]]:
         deadline, tokenizer = state.deadline, self._loaded.tokenizer
-        return prepare(prompt, state.keys, state.params, state.options, deadline, tokenizer, self._limits, grammar)
+        return prepare(prompt, state.keys, state.params, state.options, deadline, tokenizer, self.limits, grammar)
 
     def _go_on(self, state: StreamState, work: Future[T], then: Callable[[T], None]) -> None:
         """Have `then(result)` called in the loop when `work` is done, which is cancelled if the request ends before."""
