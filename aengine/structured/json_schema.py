@@ -50,7 +50,6 @@ _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
 """The compiler's own would allow 29 February in any year, and leap seconds at any time."""
 
-
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\ud800-\udfff]")
 
 
@@ -158,7 +157,8 @@ class _Fitter:
             if keyword in _MAPPINGS:
                 if not isinstance(value, dict):
                     raise SchemaError(f"{here} is {_name(value)}, not an object of schemas")
-                fitted[keyword] = {name: self.schema(one, f"{here}/{_escaped(name)}") for name, one in value.items()}
+                steps = {name: name.replace("~", "~0").replace("/", "~1") for name in value}  # of the JSON pointer
+                fitted[keyword] = {name: self.schema(one, f"{here}/{steps[name]}") for name, one in value.items()}
             elif keyword in _SCHEMA and not (keyword in _LISTS and isinstance(value, list)):
                 fitted[keyword] = self.schema(value, here)
             else:
@@ -257,14 +257,10 @@ def _apart(one: object, other: object) -> bool:
         return True
     if kinds != ["object"] or other_kinds != ["object"]:
         return False
-    names, other_names = (schema.get("required", ()) for schema in (one, other))
-    properties, others = (schema.get("properties", {}) for schema in (one, other))
-    if not all(isinstance(given, list) for given in (names, other_names)) or not all(
-        isinstance(given, dict) for given in (properties, others)
-    ):
+    if not all(isinstance(schema.get("required"), list) and isinstance(schema.get("properties"), dict) for schema in (one, other)):
         return False
-    both = [name for name in names if isinstance(name, str) and name in other_names]
-    return any(_apart(properties.get(name), others.get(name)) for name in both)
+    both = [name for name in one["required"] if isinstance(name, str) and name in other["required"]]
+    return any(_apart(one["properties"].get(name), other["properties"].get(name)) for name in both)
 
 
 def _listed(schema: Mapping[str, Any]) -> dict[str, object] | None:
@@ -374,11 +370,6 @@ def _float(digits: str) -> float | int:
 
 def _no_number(digits: str) -> NoReturn:
     raise SchemaError(f"{digits:.20}{'...' * (len(digits) > 20)} is not a number that can be enforced")
-
-
-def _escaped(name: str) -> str:
-    """A name as a step of a JSON pointer."""
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 _ALL_TYPES = ("null", "boolean", "number", "string", "array", "object")
