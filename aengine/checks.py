@@ -56,15 +56,10 @@ class FieldChecks:
         """Have the field, of a frozen owner too, be `value`."""
         object.__setattr__(self._owner, name, value)
 
-    def positive(self, name: str, *, optional: bool = False) -> None:
+    def positive(self, name: str, *, optional: bool = False, or_zero: bool = False) -> None:
         value = getattr(self._owner, name)
-        if not (value is None and optional) and not is_positive(value):
-            self.refuse(name, "a finite number > 0")
-
-    def not_negative(self, name: str) -> None:
-        value = getattr(self._owner, name)
-        if not is_positive(value) and (isinstance(value, bool) or value != 0):
-            self.refuse(name, "a finite number >= 0")
+        if not ((value is None and optional) or is_positive(value) or (or_zero and value == 0 and not isinstance(value, bool))):
+            self.refuse(name, f"a finite number {'>=' if or_zero else '>'} 0")
 
     def flag(self, name: str, *, optional: bool = False) -> None:
         value = getattr(self._owner, name)

@@ -71,13 +71,7 @@ _FIELDS: Mapping[str, str] = {path: name for name, path in _PATHS.items()}
 
 # ERROR has no counterpart: a request that fails ends its call with a status.
 FINISH_REASONS: Mapping[FinishReason, generation_pb2.FinishReason.ValueType] = {
-    FinishReason.EOS: generation_pb2.FINISH_REASON_EOS,
-    FinishReason.STOP_STRING: generation_pb2.FINISH_REASON_STOP_STRING,
-    FinishReason.STOP_TOKEN: generation_pb2.FINISH_REASON_STOP_TOKEN,
-    FinishReason.MAX_TOKENS: generation_pb2.FINISH_REASON_MAX_TOKENS,
-    FinishReason.CONTEXT_LENGTH: generation_pb2.FINISH_REASON_CONTEXT_LENGTH,
-    FinishReason.DEADLINE: generation_pb2.FINISH_REASON_DEADLINE,
-    FinishReason.CANCELLED: generation_pb2.FINISH_REASON_CANCELLED,
+    reason: generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason if reason is not FinishReason.ERROR
 }
 
 ERROR_REASONS: Mapping[type[AEngineError], str] = {

@@ -106,7 +106,7 @@ class ServerConfig:
         if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
             check.refuse("admin_client_names", "a tuple of names")
         for name in ("drain_seconds", "drain_delay"):
-            check.not_negative(name)
+            check.positive(name, or_zero=True)
         for name in ("stall_seconds", "keepalive_time", "keepalive_timeout", "min_ping_interval"):
             check.positive(name)
         for name in ("max_connection_age", "max_connection_age_grace"):
