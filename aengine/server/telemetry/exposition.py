@@ -42,9 +42,10 @@ class MetricsCollector(Collector):
         future: Future[None] = Future()
         try:
             self._loop.call_soon_threadsafe(self._take, future)
-            future.result(SNAPSHOT_SECONDS)
         except RuntimeError:  # the loop is closed
-            pass
+            return self.describe()
+        try:
+            future.result(SNAPSHOT_SECONDS)
         except FutureTimeoutError:
             if not future.cancel():  # it is being taken
                 future.result()
