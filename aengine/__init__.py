@@ -29,8 +29,9 @@ from aengine.errors import (
 )
 from aengine.outputs import Completion, EngineStats, FinishReason, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams, StructuredOutput
-from aengine.protocols import EngineProtocol, StreamProtocol
+from aengine.protocols import EngineProtocol
 from aengine.requests import RequestOptions
+from aengine.stream_base import StreamProtocol
 
 if TYPE_CHECKING:
     from aengine.engine.async_engine import AsyncEngine

@@ -8,56 +8,13 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from aengine.outputs import Completion, ModelInfo, Timing, Token, Usage
+from aengine.outputs import Completion, ModelInfo
 from aengine.params import SamplingParams
 from aengine.requests import OptionFields, Prompt, RequestOptions
+from aengine.stream_base import StreamProtocol
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
-
-
-class StreamProtocol(Protocol):
-    """The tokens of one request, as they are generated: an async iterator and an async context manager.
-
-    Abandoning it in any way (leaving its `async with`, `break` and dropping it, cancelling the task that reads it, `aclose()`)
-    cancels the request. It has one reader at a time: a second one gets `EngineStateError`, and the first reads on.
-    """
-
-    @property
-    def request_id(self) -> str: ...
-
-    @property
-    def seed(self) -> int:
-        """The seed in use: the given one, or a random one."""
-
-    @property
-    def usage(self) -> Usage:
-        """Token counts so far; completion tokens are those that were read."""
-
-    @property
-    def timing(self) -> Timing:
-        """How long its phases took, as far as that is known."""
-
-    def completion(self) -> Completion:
-        """What was read so far; the whole output once the iteration has ended. After `aclose()` a sequence whose end was not read was
-        CANCELLED, and after the stream has raised its finish reason is ERROR."""
-
-    async def started(self) -> None:
-        """Wait until the prompt is tokenized and found valid. Raises what the stream would raise."""
-
-    async def aclose(self) -> None:
-        """Cancel the request unless it has ended; returns when its pages are free. Repeated calls do nothing.
-
-        Unread tokens are dropped: further reading gives the end of each sequence, with FinishReason.CANCELLED.
-        """
-
-    async def __aenter__(self) -> StreamProtocol: ...
-
-    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None: ...
-
-    def __aiter__(self) -> StreamProtocol: ...
-
-    async def __anext__(self) -> Token: ...
 
 
 class EngineProtocol(Protocol):

@@ -1,4 +1,4 @@
-"""`StreamBase`: what every stream of tokens does for its user: iteration by one reader, the completion of what was read, cancellation.
+"""`StreamProtocol`: what every stream of tokens does for its user: iteration by one reader, the completion of what was read, cancellation.
 
 Knows nothing of where tokens come from: an engine in this process, or a server.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from aengine.errors import EngineStateError
 from aengine.outputs import Completion, FinishReason, Timing, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
-from aengine.protocols import StreamProtocol
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -80,13 +79,16 @@ class StreamSource(ABC):
             self.waiter.set()
 
 
-SourceT = TypeVar("SourceT", bound=StreamSource)
+class StreamProtocol:
+    """The tokens of one request, as they are generated: an async iterator and an async context manager.
 
+    Abandoning it in any way (leaving its `async with`, `break` and dropping it, cancelling the task that reads it, `aclose()`)
+    cancels the request. It has one reader at a time: a second one gets `EngineStateError`, and the first reads on. With n > 1 the
+    tokens of the sequences come interleaved; `Token.index` tells which one a token belongs to.
+    """
 
-class StreamBase(StreamProtocol, Generic[SourceT]):
-    """A stream of the tokens of `source`. A subclass cancels the request when the stream is dropped."""
-
-    def __init__(self, source: SourceT) -> None:
+    def __init__(self, source: StreamSource) -> None:
+        """A subclass cancels the request when the stream is dropped."""
         self._source = source
         self._open = set(range(source.params.n))  # sequences whose end was not read
         self._read: list[list[Token]] = [[] for _ in range(source.params.n)]  # by sequence
@@ -100,16 +102,19 @@ class StreamBase(StreamProtocol, Generic[SourceT]):
 
     @property
     def seed(self) -> int:
+        """The seed in use: the given one, or a random one."""
         seed = self._source.params.seed
         assert seed is not None, "set at submission"
         return seed
 
     @property
     def usage(self) -> Usage:
+        """Token counts so far; completion tokens are those that were read."""
         return Usage(self._source.prompt_tokens, self._source.cached_prompt_tokens, self._num_read)
 
     @property
     def timing(self) -> Timing:
+        """How long its phases took, as far as that is known."""
         return self._source.timing
 
     @property
@@ -118,15 +123,22 @@ class StreamBase(StreamProtocol, Generic[SourceT]):
         return self._failed or (not self._open and self._source.finished)
 
     def completion(self) -> Completion:
+        """What was read so far; the whole output once the iteration has ended. After `aclose()` a sequence whose end was not read was
+        CANCELLED, and after the stream has raised its finish reason is ERROR."""
         first, *others = self._read
         return self._completion(first, tuple(self._completion(tokens, ()) for tokens in others))
 
     async def started(self) -> None:
+        """Wait until the prompt is tokenized and found valid. Raises what the stream would raise."""
         await self._source.ready.wait()
         if self._source.error is not None:
             raise self._source.error
 
     async def aclose(self) -> None:
+        """Cancel the request unless it has ended; returns when its pages are free. Repeated calls do nothing.
+
+        Unread tokens are dropped: further reading gives the end of each sequence, with FinishReason.CANCELLED.
+        """
         self._cut = self._cut or FinishReason.CANCELLED
         self._source.cancel()
         self._source.discard(sorted(self._open))

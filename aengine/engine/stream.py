@@ -10,16 +10,14 @@ from aengine.engine.stream_state import StreamState
 from aengine.errors import EngineStateError
 from aengine.outputs import RequestInfo, Token
 from aengine.params import SamplingParams
-from aengine.stream_base import TWO_READERS, StreamBase, Waiter
+from aengine.stream_base import TWO_READERS, StreamProtocol, Waiter
 
 
-class TokenStream(StreamBase[StreamState]):
-    """The tokens of one request, as they are generated: an async iterator and an async context manager.
+class TokenStream(StreamProtocol):
+    """The tokens of one request of this process's engine. A reader that lags by more than `max_unread_tokens` parks the request until it
+    catches up."""
 
-    Abandoning it in any way (leaving its `async with`, `break` and dropping it, cancelling the task that reads it, `aclose()`)
-    cancels the request. A stream has one reader at a time. A reader that lags by more than `max_unread_tokens` parks the request
-    until it catches up. With n > 1 the tokens of the sequences come interleaved; `Token.index` tells which one a token belongs to.
-    """
+    _source: StreamState
 
     def __del__(self) -> None:
         if hasattr(self, "_source"):
