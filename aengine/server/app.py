@@ -48,7 +48,7 @@ FLUSH_SECONDS = 0.5
 REFUSE_SECONDS = 0.1
 
 MAX_PENDING_CALLS = 64 * 1024
-"""Of each method, that wait to be accepted."""
+"""Most calls of each method that wait to be accepted."""
 
 
 class Server:

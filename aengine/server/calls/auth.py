@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class CertificateName(NamedTuple):
-    """What the holder of a client's certificate is called."""
+    """The name of the holder of a client's certificate."""
 
     name: str
     is_common_name: bool  # or else made from the certificate, because it has none or several
@@ -126,7 +126,7 @@ class Authenticator:
         return Caller(name or certified, not self._distinguishes)
 
     def _name_of(self, authorization: Sequence[str]) -> tuple[str | None, bool]:
-        """Whose token it is, and whether it is an administrator's."""
+        """The name of the token, and whether it is an administrator's."""
         if len(authorization) != 1:
             return None, False
         scheme, _, token = authorization[0].partition(" ")
@@ -166,7 +166,7 @@ def _digest(token: str) -> bytes:
 
 
 def certificate_name(auth_context: Mapping[str, Iterable[bytes]]) -> CertificateName | None:
-    """Of the client's certificate, None without one. Raises `StatusError` for one whose common name cannot be shown as it is.
+    """The name of the client's certificate, None without one. Raises `StatusError` for one whose common name cannot be shown as it is.
 
     Core gives the common name as a C string, which ends at the first NUL of the name: `root\\0x` would be `root`. So the name is read from
     the whole subject, which core gives in the form of RFC 2253, with escapes.

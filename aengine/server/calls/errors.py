@@ -1,4 +1,4 @@
-"""What an error looks like to a client: exceptions -> status code, reason and details.
+"""Errors for clients: exceptions -> status code, reason and details.
 
 Owns the whole mapping, once; it is rendered as the status of a call (`to_status`) or as a message within one (`to_error`). Every
 error carries a reason that a program can switch on; the text is for people. What is not expected is a bug: the client gets an
@@ -67,7 +67,7 @@ MAX_DETAILS = 3000
 MAX_VIOLATIONS = 64
 
 NO_TEXT = "(nothing more is known)"
-"""Stands for a text that is empty."""
+"""Shown in place of an empty text."""
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def draining() -> StatusError:
 
 
 def describe(error: Exception, *, answered: bool = False) -> StatusError:
-    """What `error` means. `answered`: whether the client already has a part of the response. A bug is logged."""
+    """The error as a status. `answered`: whether the client already has a part of the response. A bug is logged."""
     if isinstance(error, StatusError):
         return error
     kind = next((kind for kind in type(error).__mro__ if kind in ERROR_REASONS), None)
@@ -165,7 +165,7 @@ def _bug(error: Exception) -> StatusError:
 
 
 def _add_violations(error: StatusError, message: error_details_pb2.BadRequest | Error) -> None:
-    """As many as fit, from the first on, each cut to what a reader needs."""
+    """Add as many violations as fit, from the first on, each cut to `MAX_TEXT` bytes a text."""
     room = MAX_DETAILS - MAX_MESSAGE
     for violation in error.violations[:MAX_VIOLATIONS]:
         field, description = clip(violation.field), clip(violation.description)

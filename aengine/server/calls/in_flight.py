@@ -1,5 +1,5 @@
-"""What is in flight: generations, and the door that a drain closes to them; and calls, how many may be, how they are ended from outside,
-and how one whose client stands still is found.
+"""Generations and calls in flight: how many there are and may be, how calls are ended from outside, and how one whose client stands still
+is found.
 
 Knows nothing of gRPC's side of a call; a call that is ended here gets a cancellation with an error beside it.
 """
@@ -20,7 +20,7 @@ STALLED: Mapping[str, str] = {
     "READER_STALLED": "the client has not read for {:g} s",
     "SENDER_STALLED": "the client has not sent its message for {:g} s",
 }
-"""What a call can wait for its client for, by the reason of the error when that takes too long."""
+"""Messages of the errors that end a call whose client is too slow, by their reasons."""
 
 
 class Admission:

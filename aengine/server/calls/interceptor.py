@@ -141,7 +141,7 @@ class CallInterceptor(aio.ServerInterceptor):
 
 
 def _work_of(inner: Any, encode: Coder) -> Work:
-    """What a call of the method with the handler `inner` does. A request that is no stream is read here, after the caller was checked."""
+    """The work of a call of the method with the handler `inner`. A request that is no stream is read here, after the caller was checked."""
     serve = inner.unary_unary or inner.unary_stream or inner.stream_unary or inner.stream_stream
 
     async def read(call: Call, requests: AsyncIterator[Any], context: Context) -> Any:

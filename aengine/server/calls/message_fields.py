@@ -16,7 +16,7 @@ from aengine.errors import InvalidRequestError
 UNCOUNTED_BYTES = 256 * 1024
 """Messages up to here are decoded in some 10 ms, whatever they hold."""
 MAX_FIELDS = 65536
-"""Of a larger message, with those of all messages in it. An entry of a map is one field, and so are 64 bytes of a packed list."""
+"""Most fields of a larger message, with all messages in it. An entry of a map is one field, and so are 64 bytes of a packed list."""
 _PACKED_BYTES = 64
 _VARINT_BYTES = 10
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5  # types on the wire; the two others are the borders of groups
@@ -76,7 +76,7 @@ def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=1024)
 def _fields(kind: Descriptor) -> Mapping[int, Descriptor | None]:
-    """By number: those that are messages, but for entries of maps; and with None those that are lists of numbers."""
+    """The fields that are messages, except for entries of maps, by number; and those that are packed lists of numbers, with None."""
     messages = {field.number: field.message_type for field in kind.fields if field.message_type is not None}
     return {
         **{field.number: None for field in kind.fields if field.is_packed},

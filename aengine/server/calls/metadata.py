@@ -10,7 +10,7 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 REQUEST_ID_KEY = "x-request-id"
 FIELD_BYTES = 32
-"""What HTTP/2 counts for an entry of metadata beside its own bytes."""
+"""Bytes that HTTP/2 counts for an entry of metadata beside its own."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _TRACEPARENT = re.compile(r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<parent>[0-9a-f]{16})-[0-9a-f]{2}(?P<rest>-.*)?")
 
@@ -31,7 +31,7 @@ def request_id_of(metadata: Metadata) -> str:
 
 
 def trace_id_of(metadata: Metadata) -> str | None:
-    """Of the `traceparent` of W3C Trace Context, level 1, as strictly as that says. None for one that is not valid, as if none had come."""
+    """The trace id of the `traceparent` of W3C Trace Context, level 1. None without one, and for one that is not valid."""
     given = values_of(metadata, "traceparent")
     match = _TRACEPARENT.fullmatch(given[0]) if len(given) == 1 else None
     if match is None or match["version"] == "ff" or not int(match["trace"], 16) or not int(match["parent"], 16):

@@ -23,7 +23,7 @@ from aengine.errors import AEngineError
 ACCEPT_AT_ONCE = 8
 """Calls of one method that are accepted in a turn of the event loop."""
 NO_METHOD = "none"
-"""What stands for the path of a call of a method that does not exist."""
+"""Stands for the path of a call of a method that does not exist."""
 
 
 class BindError(AEngineError):
@@ -45,16 +45,16 @@ class Carrier:
         own = asyncio.current_task()
         assert own is not None
         loop = own.get_loop()
-        # Not at once: should the client end the call at the same time, gRPC would see its task cancelled while that reads the end of `own`.
+        # Later, not here: should the client end the call meanwhile, gRPC would see its task cancelled while that reads the end of `own`.
         own.add_done_callback(lambda _: loop.call_soon(self.task.cancel))
 
 
 CARRIER: ContextVar[Carrier | None] = ContextVar("CARRIER", default=None)
-"""That of the call that a task runs."""
+"""The carrier of the call that a task runs."""
 
 
 def make_server(interceptors: Sequence[aio.ServerInterceptor], options: Sequence[tuple[str, int]]) -> aio.Server:
-    """What `aio.server` makes."""
+    """A server like that of `aio.server`."""
     return cast(aio.Server, _Server(tuple(interceptors), tuple(options)))
 
 

@@ -1,4 +1,4 @@
-"""What is worth knowing of a call and of a generation when it has ended: plain data for the access log and the metrics.
+"""Records of calls and generations that have ended: plain data for the access log and the metrics.
 
 Filled in by the code that runs the call; handed to the `Observers` at the end. Knows nothing of logs or metrics.
 """
@@ -66,7 +66,7 @@ class GenerationRecord:
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """What is called in the event loop with each record, once; must be quick."""
+    """Functions that are called in the event loop with each record, once. They must be quick."""
 
     on_call_end: list[Callable[[CallRecord], None]] = field(default_factory=list)
     on_generation_end: list[Callable[[GenerationRecord], None]] = field(default_factory=list)

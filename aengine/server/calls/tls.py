@@ -47,7 +47,7 @@ class Certificates:
         return grpc.dynamic_ssl_server_credentials(self.load(), self._fetch, needs_client)  # type: ignore[arg-type]
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """For each handshake, in a thread of gRPC's: what is new, None where nothing is. Must not raise."""
+        """gRPC calls this for each handshake, in a thread of its own: a new configuration, None if nothing changed. Must not raise."""
         if fingerprint(*self._paths.values()) == self._seen:
             return None
         try:

@@ -10,7 +10,7 @@ from typing import Any
 from aengine.checks import FieldChecks, check_names
 from aengine.errors import ConfigError
 
-# Where the groups of fields begin, by what they are about.
+# The first field of each group, and the title of the group.
 _FIRST_OF_GROUP = {
     "host": "address",
     "tls_cert": "security",

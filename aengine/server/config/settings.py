@@ -75,7 +75,7 @@ KINDS: Mapping[Any, Kind] = {
     tuple[int, ...]: Kind("a list of integers", "INTEGER,...", lambda text: tuple(map(int, _parts(text))), (list,), tuple),
     Mapping[str, float]: Kind("a list of NAME=NUMBER", "NAME=NUMBER,...", _weights, (dict,), dict),
 }
-"""By the type of a field, without None."""
+"""The kinds by the types of fields, without None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Option:
         return PREFIX + self.name.upper()
 
     def add_to(self, parser: Any, text: str) -> None:
-        """As a flag with `text` as its help, which is left out where it is not given. Its value stays text."""
+        """Add the flag, with `text` as its help. Its value stays text; a flag that is not given is no attribute of the namespace."""
         if self.kind.toml == (bool,):
             parser.add_argument(self.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         else:
@@ -122,7 +122,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is to be served, and how. `origins` says where each value that is not a default came from, by field."""
+    """The configurations of server and engine. `origins` says where each value that is not a default came from, by field."""
 
     server: ServerConfig
     engine: EngineConfig
@@ -130,7 +130,7 @@ class Settings:
 
 
 def options() -> list[Option]:
-    """All there are, by group. Their names are those of the TOML keys; names are unique across the tables."""
+    """All options, by group. Their names are those of the TOML keys; names are unique across the tables."""
     titles = {name: title for title, names in GROUPS for name in names}
     found: list[Option] = []
     for table, cls in (("server", ServerConfig), ("engine", EngineConfig)):

@@ -1,4 +1,4 @@
-"""What the services share: the engine, which generations may begin, who records them, and whose requests run.
+"""The objects that the services share: the engine, the admission of generations, their observers, and their streams by owner.
 
 A request belongs to the caller who made it: the name of a token or of a certificate, and where neither is asked for all callers are one.
 Others neither see it nor meet its id, unless they are administrators.
@@ -23,7 +23,7 @@ Thing = TypeVar("Thing")
 
 
 class RequestIndex(Generic[Thing]):
-    """What is known under a request's id, and whose it is. An id may stand for several things."""
+    """Things by request id, with their owners. Several things may have the same id."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, dict[Thing, str | None]] = {}  # with the name of the owner, in the order in which they came
@@ -41,7 +41,7 @@ class RequestIndex(Generic[Thing]):
         return chain.from_iterable(self._by_id.values())
 
     def find(self, request_id: str, caller: Caller) -> list[Thing]:
-        """What the caller may know of: its own from the newest on, then the others'."""
+        """The things of that id that the caller may see: its own, newest first, then those of others."""
         things = self._by_id.get(request_id, {})
         own = [thing for thing, owner in things.items() if owner == caller.name]
         others = [thing for thing, owner in things.items() if owner != caller.name] if caller.sees_all else []
@@ -58,7 +58,7 @@ def require_model(engine: AsyncEngine, name: str) -> ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What generations need of the server."""
+    """The parts of the server that generations use."""
 
     engine: AsyncEngine
     admission: Admission
@@ -67,8 +67,8 @@ class Backend:
     streams: RequestIndex[TokenStream] = field(default_factory=RequestIndex)  # of the generations in flight
 
     def find(self, request_id: str, caller: Caller) -> RequestInfo | None:
-        """How far a request has come; None for one that was sent to its end, was never known, or is another's. Raises what
-        `AsyncEngine.request_info` raises."""
+        """The state of a request; None if there is none of that id, or it is another caller's. Raises what `AsyncEngine.request_info`
+        raises."""
         streams = self.streams.find(request_id, caller)
         if streams:
             return streams[0].info()
@@ -76,7 +76,7 @@ class Backend:
         return info if caller.sees_all else None
 
     def engine_id(self, request_id: str | None, caller: Caller) -> str | None:
-        """What the engine is to call a new request: the same, unless another caller's is called so there; None lets it draw one. Raises
+        """The engine's id for a new request: the same, unless a request of another caller has it; None for a random one. Raises
         `RequestIdInUseError`."""
         if request_id is None:
             return None

@@ -19,7 +19,7 @@ from aengine.v1.generation_service_pb2 import BatchGenerateRequest, BatchGenerat
 
 MAX_REQUESTS = 1024
 FRAME_BYTES = 64
-"""More than what is around a response in its message."""
+"""A bound on the bytes around a response in its message."""
 MAX_UNSENT = 16
 """Responses that may wait for the client before the others are read no further."""
 SUBMIT_AT_ONCE = 16

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TypeVar
 
 CHUNK_SIZE = 128
-"""So many requests take some tens of milliseconds to begin or to end."""
+"""To begin or end so many requests takes some tens of milliseconds."""
 
 Item = TypeVar("Item")
 
@@ -25,7 +25,7 @@ async def in_chunks(items: Iterable[Item], begin: Callable[[Item], asyncio.Task[
 
 
 async def _wait(tasks: list[asyncio.Task[None]]) -> None:
-    """Until all have ended; cancelling it cancels none of them."""
+    """Wait until all have ended. Cancelling this cancels none of them."""
     for task in (await asyncio.wait(tasks))[0] if tasks else ():
         if not task.cancelled():
             task.exception()

@@ -74,8 +74,8 @@ def located(error: ErrorT, spec: generation_pb2.GenerationSpec) -> ErrorT:
 def read_seconds(
     duration: Duration, field: str, check: FieldChecks, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False
 ) -> float | None:
-    """From `low` to `high`, without `low` if it is `open_low`. None, and a violation, for what is not, or is no duration: out of the
-    type's range, or of two signs."""
+    """Seconds in [`low`, `high`], or in (`low`, `high`] with `open_low`. Adds a violation and returns None for others, and for a message
+    that is out of the type's range or has two signs."""
     whole, nanos = duration.seconds, duration.nanos
     if abs(whole) > MAX_SECONDS or abs(nanos) > MAX_NANOS or whole * nanos < 0:
         rule = f"seconds must be in [-{MAX_SECONDS}, {MAX_SECONDS}], nanos in [-{MAX_NANOS}, {MAX_NANOS}], and both of one sign"

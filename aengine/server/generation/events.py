@@ -20,9 +20,9 @@ from aengine.v1.generation_service_pb2 import StreamGenerateResponse
 READ_TOKENS = 64
 """Most tokens taken from the engine at a time: what waits beyond them for a slow client counts as unread, and parks the request."""
 MAX_PROMPT_LOGPROBS_BYTES = 512 * 1024
-"""Of one event, so that streams that share a connection do not wait for each other."""
-_TOKEN_BYTES = 64  # of a token with its text and its part of the events around it, usually
-_ENTRY_BYTES = 9  # at most, of a float and a varint of 32 bits
+"""Largest event with logprobs of the prompt. A larger one would hold up other streams of the same connection."""
+_TOKEN_BYTES = 64  # a token with its text and its part of the events around it, usually
+_ENTRY_BYTES = 9  # a float and a varint of 32 bits, at most
 _OTHER_BYTES = 128  # more than what frames the columns
 
 

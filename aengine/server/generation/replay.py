@@ -1,4 +1,4 @@
-"""What is kept of a generation so that it can be read again: its serialised events, in bounds, and the one who reads them.
+"""The serialised events of a generation, kept within limits so that they can be read again, and their one reader.
 
 Owns back-pressure between whoever writes the events and the reader, with or without a connection. Knows nothing of gRPC, of how
 events are made, or of how long they are kept. To be used from one event loop.
@@ -17,7 +17,7 @@ READ_EVENTS = 64
 """Most events taken from the ring at a time: these count as sent while a slow client is still being sent the first of them."""
 
 EVENT_BYTES = 48
-"""What it takes to keep an event, beside its own bytes."""
+"""The memory that an event takes beside its own bytes."""
 
 
 class EventRing:

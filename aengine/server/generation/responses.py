@@ -1,4 +1,4 @@
-"""What the engine gives -> proto. Pure functions; the names are those of `aengine.wire`.
+"""Outputs of the engine -> proto. Pure functions; the names are those of `aengine.wire`.
 
 Fields are set in place, one by one: several times cheaper than building nested messages from keywords, and some of this runs per token.
 """
@@ -19,7 +19,7 @@ from aengine.wire import DEFAULTS, FINISH_REASONS, SAMPLING, STOPPING, write_par
 
 
 def write_effective_spec(given: messages.GenerationSpec, params: SamplingParams, message: messages.GenerationSpec) -> None:
-    """What a request comes to: as it was given, with the effective `params` filled in, and without the prompt."""
+    """Write the spec in use: the given one, with the effective `params` filled in, and without the prompt."""
     message.CopyFrom(given)
     message.ClearField("prompt")
     write_params(params, SAMPLING, message.sampling)

@@ -28,7 +28,7 @@ from aengine.v1.generation_service_pb2 import ResumeGenerateRequest, StreamGener
 
 TOKEN_BYTES = 16
 GENERATION_BYTES = 4096
-"""What it takes to keep a generation, beside its events."""
+"""The memory that a generation takes beside its events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class ResumableStreams:
 
     @property
     def kept_bytes(self) -> int:
-        """Of the generations that have ended."""
+        """The memory that the generations take that have ended."""
         return self._ended_bytes.total()
 
     def find(self, request_id: str, caller: Caller) -> Resumable | None:

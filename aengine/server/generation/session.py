@@ -146,7 +146,7 @@ class _Session:
     # ---- what is sent --------------------------------------------------------------------------------------------------
 
     def messages(self) -> Iterator[SessionResponse | None]:
-        """What there is to send; None whenever that is nothing for now."""
+        """The messages to send; None whenever there is nothing to send for now."""
         while True:
             for tag in list(self._refused):
                 yield from self._write_error(tag, self._refused.pop(tag))

@@ -63,7 +63,7 @@ class Generation:
                 self.num_open -= 1
 
     def write_beginning(self, message: GenerationStarted | GenerateResponse) -> None:
-        """What is known once the stream is `started()`."""
+        """Write the fields that are known once the stream is `started()`."""
         message.request_id = self.request_id
         message.model = self.model
         message.prompt.num_tokens = self.stream.usage.prompt_tokens
@@ -72,7 +72,7 @@ class Generation:
             write_effective_spec(self.spec, self.stream.effective_params, message.effective_spec)
 
     def write_end(self, message: GenerationFinished | GenerateResponse) -> None:
-        """What is known once everything was read."""
+        """Write the fields that are known once everything was read."""
         write_usage(self.stream.usage, message.usage)
         write_timing(self.stream.info(), time.monotonic() - self.record.start, message.timing)
 
@@ -143,7 +143,7 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
         except RequestIdInUseError as error:
             raise located(error, spec) from error
         except InvalidRequestError as error:
-            # Of a grammar it does not know yet whether it can be compiled.
+            # `stream` does not compile the grammar, so its violations are not among these.
             violations = [] if params.structured_output is None else await backend.engine.violations(prompt, params)
             raise located(refusal(violations) if violations else error, spec) from error
         request_id = options.request_id or stream.request_id

@@ -111,6 +111,6 @@ class GenerationServicer(GenerationServiceServicer):
 
 
 def _deadline(context: ServicerContext) -> float | None:
-    """Of a call, on time.monotonic; None without one."""
+    """The deadline of a call, on time.monotonic; None without one."""
     remaining = context.time_remaining()
     return None if remaining is None else time.monotonic() + remaining

@@ -41,12 +41,12 @@ def add_reflection_to_server(schema: Iterable[ModuleType], server: Server) -> No
 
 
 def service_names(module: ModuleType) -> list[str]:
-    """Of the services that a generated module defines."""
+    """The full names of the services that a generated module defines."""
     return [service.full_name for service in module.DESCRIPTOR.services_by_name.values()]
 
 
 def _add_file(file: Any, pool: DescriptorPool) -> None:
-    """With all that it depends on. Adding one twice does nothing."""
+    """Add a file and all that it depends on. Adding one twice does nothing."""
     for dependency in file.dependencies:
         _add_file(dependency, pool)
     proto = FileDescriptorProto()

@@ -29,11 +29,11 @@ MAX_PIECES_TEXT_BYTES = 256 * 1024
 """Pieces and offsets are many times as large as their text, and are made with the GIL held."""
 MAX_TOKEN_IDS = 1024 * 1024
 MAX_NAMED_IDS = 16
-"""Of the ids that are refused; one is as good as a million."""
+"""Most refused ids that an error names."""
 QUICK_BYTES = 65536
 """Longer texts are worked on in a thread of their own."""
 
-# Where the tokenizer's names are found in the requests.
+# The tokenizer's names for fields, and the fields of the requests.
 _TEXT_PATHS = {"prompt": "text", "offsets": "with_pieces"}
 _CHAT_PATHS = {"prompt": "chat"}
 
@@ -80,7 +80,7 @@ class TokenizerServicer(TokenizerServiceServicer):
         return await self._run(steps, QUICK_BYTES + 1, check, _CHAT_PATHS)  # never quick: the first one imports what renders it
 
     async def _run(self, steps: Steps[Response], size: int, check: FieldChecks, paths: Mapping[str, str] = {}) -> Response:
-        """What `steps` return, done by a worker unless `check` has found something; fields that they refuse are found at `paths`."""
+        """The result of `steps`, run by a worker unless `check` has violations. Fields in their errors are renamed by `paths`."""
         check.finish(InvalidRequestError)
         try:
             return await asyncio.wrap_future(self._workers.submit(steps, size))

@@ -29,7 +29,7 @@ SNAPSHOT_SECONDS = 1.0
 
 
 class MetricsCollector(Collector):
-    """What a registry asks for families, from any thread but the loop's. Must be made in the event loop of `metrics`."""
+    """Gives a registry its families, in any thread but the loop's. Must be made in the event loop of `metrics`."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

@@ -60,7 +60,7 @@ def log_call(record: CallRecord) -> None:
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,
     }
-    # What does not apply is left out; a count of messages always does.
+    # Fields that do not apply are left out.
     shown = {name: value for name, value in fields.items() if value or name in ("ms", "messages")}
     access_logger.info("call", extra={FIELDS: shown})
 

@@ -28,7 +28,7 @@ class LoopLag:
 
     def start(self) -> None:
         """Measure the running loop, until `stop()`."""
-        # Not on the loop's own clock: uvloop's stands still while a callback runs.
+        # The loop's own clock does not serve: uvloop's stands still while a callback runs.
         due = time.monotonic() + self._interval
         self._timer = asyncio.get_running_loop().call_later(self._interval, self._sample, due)
 

@@ -1,4 +1,4 @@
-"""What the server counts, and the families in which Prometheus reads that and the engine's numbers. Knows nothing of HTTP.
+"""Counters and histograms of the server, and the families in which Prometheus reads them and the engine's. Knows nothing of HTTP.
 
 Filled and read in the event loop: plain additions, no locks. `aengine.server.telemetry.exposition` brings the families to a scrape.
 """
@@ -48,7 +48,7 @@ class Metrics:
         self._engine = engine
         self._admission = admission
         self._calls_in_flight = calls
-        # What can be is there from the start, at 0: a series that begins with its first event hides it from rate().
+        # All known labels begin at 0: a series that begins with its first event hides it from rate().
         self._calls: Counter[tuple[str, str]] = Counter({(method, "OK"): 0 for method in METHODS.values()})
         self._call_errors: Counter[str] = Counter()
         self._messages_sent: Counter[str] = Counter(dict.fromkeys(METHODS.values(), 0))
