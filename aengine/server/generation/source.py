@@ -81,7 +81,8 @@ class Generation:
         (ANSWER_TOO_LARGE) as soon as the response cannot but take more than `max_bytes`, and what the stream raises."""
         stream, output, text = self.stream, self.spec.output, wants_text(self.spec.output)
         token_bytes = int(output.token_ids) + (4 * (1 + output.logprobs.top_k) if output.HasField("logprobs") else 0)
-        num_bytes = 0  # at least
+        await stream.started()
+        num_bytes = 4 * stream.usage.prompt_tokens * (1 + output.prompt_logprobs.top_k) if output.HasField("prompt_logprobs") else 0
         while tokens := await stream.read():
             self.note(tokens)
             num_bytes += len(tokens) * token_bytes + (sum(len(token.text) for token in tokens) if text else 0)
