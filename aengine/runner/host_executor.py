@@ -84,7 +84,7 @@ class HostExecutor:
         )
 
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
-        self._queue.compute()  # with the rows as they were
+        self._queue.compute()  # they need the rows as they are
         with torch.inference_mode():
             self._sampler.update(new_rows)
             self._scorer.update(new_rows)
@@ -100,23 +100,26 @@ class HostExecutor:
         token_ids = np.empty(num_decodes, np.int32)  # filled with last tokens when the step begins
         if not decodes_only:
             token_ids = np.concatenate((token_ids, step.token_ids))
-        scores = self._scorer.has_prompts  # which takes the hidden states of all tokens
-        greedy = not scores and self._sampler.is_greedy(rows)
-        draw_params = None if scores or greedy else self._sampler.draw_params(rows, step.next_positions)
+        scores_prompts = self._scorer.has_prompts  # from the hidden states of all tokens
+        greedy = not scores_prompts and self._sampler.is_greedy(rows)
+        draw_params = None if scores_prompts or greedy else self._sampler.draw_params(rows, step.next_positions)
         samples = greedy or draw_params is not None
         call = self._stack.prepare(
             self._workspace,
             self._pool,
             layout,
             token_ids,
-            np.arange(len(token_ids), dtype=np.int32) if scores else step.logits_indices,
+            np.arange(len(token_ids), dtype=np.int32) if scores_prompts else step.logits_indices,
             greedy=greedy,
             draw_params=draw_params,
             last_tokens=LastTokens(self._last_tokens, step.rows[:num_decodes], rows if samples else _NO_ROWS),
         )
         # A step that does not sample goes on in torch, whose threads then spin on the cores that the next step needs.
         begins = samples and self._workspace.threads > 1
-        make_result = functools.partial(self._sampled, step, call) if samples else functools.partial(self._sample, step, call, scores)
+        if samples:
+            make_result = functools.partial(self._sampled, step, call)
+        else:
+            make_result = functools.partial(self._sample, step, call, scores_prompts)
         return self._queue.add(call, make_result, begins=begins, overlaps=begins and decodes_only)
 
     def hold(self, held: bool) -> None:
@@ -132,6 +135,8 @@ class HostExecutor:
         return StepResult(step.number, call.sampled.astype(np.int32))
 
     def _sample(self, step: Step, call: PreparedStep, scores_prompts: bool) -> StepResult:
+        """Scores prompts and samples, from the hidden states of a step that the kernels did not sample."""
+
         def logits(indices: Tensor) -> Tensor:
             assert call.hidden is not None
             return self._stack.logits(self._workspace, call.hidden.index_select(0, indices) if scores_prompts else call.hidden)
@@ -141,7 +146,7 @@ class HostExecutor:
             sampled: SampledTokens | None = None
             if len(step.sampled_rows):
                 rows, positions = torch.from_numpy(step.sampled_rows), torch.from_numpy(step.next_positions)
-                own = logits(torch.from_numpy(step.logits_indices))
-                sampled = self._sampler.sample(own, step.sampled_rows, step.next_positions, rows, positions)
+                sampled_logits = logits(torch.from_numpy(step.logits_indices))
+                sampled = self._sampler.sample(sampled_logits, step.sampled_rows, step.next_positions, rows, positions)
                 self._last_tokens[step.sampled_rows] = sampled.tokens.numpy()
             return step_result(step, sampled, scores, self._sampler)
