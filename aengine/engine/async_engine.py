@@ -37,7 +37,7 @@ from aengine.errors import (
 from aengine.outputs import EngineStats, ModelInfo, RequestInfo
 from aengine.params import SamplingParams
 from aengine.protocols import EngineProtocol
-from aengine.requests import OptionFields, Prompt, RequestOptions, check_params, draw_seed
+from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
 from aengine.scheduler import SchedulerConfig, Updates
 
 if TYPE_CHECKING:
@@ -152,28 +152,25 @@ class AsyncEngine(EngineProtocol):
         `TokenStream.started()`.
         """
         self._check_serving()
-        params = check_params(params)
         violations: list[FieldViolation] = []
         try:
             options = RequestOptions.of(options, fields)
         except InvalidRequestError as error:
             violations.extend(error.violations)
-        readable, params = read_request(prompt, params, self._registry.limits, violations)
+        read = read_request(prompt, check_params(params), self._loaded.tokenizer, self._registry.limits, violations)
         if violations or options is None:
             raise refusal(violations)
         request_id = options.request_id or uuid.uuid4().hex
         if self._registry.find(request_id) is not None:
             raise RequestIdInUseError.of("request_id", f"{request_id!r} is in use by a request in flight")
-        if params.seed is None:
-            params = params.with_seed(draw_seed())
-        return TokenStream(self._registry.open(request_id, readable, params, options))
+        return TokenStream(self._registry.open(request_id, read, options))
 
     async def violations(self, prompt: Prompt, params: SamplingParams) -> list[FieldViolation]:
         """All that is wrong with a request, as far as it shows without tokenizing texts: what `stream` would say, and what it would find
         in compiling a grammar."""
         self._check_serving()
         found: list[FieldViolation] = []
-        read_request(prompt, params, self._registry.limits, found)
+        read_request(prompt, params, self._loaded.tokenizer, self._registry.limits, found)
         if params.structured_output is not None:
             found += await self._registry.grammar_violations(params.structured_output)
         return found

@@ -22,7 +22,7 @@ from aengine.errors import CapacityViolation, ContextLengthError, FieldViolation
 from aengine.outputs import ModelInfo
 from aengine.params import SamplingParams
 from aengine.prompt_forms import form_of, is_chat, read_token_ids
-from aengine.requests import Prompt, RequestOptions
+from aengine.requests import Prompt, RequestOptions, draw_seed
 from aengine.scheduler import Request, RowParams
 
 INLINE_CHARACTERS = 1000
@@ -53,12 +53,22 @@ class Limits:
         return min(self.model.max_model_len, self.kv_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """A request of which nothing is known to be wrong, but that is not tokenized."""
+
+    params: SamplingParams  # with every default and a seed
+    size: int  # of what is left to do in a worker thread, in characters; 0 where it takes well under a millisecond
+    token_ids: Steps[IntArray]  # makes those of the prompt
+
+
 def read_request(
-    prompt: Prompt, params: SamplingParams, limits: Limits, violations: list[FieldViolation]
-) -> tuple[Prompt | IntArray, SamplingParams]:
-    """The prompt, as an array if it is ids that are quickly read, and the parameters with every default applied. What shows without work to
-    be wrong with them is added to `violations`."""
-    read, at_least = _read_prompt(prompt, limits, violations)
+    prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None, limits: Limits, violations: list[FieldViolation]
+) -> ReadRequest:
+    """What shows without work to be wrong with the prompt and the parameters is added to `violations`."""
+    read, size, at_least = _read_prompt(prompt, limits, violations)
+    if params.bad_words or len(params.allowed_token_ids or ()) > INLINE_ENTRIES:
+        size = max(size, 1)
     model = limits.model
     found = _misfits(limits, at_least, params)
     for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
@@ -78,35 +88,33 @@ def read_request(
         named = {violation.field for violation in found}
         found.extend(violation for violation in error.violations if violation.field not in named)
     violations.extend(found)
-    return read, params
+    if params.seed is None and not violations:
+        params = params.with_seed(draw_seed())
+    return ReadRequest(params, size, _token_ids(read, tokenizer, limits))
 
 
-def _read_prompt(prompt: Prompt, limits: Limits, violations: list[FieldViolation]) -> tuple[Prompt | IntArray, int]:
-    """The prompt, and how many tokens it has at least."""
+def _read_prompt(prompt: Prompt, limits: Limits, violations: list[FieldViolation]) -> tuple[Prompt | IntArray, int, int]:
+    """The prompt, as an array if it is ids that are quickly read; how much is left to do, as in `ReadRequest.size`; and how many tokens the
+    prompt has at least."""
     try:
         form = form_of(prompt)
-        if form != "token_ids":
-            if not limits.model.tokenizer:
-                raise InvalidRequestError.of("prompt", f"a {form} {NEEDS_TOKENIZER}; give token ids")
-            return prompt, 1
-        if misfits := _misfits(limits, len(prompt)):
+        if form != "token_ids" and not limits.model.tokenizer:
+            raise InvalidRequestError.of("prompt", f"a {form} {NEEDS_TOKENIZER}; give token ids")
+        match form:
+            case "text":
+                return prompt, len(prompt) if len(prompt) > INLINE_CHARACTERS else 0, 1
+            case "chat":  # never quick: the first one imports what renders it
+                contents = (message.get("content") for message in prompt if isinstance(message, Mapping))
+                return prompt, QUICK_CHARACTERS + 1 + sum(len(content) for content in contents if isinstance(content, str)), 1
+        num_tokens = len(prompt)
+        if misfits := _misfits(limits, num_tokens):
             raise refusal(misfits)
-        if _is_long(prompt):
-            return tuple(prompt), len(prompt)  # type: ignore[return-value] # it is read later, and may have changed by then
-        return _read_ids(prompt, limits.model), len(prompt)  # type: ignore[arg-type]
+        if num_tokens > INLINE_ENTRIES and not isinstance(prompt, np.ndarray):
+            return tuple(prompt), num_tokens, num_tokens  # type: ignore[return-value] # it is read later, and may have changed by then
+        return _read_ids(prompt, limits.model), 0, num_tokens  # type: ignore[arg-type]
     except InvalidRequestError as error:
         violations.extend(error.violations)
-        return prompt, 1
-
-
-def needs_worker(prompt: Prompt | IntArray, params: SamplingParams) -> bool:
-    """Whether preparing the request takes long enough to keep it off the event loop."""
-    is_long = len(prompt) > INLINE_CHARACTERS if isinstance(prompt, str) else _is_long(prompt) or is_chat(prompt)
-    return is_long or bool(params.bad_words) or _is_long(params.allowed_token_ids or ())
-
-
-def _is_long(entries: Sequence[object] | IntArray) -> bool:
-    return len(entries) > INLINE_ENTRIES and not isinstance(entries, np.ndarray)
+        return prompt, 0, 1
 
 
 def _read_ids(ids: Sequence[int] | IntArray, model: ModelInfo) -> IntArray:
@@ -141,18 +149,9 @@ def _misfits(limits: Limits, prompt_len: int, params: SamplingParams | None = No
     return found
 
 
-def size_of(prompt: Prompt | IntArray) -> int:
-    """How much work it is to prepare, in characters. A chat is never quick: the first one imports what renders it."""
-    if is_chat(prompt):
-        contents = (message.get("content") for message in prompt if isinstance(message, Mapping))
-        return QUICK_CHARACTERS + 1 + sum(len(content) for content in contents if isinstance(content, str))
-    return len(prompt)
-
-
 def prepare(
-    prompt: Prompt | IntArray,
+    read: ReadRequest,
     keys: Sequence[int],
-    params: SamplingParams,
     options: RequestOptions,
     deadline: float | None,
     tokenizer: Tokenizer | None,
@@ -162,9 +161,10 @@ def prepare(
     """One request for each sequence, as the scheduler takes them; all but the first are forks of it. Tokenizes whatever comes as text, and
     reads long lists.
 
-    `prompt` and `params` are those of `read_request`, `deadline` is on time.monotonic. Raises `InvalidRequestError`, as soon as it shows
-    that the prompt cannot fit. Without a tokenizer there is no text in a request that was read.
+    `deadline` is on time.monotonic. Raises `InvalidRequestError`, as soon as it shows that the prompt cannot fit. Without a tokenizer
+    there is no text in a request that was read.
     """
+    params = read.params
     bad_words: dict[tuple[int, ...], None] = {}
     for word in params.bad_words:
         assert tokenizer is not None
@@ -172,16 +172,7 @@ def prepare(
         if not sequences:
             raise InvalidRequestError.of("bad_words", f"{shown(word)} has no tokens in this model's vocabulary")
         bad_words.update(dict.fromkeys(sequences))
-    if isinstance(prompt, str):
-        assert tokenizer is not None
-        ids = yield from _encode(prompt, tokenizer, limits, add_special_tokens=True)
-    elif is_chat(prompt):
-        assert tokenizer is not None
-        text = tokenizer.chat_text(prompt)  # type: ignore[arg-type]
-        yield len(text)
-        ids = yield from _encode(text, tokenizer, limits, add_special_tokens=False)
-    else:
-        ids = _read_ids(prompt, limits.model)  # type: ignore[arg-type]
+    ids = yield from read.token_ids
     check_fits(params, len(ids), limits)
     model = limits.model
     eos_token_ids = frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
@@ -237,6 +228,18 @@ def at_once(steps: Steps[T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+def _token_ids(prompt: Prompt | IntArray, tokenizer: Tokenizer | None, limits: Limits) -> Steps[IntArray]:
+    if isinstance(prompt, str):
+        assert tokenizer is not None
+        return (yield from _encode(prompt, tokenizer, limits, add_special_tokens=True))
+    if is_chat(prompt):
+        assert tokenizer is not None
+        text = tokenizer.chat_text(prompt)  # type: ignore[arg-type]
+        yield len(text)
+        return (yield from _encode(text, tokenizer, limits, add_special_tokens=False))
+    return prompt if isinstance(prompt, np.ndarray) else _read_ids(prompt, limits.model)  # type: ignore[arg-type]
 
 
 def _encode(text: str, tokenizer: Tokenizer, limits: Limits, *, add_special_tokens: bool) -> Steps[IntArray]:

@@ -20,15 +20,15 @@ from aengine.engine.loading import LoadedModel
 from aengine.engine.logprobs import add_prompt_logprobs, token_logprob
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Command, Submit
-from aengine.engine.prompts import IntArray, Limits, at_once, needs_worker, prepare, size_of
+from aengine.engine.prompts import Limits, ReadRequest, at_once, prepare
 from aengine.engine.queue_bound import QueueBound
 from aengine.engine.stream_state import StreamState
 from aengine.engine.vocabulary import read_vocabulary
-from aengine.engine.workers import Steps, Workers
+from aengine.engine.workers import Workers
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.outputs import FinishReason
-from aengine.params import SamplingParams, StructuredOutput
-from aengine.requests import Prompt, RequestOptions
+from aengine.params import StructuredOutput
+from aengine.requests import RequestOptions
 from aengine.scheduler import Request, Updates
 from aengine.structured.grammars import GrammarCompiler
 
@@ -80,20 +80,20 @@ class Registry:
             return list(error.violations)
         return []
 
-    def open(self, request_id: str, prompt: Prompt | IntArray, params: SamplingParams, options: RequestOptions) -> StreamState:
+    def open(self, request_id: str, read: ReadRequest, options: RequestOptions) -> StreamState:
         """Take a request: submit it at once where preparing it is quick, else prepare it in a worker thread first.
 
-        Prompt and parameters come from `read_request`, and these have a seed. Raises `InvalidRequestError` or `QueueFullError`, and then
-        forgets the request.
+        Raises `InvalidRequestError` or `QueueFullError`, and then forgets the request.
         """
+        params = read.params
         keys = range(self._next_key, self._next_key + params.n)
         self._bound.enter(keys)  # before anything is done for it
         self._next_key = keys.stop
         drop = functools.partial(self._edge.call_soon, self._drop)
         state = StreamState(keys, request_id, params, options, self._loaded.tokenizer, self._config.max_unread_tokens, self._post, drop)
-        if not needs_worker(prompt, params) and params.structured_output is None:
+        if not read.size and params.structured_output is None:
             try:
-                self._submit(state, at_once(self._steps(state, prompt)))
+                self._prepare(state, read, None)
             except BaseException:
                 self._bound.leave(keys)
                 raise
@@ -104,11 +104,11 @@ class Registry:
             seconds = state.deadline - time.monotonic()
             preparation.callback(self._edge.call_later(seconds, self._drop, state, None, FinishReason.DEADLINE))
         if params.structured_output is None:
-            self._prepare(state, prompt, None)
+            self._prepare(state, read, None)
         else:
             assert self._grammars is not None, "else it was refused"
             compiling = self._grammars.compile(params.structured_output)
-            self._go_on(state, compiling, functools.partial(self._prepare, state, prompt))
+            self._go_on(state, compiling, functools.partial(self._prepare, state, read))
         return state
 
     def update(self, updates: Updates) -> None:
@@ -185,13 +185,12 @@ class Registry:
         self.num_submitted += len(requests)
         self._post(Submit(requests))
 
-    def _prepare(self, state: StreamState, prompt: Prompt | IntArray, grammar: CompiledGrammar | None) -> None:
-        work = self._workers.submit(self._steps(state, prompt, grammar), size_of(prompt))
-        self._go_on(state, work, functools.partial(self._submit, state))
-
-    def _steps(self, state: StreamState, prompt: Prompt | IntArray, grammar: CompiledGrammar | None = None) -> Steps[list[Request]]:
-        deadline, tokenizer = state.deadline, self._loaded.tokenizer
-        return prepare(prompt, state.keys, state.params, state.options, deadline, tokenizer, self.limits, grammar)
+    def _prepare(self, state: StreamState, read: ReadRequest, grammar: CompiledGrammar | None) -> None:
+        steps = prepare(read, state.keys, state.options, state.deadline, self._loaded.tokenizer, self.limits, grammar)
+        if read.size:
+            self._go_on(state, self._workers.submit(steps, read.size), functools.partial(self._submit, state))
+        else:
+            self._submit(state, at_once(steps))
 
     def _go_on(self, state: StreamState, work: Future[T], then: Callable[[T], None]) -> None:
         """Have `then(result)` called in the loop when `work` is done, which is cancelled if the request ends before."""
