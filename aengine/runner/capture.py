@@ -1,4 +1,4 @@
-"""The contract of a graph recorder, and how a forward pass is recorded in pieces between which attention runs as usual.
+"""The contract of a graph recorder, and recordings in pieces.
 
 A graph reads and writes memory at fixed addresses: whatever differs from step to step must be in a buffer, never a Python number.
 """
@@ -8,12 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Protocol
-
-from torch import Tensor
-
-from aengine.attention import AttentionStep
 
 Replay = Callable[[], None]
 _WARM_UPS = 2  # before recording: libraries are set up at the first call, and autotuners measure
@@ -70,39 +65,3 @@ class Pieces:
     def replay(self) -> None:
         for part in self._parts:
             part()
-
-
-@dataclass(slots=True)
-class LiveAttention:
-    """The attention that a replay runs at its interruptions, over the first `num_tokens` of the recorded tokens."""
-
-    step: AttentionStep | None = None  # None: nothing is run
-    num_tokens: int = 0
-
-
-class InterruptingAttention:
-    """The `AttentionStep` of a forward pass that is recorded: each layer's attention is an interruption."""
-
-    def __init__(self, pieces: Pieces, live: LiveAttention, out: Tensor) -> None:
-        """`out` [at least T, num_heads, head_dim] is the output of every layer: it is read before the next layer writes it."""
-        self._pieces = pieces
-        self._live = live
-        self._out = out
-        self._written: tuple[Tensor, Tensor] | None = None
-
-    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        self._written = key, value
-
-    def attend(self, layer: int, query: Tensor) -> Tensor:
-        assert self._written is not None, "a layer writes before it attends"
-        key, value = self._written
-        out, live = self._out[: len(query)], self._live
-
-        def run() -> None:
-            if live.step is not None:
-                count = live.num_tokens
-                live.step.write(layer, key[:count], value[:count])
-                out[:count].copy_(live.step.attend(layer, query[:count]))
-
-        self._pieces.interrupt(run)
-        return out

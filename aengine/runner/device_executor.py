@@ -113,7 +113,8 @@ class DeviceExecutor:
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
         self._start_latest()
         with self._stream.enter():
-            self._assign(new_rows)
+            self._sampler.update(new_rows)
+            self._scorer.update(new_rows)
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._start_latest()
@@ -160,7 +161,7 @@ class DeviceExecutor:
         with self._stream.enter():
             for dummy in warm_up_steps(setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size):
                 self._run_dummy(dummy)
-            self._assign([NewRow(row, GREEDY) for row in range(setup.max_num_seqs)])  # so that no dummy parameters are left
+            self.assign_rows([NewRow(row, GREEDY) for row in range(setup.max_num_seqs)])  # so that no dummy parameters are left
         self._stream.finish()
         _log.info("every kind of step was tried in %.1f s", time.perf_counter() - begin)
 
@@ -168,10 +169,6 @@ class DeviceExecutor:
         if self._unstarted is not None:
             self._unstarted.start()
             self._unstarted = None
-
-    def _assign(self, new_rows: Sequence[NewRow]) -> None:
-        self._sampler.update(new_rows)
-        self._scorer.update(new_rows)
 
     def _run(self, step: Step) -> tuple[SampledTokens | None, PromptScores | None]:
         """Runs the model, scores prompts, and samples; sampled tokens become the last tokens of their rows. To be called on the stream."""
@@ -226,7 +223,7 @@ class DeviceExecutor:
         self._run_dummy(widest_step(setup.max_num_seqs, setup.max_num_batched_tokens, setup.max_model_len, setup.config.page_size))
 
     def _run_dummy(self, dummy: DummyStep) -> None:
-        self._assign(dummy.new_rows)
+        self.assign_rows(dummy.new_rows)
         self._run(dummy.step)
 
     def _graph_sizes(self) -> GraphSizes:

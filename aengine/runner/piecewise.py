@@ -9,10 +9,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aengine.attention import AttentionSpec
+from aengine.attention import AttentionSpec, AttentionStep
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.runner.buckets import fitting
-from aengine.runner.capture import Capture, InterruptingAttention, LiveAttention, Pieces
+from aengine.runner.capture import Capture, Pieces
+
+
+class _Attention:
+    """The `AttentionStep` of recorded forward passes: each layer's attention interrupts the pieces, and a replay runs `step` there, over
+    the first `num_tokens` of the recorded tokens."""
+
+    pieces: Pieces  # that are recorded now
+
+    def __init__(self, out: Tensor) -> None:
+        """`out` [at least T, num_heads, head_dim] is the output of every layer: it is read before the next layer writes it."""
+        self.step: AttentionStep | None = None  # None: nothing is run
+        self.num_tokens = 0
+        self._out = out
+        self._written: tuple[Tensor, Tensor] | None = None
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self._written = key, value
+
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        assert self._written is not None, "a layer writes before it attends"
+        key, value = self._written
+        out = self._out[: len(query)]
+
+        def run() -> None:
+            if self.step is not None:
+                count = self.num_tokens
+                self.step.write(layer, key[:count], value[:count])
+                out[:count].copy_(self.step.attend(layer, query[:count]))
+
+        self.pieces.interrupt(run)
+        return out
 
 
 class PiecewiseGraphs:
@@ -32,19 +63,14 @@ class PiecewiseGraphs:
         self._positions = torch.zeros(largest, dtype=torch.int32, device=device)
         self._attended = torch.zeros(largest, spec.num_heads, spec.head_dim, dtype=dtype, device=device)
         self._hidden = torch.zeros(largest, model.head_weight.shape[1], dtype=dtype, device=device)
-        self._live = LiveAttention()
+        self._attention = _Attention(self._attended)
         self._pieces: dict[int, Pieces] = {}
 
     def record(self, size: int) -> bool:
         """For steps of up to `size` tokens, one of the sizes."""
-        pieces = Pieces(self._capture)
+        pieces = self._attention.pieces = Pieces(self._capture)
         positions = self._positions[:size]
-        batch = ForwardBatch(
-            input_ids=self._input_ids[:size],
-            positions=positions,
-            logits_indices=positions[:0],
-            attention=InterruptingAttention(pieces, self._live, self._attended),
-        )
+        batch = ForwardBatch(self._input_ids[:size], positions, logits_indices=positions[:0], attention=self._attention)
         pieces.record(lambda: self._write_hidden(batch))
         pieces.replay()  # the first replay takes time and device memory
         self._pieces[size] = pieces
@@ -59,7 +85,7 @@ class PiecewiseGraphs:
         # The padding is ids and positions of earlier steps, or zeros: any valid ones do.
         self._input_ids[:count].copy_(batch.input_ids)
         self._positions[:count].copy_(batch.positions)
-        self._live.step, self._live.num_tokens = batch.attention, count
+        self._attention.step, self._attention.num_tokens = batch.attention, count
         self._pieces[size].replay()
         return self._hidden[:count]
 
