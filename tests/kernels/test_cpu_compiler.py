@@ -9,13 +9,15 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 
 from aengine.errors import ConfigError
 from aengine.kernels.cpu import KernelsUnavailableError, Level, load_kernels, supported_levels
-from aengine.kernels.cpu.compiler import build, prebuild, prebuilt_name
+from aengine.kernels.cpu.compiler import build, prebuilt_name
 from aengine.kernels.cpu.levels import select_level
+from tools.prebuild import prebuild
 
 FILES = {
     "attention.cpp": "static int twenty() { return 20; }\n",
@@ -44,30 +46,34 @@ def environ(tmp_path: pathlib.Path) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path / "cache"), "CXX": str(script)}
 
 
+def built(*arguments: Any) -> pathlib.Path:
+    with build(*arguments) as path:
+        return path
+
+
 def compilations(tmp_path: pathlib.Path) -> int:
     log = tmp_path / "log"
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
 def test_a_second_build_does_not_compile(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
-    first = build(Level.PORTABLE, environ, sources)
-    assert first.path.parent == tmp_path / "cache" / "aengine"
-    assert not first.temporary
-    assert build(Level.PORTABLE, environ, sources) == first
+    first = built(Level.PORTABLE, environ, sources)
+    assert first.parent == tmp_path / "cache" / "aengine"
+    assert built(Level.PORTABLE, environ, sources) == first
     assert compilations(tmp_path) == 1
-    assert [path.name for path in first.path.parent.iterdir()] == [first.path.name]  # no partial file is left
+    assert [path.name for path in first.parent.iterdir()] == [first.name]  # no partial file is left
 
 
 def test_a_build_that_takes_time_is_told(
     sources: pathlib.Path, environ: dict[str, str], tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As warnings, which show where no logging was configured. One that is there already is not worth a word."""
-    build(Level.PORTABLE, environ, sources)
+    built(Level.PORTABLE, environ, sources)
     begin, end = caplog.records
     assert {record.levelname for record in caplog.records} == {"WARNING"}
     assert begin.message == f"compiling the CPU kernels for level portable with {tmp_path}/cxx: takes some seconds, once on this machine"
     assert re.fullmatch(r"compiled the CPU kernels in \d+\.\d s", end.message)
-    build(Level.PORTABLE, environ, sources)
+    built(Level.PORTABLE, environ, sources)
     assert len(caplog.records) == 2
 
 
@@ -79,16 +85,16 @@ def test_files_are_compiled_side_by_side(tmp_path: pathlib.Path, sources: pathli
     script = tmp_path / "meeting"
     script.write_text(f'#!/bin/sh\ncase "$*" in {cases} esac\nexec c++ "$@"\n')
     script.chmod(0o755)
-    assert build(Level.PORTABLE, {**environ, "CXX": str(script)}, sources).path.is_file()
+    assert built(Level.PORTABLE, {**environ, "CXX": str(script)}, sources).is_file()
 
 
 def test_whatever_shapes_the_result_compiles_anew(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
-    paths = {build(Level.PORTABLE, environ, sources).path}
+    paths = {built(Level.PORTABLE, environ, sources)}
     (sources / "other.h").write_text("// changed\n")
-    paths.add(build(Level.PORTABLE, environ, sources).path)
-    paths.add(build(Level.PORTABLE, {**environ, "CXX": f"{environ['CXX']} -g"}, sources).path)
+    paths.add(built(Level.PORTABLE, environ, sources))
+    paths.add(built(Level.PORTABLE, {**environ, "CXX": f"{environ['CXX']} -g"}, sources))
     if Level.AVX2 in supported_levels():
-        paths.add(build(Level.AVX2, environ, sources).path)
+        paths.add(built(Level.AVX2, environ, sources))
         assert compilations(tmp_path) == len(paths) == 4
     else:
         assert compilations(tmp_path) == len(paths) == 3
@@ -97,36 +103,34 @@ def test_whatever_shapes_the_result_compiles_anew(tmp_path: pathlib.Path, source
 def test_a_library_of_the_package_is_preferred(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
     shipped = tmp_path / "prebuilt"
     made = prebuild(Level.PORTABLE, environ, sources, shipped)
-    assert build(Level.PORTABLE, environ, sources, shipped).path == made
+    assert built(Level.PORTABLE, environ, sources, shipped) == made
     assert compilations(tmp_path) == 1
     (sources / "other.h").write_text("// changed\n")
-    assert build(Level.PORTABLE, environ, sources, shipped).path.parent != shipped
+    assert built(Level.PORTABLE, environ, sources, shipped).parent != shipped
 
 
 def test_without_a_compiler_there_is_a_reason(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
     without = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     with pytest.raises(KernelsUnavailableError, match="there is no C\\+\\+ compiler: none of c\\+\\+, g\\+\\+, clang\\+\\+"):
-        build(Level.PORTABLE, without, sources)
+        built(Level.PORTABLE, without, sources)
     with pytest.raises(KernelsUnavailableError, match="'nothing-like-it', does not exist"):
-        build(Level.PORTABLE, {**without, "CXX": "nothing-like-it"}, sources)
+        built(Level.PORTABLE, {**without, "CXX": "nothing-like-it"}, sources)
 
 
 def test_a_failing_compiler_gives_one_line(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
     (sources / "kernels.cpp").write_text("#error told so\nint x = ;\n")
     with pytest.raises(KernelsUnavailableError, match="told so") as caught:
-        build(Level.PORTABLE, environ, sources)
+        built(Level.PORTABLE, environ, sources)
     assert "\n" not in str(caught.value)
     assert list((tmp_path / "cache" / "aengine").iterdir()) == []
 
 
 def test_an_unwritable_cache_costs_a_compilation_each_time(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
     (tmp_path / "cache").write_text("a file where a directory should be")
-    first, second = (build(Level.PORTABLE, environ, sources) for _ in range(2))
-    for built in (first, second):
-        assert built.temporary
-        assert built.path.is_file()
-        built.path.unlink()
-        built.path.parent.rmdir()
+    for _ in range(2):
+        with build(Level.PORTABLE, environ, sources) as path:
+            assert path.is_file()
+        assert not path.parent.exists()
     assert compilations(tmp_path) == 2
 
 
@@ -137,9 +141,9 @@ def test_two_processes_at_once(tmp_path: pathlib.Path, sources: pathlib.Path, en
         import ctypes, os, pathlib
         from aengine.kernels.cpu.compiler import build
         from aengine.kernels.cpu.levels import Level
-        built = build(Level.PORTABLE, os.environ, pathlib.Path({str(sources)!r}))
-        assert ctypes.CDLL(str(built.path)).answer() == 42
-        print(built.path)
+        with build(Level.PORTABLE, os.environ, pathlib.Path({str(sources)!r})) as path:
+            assert ctypes.CDLL(str(path)).answer() == 42
+        print(path)
     """)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = [subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **environ}, **pipes) for _ in range(2)]
@@ -172,7 +176,7 @@ def test_a_library_of_another_version_is_refused(tmp_path: pathlib.Path, environ
     source = tmp_path / "old.cpp"
     source.write_text('extern "C" const char* aengine_level() { return "portable"; }\n')
     subprocess.run(["c++", "-shared", "-fPIC", str(source), "-o", str(shipped / prebuilt_name(Level.PORTABLE))], check=True)
-    monkeypatch.setattr(compiler.build, "__defaults__", (compiler.SOURCES, shipped))
+    monkeypatch.setattr(compiler.build.__wrapped__, "__defaults__", (compiler.SOURCES, shipped))
     with pytest.raises(KernelsUnavailableError, match="another version"):
         load_kernels({**environ, "AENGINE_CPU_LEVEL": "portable"})
 

@@ -13,12 +13,11 @@ import pathlib
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 
 from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, level_flags
 
@@ -44,40 +43,29 @@ _FLAGS = (
 _TIMEOUT = 300.0  # seconds, for one compiler call
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A shared library on disk. A temporary one is in a directory of its own, which whoever loads it removes."""
-
-    path: pathlib.Path
-    temporary: bool = False
-
-
-def build(level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOURCES, prebuilt: pathlib.Path = PREBUILT) -> Built:
-    """The library of a level: the package's, the one of an earlier call, or a new one, which takes seconds to compile.
+@contextmanager
+def build(
+    level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOURCES, prebuilt: pathlib.Path = PREBUILT
+) -> Iterator[pathlib.Path]:
+    """The library of a level: the package's, the one of an earlier call, or a new one, which takes seconds to compile. Where the cache cannot
+    be written, the library is there only while inside.
 
     Raises KernelsUnavailableError when there is no compiler or it fails.
     """
-    shipped = prebuilt / prebuilt_name(level, sources)
-    if shipped.is_file():
-        return Built(shipped)
-    compiler = _find_compiler(environ)
-    flags = (*_FLAGS, *level_flags(level))
-    directory = _cache_directory(environ)
-    name = f"cpu-{level.value}-{_digest(_sources_digest(sources), *compiler, *flags, _version(compiler))}.so"
-    if (directory / name).is_file():
-        return Built(directory / name)
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _compile(compiler, flags, level, sources, directory / name)
-        return Built(directory / name)
-    except OSError:  # the cache cannot be written: compile for this process alone
-        own = pathlib.Path(tempfile.mkdtemp(prefix="aengine-"))
-    try:
-        _compile(compiler, flags, level, sources, own / name)
-    except BaseException:
-        shutil.rmtree(own, ignore_errors=True)
-        raise
-    return Built(own / name, temporary=True)
+    path = prebuilt / prebuilt_name(level, sources)
+    with ExitStack() as temporary:
+        if not path.is_file():
+            compiler, directory = find_compiler(environ), _cache_directory(environ)
+            name = f"cpu-{level.value}-{_digest(_sources_digest(sources), *compiler, *_flags(level), _version(compiler))}.so"
+            path = directory / name
+        if not path.is_file():
+            try:
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                compile_library(compiler, level, sources, path)
+            except OSError:
+                path = pathlib.Path(temporary.enter_context(tempfile.TemporaryDirectory(prefix="aengine-"))) / name
+                compile_library(compiler, level, sources, path)
+        yield path
 
 
 def prebuilt_name(level: Level, sources: pathlib.Path = SOURCES) -> str:
@@ -85,16 +73,8 @@ def prebuilt_name(level: Level, sources: pathlib.Path = SOURCES) -> str:
     return f"cpu-{level.value}-{_sources_digest(sources)}.so"
 
 
-def prebuild(level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOURCES, directory: pathlib.Path = PREBUILT) -> pathlib.Path:
-    """Compiles a level, which this CPU need not support, into the package. For making wheels."""
-    directory.mkdir(parents=True, exist_ok=True)
-    target = directory / prebuilt_name(level, sources)
-    _compile(_find_compiler(environ), (*_FLAGS, *level_flags(level)), level, sources, target)
-    return target
-
-
-def _compile(compiler: tuple[str, ...], flags: tuple[str, ...], level: Level, sources: pathlib.Path, target: pathlib.Path) -> None:
-    """Writes the library to `target` in one move. Raises OSError where that cannot be written, KernelsUnavailableError for a compiler that
+def compile_library(compiler: Sequence[str], level: Level, sources: pathlib.Path, target: pathlib.Path) -> None:
+    """Writes the library of a level, which this CPU need not support, to `target` in one move. Raises OSError where that cannot be written, KernelsUnavailableError for a compiler that
     fails. Logs as warnings, so that a long start is explained where no logging is configured."""
     with tempfile.TemporaryDirectory(prefix="compiling-", dir=target.parent) as directory:
         _log.warning("compiling the CPU kernels for level %s with %s: takes some seconds, once on this machine", level.value, compiler[0])
@@ -103,12 +83,18 @@ def _compile(compiler: tuple[str, ...], flags: tuple[str, ...], level: Level, so
         commands = []
         for (*before, last), made in zip(_UNITS, objects, strict=True):
             included = [word for name in before for word in ("-include", str(sources / name))]
-            commands.append([*compiler, *flags, f'-DAENGINE_LEVEL="{level.value}"', "-c", *included, str(sources / last), "-o", made])
+            commands.append(
+                [*compiler, *_flags(level), f'-DAENGINE_LEVEL="{level.value}"', "-c", *included, str(sources / last), "-o", made]
+            )
         with ThreadPoolExecutor(len(commands)) as pool:
             list(pool.map(_run, commands))
-        _run([*compiler, *flags, "-shared", *objects, "-o", f"{directory}/linked.so"])
+        _run([*compiler, *_flags(level), "-shared", *objects, "-o", f"{directory}/linked.so"])
         os.replace(f"{directory}/linked.so", target)  # another process may replace it by an equal file
     _log.warning("compiled the CPU kernels in %.1f s", time.perf_counter() - begin)
+
+
+def _flags(level: Level) -> tuple[str, ...]:
+    return (*_FLAGS, *level_flags(level))
 
 
 def _run(command: Sequence[str]) -> None:
@@ -125,7 +111,7 @@ def _run(command: Sequence[str]) -> None:
         raise KernelsUnavailableError(f"{command[0]} cannot compile the kernels: {first}")
 
 
-def _find_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
+def find_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The words of the compiler's command: CXX, which may hold options, or the first compiler that is installed."""
     given = environ.get("CXX")
     if given:
@@ -165,8 +151,3 @@ def _digest(*parts: str) -> str:
         data = part.encode()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
-
-
-if __name__ == "__main__":  # python -m aengine.kernels.cpu.compiler avx2 avx512bf16: fills `prebuilt/`
-    for argument in sys.argv[1:]:
-        print(prebuild(Level(argument), os.environ))

@@ -9,7 +9,6 @@ import enum
 import pathlib
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from aengine.errors import AEngineError, ConfigError
 
@@ -32,38 +31,27 @@ class Level(enum.Enum):
     AVX512_BF16 = "avx512bf16"
 
 
-@dataclass(frozen=True, slots=True)
-class _Requirements:
-    machine: str | None  # as platform.machine() names it; None: any
-    features: frozenset[str]  # as /proc/cpuinfo names them
-    flags: tuple[str, ...]
-
-
-def _x86(*features: str) -> _Requirements:
-    """Linux's avx512_vnni is -mavx512vnni for compilers."""
-    return _Requirements("x86_64", frozenset(features), tuple(f"-m{feature.replace('_', '')}" for feature in features))
-
-
 _AVX512 = ("fma", "avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl")
-_REQUIREMENTS = {
-    Level.PORTABLE: _Requirements(None, frozenset(), ()),
-    Level.NEON: _Requirements("aarch64", frozenset(), ()),
-    Level.AVX2: _x86("fma", "avx2"),
-    Level.AVX512: _x86(*_AVX512),
-    Level.AVX512_VNNI: _x86(*_AVX512, "avx512_vnni"),
-    Level.AVX512_BF16: _x86(*_AVX512, "avx512_vnni", "avx512_bf16"),
+_REQUIREMENTS: Mapping[Level, tuple[str | None, tuple[str, ...]]] = {
+    # The machine, as platform.machine() names it, or None for any; and the features, as /proc/cpuinfo names them.
+    Level.PORTABLE: (None, ()),
+    Level.NEON: ("aarch64", ()),
+    Level.AVX2: ("x86_64", ("fma", "avx2")),
+    Level.AVX512: ("x86_64", _AVX512),
+    Level.AVX512_VNNI: ("x86_64", (*_AVX512, "avx512_vnni")),
+    Level.AVX512_BF16: ("x86_64", (*_AVX512, "avx512_vnni", "avx512_bf16")),
 }
 
 
 def level_flags(level: Level) -> tuple[str, ...]:
-    """The compiler flags of a level."""
-    return _REQUIREMENTS[level].flags
+    """The compiler flags of a level. Linux's avx512_vnni is -mavx512vnni for compilers."""
+    return tuple(f"-m{feature.replace('_', '')}" for feature in _REQUIREMENTS[level][1])
 
 
 def supported_levels() -> tuple[Level, ...]:
     """The levels that this CPU can run, the best first."""
-    machine, features = platform.machine(), _cpu_features()
-    fitting = [level for level, needs in _REQUIREMENTS.items() if needs.machine in (None, machine) and needs.features <= features]
+    here, present = platform.machine(), _cpu_features()
+    fitting = [level for level, (machine, features) in _REQUIREMENTS.items() if machine in (None, here) and present.issuperset(features)]
     return tuple(reversed(fitting))
 
 

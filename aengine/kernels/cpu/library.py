@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import weakref
 from collections.abc import Mapping
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aengine.kernels.cpu.compiler import Built, build
+from aengine.kernels.cpu.compiler import build
 from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, select_level
 from aengine.kernels.draw_params import DRAW_PARAMS
 
@@ -139,12 +138,20 @@ class CpuKernels:
     """The kernels of one level. All state is in a `Workspace`, a pool or packed weights. Calls release the GIL."""
 
     def __init__(self, library: ctypes.CDLL, level: Level) -> None:
+        """Raises KernelsUnavailableError for a library that was compiled from other sources."""
         self.level = level
         self._library = library
-        for name, (result, *arguments) in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype = result
-            function.argtypes = arguments
+        try:
+            for name, (result, *arguments) in _SIGNATURES.items():
+                function = getattr(library, name)
+                function.restype = result
+                function.argtypes = arguments
+        except AttributeError as error:
+            raise KernelsUnavailableError(f"the compiled kernels are of another version: {error}") from error
+        found, sizes = library.aengine_level().decode(), (c_int64 * len(STRUCT_SIZES))()
+        library.aengine_struct_sizes(sizes)
+        if found != level.value or list(sizes) != STRUCT_SIZES:
+            raise KernelsUnavailableError(f"the compiled kernels are of another version ({found}, struct sizes {list(sizes)})")
 
     def __getattr__(self, name: str) -> Any:
         """The C function `aengine_<name>`."""
@@ -181,33 +188,10 @@ def load_kernels(environ: Mapping[str, str] = os.environ) -> CpuKernels:
 
 def load_level(level: Level, environ: Mapping[str, str] = os.environ) -> CpuKernels:
     """The kernels of a level that this CPU supports, as `load_kernels`."""
-    return CpuKernels(_open(build(level, environ), level), level)
-
-
-def _open(built: Built, level: Level) -> ctypes.CDLL:
-    # torch is imported above, so the library uses torch's OpenMP runtime: one pool of threads, not two.
-    try:
-        library = ctypes.CDLL(str(built.path))
-    except OSError as error:
-        raise KernelsUnavailableError(f"cannot load {built.path}: {error}") from error
-    finally:
-        if built.temporary:
-            shutil.rmtree(built.path.parent, ignore_errors=True)
-    _check(library, level)
-    return library
-
-
-def _check(library: ctypes.CDLL, level: Level) -> None:
-    """Raises KernelsUnavailableError for a library that was compiled from other sources."""
-    try:
-        library.aengine_level.restype = c_char_p
-        name = library.aengine_level().decode()
-        sizes = (c_int64 * len(STRUCT_SIZES))()
-        library.aengine_struct_sizes(sizes)
-        missing = [name for name in _SIGNATURES if not hasattr(library, name)]
-    except AttributeError as error:
-        raise KernelsUnavailableError(f"the compiled kernels are of another version: {error}") from error
-    if missing or name != level.value or list(sizes) != STRUCT_SIZES:
-        raise KernelsUnavailableError(
-            f"the compiled kernels are of another version ({name}, struct sizes {list(sizes)}, missing {missing})"
-        )
+    with build(level, environ) as path:
+        # torch is imported above, so the library uses torch's OpenMP runtime: one pool of threads, not two.
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise KernelsUnavailableError(f"cannot load {path}: {error}") from error
+    return CpuKernels(library, level)

@@ -1,0 +1,24 @@
+"""Compiles the CPU kernels into the package, for making wheels: python -m tools.prebuild avx2 avx512bf16"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+from collections.abc import Mapping
+
+from aengine.kernels.cpu.compiler import PREBUILT, SOURCES, compile_library, find_compiler, prebuilt_name
+from aengine.kernels.cpu.levels import Level
+
+
+def prebuild(level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOURCES, directory: pathlib.Path = PREBUILT) -> pathlib.Path:
+    """Compiles a level, which this CPU need not support, into the directory; returns the file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    target = directory / prebuilt_name(level, sources)
+    compile_library(find_compiler(environ), level, sources, target)
+    return target
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        print(prebuild(Level(argument), os.environ))
