@@ -18,66 +18,48 @@ from typing import Any
 from aengine.models.hub import DEMO, resolve_model
 
 
-def _qwen3(
-    *, layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, head_dim: int, vocab: int = 151_936, tied_head: bool = True
-) -> dict[str, Any]:
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "attention_bias": False,
-        "bos_token_id": 151643 if vocab > 151643 else None,
-        "eos_token_id": 151645 if vocab > 151645 else None,
-        "head_dim": head_dim,
-        "hidden_act": "silu",
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "max_position_embeddings": 40960,
-        "num_attention_heads": heads,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": kv_heads,
-        "rms_norm_eps": 1e-06,
-        "rope_scaling": None,
-        "rope_theta": 1000000,
-        "sliding_window": None,
-        "tie_word_embeddings": tied_head,
-        "torch_dtype": "bfloat16",
-        "use_sliding_window": False,
-        "vocab_size": vocab,
-    }
+def _sizes(layers: int, hidden: int, intermediate: int, heads: int) -> dict[str, int]:
+    return {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": intermediate, "num_attention_heads": heads}
 
 
+_QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151_936,
+}
+_LLAMA3 = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "eos_token_id": 128001,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+_SMALL = {"head_dim": 64, "num_key_value_heads": 4, "vocab_size": 65_536, "eos_token_id": None}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     # The first is of no published model: it is small enough for a CPU.
-    "qwen3-60m": _qwen3(layers=8, hidden=512, intermediate=1536, heads=8, kv_heads=4, head_dim=64, vocab=65_536),
-    "qwen3-0.6b": _qwen3(layers=28, hidden=1024, intermediate=3072, heads=16, kv_heads=8, head_dim=128),
-    "qwen3-8b": _qwen3(layers=36, hidden=4096, intermediate=12_288, heads=32, kv_heads=8, head_dim=128, tied_head=False),
-    "llama-3.1-8b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "attention_bias": False,
-        "bos_token_id": 128000,
-        "eos_token_id": 128001,
-        "hidden_act": "silu",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "max_position_embeddings": 131072,
-        "mlp_bias": False,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-05,
-        "rope_scaling": {
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-            "rope_type": "llama3",
-        },
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "vocab_size": 128256,
-    },
+    "qwen3-60m": {**_QWEN3, **_SMALL, **_sizes(8, 512, 1536, 8)},
+    "qwen3-0.6b": {**_QWEN3, **_sizes(28, 1024, 3072, 16)},
+    "qwen3-8b": {**_QWEN3, **_sizes(36, 4096, 12_288, 32), "tie_word_embeddings": False},
+    "llama-3.1-8b": {**_LLAMA3, **_sizes(32, 4096, 14336, 32)},
 }
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")

@@ -1,7 +1,7 @@
 """Rotary position embedding and its scalings (RoPE, Su et al. 2021).
 
 Owns the frequencies, the cos/sin cache and the rotation. Does not read model configs: `models/rope_config.py` makes a `RopeSpec` of one.
-The formulas of the scalings are those of `transformers.modeling_rope_utils`.
+Frequencies are [head_dim / 2] float32 radians per position. The formulas of the scalings are those of `transformers.modeling_rope_utils`.
 """
 
 from __future__ import annotations
@@ -14,62 +14,27 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class LinearScaling:
-    """Position interpolation: every frequency divided by `factor` (Chen et al. 2023)."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp between."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-
-@dataclass(frozen=True, slots=True)
-class YarnScaling:
-    """YaRN (Peng et al. 2023): interpolation blended by wavelength; `attention_factor` multiplies cos and sin."""
-
-    factor: float
-    original_max_position_embeddings: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float = 1.0
-    truncate: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class RopeSpec:
     """How positions become angles, in all layers."""
 
-    head_dim: int
-    theta: float
-    scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
+    frequencies: tuple[float, ...]
+    attention_factor: float = 1.0  # multiplies cos and sin
+
+    @classmethod
+    def of(cls, frequencies: Tensor, attention_factor: float = 1.0) -> RopeSpec:
+        return cls(tuple(frequencies.tolist()), attention_factor)
 
 
-def inverse_frequencies(spec: RopeSpec) -> Tensor:
-    """[head_dim / 2] float32 radians per position."""
-    inverse = 1.0 / (spec.theta ** (torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim))
-    scaling = spec.scaling
-    if scaling is None:
-        return inverse
-    if isinstance(scaling, LinearScaling):
-        return inverse / scaling.factor
-    if isinstance(scaling, Llama3Scaling):
-        return _llama3(inverse, scaling)
-    return _yarn(inverse, spec, scaling)
+def unscaled(head_dim: int, theta: float) -> Tensor:
+    """The frequencies of a rope without scaling. Linear scaling (Chen et al. 2023) divides them by its factor."""
+    return 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
 
 
 def cos_sin_cache(spec: RopeSpec, num_positions: int, device: torch.device) -> Tensor:
     """[num_positions, head_dim] float32: the cosines, then the sines, of every position's angles."""
     positions = torch.arange(num_positions, dtype=torch.float32)
-    angles = positions[:, None] * inverse_frequencies(spec)[None, :]
-    factor = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling) else 1.0
-    return (torch.cat((angles.cos(), angles.sin()), dim=-1) * factor).to(device)
+    angles = positions[:, None] * torch.tensor(spec.frequencies, dtype=torch.float32)[None, :]
+    return (torch.cat((angles.cos(), angles.sin()), dim=-1) * spec.attention_factor).to(device)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -78,25 +43,28 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-def _llama3(inverse: Tensor, scaling: Llama3Scaling) -> Tensor:
-    wavelength = 2 * math.pi / inverse
-    length = scaling.original_max_position_embeddings
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    smooth = ((length / wavelength - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - smooth) * inverse / scaling.factor + smooth * inverse
+def llama3(frequencies: Tensor, factor: float, low: float, high: float, original_context: int) -> Tensor:
+    """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp between: from `low` to `high` rotations over the original
+    context."""
+    wavelength = 2 * math.pi / frequencies
+    smooth = ((original_context / wavelength - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - smooth) * frequencies / factor + smooth * frequencies
 
 
-def _yarn(inverse: Tensor, spec: RopeSpec, scaling: YarnScaling) -> Tensor:
+def yarn(frequencies: Tensor, theta: float, factor: float, fast: float, slow: float, original_context: int, *, truncate: bool) -> Tensor:
+    """YaRN (Peng et al. 2023): interpolation blended by wavelength, from `fast` to `slow` rotations over the original context, at whole
+    dimensions if `truncate`."""
+    pairs = len(frequencies)
+
     def dimension(rotations: float) -> float:
         """The dimension that turns `rotations` times over the original context."""
-        turns = scaling.original_max_position_embeddings / (rotations * 2 * math.pi)
-        return spec.head_dim * math.log(turns) / (2 * math.log(spec.theta))
+        return pairs * math.log(original_context / (rotations * 2 * math.pi)) / math.log(theta)
 
-    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
-    if scaling.truncate:
+    low, high = dimension(fast), dimension(slow)
+    if truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, spec.head_dim - 1)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
     if low == high:
         high += 0.001  # the ramp must not divide by zero
-    ramp = ((torch.arange(spec.head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
-    return inverse / scaling.factor * ramp + inverse * (1 - ramp)
+    ramp = ((torch.arange(pairs, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies / factor * ramp + frequencies * (1 - ramp)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aengine.errors import ModelLoadError
-from aengine.layers.rotary import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from aengine.layers.rotary import RopeSpec, llama3, unscaled, yarn
 
 _DEFAULT_THETA = 10000.0
 _COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
@@ -54,23 +54,19 @@ def read_rope(config: Mapping[str, Any], head_dim: int, max_position_embeddings:
     # A top-level original_max_position_embeddings overrides the one in the rope dict.
     original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
     original = int(original or max_position_embeddings)
-    if rope_type == "linear":
-        return RopeSpec(head_dim, theta, LinearScaling(number("factor"))), max_position_embeddings
-    if rope_type == "llama3":
-        llama3 = Llama3Scaling(number("factor"), number("low_freq_factor"), number("high_freq_factor"), original)
-        return RopeSpec(head_dim, theta, llama3), max_position_embeddings
-    if rope_type == "yarn":
-        factor = number("factor", max_position_embeddings / original)
-        scaling = YarnScaling(
-            factor=factor,
-            original_max_position_embeddings=original,
-            beta_fast=number("beta_fast", 32.0),
-            beta_slow=number("beta_slow", 1.0),
-            attention_factor=number("attention_factor", _yarn_attention_factor(factor, parameters)),
-            truncate=bool(parameters.get("truncate", True)),
-        )
-        return RopeSpec(head_dim, theta, scaling), max(max_position_embeddings, int(original * factor))
-    return RopeSpec(head_dim, theta), max_position_embeddings
+    frequencies = unscaled(head_dim, theta)
+    match rope_type:
+        case "linear":
+            frequencies /= number("factor")
+        case "llama3":
+            frequencies = llama3(frequencies, number("factor"), number("low_freq_factor"), number("high_freq_factor"), original)
+        case "yarn":
+            factor = number("factor", max_position_embeddings / original)
+            truncate = bool(parameters.get("truncate", True))
+            frequencies = yarn(frequencies, theta, factor, number("beta_fast", 32.0), number("beta_slow", 1.0), original, truncate=truncate)
+            attention_factor = number("attention_factor", _yarn_attention_factor(factor, parameters))
+            return RopeSpec.of(frequencies, attention_factor), max(max_position_embeddings, int(original * factor))
+    return RopeSpec.of(frequencies), max_position_embeddings
 
 
 def _yarn_attention_factor(factor: float, parameters: Mapping[str, Any]) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 from aengine.attention import BackendUnavailableError
 from aengine.layers.flashinfer_ops import FlashInferOps
 from aengine.layers.ops import LayerOps, TorchOps
-from aengine.layers.rotary import RopeSpec, cos_sin_cache
+from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
 
 EPS = 1.0  # large, so that it counts
 HEAD_DIM = 128
@@ -76,7 +76,7 @@ def test_add_rms_norm(ops: LayerOps, dtype: torch.dtype, device: torch.device, t
 @pytest.mark.parametrize(("tokens", "heads", "kv_heads"), [(1, 1, 1), (3, 16, 8), (5, 10, 2)])
 def test_rotate(ops: LayerOps, dtype: torch.dtype, device: torch.device, tokens: int, heads: int, kv_heads: int, norms: bool) -> None:
     """Of views of one fused product, as in the decoder; what is beside them stays."""
-    cos_sin = cos_sin_cache(RopeSpec(HEAD_DIM, 10000.0), 1000, device)
+    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(HEAD_DIM, 10000.0)), 1000, device)
     positions = torch.randint(0, 1000, (tokens,), generator=torch.Generator().manual_seed(3), dtype=torch.int32).to(device)
     fused = numbers(device, dtype, tokens, (heads + 2 * kv_heads) * HEAD_DIM, scale=2.0)
     weights = [numbers(device, dtype, HEAD_DIM, seed=seed) for seed in (4, 5)] if norms else [None, None]
@@ -96,7 +96,7 @@ def test_rotate(ops: LayerOps, dtype: torch.dtype, device: torch.device, tokens:
 def test_rotated_heads_must_lie_beside_each_other(ops: LayerOps, dtype: torch.dtype, device: torch.device) -> None:
     """Else a copy of them would be rotated in vain."""
     apart = numbers(device, dtype, 2, 4, HEAD_DIM)[:, ::2]
-    cos_sin = cos_sin_cache(RopeSpec(HEAD_DIM, 10000.0), 10, device)
+    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(HEAD_DIM, 10000.0)), 10, device)
     with pytest.raises(RuntimeError, match="view"):
         ops.rotate(apart, apart.contiguous(), cos_sin, torch.zeros(2, dtype=torch.int32, device=device), None, None, EPS)
 
@@ -115,7 +115,7 @@ def test_silu_mul(
 def test_weights_of_another_dtype_are_refused(ops: LayerOps, dtype: torch.dtype, device: torch.device) -> None:
     x, weight = numbers(device, dtype, 2, HEAD_DIM), torch.ones(HEAD_DIM, device=device)
     heads = x.view(2, 1, HEAD_DIM)
-    cos_sin = cos_sin_cache(RopeSpec(HEAD_DIM, 10000.0), 10, device)
+    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(HEAD_DIM, 10000.0)), 10, device)
     positions = torch.zeros(2, dtype=torch.int32, device=device)
     for call in (
         lambda: ops.rms_norm(x, weight, EPS),

@@ -11,7 +11,7 @@ from aengine.bench.floor import Machine, generation_seconds, step_work
 from aengine.bench.shapes import SHAPES, describe, shape_folder
 from aengine.bench.workload import nano_vllm
 from aengine.engine.tokenizer import Tokenizer
-from aengine.layers.rotary import Llama3Scaling
+from aengine.layers.rotary import RopeSpec, llama3, unscaled
 from aengine.models.named_weights import named_weights, num_parameters
 from aengine.models.spec import load_spec
 
@@ -39,10 +39,10 @@ def test_ropes_and_contexts() -> None:
         with shape_folder(name) as folder:
             specs[name] = load_spec(folder)
     llama = specs.pop("llama-3.1-8b")
-    assert llama.rope.theta == 500_000
-    assert llama.rope.scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
+    assert llama.rope == RopeSpec.of(llama3(unscaled(128, 500_000.0), 8.0, 1.0, 4.0, 8192))
     assert (llama.max_position_embeddings, llama.rms_norm_eps, llama.tied_head) == (131_072, 1e-5, False)
-    assert {(spec.rope.theta, spec.rope.scaling, spec.max_position_embeddings) for spec in specs.values()} == {(1e6, None, 40_960)}
+    assert all(spec.rope == RopeSpec.of(unscaled(spec.head_dim, 1e6)) for spec in specs.values())
+    assert {spec.max_position_embeddings for spec in specs.values()} == {40_960}
 
 
 def test_the_tokenizer_takes_ids_that_it_lacks() -> None:

@@ -18,7 +18,7 @@ from slow_cases import slow_but
 from aengine.attention import build_layout
 from aengine.kernels.cpu import CpuKernels, KvPool, Workspace
 from aengine.kernels.cpu.pool import page_bytes
-from aengine.layers.rotary import RopeSpec, cos_sin_cache
+from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
 
 DTYPES = [torch.float32, torch.bfloat16]
 HEAD_DIMS = [16, 32, 48, 64, 80, 96, 112, 128, 256]
@@ -140,7 +140,7 @@ def test_rotate_and_write(kernels: CpuKernels, count, kv_heads, group, head_dim,
     torch.manual_seed(count)
     workspace = Workspace(kernels, threads)
     heads = kv_heads * group
-    table = cos_sin_cache(RopeSpec(head_dim, 10000.0), 200, torch.device("cpu"))
+    table = cos_sin_cache(RopeSpec.of(unscaled(head_dim, 10000.0)), 200, torch.device("cpu"))
     pool = KvPool(num_layers=2, num_pages=42, page_size=page_size, num_kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
     layout = one_token_rows(np.random.default_rng(count), count, page_size)
     qkv = torch.randn(count, heads + 2 * kv_heads, head_dim).to(dtype)

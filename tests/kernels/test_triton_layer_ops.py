@@ -9,7 +9,7 @@ from triton_mode import DEVICES, INTERPRETED
 
 from aengine.kernels.triton.layer_ops import TritonOps
 from aengine.layers.ops import LayerOps, TorchOps
-from aengine.layers.rotary import RopeSpec, cos_sin_cache
+from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
 
 EPS = 1e-6
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -76,7 +76,7 @@ def test_add_rms_norm(device: str, dtype: torch.dtype, tokens: int, size: int) -
 )
 def test_rotate(device: str, dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, head_dim: int, norms: str) -> None:
     """Of views of one fused product, as in the decoder; what is beside them stays."""
-    cos_sin = cos_sin_cache(RopeSpec(head_dim, 10000.0), 1000, torch.device(device))
+    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(head_dim, 10000.0)), 1000, torch.device(device))
     positions = torch.randint(0, 1000, (tokens,), generator=torch.Generator().manual_seed(3), dtype=torch.int32).to(device)
     fused = numbers(device, dtype, tokens, (heads + 2 * kv_heads) * head_dim, scale=2.0)
     weights = [numbers(device, dtype, head_dim, seed=seed) for seed in (4, 5)]

@@ -8,7 +8,7 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from aengine.layers.ops import TorchOps
-from aengine.layers.rotary import RopeSpec, apply_rotary, cos_sin_cache, inverse_frequencies
+from aengine.layers.rotary import RopeSpec, apply_rotary, cos_sin_cache, unscaled
 from aengine.models.rope_config import read_rope
 
 ROPES = {
@@ -49,7 +49,7 @@ def test_frequencies_equal_transformers(name: str) -> None:
     config = transformers.LlamaConfig(rope_parameters=dict(parameters), head_dim=128, max_position_embeddings=131072)
     expected, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
     spec, _ = read_rope({"rope_parameters": parameters}, 128, 131072)
-    torch.testing.assert_close(inverse_frequencies(spec), expected, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(torch.tensor(spec.frequencies), expected, rtol=1e-6, atol=0.0)
     cache = cos_sin_cache(spec, 10, torch.device("cpu"))
     assert cache.dtype == torch.float32
     torch.testing.assert_close(cache[0], torch.cat((torch.full((64,), factor), torch.zeros(64))))
@@ -57,7 +57,7 @@ def test_frequencies_equal_transformers(name: str) -> None:
 
 def test_rotation_is_by_the_angle() -> None:
     """As complex numbers: (x1 + i x2) * exp(i position theta^(-2j/d))."""
-    spec = RopeSpec(head_dim=8, theta=100.0)
+    spec = RopeSpec.of(unscaled(head_dim=8, theta=100.0))
     positions = torch.tensor([0, 3, 11])
     x = torch.randn(3, 2, 8)
     cos, sin = cos_sin_cache(spec, 12, torch.device("cpu"))[positions].unsqueeze(1).chunk(2, -1)

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from aengine.errors import ModelLoadError
-from aengine.layers.rotary import LinearScaling, Llama3Scaling, YarnScaling
+from aengine.layers.rotary import RopeSpec, llama3, unscaled, yarn
 from aengine.models.spec import load_spec, read_spec
 
 BASE = {
@@ -28,7 +28,8 @@ def config(architecture: str = "LlamaForCausalLM", **changes):
 def test_defaults_are_those_of_the_family() -> None:
     bare = {key: value for key, value in config().items() if key not in ("num_key_value_heads", "max_position_embeddings")}
     llama = read_spec(bare)
-    assert (llama.num_kv_heads, llama.head_dim, llama.max_position_embeddings, llama.rope.theta) == (4, 16, 2048, 10000.0)
+    assert (llama.num_kv_heads, llama.head_dim, llama.max_position_embeddings) == (4, 16, 2048)
+    assert llama.rope == RopeSpec.of(unscaled(16, 10000.0))
     assert (llama.qkv_bias, llama.output_bias, llama.mlp_bias, llama.qk_norm, llama.tied_head) == (False,) * 5
     assert llama.windows == (None,) * 4
     qwen3 = read_spec(config("Qwen3ForCausalLM"))
@@ -70,17 +71,16 @@ def test_both_forms_of_rope(form: str, type_key: str) -> None:
             return read_spec(config(rope_parameters={**rope, "rope_theta": 5000.0}, **changes))
         return read_spec(config(rope_scaling=rope, rope_theta=5000.0, **changes))
 
-    linear = read({type_key: "linear", "factor": 2})
-    assert (linear.rope.theta, linear.rope.scaling) == (5000.0, LinearScaling(2.0))
-    llama3 = read({type_key: "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 64})
-    assert llama3.rope.scaling == Llama3Scaling(8.0, 1.0, 4.0, 64)
-    assert llama3.max_position_embeddings == 512
-    yarn = read({type_key: "yarn", "factor": 4.0, "original_max_position_embeddings": 512})
-    assert isinstance(yarn.rope.scaling, YarnScaling)
-    assert yarn.rope.scaling.attention_factor == pytest.approx(1.1386294)
-    assert yarn.max_position_embeddings == 2048
-    plain = read({type_key: "default"})
-    assert (plain.rope.theta, plain.rope.scaling) == (5000.0, None)
+    plain = unscaled(16, 5000.0)
+    assert read({type_key: "linear", "factor": 2}).rope == RopeSpec.of(plain / 2.0)
+    llama = read({type_key: "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 64})
+    assert llama.rope == RopeSpec.of(llama3(plain, 8.0, 1.0, 4.0, 64))
+    assert llama.max_position_embeddings == 512
+    longer = read({type_key: "yarn", "factor": 4.0, "original_max_position_embeddings": 512})
+    frequencies = yarn(plain, 5000.0, 4.0, 32.0, 1.0, 512, truncate=True)
+    assert longer.rope == RopeSpec.of(frequencies, pytest.approx(1.1386294))
+    assert longer.max_position_embeddings == 2048
+    assert read({type_key: "default"}).rope == RopeSpec.of(plain)
 
 
 def test_ids_of_the_end() -> None:

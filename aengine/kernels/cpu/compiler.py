@@ -47,8 +47,8 @@ _TIMEOUT = 300.0  # seconds, for one compiler call
 def build(
     level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOURCES, prebuilt: pathlib.Path = PREBUILT
 ) -> Iterator[pathlib.Path]:
-    """The library of a level: the package's, the one of an earlier call, or a new one, which takes seconds to compile. Where the cache cannot
-    be written, the library is there only while inside.
+    """The library of a level: the package's, the one of an earlier call, or a new one, which takes seconds to compile. Where the cache
+    cannot be written, it is compiled for this process alone and removed at the end.
 
     Raises KernelsUnavailableError when there is no compiler or it fails.
     """
@@ -74,8 +74,9 @@ def prebuilt_name(level: Level, sources: pathlib.Path = SOURCES) -> str:
 
 
 def compile_library(compiler: Sequence[str], level: Level, sources: pathlib.Path, target: pathlib.Path) -> None:
-    """Writes the library of a level, which this CPU need not support, to `target` in one move. Raises OSError where that cannot be written, KernelsUnavailableError for a compiler that
-    fails. Logs as warnings, so that a long start is explained where no logging is configured."""
+    """Writes the library of a level, which this CPU need not support, to `target` in one move. Logs as warnings, so that a long
+    start is explained where no logging is configured. Raises OSError where `target` cannot be written, KernelsUnavailableError for a
+    compiler that fails."""
     with tempfile.TemporaryDirectory(prefix="compiling-", dir=target.parent) as directory:
         _log.warning("compiling the CPU kernels for level %s with %s: takes some seconds, once on this machine", level.value, compiler[0])
         begin = time.perf_counter()
