@@ -7,20 +7,14 @@ here belongs to one thread and one stream.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, GraphStep, check_graph_layout
-from aengine.attention.flashinfer_library import (
-    Event,
-    FlashInfer,
-    building,
-    load_flashinfer,
-    require_int32,
-    require_kernels,
-)
-from aengine.attention.flashinfer_workspace import Processors
+from aengine.attention.flashinfer_library import building, load_flashinfer, require_int32, require_kernels
 from aengine.attention.flashinfer_wrappers import DecodeWrapper, PrefillWrapper, Rows, WrapperSetup
 from aengine.attention.kv_write import kv_write_for
 from aengine.attention.metadata import AttentionMetadata, StepLayout
@@ -31,8 +25,8 @@ Decodes = dict[int | None, DecodeWrapper]  # the wrapper for each window
 class FlashInferBackend(AttentionBackend):
     """See the module.
 
-    Construction builds and loads what the model needs and runs every call once. `library`, `event` and `processors` stand in for the
-    installed package, its device's events and its device in tests.
+    Construction builds and loads what the model needs and runs every call once. `library`, `event` and `device` stand in for the
+    installed package, its device's events and that device's properties in tests.
     """
 
     name = "flashinfer"
@@ -40,9 +34,9 @@ class FlashInferBackend(AttentionBackend):
     def __init__(
         self,
         spec: AttentionSpec,
-        library: FlashInfer | None = None,
-        event: Callable[[], Event] = torch.cuda.Event,
-        processors: Processors | None = None,
+        library: ModuleType | None = None,
+        event: Callable[[], torch.cuda.Event] = torch.cuda.Event,
+        device: Any = None,
     ) -> None:
         """Raises BackendUnavailableError for a model without kernels, and where FlashInfer is missing or cannot be built."""
         require_kernels(spec.dtype, spec.head_dim)
@@ -52,7 +46,7 @@ class FlashInferBackend(AttentionBackend):
         super().__init__(spec)
         self.kv_write = kv_write_for(spec.device)
         with building(library, "attention", spec.device):
-            self._setup = WrapperSetup(library, spec, event, processors or Processors.of(spec.device))
+            self._setup = WrapperSetup(library, spec, event, device or torch.cuda.get_device_properties(spec.device))
             windows = dict.fromkeys(spec.windows)
             self._decodes = {window: DecodeWrapper(self._setup, window) for window in windows}
             self.prefills = {window: PrefillWrapper(self._setup, window) for window in windows}

@@ -1,8 +1,8 @@
 """The FlashInfer package: how it is imported, which versions are supported, and which of its functions are used.
 
-Owns the lazy import, the logs and errors of building its modules, and the host arrays and events that its calls need. Knows nothing of
-steps or models. Importing FlashInfer queries the GPU, so `load_flashinfer` is called in the thread that owns the device, and never without
-one.
+Owns the lazy import, the logs and errors of building its modules, and the host arrays that its calls need. Knows nothing of steps or
+models. Importing FlashInfer queries the GPU, so `load_flashinfer` is called in the thread that owns the device, and never without one. Its
+functions and classes are always called with keyword arguments: their order differs between versions.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -30,27 +30,7 @@ HEAD_DIMS = (64, 128, 256)  # for which there are attention and rope kernels
 DTYPES = (torch.bfloat16, torch.float16)  # supported for activations
 
 
-class FlashInfer(Protocol):
-    """The functions and classes that are used, always with keyword arguments: their order differs between versions."""
-
-    __version__: str
-    BatchDecodeWithPagedKVCacheWrapper: Callable[..., Any]
-    BatchPrefillWithPagedKVCacheWrapper: Callable[..., Any]
-    rmsnorm: Callable[..., Tensor]
-    fused_add_rmsnorm: Callable[..., None]
-    silu_and_mul: Callable[..., Tensor]
-    apply_rope_with_cos_sin_cache_inplace: Callable[..., None]
-
-
-class Event(Protocol):
-    """A point of the current stream that the host can wait for; `synchronize` returns at once before the first `record`."""
-
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
-def load_flashinfer(device: torch.device) -> FlashInfer:
+def load_flashinfer(device: torch.device) -> ModuleType:
     """The installed package.
 
     Raises BackendUnavailableError if it is not installed, cannot be imported, or has a version that is not in `SUPPORTED`.
@@ -66,7 +46,7 @@ def load_flashinfer(device: torch.device) -> FlashInfer:
     except Exception as error:
         raise BackendUnavailableError(f"FlashInfer cannot be imported: {first_line(error)}") from error
     check_version(str(library.__version__))
-    return cast(FlashInfer, library)
+    return library
 
 
 def check_version(version: str) -> None:
@@ -87,7 +67,7 @@ def require_kernels(dtype: torch.dtype, head_dim: int) -> None:
 
 
 @contextmanager
-def building(library: FlashInfer, what: str, device: torch.device) -> Iterator[None]:
+def building(library: ModuleType, what: str, device: torch.device) -> Iterator[None]:
     """Encloses the first calls of all functions for `what`, which build and load FlashInfer's modules and fill the caches that must not be
     filled while a graph is captured. Logs how long they took.
 

@@ -7,8 +7,7 @@ those of 0.6.13; up to 0.7.2 later versions reserve less. Knows nothing of wrapp
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import Any
 
 from aengine.attention.base import AttentionSpec
 
@@ -17,24 +16,11 @@ _SLACK = 1 << 10  # bytes for the alignment of a plan's arrays
 
 
 @dataclass(frozen=True, slots=True)
-class Processors:
-    """The properties of a device that the planner reads."""
-
-    count: int  # multiprocessors
-    major: int = 9  # of the compute capability
-
-    @classmethod
-    def of(cls, device: torch.device) -> Processors:
-        found = torch.cuda.get_device_properties(device)
-        return cls(found.multi_processor_count, found.major)
-
-
-@dataclass(frozen=True, slots=True)
 class PlanBounds:
-    """Upper bounds for all plans of the attention of `spec` on a device with these `processors`. All sizes are bytes."""
+    """Upper bounds for all plans of the attention of `spec` on a device. All sizes are bytes."""
 
     spec: AttentionSpec
-    processors: Processors
+    device: Any  # as `torch.cuda.get_device_properties` describes it
 
     def float_bytes(self) -> int:
         """Of partial results for any rows without a graph. Rows are split only while all parts run at once."""
@@ -54,7 +40,7 @@ class PlanBounds:
 
     @property
     def _most_parts(self) -> int:
-        return 2 * self.processors.count // self.spec.num_kv_heads
+        return 2 * int(self.device.multi_processor_count) // self.spec.num_kv_heads
 
     def _graph_tiles(self, rows: int) -> int:
         return max(self._most_parts, -(-rows * self._group // self._tile(self._group)) + rows - 1)
@@ -62,7 +48,7 @@ class PlanBounds:
     def _tile(self, queries: int) -> int:
         if queries > _WIDE and self.spec.head_dim < 256:
             return _WIDEST
-        return _WIDE if queries > _NARROW or self.processors.major < 8 else _NARROW
+        return _WIDE if queries > _NARROW or self.device.major < 8 else _NARROW
 
     def _float_bytes(self, tiles: int, tile: int) -> int:
         """Of the float32 partial results of each query of a tile in each head: its output and its log-sum-exp."""

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from aengine.attention.base import AttentionSpec
-from aengine.attention.flashinfer_library import Event, FlashInfer, host_tensors, require_int32
-from aengine.attention.flashinfer_workspace import PlanBounds, Processors
+from aengine.attention.flashinfer_library import host_tensors, require_int32
+from aengine.attention.flashinfer_workspace import PlanBounds
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import PagedCache
 
@@ -51,11 +52,12 @@ class Rows:
 class WrapperSetup:
     """What wrappers are built from. All wrappers of a setup share the float workspace, so they run on one stream."""
 
-    def __init__(self, library: FlashInfer, spec: AttentionSpec, new_event: Callable[[], Event], processors: Processors) -> None:
+    def __init__(self, library: ModuleType, spec: AttentionSpec, new_event: Callable[[], torch.cuda.Event], device: Any) -> None:
+        """`device`: its properties, as in `PlanBounds`."""
         self.library = library
         self.spec = spec
         self.new_event = new_event
-        self.bounds = PlanBounds(spec, processors)
+        self.bounds = PlanBounds(spec, device)
         self.float_workspace = self._zeros(self.bounds.float_bytes())
         self._for_graphs = self.float_workspace
 

@@ -6,10 +6,12 @@ rounded, and the norm of a sum is computed before the sum is rounded.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
-from aengine.attention.flashinfer_library import FlashInfer, building, load_flashinfer, require_kernels
+from aengine.attention.flashinfer_library import building, load_flashinfer, require_kernels
 from aengine.layers.ops import TorchOps, run_once
 
 _ALIGNMENT = 16  # bytes, of the halves of a gate_up row
@@ -23,7 +25,7 @@ class FlashInferOps:
 
     name = "flashinfer"
 
-    def __init__(self, dtype: torch.dtype, head_dim: int, device: torch.device, library: FlashInfer | None = None) -> None:
+    def __init__(self, dtype: torch.dtype, head_dim: int, device: torch.device, library: ModuleType | None = None) -> None:
         """Raises BackendUnavailableError without kernels for activations of `dtype` and heads of `head_dim`, and where FlashInfer is
         missing or cannot be built."""
         require_kernels(dtype, head_dim)

@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from aengine.attention.flashinfer_workspace import Processors
+
+@dataclass(frozen=True)
+class Processors:
+    """Of `torch.cuda.get_device_properties` what the planner reads."""
+
+    multi_processor_count: int
+    major: int = 9
+
 
 DEVICE = Processors(4)
 
@@ -144,7 +151,7 @@ def reserved(plan: Plan, qo_indptr: Tensor, kv_indptr: Tensor, processors: Proce
     tiles = [-(-one // tile) for one in queries]
     if plan.window_left >= 0:
         pages = [min(-(-(plan.window_left + tile) // plan.page_size), one) for one in pages]
-    fitting = 2 * processors.count // plan.num_kv_heads
+    fitting = 2 * processors.multi_processor_count // plan.num_kv_heads
 
     def parts(chunk: int) -> int:
         return sum(one * -(-max(length, 1) // chunk) for one, length in zip(tiles, pages, strict=True))

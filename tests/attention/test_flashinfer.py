@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 from flashinfer_cases import CASES, CPU, NUM_ROWS, Buffers, Case, Pair, Rows, on, padded
-from flashinfer_standin import DEVICE, STANDINS, ContractError, DecodeWrapper, Plan, StandIn, reserved
+from flashinfer_standin import DEVICE, STANDINS, ContractError, DecodeWrapper, Plan, Processors, StandIn, reserved
 
 from aengine.attention import AttentionMetadata, BackendUnavailableError
 from aengine.attention.flashinfer import FlashInferBackend
 from aengine.attention.flashinfer_library import check_version, host_tensors, load_flashinfer
-from aengine.attention.flashinfer_workspace import PlanBounds, Processors
+from aengine.attention.flashinfer_workspace import PlanBounds
 
 SIGNATURES = json.loads((pathlib.Path(__file__).parent / "flashinfer_signatures.json").read_text())
 
