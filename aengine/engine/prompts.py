@@ -34,6 +34,11 @@ QUICK_CHARACTERS = 65536
 CHARACTERS_PER_TOKEN = 4
 """Of ordinary text, about. A text of more for each token that fits is counted before it is encoded."""
 
+_ROW_FIELDS = (
+    *("top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("banned_token_ids", "min_tokens", "logprobs", "prompt_logprobs"),
+)
+"""What the sampler is given as it is in the parameters."""
 NEEDS_TOKENIZER = "needs a tokenizer, and this model has none"
 
 IntArray = NDArray[np.int32]
@@ -70,7 +75,7 @@ def read_request(
     if params.bad_words or len(params.allowed_token_ids or ()) > INLINE_ENTRIES:
         size = max(size, 1)
     model = limits.model
-    found = _misfits(limits, at_least, params)
+    found = _misfits(params, at_least, limits)
     for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
         ids = getattr(params, name) or ()
         if ids and max(ids) >= model.vocab_size:
@@ -107,8 +112,7 @@ def _read_prompt(prompt: Prompt, limits: Limits, violations: list[FieldViolation
                 contents = (message.get("content") for message in prompt if isinstance(message, Mapping))
                 return prompt, QUICK_CHARACTERS + 1 + sum(len(content) for content in contents if isinstance(content, str)), 1
         num_tokens = len(prompt)
-        if misfits := _misfits(limits, num_tokens):
-            raise refusal(misfits)
+        check_fits(None, num_tokens, limits)
         if num_tokens > INLINE_ENTRIES and not isinstance(prompt, np.ndarray):
             return tuple(prompt), num_tokens, num_tokens  # type: ignore[return-value] # it is read later, and may have changed by then
         return _read_ids(prompt, limits.model), 0, num_tokens  # type: ignore[arg-type]
@@ -124,14 +128,14 @@ def _read_ids(ids: Sequence[int] | IntArray, model: ModelInfo) -> IntArray:
     return array.astype(np.int32)
 
 
-def check_fits(params: SamplingParams, prompt_len: int, limits: Limits) -> None:
-    """Raises `ContextLengthError` or `KVCapacityError` for what does not fit beside the prompt."""
-    if misfits := _misfits(limits, prompt_len, params):
+def check_fits(params: SamplingParams | None, prompt_len: int, limits: Limits, qualified: str = "") -> None:
+    """Raises `ContextLengthError` or `KVCapacityError` for a prompt that does not fit, or what `params` ask for beside it. `qualified`:
+    said of the number of tokens."""
+    if misfits := _misfits(params, prompt_len, limits, qualified):
         raise refusal(misfits)
 
 
-def _misfits(limits: Limits, prompt_len: int, params: SamplingParams | None = None, qualified: str = "") -> list[FieldViolation]:
-    """What can never be computed: the prompt, or else what `params` ask for beside it. `qualified`: said of the number of tokens."""
+def _misfits(params: SamplingParams | None, prompt_len: int, limits: Limits, qualified: str = "") -> list[FieldViolation]:
     asked = [("prompt", 1, f"{prompt_len} tokens{qualified} leave no room for a new one in")]
     if params is not None:
         text = f"beside a prompt of {prompt_len} tokens is more than what fits into"
@@ -178,23 +182,16 @@ def prepare(
     eos_token_ids = frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
     stop_token_ids = frozenset(params.stop_token_ids)
     assert params.seed is not None
+    assert params.temperature is not None
+    assert params.top_k is not None
     row_params = RowParams(
-        temperature=0.0 if params.greedy else _set(params.temperature),
-        top_k=min(int(_set(params.top_k)), model.vocab_size),
-        top_p=_set(params.top_p),
-        min_p=_set(params.min_p),
-        seed=params.seed,
-        presence_penalty=_set(params.presence_penalty),
-        frequency_penalty=_set(params.frequency_penalty),
-        repetition_penalty=_set(params.repetition_penalty),
+        **{name: getattr(params, name) for name in _ROW_FIELDS},
+        temperature=0.0 if params.greedy else params.temperature,
+        top_k=min(params.top_k, model.vocab_size),
         logit_bias=tuple(params.logit_bias.items()),
         allowed_token_ids=None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int64),
-        banned_token_ids=params.banned_token_ids,
         bad_words=tuple(bad_words),
-        min_tokens=params.min_tokens,
         stop_ids=tuple(sorted(eos_token_ids | stop_token_ids)) if params.min_tokens else (),
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
         grammar=grammar,
         processors=params.logits_processors,
     )
@@ -244,17 +241,12 @@ def _token_ids(prompt: Prompt | IntArray, tokenizer: Tokenizer | None, limits: L
 
 def _encode(text: str, tokenizer: Tokenizer, limits: Limits, *, add_special_tokens: bool) -> Steps[IntArray]:
     """Raises `ContextLengthError` or `KVCapacityError` of a text that is much too long, before the whole is encoded."""
-
-    def check(at_least: int, qualified: str) -> None:
-        if misfits := _misfits(limits, at_least, qualified=qualified):
-            raise refusal(misfits)
-
     if len(text) > QUICK_CHARACTERS:
         num_bytes = len(text.encode(errors="replace"))
-        check(tokenizer.least_tokens(num_bytes), f" or more, for {num_bytes} bytes of text,")
+        check_fits(None, tokenizer.least_tokens(num_bytes), limits, f" or more, for {num_bytes} bytes of text,")
     if len(text) > CHARACTERS_PER_TOKEN * limits.tokens:
         for num_pieces, at_least in enumerate(tokenizer.count_pieces(text), 1):
-            check(at_least, " or more")
+            check_fits(None, at_least, limits, " or more")
             yield 2 * len(text) - num_pieces * PIECE_CHARACTERS
     return _read_ids(tokenizer.encode(text, add_special_tokens=add_special_tokens), limits.model)
 
@@ -262,8 +254,3 @@ def _encode(text: str, tokenizer: Tokenizer, limits: Limits, *, add_special_toke
 def derive_seed(seed: int, index: int) -> int:
     """The seed of sequence `index` > 0 of a request: 64 bits of BLAKE2b over both. Users replay sequences by this formula, so it stays."""
     return int.from_bytes(blake2b(seed.to_bytes(8, "little") + index.to_bytes(4, "little"), digest_size=8).digest(), "little")
-
-
-def _set(value: float | None) -> float:
-    assert value is not None, "defaults are applied"
-    return value

@@ -29,10 +29,8 @@ def read_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
     texts = _byte_level_texts(tokenizer, pieces) or _decoded_texts(tokenizer, pieces, known)
     known = [token_id for token_id in known if texts[token_id]]
     drops_first_space = _drops_first_space(tokenizer, texts, known)
-    _check(tokenizer, texts, known, drops_first_space)
-    may_begin = [False] * vocab_size
-    for token_id in known:
-        may_begin[token_id] = _begins_as_expected(tokenizer, texts, token_id, drops_first_space)
+    may_begin = [bool(text) and _begins_as_expected(tokenizer, token_id, text, drops_first_space) for token_id, text in enumerate(texts)]
+    _check(tokenizer, texts, known, list(itertools.compress(range(vocab_size), may_begin)), drops_first_space)
     return Vocabulary(tuple(texts), drops_first_space, tuple(may_begin))
 
 
@@ -91,8 +89,7 @@ def _drops_first_space(tokenizer: Tokenizer, texts: Sequence[bytes], known: Sequ
     return False
 
 
-def _begins_as_expected(tokenizer: Tokenizer, texts: Sequence[bytes], token_id: int, drops_first_space: bool) -> bool:
-    text = texts[token_id]
+def _begins_as_expected(tokenizer: Tokenizer, token_id: int, text: bytes, drops_first_space: bool) -> bool:
     if drops_first_space:
         if text[:1] != b" ":
             return False
@@ -101,10 +98,9 @@ def _begins_as_expected(tokenizer: Tokenizer, texts: Sequence[bytes], token_id: 
     return REPLACEMENT in expected or tokenizer.decode([token_id]) == expected
 
 
-def _check(tokenizer: Tokenizer, texts: Sequence[bytes], known: Sequence[int], drops_first_space: bool) -> None:
+def _check(tokenizer: Tokenizer, texts: Sequence[bytes], known: Sequence[int], begins: Sequence[int], drops_first_space: bool) -> None:
     """Compare the texts with the decoder on random sequences that are UTF-8. Raises `NotConcatenative`."""
     draw = random.Random(0)
-    begins = [token_id for token_id in known if _begins_as_expected(tokenizer, texts, token_id, drops_first_space)]
     if not begins:
         raise NotConcatenative("no token begins a text")
     for _ in range(_TRIALS):

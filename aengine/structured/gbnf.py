@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from aengine.structured.regex_dialect import RegexError, character_class, quoted
+from aengine.structured.regex_dialect import RegexError, character_class, unescaped
 
 MAX_NESTING = 64
 """Most parentheses within one another, and most repetitions of one another."""
@@ -31,8 +31,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_ESCAPE = re.compile(r'\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([nrt"\\\[\]^-]))')
-_CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
+_ESCAPE = re.compile(r'\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[nrt"\\\[\]^-])')
 _EMPTY = '""'  # in a rule
 
 
@@ -133,25 +132,13 @@ class _Reader:
     def _terminal(self, kind: str, text: str, position: int) -> _Terminal:
         if kind == "any":
             return _Terminal(r"(?s:.)")
-        characters = self._characters(text[1:-1], position)
-        if kind == "literal":
-            return _Terminal(f"({quoted(characters)})")
+        if wrong := re.search(r"\\.{0,2}", _ESCAPE.sub("", text), re.DOTALL):
+            raise self._error(position, f"the escape {wrong.group()!r} is not understood")
+        text = re.sub(r"(\\\\)|\\U([0-9a-fA-F]{8})", lambda escape: escape[1] or rf"\u{{{escape[2]}}}", text)
         try:
-            return _Terminal(character_class(re.sub(r"\\U([0-9a-fA-F]{8})", r"\\u{\1}", text)))
+            return _Terminal(f"({unescaped(text[1:-1])})" if kind == "literal" else character_class(text))
         except RegexError as error:
             raise self._error(position, str(error)) from error
-
-    def _characters(self, text: str, position: int) -> str:
-        """The characters that `text` writes."""
-
-        def character(escape: re.Match[str]) -> str:
-            found = _ESCAPE.fullmatch(escape.group())
-            code = int(next(filter(None, found.groups()[:3]), "0"), 16) if found else 0x110000
-            if found is None or code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-                raise self._error(position, f"the escape {escape.group()!r} is not understood")
-            return _CONTROLS.get(found[4], found[4]) if found[4] else chr(code)
-
-        return re.sub(r"\\(?:x.{0,2}|u.{0,4}|U.{0,8}|.)", character, text, flags=re.DOTALL)
 
     def _error(self, position: int, what: str) -> GbnfError:
         return GbnfError(f"line {self._source.count(chr(10), 0, position) + 1}: {what}")

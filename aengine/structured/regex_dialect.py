@@ -67,6 +67,11 @@ def quoted(text: str) -> str:
     return "".join(map(_quoted, text))
 
 
+def unescaped(text: str) -> str:
+    """Matches just the characters that `text` writes, some of them as escapes. Raises `RegexError`."""
+    return "".join(_quoted(_character(item)) for item in _MEMBER.findall(text))
+
+
 def _translated(regex: str) -> list[str]:
     tokens: list[str] = []
     for token in (match.group() for match in _TOKEN.finditer(regex)):

@@ -96,6 +96,12 @@ def test_ebnf(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
     assert None not in texts
 
 
+def test_a_backslash_in_a_class_of_ebnf(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
+    wanted = [StructuredOutput(grammar=r"root ::= [\\\\U00000041]")] * 50
+    texts = grammar_decoding.decode(compiler, tokenizer, VOCAB_SIZE, EOS, wanted, max_tokens=3)
+    assert set(texts) == set("\\U041")
+
+
 # ---- tokenizers --------------------------------------------------------------------------------------------------------------
 
 # Text that each of the tokenizers can write.
