@@ -16,10 +16,13 @@ from torch import Tensor
 from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, GraphStep, check_graph_layout
 from aengine.attention.flashinfer_library import building, load_flashinfer, require_int32, require_kernels
 from aengine.attention.flashinfer_wrappers import DecodeWrapper, PrefillWrapper, Rows, WrapperSetup
-from aengine.attention.kv_write import kv_write_for
 from aengine.attention.metadata import AttentionMetadata, StepLayout
+from aengine.kernels.paged_cache import PagedCache, as_bytes, stored
 
 Decodes = dict[int | None, DecodeWrapper]  # the wrapper for each window
+KvWrite = Callable[[Tensor, Tensor, PagedCache, Tensor], None]
+"""(key, value, cache, slots): stores [T, num_kv_heads, head_dim] keys and values at `slots` [T] int32; -1 is skipped. What is launched does
+not depend on what the tensors hold, so it may be captured in a graph."""
 
 
 class FlashInferBackend(AttentionBackend):
@@ -44,7 +47,7 @@ class FlashInferBackend(AttentionBackend):
             raise BackendUnavailableError(f"FlashInfer reads a KV cache of {spec.dtype} or float8_e4m3fn here, not {spec.cache_dtype}")
         library = library or load_flashinfer(spec.device)
         super().__init__(spec)
-        self.kv_write = kv_write_for(spec.device)
+        self.kv_write = _kv_write_for(spec.device)
         with building(library, "attention", spec.device):
             self._setup = WrapperSetup(library, spec, event, device or torch.cuda.get_device_properties(spec.device))
             windows = dict.fromkeys(spec.windows)
@@ -111,3 +114,22 @@ class _GraphStep(_Step):
         rows = Rows.of(layout, self._buffers.kv_indices, 0, self._num_decodes)
         for decode in self._decodes.values():
             decode.plan(rows)
+
+
+def _kv_write_for(device: torch.device) -> KvWrite:
+    """Our Triton kernel on CUDA where triton is installed, else plain torch."""
+    if device.type != "cuda":
+        return kv_write_torch
+    try:
+        from aengine.kernels.triton.attention import write
+    except ImportError:
+        return kv_write_torch
+    return write
+
+
+def kv_write_torch(key: Tensor, value: Tensor, cache: PagedCache, slots: Tensor) -> None:
+    """A `KvWrite`, except that tokens without a slot are written to slot 0: it is on the reserved page 0, whose contents only padding rows
+    read. Only the device knows which tokens these are, and a graph cannot leave out some."""
+    where = slots.clamp(min=0).long()
+    for new, pages, scale in ((key, cache.keys, cache.key_scale), (value, cache.values, cache.value_scale)):
+        as_bytes(pages).view(-1, *pages.shape[2:]).index_copy_(0, where, stored(new, pages.dtype, scale))

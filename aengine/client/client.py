@@ -22,12 +22,12 @@ from aengine.client.config import DEFAULT_ADDRESS, ClientConfig
 from aengine.client.health import HealthWatch
 from aengine.client.link import Link, open_link
 from aengine.client.messages import read_load, read_model, write_chat, write_request
-from aengine.client.stream import ClientStream
 from aengine.errors import ConnectionLostError, EngineStateError
 from aengine.outputs import Completion, EngineStats, ModelInfo
 from aengine.params import SamplingParams
 from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params, draw_seed
+from aengine.stream_base import StreamProtocol
 from aengine.v1.engine_service_pb2 import GetLoadRequest
 from aengine.v1.generation_pb2 import StreamOptions
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest
@@ -39,6 +39,20 @@ if TYPE_CHECKING:
 
 _FEW_MESSAGES = StreamOptions(max_tokens_per_delta=64, max_delay=Duration(nanos=100_000_000))
 """For `generate`, whose caller sees no single token."""
+
+
+class ClientStream(StreamProtocol):
+    """The tokens of one request, as they come from the server.
+
+    `aclose()` returns when the server has confirmed that the request is cancelled, or after some seconds. A reader that lags far behind
+    parks the request on the server until it catches up. Cached prompt tokens and the timing are known at the end.
+    """
+
+    _source: ActiveRequest
+
+    def __del__(self) -> None:
+        if hasattr(self, "_source"):
+            self._source.drop()
 
 
 class _Phase(enum.Enum):

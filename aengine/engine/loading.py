@@ -53,11 +53,11 @@ def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel
         architecture=runner.spec.architecture,
         max_model_len=runner.max_model_len,
         vocab_size=runner.spec.vocab_size,
-        eos_token_ids=runner.generation.eos_token_ids,
+        eos_token_ids=runner.eos_token_ids,
         dtype=str(runner.dtype).removeprefix("torch."),
         num_parameters=num_parameters(runner.spec),
         chat_template=tokenizer is not None and tokenizer.has_chat_template,
-        generation_defaults=SamplingParams(**runner.generation.sampling, detokenize=None if tokenizer is not None else False),
+        generation_defaults=SamplingParams(**runner.sampling_defaults, detokenize=None if tokenizer is not None else False),
         device=str(runner.device),
         tokenizer=tokenizer is not None,
     )

@@ -44,19 +44,14 @@ class WarmMemory:
         self._thread = threading.Thread(target=self._touch, name="aengine-warm", daemon=True)
         self._thread.start()
 
-    def take(self, size: int) -> NDArray[np.uint8] | None:
-        """[size] zeros on a page boundary that were not taken before; None when fewer are left. Stops the thread."""
+    def allocate(self, size: int) -> NDArray[np.uint8]:
+        """[size] zeros on a page boundary that were not taken before; `lazy_bytes` when fewer are left. Stops the thread."""
         self._finish()
         first, end = self._taken, self._taken + size
         if end > len(self._bytes):
-            return None
+            return lazy_bytes(size)
         self._taken = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
         return self._bytes[first:end]
-
-    def allocate(self, size: int) -> NDArray[np.uint8]:
-        """As `take`, or `lazy_bytes` when fewer are left."""
-        taken = self.take(size)
-        return lazy_bytes(size) if taken is None else taken
 
     def __enter__(self) -> WarmMemory:
         return self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from aengine.errors import InvalidRequestError, ModelLoadError
@@ -14,19 +13,12 @@ from aengine.params import SamplingParams
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """`sampling` has those of temperature, top_p, top_k, min_p and repetition_penalty that the model sets, as keyword arguments of
-    `SamplingParams`."""
+def load_generation(model_dir: pathlib.Path, spec: ModelSpec) -> tuple[tuple[int, ...], Mapping[str, Any]]:
+    """The end-of-sequence ids, and those of temperature, top_p, top_k, min_p and repetition_penalty that the model sets, as keyword
+    arguments of `SamplingParams`.
 
-    eos_token_ids: tuple[int, ...]
-    sampling: Mapping[str, Any]
-
-
-def load_generation(model_dir: pathlib.Path, spec: ModelSpec) -> GenerationDefaults:
-    """Reads `model_dir`/generation_config.json if there is one. Raises ModelLoadError for values out of range.
-
-    If it has no end-of-sequence ids, those of config.json are taken.
+    Reads `model_dir`/generation_config.json if there is one. If it has no end-of-sequence ids, those of config.json are taken.
+    Raises ModelLoadError for values out of range.
     """
     path = model_dir / "generation_config.json"
     config = read_json(path) if path.is_file() else {}
@@ -36,4 +28,4 @@ def load_generation(model_dir: pathlib.Path, spec: ModelSpec) -> GenerationDefau
     except InvalidRequestError as error:
         raise ModelLoadError(f"{path} has a value out of range: {error}") from error
     eos = read_token_ids(config.get("eos_token_id"), "eos_token_id")
-    return GenerationDefaults(eos_token_ids=eos or spec.eos_token_ids, sampling=sampling)
+    return eos or spec.eos_token_ids, sampling

@@ -58,7 +58,7 @@ class ModelRunner:
         self.device = find_device(config.device)
         on_cpu = self.device.type == "cpu"
         self.spec = load_spec(model_dir)
-        self.generation = load_generation(model_dir, self.spec)
+        self.eos_token_ids, self.sampling_defaults = load_generation(model_dir, self.spec)
         self.page_size = config.page_size
         self.max_num_seqs = config.num_seqs
         default = CPU_TOKENS if on_cpu else ACCELERATOR_TOKENS

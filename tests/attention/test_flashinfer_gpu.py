@@ -11,9 +11,8 @@ from flashinfer_cases import CASES, NUM_ROWS, Buffers, Case, Pair, Rows, on, pad
 from flashinfer_standin import STANDINS
 from torch import Tensor
 
-from aengine.attention.flashinfer import FlashInferBackend
+from aengine.attention.flashinfer import FlashInferBackend, kv_write_torch
 from aengine.attention.flashinfer_library import load_flashinfer
-from aengine.attention.kv_write import kv_write_torch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CUDA = torch.device("cuda")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from cpu_ops import declare
 
 from aengine.kernels.cpu import CpuKernels, Level, load_level, supported_levels
 
 
 @cache
 def loaded(level: Level) -> CpuKernels:
-    return load_level(level)
+    return declare(load_level(level))
 
 
 def _param(level: Level) -> object:

@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import ctypes
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from aengine.attention import StepLayout
-from aengine.kernels.cpu import KvPool, PackedLinear, Workspace
-from aengine.kernels.cpu.library import BLOCK, ELEMENTS, PANEL, CLayer, CModel, check
+from aengine.kernels.cpu import CpuKernels, KvPool, PackedLinear, Workspace
+from aengine.kernels.cpu.library import BLOCK, ELEMENTS, PANEL, CLayer, CModel, CPackedLinear, CPool, CStep, check
 from aengine.kernels.cpu.ops import as_rows, norm_weight, row_stride
 from aengine.models.cpu_stack import LastTokens, StepArguments
 
 NO_TOKENS = np.zeros(0, np.int32)
 NO_LAST_TOKENS = LastTokens(NO_TOKENS, NO_TOKENS, NO_TOKENS)
 STORE, ADD, SILU_MUL = 0, 1, 2  # `Epilogue` of src/abi.h
+_SIGNATURES = {  # as those of `aengine.kernels.cpu.library`
+    "argmax": (c_int, c_int32, c_void_p, c_int64, c_int64, POINTER(CPackedLinear), c_void_p, c_void_p, c_int),
+    "rms_norm": (None, c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int),
+    "rotate_and_write": (
+        *(c_int, POINTER(CModel), POINTER(CLayer), POINTER(CPool), c_int64, POINTER(CStep)),
+        *(c_void_p, c_int64, c_int),
+    ),
+    "attention": (
+        *(c_int, POINTER(CPool), c_int64, POINTER(CStep), c_void_p, c_int64, c_void_p, c_int64),
+        *(c_int64, c_int64, c_float, c_float, c_void_p, c_int),
+    ),
+}
+
+
+def declare(kernels: CpuKernels) -> CpuKernels:
+    """The kernels, with the signatures of the functions that only tests call by themselves."""
+    for name, (result, *arguments) in _SIGNATURES.items():
+        function = getattr(kernels, name)
+        function.restype, function.argtypes = result, arguments
+    return kernels
 
 
 def linear(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:

@@ -6,6 +6,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 
@@ -19,11 +20,16 @@ def resident() -> int:
     return int(STATM.read_text().split()[1]) * mmap.PAGESIZE
 
 
+def is_of(warm: WarmMemory, part: NDArray[np.uint8]) -> bool:
+    """Whether the bytes are those of the warm memory."""
+    return np.may_share_memory(part, np.frombuffer(warm._mapped, np.uint8))
+
+
 def test_what_is_taken_is_zero_on_a_page_and_nobody_elses() -> None:
     with WarmMemory(4 * MIB) as warm:
-        parts = [warm.take(size) for size in (1, 5000, MIB, 100)]
+        parts = [warm.allocate(size) for size in (1, 5000, MIB, 100)]
         for number, part in enumerate(parts, 1):
-            assert part is not None
+            assert is_of(warm, part)
             assert not part.any()
             assert part.ctypes.data % mmap.PAGESIZE == 0
             part[:] = number
@@ -33,18 +39,16 @@ def test_what_is_taken_is_zero_on_a_page_and_nobody_elses() -> None:
 
 def test_it_gives_no_more_than_it_has() -> None:
     with WarmMemory(3 * mmap.PAGESIZE + 5) as warm:
-        assert warm.take(3 * mmap.PAGESIZE + 6) is None
-        assert len(warm.take(2 * mmap.PAGESIZE + 1)) == 2 * mmap.PAGESIZE + 1
-        assert warm.take(6) is None
-        assert len(warm.take(5)) == 5
-        assert warm.take(1) is None
+        for size, given in ((3 * mmap.PAGESIZE + 6, False), (2 * mmap.PAGESIZE + 1, True), (6, False), (5, True), (1, False)):
+            part = warm.allocate(size)
+            assert (len(part), is_of(warm, part)) == (size, given)
 
 
 def test_memory_outlives_its_giver_and_nothing_is_given_afterwards() -> None:
     with WarmMemory(2 * MIB) as warm:
-        part = warm.take(MIB)
+        part = warm.allocate(MIB)
         part[:] = 7
-    assert warm.take(1) is None
+    assert not is_of(warm, warm.allocate(1))
     del warm
     gc.collect()
     assert (part == 7).all()
@@ -57,7 +61,7 @@ def test_the_memory_is_committed_beforehand_and_what_is_left_is_given_back() -> 
     with WarmMemory(size) as warm:
         warm._thread.join()
         assert resident() - before > 0.9 * size
-        part = warm.take(size // 4)
+        part = warm.allocate(size // 4)
     assert resident() - before < 0.4 * size
     assert not part.any()
 
@@ -65,7 +69,7 @@ def test_the_memory_is_committed_beforehand_and_what_is_left_is_given_back() -> 
 def test_the_thread_does_not_write_to_what_is_taken() -> None:
     for _ in range(20):
         with WarmMemory(32 * MIB) as warm:
-            part = warm.take(32 * MIB)
+            part = warm.allocate(32 * MIB)
             part[:: mmap.PAGESIZE] = 1
             warm._thread.join()
             assert part[:: mmap.PAGESIZE].all()

@@ -91,17 +91,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_workspace_destroy": (None, c_void_p),
     "aengine_pack": (None, POINTER(CPart), c_int64, c_int32, POINTER(CPackedLinear), c_int),
     "aengine_linear": (c_int, c_int32, c_int32, c_void_p, c_int64, c_int64, POINTER(CPackedLinear), c_void_p, c_int64, c_void_p, c_int),
-    "aengine_argmax": (c_int, c_int32, c_void_p, c_int64, c_int64, POINTER(CPackedLinear), c_void_p, c_void_p, c_int),
     "aengine_draw": (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int),
-    "aengine_rms_norm": (None, c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int),
-    "aengine_rotate_and_write": (
-        *(c_int, POINTER(CModel), POINTER(CLayer), POINTER(CPool), c_int64, POINTER(CStep)),
-        *(c_void_p, c_int64, c_int),
-    ),
-    "aengine_attention": (
-        *(c_int, POINTER(CPool), c_int64, POINTER(CStep), c_void_p, c_int64, c_void_p, c_int64),
-        *(c_int64, c_int64, c_float, c_float, c_void_p, c_int),
-    ),
     "aengine_run_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
     "aengine_begin_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
     "aengine_finish_layers": (None, c_void_p),
