@@ -109,7 +109,7 @@ class Layouts:
         self._rows: IntArray | None = None  # rows of the previous step, if it had decodes alone
         self._previous: StepLayout | None = None
 
-    def next(self, rows: IntArray, num_decodes: int, starts: IntArray, lengths: IntArray, *, same_pages: bool) -> StepLayout:
+    def build(self, rows: IntArray, num_decodes: int, starts: IntArray, lengths: IntArray, *, same_pages: bool) -> StepLayout:
         """The layout that `build_layout` makes. `same_pages`: the page table has not changed since the last call."""
         previous = self._previous
         if previous is not None and same_pages and num_decodes == len(rows) and self._follows(previous, rows, starts):

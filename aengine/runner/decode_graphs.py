@@ -1,4 +1,4 @@
-"""`DecodeGraphs`: decode steps of a fixed number of rows, recorded from the last token to the next.
+"""`DecodeGraphs`: decode steps of a fixed number of rows, recorded from reading last tokens to storing their argmax.
 
 Owns the buffers that the graphs read and write. A step is padded to the smallest graph that holds it: padding rows read the spare row's
 last token, attend to page 0, write no KV, and store their tokens at the spare row. Knows nothing of sampling but argmax.
@@ -32,7 +32,7 @@ class Forward:
     greedy_tokens: Tensor | None = None  # [m] int64, the argmax of the logits, if it is computed and stored as the rows' last tokens
 
 
-class UploadSlot:
+class StagingBuffer:
     """Pinned host memory from which one step at a time is copied to a device."""
 
     def __init__(self, device: torch.device) -> None:
@@ -52,7 +52,7 @@ class UploadSlot:
         """Copies the first `length` numbers to the beginning of `out`, on the current stream, without waiting."""
         out[:length].copy_(self._memory[:length], non_blocking=True)
 
-    def record(self) -> None:
+    def mark_read(self) -> None:
         """To be called when everything that reads this memory is on the current stream."""
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self._device))
@@ -88,22 +88,23 @@ class DecodeGraphs:
         largest = sizes[-1]
         device, dtype = model.head_weight.device, model.head_weight.dtype
         self._frame = DecodeFrame(largest)
-        self._slots = [UploadSlot(device) for _ in range(3)]  # used in turn: copies of earlier steps may not be done
+        self._staging = [StagingBuffer(device) for _ in range(3)]  # used in turn: copies of earlier steps may not be done
         self._num_steps = 0
         self._inputs = torch.zeros(self._frame.length(largest * pages_per_row), dtype=torch.int32, device=device)
-        self._counting = torch.arange(largest + 1, dtype=torch.int32, device=device)
+        self._arange = torch.arange(largest + 1, dtype=torch.int32, device=device)
         self._logits = torch.zeros(largest, len(model.head_weight), dtype=dtype, device=device)
         self._tokens = torch.zeros(largest, dtype=torch.int64, device=device)
         self._graphs: dict[int, _Graph] = {}
 
     def record(self, size: int) -> bool:
-        """For steps of up to `size` rows, one of the sizes. False: the attention backend is not for graphs."""
+        """For steps of up to `size` rows; `size` is one of the sizes. False: the attention backend is not for graphs."""
         nothing = empty_layout(self._backend.spec.page_size)
-        layout = self._frame.pack(nothing, nothing.seq_lens, size, self._spare_row, np.zeros(self._frame.length(size), dtype=np.int32))
+        no_rows = nothing.seq_lens
+        layout = self._frame.pack(nothing, no_rows, size, self._spare_row, np.zeros(self._frame.length(size), dtype=np.int32))
         inputs = self._frame.split(self._inputs, size)
         metadata = AttentionMetadata(
             host=layout,
-            qo_indptr=self._counting[: size + 1],
+            qo_indptr=self._arange[: size + 1],
             kv_indptr=inputs.kv_indptr,
             kv_indices=inputs.kv_indices,
             last_page_len=inputs.last_page_len,
@@ -113,7 +114,7 @@ class DecodeGraphs:
         if step is None:
             return False
         graph = _Graph(inputs, step, Pieces(self._capture))
-        self._prepare(graph, nothing, nothing.seq_lens, size)
+        self._prepare(graph, nothing, no_rows, size)
         graph.pieces.record(lambda: self._forward(inputs, size, step))
         graph.pieces.replay()  # the first replay takes time and device memory
         self._graphs[size] = graph
@@ -134,23 +135,23 @@ class DecodeGraphs:
             return selected.to(torch.float32, copy=True)
 
         inputs = graph.inputs
-        return Forward(logits, self._counting[:count], inputs.rows[:count], inputs.seq_lens[:count], greedy_tokens=self._tokens[:count])
+        return Forward(logits, self._arange[:count], inputs.rows[:count], inputs.seq_lens[:count], greedy_tokens=self._tokens[:count])
 
     def _prepare(self, graph: _Graph, layout: StepLayout, rows: IntArray, size: int) -> None:
         length = self._frame.length(len(layout.kv_indices) + size - layout.num_rows)
-        slot = self._slots[self._num_steps % len(self._slots)]
+        staging = self._staging[self._num_steps % len(self._staging)]
         self._num_steps += 1
-        padded = self._frame.pack(layout, rows, size, self._spare_row, slot.prepare(length))
-        slot.send(length, self._inputs)
+        padded = self._frame.pack(layout, rows, size, self._spare_row, staging.prepare(length))
+        staging.send(length, self._inputs)
         graph.step.prepare(padded)
-        slot.record()
+        staging.mark_read()
 
     def _forward(self, inputs: DecodeArrays[Tensor], size: int, attention: AttentionStep) -> None:
         last_tokens = self._last_tokens
         batch = ForwardBatch(
             input_ids=last_tokens.index_select(0, inputs.rows),
             positions=inputs.positions,
-            logits_indices=self._counting[:size],
+            logits_indices=self._arange[:size],
             attention=attention,
         )
         logits, tokens = self._logits[:size], self._tokens[:size]

@@ -1,6 +1,6 @@
 """`HostExecutor`: the CPU stack, which runs all layers of a step in one call of our own kernels.
 
-Between two steps of a small model the CPU's caches hold only weights, so what counts here is how few operations there are.
+The time that `launch` takes is a visible part of a small model's step, so it does as few operations as it can.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class HostExecutor:
         )
 
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
-        self._queue.compute()  # they need the rows as they are
+        self._queue.compute_through()  # they need the rows as they are
         with torch.inference_mode():
             self._sampler.update(new_rows)
             self._scorer.update(new_rows)
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
-        self._queue.compute()
+        self._queue.compute_through()
         self._pool.copy_pages(self._workspace, sources, destinations)
 
     def launch(self, step: Step) -> InFlightStep:
@@ -103,7 +103,7 @@ class HostExecutor:
         scores_prompts = self._scorer.has_prompts  # from the hidden states of all tokens
         greedy = not scores_prompts and self._sampler.is_greedy(rows)
         draw_params = None if scores_prompts or greedy else self._sampler.draw_params(rows, step.next_positions)
-        samples = greedy or draw_params is not None
+        kernels_sample = greedy or draw_params is not None
         call = self._stack.prepare(
             self._workspace,
             self._pool,
@@ -112,15 +112,15 @@ class HostExecutor:
             np.arange(len(token_ids), dtype=np.int32) if scores_prompts else step.logits_indices,
             greedy=greedy,
             draw_params=draw_params,
-            last_tokens=LastTokens(self._last_tokens, step.rows[:num_decodes], rows if samples else _NO_ROWS),
+            last_tokens=LastTokens(self._last_tokens, step.rows[:num_decodes], rows if kernels_sample else _NO_ROWS),
         )
-        # A step that does not sample goes on in torch, whose threads then spin on the cores that the next step needs.
-        begins = samples and self._workspace.threads > 1
-        if samples:
-            make_result = functools.partial(self._sampled, step, call)
+        # Sampling in torch follows otherwise, whose threads then spin on the cores that the next step needs.
+        can_run_ahead = kernels_sample and self._workspace.threads > 1
+        if kernels_sample:
+            make_result = functools.partial(self._kernel_result, step, call)
         else:
-            make_result = functools.partial(self._sample, step, call, scores_prompts)
-        return self._queue.add(call, make_result, begins=begins, overlaps=begins and decodes_only)
+            make_result = functools.partial(self._torch_result, step, call, scores_prompts)
+        return self._queue.add(call, make_result, can_run_ahead=can_run_ahead, overlaps=can_run_ahead and decodes_only)
 
     def hold(self, held: bool) -> None:
         self._queue.hold.value = held
@@ -129,12 +129,12 @@ class HostExecutor:
         self._queue.close()
         del self._stack, self._pool, self._sampler, self._scorer
 
-    def _sampled(self, step: Step, call: PreparedStep) -> StepResult:
+    def _kernel_result(self, step: Step, call: PreparedStep) -> StepResult:
         """The result of a step that the kernels sampled. The next step waits for this, so it uses nothing of torch."""
         assert call.sampled is not None
         return StepResult(step.number, call.sampled.astype(np.int32))
 
-    def _sample(self, step: Step, call: PreparedStep, scores_prompts: bool) -> StepResult:
+    def _torch_result(self, step: Step, call: PreparedStep, scores_prompts: bool) -> StepResult:
         """Scores prompts and samples, from the hidden states of a step that the kernels did not sample."""
 
         def logits(indices: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`HostQueue`: steps of a CPU, which has no queue of its own. They are computed in order, when a result is asked for at the latest.
+"""`HostQueue`: steps of a CPU, which has no queue of its own. They are computed in order, each no later than its result is asked for.
 
 Owns the order, and that a step which can run on the kernels' own threads begins as soon as the step before it finishes, unless it is held.
 Knows nothing of what a step computes.
@@ -19,38 +19,39 @@ class HostStep:
     """Satisfies `InFlightStep`."""
 
     def __init__(
-        self, queue: HostQueue, call: PreparedStep, make_result: Callable[[], StepResult], *, begins: bool, overlaps: bool
+        self, queue: HostQueue, prepared: PreparedStep, make_result: Callable[[], StepResult], *, can_run_ahead: bool, overlaps: bool
     ) -> None:
         self.overlaps = overlaps
         self._queue = queue
-        self._call = call
+        self._prepared = prepared
         self._make_result = make_result
-        self._begins = begins
-        self._was_first = False  # and may have begun
+        self._can_run_ahead = can_run_ahead
+        self._reached_front = False
         self._result: StepResult | None = None
 
     @property
     def has_begun(self) -> bool:
-        return self._was_first or self._call.has_begun
+        """Whether it may have begun, and so cannot be withdrawn."""
+        return self._reached_front or self._prepared.has_begun
 
     def begin(self) -> None:
-        """To be called when the results of all steps before are known."""
-        if self._begins and not self.has_begun:
-            self._call.begin()
-        self._was_first = True
+        """To be called when the results of all steps before are known. Starts it if it can run ahead."""
+        if self._can_run_ahead and not self.has_begun:
+            self._prepared.begin()
+        self._reached_front = True
 
     def compute(self, following: HostStep | None, hold: ctypes.c_int32) -> None:
         self.begin()
-        self._call.run(following._call if following is not None and following._begins else None, hold)
+        self._prepared.run(following._prepared if following is not None and following._can_run_ahead else None, hold)
         self._result = self._make_result()
 
     def wait(self) -> None:
         if self._result is None:
-            self._queue.compute(self)
+            self._queue.compute_through(self)
 
     def result(self) -> StepResult:
         self.wait()
-        self._queue.begin_first()
+        self._queue.begin_first()  # not in `wait`: between the two a step that was held can still be withdrawn
         assert self._result is not None, "computed"
         return self._result
 
@@ -61,13 +62,13 @@ class HostStep:
 class HostQueue:
     def __init__(self) -> None:
         self.hold = ctypes.c_int32()
-        """Not 0: no step begins by itself. The kernels read it without the GIL, any thread may write it."""
+        """Not 0: a step that finishes does not begin the one after it. The kernels read it without the GIL, any thread may write it."""
         self._steps: deque[HostStep] = deque()  # that are not computed
 
-    def add(self, call: PreparedStep, make_result: Callable[[], StepResult], *, begins: bool, overlaps: bool) -> HostStep:
-        """`make_result` is called after `call`. `begins`: the call can run on the kernels' own threads, ahead of whoever asks for its
-        result. `overlaps`: the next step may be planned meanwhile."""
-        step = HostStep(self, call, make_result, begins=begins, overlaps=overlaps)
+    def add(self, prepared: PreparedStep, make_result: Callable[[], StepResult], *, can_run_ahead: bool, overlaps: bool) -> HostStep:
+        """`make_result` is called when `prepared` has run. `can_run_ahead`: on the kernels' own threads, before its result is asked for.
+        `overlaps`: the next step may be planned meanwhile."""
+        step = HostStep(self, prepared, make_result, can_run_ahead=can_run_ahead, overlaps=overlaps)
         self._steps.append(step)
         if len(self._steps) == 1:
             step.begin()
@@ -77,7 +78,7 @@ class HostQueue:
         if self._steps:
             self._steps[0].begin()
 
-    def compute(self, last: HostStep | None = None) -> None:
+    def compute_through(self, last: HostStep | None = None) -> None:
         """Computes all steps up to `last`, or all."""
         while self._steps:
             step = self._steps.popleft()
@@ -89,7 +90,8 @@ class HostQueue:
         """As `InFlightStep.withdraw`, of the latest step."""
         if step.has_begun:
             return False
-        assert self._steps.pop() is step, "the latest"
+        assert self._steps[-1] is step, "the latest"
+        self._steps.pop()
         return True
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """`ModelRunner`: executes plans on one device.
 
-Owns the sizes (of the KV pool, of steps), the page table, and how a plan becomes the input of an executor. A plan changes what it names
-and nothing else. Knows nothing of requests, queues or why a row runs.
+Owns the sizes (of the KV pool, of steps), the page table, and how a plan becomes the input of an executor. State that a plan
+does not name stays. Knows nothing of requests, queues or why a row runs.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from aengine.runner.device import find_device
 from aengine.runner.executors import build_executor
 from aengine.runner.memory import show_bytes, size_pool
 from aengine.runner.setup import ExecutorSetup
-from aengine.runner.threads import own_threads
+from aengine.runner.threads import set_thread_count
 from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan
 
 _log = logging.getLogger("aengine")
 CPU_TOKENS, ACCELERATOR_TOKENS = 512, 2048
 """Default max_num_batched_tokens."""
-SMALL_MODEL = 20_000_000
+SINGLE_THREAD_PARAMETERS = 20_000_000
 """Parameters below which a second thread costs more in waiting than it saves in work."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class ModelRunner:
-    """Satisfies `Runner`. Create, launch and close it in one thread: CUDA streams and inference mode are thread-local."""
+    """Satisfies `Runner`. All methods but `hold` belong to the thread that creates it: CUDA streams and inference mode are thread-local."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ModelRunner:
         warm: WarmMemory | None = None,
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        """Loads the model and sizes the KV pool. `capture` makes what records graphs; None: CUDA's, on CUDA, unless the config says eager.
+        """Loads the model and sizes the KV pool. `capture` makes the recorder of graphs; None: of CUDA graphs, or eager.
         `warm` is host memory to put weights in. `check` is called before each weight, and may raise to end the loading.
 
         Raises ModelLoadError, InsufficientMemoryError, or ConfigError for what this model or machine cannot do.
@@ -66,7 +66,7 @@ class ModelRunner:
         context = self.spec.max_position_embeddings
         if config.max_model_len is not None and config.max_model_len > context:
             raise ConfigError.of("max_model_len", f"{config.max_model_len} is more than the model's context of {context} tokens")
-        longest = config.max_model_len or context
+        requested_len = config.max_model_len or context
         if on_cpu:
             _set_threads(config.threads, self.spec)
         elif capture is None and not config.eager:
@@ -80,16 +80,16 @@ class ModelRunner:
             device=self.device,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=longest,
+            max_model_len=requested_len,
             capture=capture,
         )
         self._executor = build_executor(setup, warm, check)
         budget = self._executor.kv_budget() if config.kv_cache_memory is None else config.kv_cache_memory
         bytes_per_page = self._executor.bytes_per_page()
-        pool = size_pool(budget, bytes_per_page, self.page_size, self.max_num_seqs, longest, may_shorten=config.max_model_len is None)
+        pool = size_pool(budget, bytes_per_page, self.page_size, self.max_num_seqs, requested_len, may_shorten=config.max_model_len is None)
         self.num_pages, self.max_model_len = pool.num_pages, pool.max_model_len
-        if self.max_model_len < longest:
-            _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", longest, self.max_model_len)
+        if self.max_model_len < requested_len:
+            _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", requested_len, self.max_model_len)
         self._executor.allocate(self.num_pages, self.max_model_len)
         self._page_table = np.zeros((self.max_num_seqs, -(-self.max_model_len // self.page_size)), dtype=np.int32)
         self._layouts = Layouts(self._page_table, self.page_size)
@@ -104,14 +104,14 @@ class ModelRunner:
         )
 
     def launch(self, plan: StepPlan) -> InFlightStep:
-        """Raises `RowsFailed` for new rows that cannot be built."""
+        """Raises `RowsFailed` for new rows that cannot be assigned."""
         if plan.new_rows:
             self._assign_rows(plan.new_rows)
         if len(plan.copy_from):
             self._executor.copy_pages(plan.copy_from, plan.copy_to)
         if len(plan.page_rows):
             self._page_table[plan.page_rows, plan.page_cols] = plan.page_ids
-        layout = self._layouts.next(plan.rows, plan.num_decodes, plan.starts, plan.lengths, same_pages=not len(plan.page_rows))
+        layout = self._layouts.build(plan.rows, plan.num_decodes, plan.starts, plan.lengths, same_pages=not len(plan.page_rows))
         return self._executor.launch(Step.of(plan.step, layout, plan.rows, plan.samples, plan.token_ids))
 
     def hold(self, held: bool) -> None:
@@ -138,10 +138,10 @@ class ModelRunner:
 
 def _set_threads(threads: int | None, spec: ModelSpec) -> None:
     """Sets the number of torch's threads for this thread; other engines and the host program keep theirs."""
-    if threads is None and num_parameters(spec) < SMALL_MODEL:
+    if threads is None and num_parameters(spec) < SINGLE_THREAD_PARAMETERS:
         threads = 1
     if threads is not None:
-        own_threads(threads)
+        set_thread_count(threads)
 
 
 def _dtype(config: EngineConfig, spec: ModelSpec, model_dir: pathlib.Path) -> torch.dtype:

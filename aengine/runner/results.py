@@ -1,4 +1,4 @@
-"""How the tensors of a step become a `StepResult`, and the host memory that they are copied to. Knows nothing of models or plans."""
+"""How the tensors of a step become a `StepResult`, and the host memory that they are copied to. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ResultBuffer:
         self._on_cpu = device.type == "cpu"
         self._device = device
         self._tokens = torch.zeros(max_rows, dtype=torch.int64, pin_memory=not self._on_cpu)
-        # A blocking event sleeps while it waits and does not spin: the event loop needs the core, and the driver its lock.
+        # A blocking event sleeps and does not spin while it waits: the event loop needs the core, other threads the CUDA driver's lock.
         self._copied = None if self._on_cpu else torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
     def copy(self, sampled: SampledTokens | None, scores: PromptScores | None) -> tuple[SampledTokens | None, PromptScores | None]:
@@ -55,21 +55,21 @@ class ResultBuffer:
 
 
 def step_result(step: Step, sampled: SampledTokens | None, scores: PromptScores | None, sampler: Sampler) -> StepResult:
-    """The result, from tensors in host memory. Tells the sampler the tokens, since some rows' next tokens depend on them on the host."""
+    """The result, from tensors in host memory. Has the sampler observe the tokens, which some rows need on the host for their next one."""
     prompt_logprobs = () if scores is None else scores.on_host()
     if sampled is None:
         return StepResult(step.number, np.zeros(0, dtype=np.int32), prompt_logprobs=prompt_logprobs)
     return StepResult(
         step=step.number,
         tokens=sampled.tokens.numpy().astype(np.int32),
-        logprobs=_of_all_rows(sampled),
+        logprobs=_logprobs_by_row(sampled),
         prompt_logprobs=prompt_logprobs,
         failures=sampler.observe(step.sampled_rows, step.next_positions, sampled),
         postponed=sampled.postponed,
     )
 
 
-def _of_all_rows(sampled: SampledTokens) -> TokenLogprobs | None:
+def _logprobs_by_row(sampled: SampledTokens) -> TokenLogprobs | None:
     """By sampled row; rows without logprobs get some of another row, which nobody reads."""
     if sampled.logprobs is None or sampled.logprob_rows is None:
         return None

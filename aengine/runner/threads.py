@@ -11,7 +11,7 @@ _log = logging.getLogger("aengine")
 _SETTERS = ("omp_set_num_threads", "MKL_Set_Num_Threads_Local")
 
 
-def own_threads(count: int) -> None:
+def set_thread_count(count: int) -> None:
     """CPU operations of torch that the calling thread runs use `count` threads from now on.
 
     torch uses OpenMP, which keeps this number per calling thread, and MKL, which keeps another one per calling thread. torch's own setter

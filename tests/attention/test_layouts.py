@@ -34,7 +34,7 @@ class Steps:
         lengths = np.ones(len(rows), np.int32)
         lengths[num_decodes:] = self.rng.integers(1, 4, len(rows) - num_decodes)
         starts = self.ends[rows]
-        got = self.layouts.next(rows, num_decodes, starts, lengths, same_pages=self.same_pages)
+        got = self.layouts.build(rows, num_decodes, starts, lengths, same_pages=self.same_pages)
         expected = build_layout(rows, num_decodes, starts, lengths, self.table, PAGE_SIZE)
         self.ends[rows] += lengths
         self.same_pages = True

@@ -28,7 +28,7 @@ from aengine.config import EngineConfig
 from aengine.runner import device_executor
 from aengine.runner.buckets import GraphSizes
 from aengine.runner.capture import Pieces
-from aengine.runner.decode_graphs import UploadSlot
+from aengine.runner.decode_graphs import StagingBuffer
 from aengine.runner.model_runner import ModelRunner
 from aengine.runner.step_graphs import StepGraphs
 
@@ -174,7 +174,7 @@ def test_what_buffers_hold_beyond_a_step_does_not_matter(tiny: pathlib.Path) -> 
             pieces._input_ids.copy_(torch.from_numpy(rng.integers(0, VOCAB, 120)))
             pieces._positions.copy_(torch.from_numpy(rng.integers(0, 256, 120)))
             runner._executor._last_tokens[-1] = int(rng.integers(0, VOCAB))
-            for slot in decodes._slots:
+            for slot in decodes._staging:
                 slot._memory.random_(-(2**31), 2**31 - 1)
 
     assert random_steps(runner, 5, before=poison) == random_steps(eager_runner(tiny), 5)
@@ -428,23 +428,23 @@ class TestPieces:
 
 
 def test_slots_of_uploads_grow() -> None:
-    slot = UploadSlot(CPU)
+    slot = StagingBuffer(CPU)
     out = torch.zeros(100, dtype=torch.int32)
     for length in (5, 40, 7):
         array = slot.prepare(length)
         assert len(array) >= length
         array[:length] = np.arange(length)
         slot.send(length, out)
-        slot.record()
+        slot.mark_read()
         assert out[:length].tolist() == list(range(length))
 
 
 def test_slots_of_uploads_take_turns(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = graph_runner(tiny)
     sequence = Driver(runner)
-    used: list[UploadSlot] = []
-    prepare = UploadSlot.prepare
-    monkeypatch.setattr(UploadSlot, "prepare", lambda self, length: (used.append(self), prepare(self, length))[1])
+    used: list[StagingBuffer] = []
+    prepare = StagingBuffer.prepare
+    monkeypatch.setattr(StagingBuffer, "prepare", lambda self, length: (used.append(self), prepare(self, length))[1])
     sequence.generate([[1, 2, 3]], 7)
     assert len(used) == 6
     assert used[:3] == used[3:]

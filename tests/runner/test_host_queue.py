@@ -45,9 +45,9 @@ class Call:
             following.begin()
 
 
-def added(queue: HostQueue, events: list[str], number: int, *, begins: bool = True) -> HostStep:
+def added(queue: HostQueue, events: list[str], number: int, *, can_run_ahead: bool = True) -> HostStep:
     call: Any = Call(events, number)
-    return queue.add(call, lambda: StepResult(number, np.zeros(0, np.int32)), begins=begins, overlaps=begins)
+    return queue.add(call, lambda: StepResult(number, np.zeros(0, np.int32)), can_run_ahead=can_run_ahead, overlaps=can_run_ahead)
 
 
 class TestOrder:
@@ -91,7 +91,7 @@ class TestOrder:
     def test_steps_that_take_the_threads_of_torch_do_not_begin(self) -> None:
         events: list[str] = []
         queue = HostQueue()
-        first, second = (added(queue, events, number, begins=False) for number in range(2))
+        first, second = (added(queue, events, number, can_run_ahead=False) for number in range(2))
         first.wait()
         assert events == ["compute 0"]
         assert first.result().step == 0

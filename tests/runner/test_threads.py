@@ -12,7 +12,7 @@ import torch
 
 from aengine import AsyncEngine, SamplingParams
 from aengine.runner import model_runner
-from aengine.runner.threads import own_threads
+from aengine.runner.threads import set_thread_count
 
 
 def numbers() -> list[int]:
@@ -40,7 +40,7 @@ def test_a_thread_has_its_own_number(set_before: bool) -> None:
             torch.set_num_threads(before)
 
         def step() -> list[int]:
-            own_threads(before + 2)
+            set_thread_count(before + 2)
             torch.exp(torch.randn(300, 300)) @ torch.randn(300, 300)
             return numbers()
 
@@ -69,7 +69,7 @@ def test_engines_leave_each_other_and_their_host_alone(monkeypatch: pytest.Monke
         options = {"kv_cache_memory": 16 << 20}
         async with AsyncEngine("demo", threads=before + 2, **options) as many, AsyncEngine("demo", threads=before + 1, **options) as fewer:
             assert await seen_by_steps(many) == (before + 2,) * 2
-            monkeypatch.setattr(model_runner, "SMALL_MODEL", 0)  # so that it takes torch's number
+            monkeypatch.setattr(model_runner, "SINGLE_THREAD_PARAMETERS", 0)  # so that it takes torch's number
             async with AsyncEngine("demo", **options) as default:
                 assert await seen_by_steps(default) == (before,) * 2
             assert await seen_by_steps(fewer) == (before + 1,) * 2
