@@ -1,85 +1,151 @@
-"""Checks of a dataclass's fields that collect what they refuse, each with value and range. Knows no field by name."""
+"""The rules of a dataclass's fields, which stand in their annotations, and checks that collect what is refused, each with value and range.
+
+Knows no field by name.
+"""
 
 from __future__ import annotations
 
 import math
 import numbers
 import operator
+import re
 import reprlib
-from collections.abc import Iterable
-from dataclasses import fields
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from aengine.errors import ConfigError, FieldError, FieldViolation
 
+MAX_INT32 = 2**31 - 1
 MAX_UINT64 = 2**64 - 1
 
 
-class FieldChecks:
-    """What is wrong with the fields of `owner` so far: `violations`."""
+class Refusal(Exception):
+    """Raised by the rule of a field; the message states the value and what is accepted."""
 
-    def __init__(self, owner: object) -> None:
+
+Rule = Callable[[Any], Any]
+"""Takes the value of a field and returns what the field becomes. Raises `Refusal`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepts:
+    """The rule of values for which `test` is true; `words` say which these are. They stay as they are."""
+
+    test: Callable[[Any], bool]
+    words: str
+
+    def __call__(self, value: Any) -> Any:
+        if not self.test(value):
+            raise Refusal(is_not(value, self.words))
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The rule of numbers from `low` to `high`, without `low` if it is `open_low`. A float or an integer, as `low` is, or a type of
+    numpy's that is one; it becomes a plain one."""
+
+    low: float
+    high: float
+    open_low: bool = False
+
+    def __call__(self, value: Any) -> float:
+        of_floats = isinstance(self.low, float)
+        try:
+            number = to_float(value) if of_floats else to_int(value)
+        except (TypeError, ValueError, OverflowError):
+            raise Refusal(is_not(value, f"{'a number' if of_floats else 'an integer'} in {self}")) from None
+        if self.low <= number <= self.high and not (self.open_low and number == self.low):  # NaN is in no range
+            return number
+        raise Refusal(f"{shown(number)} is not in {self}")
+
+    def __str__(self) -> str:
+        return f"{'(' if self.open_low else '['}{_bound(self.low)}, {_bound(self.high)}]"
+
+
+def integer(low: int, high: int | None = None) -> Accepts:
+    """From `low` to `high`; without `high` there is no upper end."""
+    words = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"
+    return Accepts(lambda value: is_integer(value, low, high), words)
+
+
+def one_of(*choices: str | int, words: str = "") -> Accepts:
+    kind = type(choices[0])
+    return Accepts(
+        lambda value: isinstance(value, kind) and not isinstance(value, bool) and value in choices,
+        words or "one of " + ", ".join(map(str, choices)),
+    )
+
+
+def text(words: str = "a string", pattern: str = r"(?s).+") -> Accepts:
+    """A string that `pattern` matches as a whole; without it, one that is not empty."""
+    matches = re.compile(pattern).fullmatch
+    return Accepts(lambda value: isinstance(value, str) and matches(value) is not None, words)
+
+
+def is_not(value: object, accepted: str) -> str:
+    """What is said of a value that is not `accepted`."""
+    return f"{shown(value)} is not {accepted}"
+
+
+class FieldChecks:
+    """What is wrong with the fields of something so far: `violations`."""
+
+    def __init__(self) -> None:
         self.violations: list[FieldViolation] = []
-        self._owner = owner
 
     def add(self, name: str, description: str) -> None:
         self.violations.append(FieldViolation(name, description))
-
-    def refuse(self, name: str, accepted: str) -> None:
-        """The value is not `accepted`."""
-        self.violations.append(FieldViolation(name, f"{shown(getattr(self._owner, name))} is not {accepted}"))
-
-    def integer(self, name: str, low: int, high: int | None = None, *, optional: bool = False) -> None:
-        """From `low` to `high`; without `high` there is no upper end."""
-        value = getattr(self._owner, name)
-        if not (value is None and optional) and not is_integer(value, low, high):
-            self.refuse(name, f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]")
-
-    def number(self, name: str, kind: type, low: float, high: float, *, open_low: bool = False, optional: bool = True) -> None:
-        """Of `kind` int or float, or a type of numpy's that is one, from `low` to `high`; it becomes a plain one. `open_low`: without
-        `low`."""
-        value = getattr(self._owner, name)
-        if value is None and optional:
-            return
-        accepted = f"{'(' if open_low else '['}{_bound(low)}, {_bound(high)}]"
-        try:
-            number = to_float(value) if kind is float else to_int(value)
-        except (TypeError, ValueError, OverflowError):
-            self.refuse(name, f"{'a number' if kind is float else 'an integer'} in {accepted}")
-            return
-        if low <= number <= high and not (open_low and number == low):  # NaN is in no range
-            self.set(name, number)
-        else:
-            self.add(name, f"{shown(number)} is not in {accepted}")
-
-    def set(self, name: str, value: object) -> None:
-        """Have the field, of a frozen owner too, be `value`."""
-        object.__setattr__(self._owner, name, value)
-
-    def positive(self, name: str, *, optional: bool = False, or_zero: bool = False) -> None:
-        value = getattr(self._owner, name)
-        if not ((value is None and optional) or is_positive(value) or (or_zero and value == 0 and not isinstance(value, bool))):
-            self.refuse(name, f"a finite number {'>=' if or_zero else '>'} 0")
-
-    def flag(self, name: str, *, optional: bool = False) -> None:
-        value = getattr(self._owner, name)
-        if not (value is None and optional) and not isinstance(value, bool):
-            self.refuse(name, "true or false")
-
-    def choice(self, name: str, choices: tuple[str, ...]) -> None:
-        if getattr(self._owner, name) not in choices:
-            self.refuse(name, "one of " + ", ".join(choices))
-
-    def text(self, name: str, what: str = "a string", *, optional: bool = False) -> None:
-        """A string that is not empty."""
-        value = getattr(self._owner, name)
-        if not (value is None and optional) and not (isinstance(value, str) and value):
-            self.refuse(name, what)
 
     def finish(self, error: type[FieldError]) -> None:
         """Raise an `error` of all violations, if there are any."""
         if self.violations:
             raise error(self.violations)
+
+
+class DeclaredField(NamedTuple):
+    """A field of a dataclass as it is declared: `name: Annotated[kind | None, rule] = default`."""
+
+    name: str
+    kind: Any  # the type, without None
+    optional: bool  # whether it can be None
+    rule: Rule
+    default: Any  # MISSING where the field has to be given
+
+
+@cache
+def declared_fields(cls: type) -> tuple[DeclaredField, ...]:
+    """The fields of a dataclass, each with a rule: that of its annotation, or where it has none, that of its type, bool or str."""
+    found = []
+    hints = get_type_hints(cls, include_extras=True)
+    for field in fields(cls):
+        kind, *rules = get_args(hints[field.name]) if get_origin(hints[field.name]) is Annotated else (hints[field.name],)
+        optional = NoneType in get_args(kind)
+        kind = get_args(kind)[0] if optional else kind
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        found.append(DeclaredField(field.name, kind, optional, rules[0] if rules else _RULE_OF_TYPE[kind], default))
+    return tuple(found)
+
+
+def check_fields(owner: Any, error: type[FieldError], path: str = "") -> None:
+    """Apply the rules of all fields of a dataclass, which may be frozen. Raises an `error` of all that are refused, their names after
+    `path`. A field that is left at its default is not looked at."""
+    check = FieldChecks()
+    for name, _, optional, rule, default in declared_fields(owner.__class__):
+        value = getattr(owner, name)
+        if value is default or (value is None and optional):
+            continue
+        try:
+            accepted = rule(value)
+        except Refusal as refusal:
+            check.add(path + name, str(refusal))
+        else:
+            if accepted is not value:
+                object.__setattr__(owner, name, accepted)
+    check.finish(error)
 
 
 def check_names(cls: type, names: Iterable[str]) -> None:
@@ -96,6 +162,12 @@ def is_integer(value: object, low: int, high: int | None = None) -> bool:
 
 def is_positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+FLAG = Accepts(lambda value: isinstance(value, bool), "true or false")
+POSITIVE = Accepts(is_positive, "a finite number > 0")
+NOT_NEGATIVE = Accepts(lambda value: is_positive(value) or (not isinstance(value, bool) and value == 0), "a finite number >= 0")
+_RULE_OF_TYPE: Mapping[Any, Rule] = {bool: FLAG, str: text()}
 
 
 def to_int(value: Any) -> int:

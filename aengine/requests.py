@@ -5,22 +5,19 @@ Shared by engine and client. Knows nothing of how a request is served.
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
-from aengine.checks import FieldChecks, is_positive, shown
+from aengine.checks import Accepts, check_fields, integer, is_positive, text
 from aengine.errors import InvalidRequestError
 from aengine.params import SamplingParams
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages."""
 
-PRIORITIES = range(-100, 101)
-MAX_LABEL_LENGTH = 128
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_LABEL = text("a string of at most 128 characters", r"(?s).{0,128}")
 
 
 def check_params(params: SamplingParams | None) -> SamplingParams:
@@ -46,28 +43,19 @@ class OptionFields(TypedDict, total=False):
 class RequestOptions:
     """What a request has beside its prompt and parameters. Raises `InvalidRequestError` naming every field that is out of range."""
 
-    request_id: str | None = None
+    request_id: Annotated[str | None, text("a string that matches [A-Za-z0-9._:-]{1,128}", r"[A-Za-z0-9._:-]{1,128}")] = None
     """1..128 of `A-Za-z0-9._:-`, not in use by a request in flight. Default: a fresh random one."""
-    priority: int = 0
+    priority: Annotated[int, integer(-100, 100)] = 0
     """-100..100; lower runs first."""
-    tenant: str = ""
+    tenant: Annotated[str, _LABEL] = ""
     """Whose fair share the request counts for: at most 128 characters."""
-    timeout: float | None = None
+    timeout: Annotated[float | None, Accepts(is_positive, "a number of seconds > 0")] = None
     """Seconds > 0 after which the request ends with what it has (FinishReason.DEADLINE). Default: none."""
-    cache_salt: str | None = None
+    cache_salt: Annotated[str | None, _LABEL] = None
     """At most 128 characters: the request shares cached prefixes only with requests of the same salt."""
 
     def __post_init__(self) -> None:
-        check = FieldChecks(self)
-        if self.request_id is not None and not (isinstance(self.request_id, str) and _REQUEST_ID.fullmatch(self.request_id)):
-            check.add("request_id", f"{shown(self.request_id)} does not match {_REQUEST_ID.pattern}")
-        check.integer("priority", PRIORITIES[0], PRIORITIES[-1])
-        for name, value in (("tenant", self.tenant), ("cache_salt", "" if self.cache_salt is None else self.cache_salt)):
-            if not isinstance(value, str) or len(value) > MAX_LABEL_LENGTH:
-                check.refuse(name, f"a string of at most {MAX_LABEL_LENGTH} characters")
-        if self.timeout is not None and not is_positive(self.timeout):
-            check.refuse("timeout", "a number of seconds > 0")
-        check.finish(InvalidRequestError)
+        check_fields(self, InvalidRequestError)
 
     @classmethod
     def of(cls, options: RequestOptions | None, fields: OptionFields) -> RequestOptions:

@@ -19,7 +19,6 @@ from aengine.errors import (
     ContextLengthError,
     EngineDeadError,
     EngineStateError,
-    FieldViolation,
     InvalidRequestError,
     KVCapacityError,
     NothingToChooseError,
@@ -28,7 +27,7 @@ from aengine.errors import (
     RequestIdInUseError,
 )
 from aengine.outputs import FinishReason
-from aengine.params import MOST_ENTRIES, SamplingParams, too_many
+from aengine.params import MOST_ENTRIES, SamplingParams
 from aengine.v1 import generation_pb2
 
 # Parameters of the engine by the message that carries them, with their names there.
@@ -106,19 +105,17 @@ def field_of(path: str) -> str:
     return _FIELDS.get(path, path)
 
 
-def read_params(message: Message, names: Mapping[str, str], violations: list[FieldViolation]) -> dict[str, Any]:
-    """Those of the engine's parameters `names` that are set in `message`, which calls them by the values. Lists that hold too much are
-    not read; they are added to `violations`."""
+def read_params(message: Message, names: Mapping[str, str]) -> dict[str, Any]:
+    """Those of the engine's parameters `names` that are set in `message`, which calls them by the values. Lists that hold too much stay
+    as they are: `SamplingParams` refuses them by their length."""
     values = {field.name: (field, value) for field, value in message.ListFields()}
     given: dict[str, Any] = {}
     for name, ours in names.items():
         if ours not in values:
             continue
         field, value = values[ours]
-        if name in MOST_ENTRIES and len(value) > MOST_ENTRIES[name]:
-            violations.append(too_many(name, len(value)))
-        else:
-            given[name] = _plain(field, value)
+        too_many = name in MOST_ENTRIES and len(value) > MOST_ENTRIES[name]
+        given[name] = value if too_many else _plain(field, value)
     return given
 
 

@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ import pytest
 import aengine
 from aengine import AsyncEngine, SamplingParams, StructuredOutput
 from aengine.bench.cli import build_parser
-from aengine.params import MAX_INT32, MOST_ENTRIES, MOST_GRAMMAR_BYTES
+from aengine.checks import MAX_INT32, declared_fields
+from aengine.params import MOST_ENTRIES
 from aengine.server.cli import build_parser as server_parser
 from tools import field_tables
 
@@ -100,7 +102,9 @@ def test_a_docstring_tells_the_range_that_is_checked(field: field_tables.Field[o
 
 def test_the_sizes_of_structured_output_are_told() -> None:
     docs = field_tables.field_docs(StructuredOutput)
-    for name, most in MOST_GRAMMAR_BYTES.items():
+    limits = {one.name: one.rule.args[0] for one in declared_fields(StructuredOutput) if isinstance(one.rule, partial)}
+    assert set(limits) == {"json_schema", "regex", "choice", "grammar"}
+    for name, most in limits.items():
         size = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most >> 10} KiB"
         assert size in docs[name]
 

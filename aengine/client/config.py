@@ -4,27 +4,41 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
-from aengine.checks import FieldChecks, check_names
+from aengine.checks import POSITIVE, Accepts, FieldChecks, Refusal, check_fields, check_names, integer, is_not
 from aengine.errors import ConfigError
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 MAX_RESUME_SECONDS = 600.0  # as long as a server keeps a request without a reader
 _ADDRESS = re.compile(r"(?:dns|unix|unix-abstract|ipv4|ipv6):\S+|(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
 _TOKEN = re.compile(r"[\x21-\x7e]+")  # what metadata can carry
+_TLS = Accepts(lambda tls: isinstance(tls, bool | str) and tls != "", "true, false or the path of a PEM file")
+
+
+def _address(value: object) -> object:
+    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if match and int(match["port"] or 0) <= 65535:
+        return value
+    raise Refusal(is_not(value, "host:port with a port in [0, 65535], or a name with a scheme such as unix:"))
+
+
+def _token(value: object) -> object:
+    if isinstance(value, str) and _TOKEN.fullmatch(value):
+        return value
+    raise Refusal("must consist of visible ASCII characters")  # without the value: it is a secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
     """Where the server is and how to talk to it. Raises `ConfigError` naming every field that is out of range."""
 
-    address: str = DEFAULT_ADDRESS
+    address: Annotated[str, _address] = DEFAULT_ADDRESS
     """host:port, or a name that gRPC resolves, such as unix:/run/aengine.sock. Where it means several servers, the client uses the
     first that takes its connection, for everything, and after a lost connection again the first."""
-    token: str | None = field(default=None, repr=False)
+    token: Annotated[str | None, _token] = field(default=None, repr=False)
     """Sent with every call as `authorization: Bearer <token>`; whoever can read the connection can read it, unless there is TLS."""
-    tls: bool | str = False
+    tls: Annotated[bool | str, _TLS] = False
     """True: TLS, trusting the authorities of gRPC. A path: TLS, trusting those in this PEM file. False: plain text."""
     client_cert: str | None = None
     """PEM file with this client's certificate, for servers that ask for one."""
@@ -32,37 +46,26 @@ class ClientConfig:
     """PEM file with its private key."""
     server_name: str | None = None
     """The name that the server's certificate must have, where it is not the one in the address."""
-    connect_timeout: float = 30.0
+    connect_timeout: Annotated[float, POSITIVE] = 30.0
     """Seconds that start() waits for a server that serves."""
-    max_retries: int = 3
+    max_retries: Annotated[int, integer(0, 100)] = 3
     """How often a call is made again that found no server or one that is not ready (UNAVAILABLE), as long as no event has come."""
     auto_resume: bool = False
     """Whether streams survive a lost connection: the server then keeps a request, and the client takes it up where it was cut."""
-    resume_timeout: float = 30.0
+    resume_timeout: Annotated[float, POSITIVE] = 30.0
     """Seconds that auto_resume tries to get back to the server, at most 600. The server keeps a request without a reader as long."""
 
     def __post_init__(self) -> None:
-        check = FieldChecks(self)
-        match = _ADDRESS.fullmatch(self.address) if isinstance(self.address, str) else None
-        if match is None or not 0 <= int(match["port"] or 0) <= 65535:
-            check.refuse("address", "host:port with a port in [0, 65535], or a name with a scheme such as unix:")
-        if self.token is not None and not (isinstance(self.token, str) and _TOKEN.fullmatch(self.token)):
-            check.add("token", "must consist of visible ASCII characters")  # not shown: it is a secret
-        if not isinstance(self.tls, bool) and not (isinstance(self.tls, str) and self.tls):
-            check.refuse("tls", "true, false or the path of a PEM file")
+        check_fields(self, ConfigError)
+        check = FieldChecks()
         for name in ("client_cert", "client_key", "server_name"):
-            check.text(name, optional=True)
             if getattr(self, name) is not None and self.tls is False:
-                check.refuse(name, "possible without tls")
+                check.add(name, is_not(getattr(self, name), "possible without tls"))
         if (self.client_cert is None) != (self.client_key is None):
             missing = "client_cert" if self.client_cert is None else "client_key"
-            check.refuse(missing, "a path: certificate and key belong together")
-        check.positive("connect_timeout")
-        check.integer("max_retries", 0, 100)
-        check.flag("auto_resume")
-        check.positive("resume_timeout")
-        if not check.violations and self.resume_timeout > MAX_RESUME_SECONDS:
-            check.refuse("resume_timeout", f"at most {MAX_RESUME_SECONDS:g}")
+            check.add(missing, is_not(None, "a path: certificate and key belong together"))
+        if self.resume_timeout > MAX_RESUME_SECONDS:
+            check.add("resume_timeout", is_not(self.resume_timeout, f"at most {MAX_RESUME_SECONDS:g}"))
         check.finish(ConfigError)
 
     @classmethod

@@ -126,7 +126,7 @@ def read_model(message: Model) -> ModelInfo:
         eos_token_ids=tuple(message.eos_token_ids),
         chat_template=message.has_chat_template,
         tokenizer=not message.without_tokenizer,
-        generation_defaults=SamplingParams(**read_params(message.generation_defaults, DEFAULTS, [])),
+        generation_defaults=SamplingParams(**read_params(message.generation_defaults, DEFAULTS)),
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Annotated, Any
 
-from aengine.checks import FieldChecks, check_names
+from aengine.checks import MAX_INT32, NOT_NEGATIVE, POSITIVE, Accepts, FieldChecks, check_fields, check_names, integer, one_of, text
 from aengine.errors import ConfigError
 
 # The first field of each group, and the title of the group.
@@ -19,105 +19,77 @@ _FIRST_OF_GROUP = {
     "log_level": "logging",
     "metrics_host": "metrics",
 }
+_NAMES = Accepts(lambda names: isinstance(names, tuple) and all(isinstance(name, str) and name for name in names), "a tuple of names")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Everything that is fixed for the life of a server. Raises `ConfigError` naming every field that is out of range."""
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, text("an address")] = "127.0.0.1"
     """Address to listen on. One that is not loopback needs TLS or insecure."""
-    port: int = 50051
+    port: Annotated[int, integer(0, 65535)] = 50051
     """Port to listen on; 0 lets the system pick one."""
     insecure: bool = False
     """Allow plain text on an address that can be reached from elsewhere."""
-    tls_cert: str | None = None
+    tls_cert: Annotated[str | None, text("a path")] = None
     """PEM file with the server's certificate and its chain. Read again when it changes."""
-    tls_key: str | None = None
+    tls_key: Annotated[str | None, text("a path")] = None
     """PEM file with the certificate's private key, not encrypted. Read again when it changes."""
-    tls_client_ca: str | None = None
+    tls_client_ca: Annotated[str | None, text("a path")] = None
     """PEM file with the authorities that sign clients' certificates. With it a client must have one."""
-    token_file: str | None = None
+    token_file: Annotated[str | None, text("a path")] = None
     """File of bearer tokens, one `name token` or `token` per line; # begins a comment. With it every call except health
     checks needs a token. Read again when it changes."""
-    admin_token_file: str | None = None
+    admin_token_file: Annotated[str | None, text("a path")] = None
     """File of bearer tokens, as token_file, that may call AdminService too."""
-    admin_client_names: tuple[str, ...] = ()
+    admin_client_names: Annotated[tuple[str, ...], _NAMES] = ()
     """Common names of clients' certificates that may call AdminService too. A certificate with several common
     names has no name."""
     debug_errors: bool = False
     """Tell clients the traceback of an internal error. It may show what other clients sent."""
-    max_message_bytes: int = 16 * 1024 * 1024
+    max_message_bytes: Annotated[int, integer(1024, MAX_INT32)] = 16 * 1024 * 1024
     """Largest message in either direction, in bytes."""
-    max_metadata_bytes: int = 16 * 1024
+    max_metadata_bytes: Annotated[int, integer(1024, 2**24)] = 16 * 1024
     """Largest metadata of a call in bytes, as HTTP/2 counts them: 32 bytes for each entry beside its own."""
-    max_calls: int = 8192
+    max_calls: Annotated[int, integer(1, MAX_INT32)] = 8192
     """Most calls at a time on all connections; more are refused. Health checks have the same limit of their own."""
-    max_concurrent_streams: int = 1024
+    max_concurrent_streams: Annotated[int, integer(1, MAX_INT32)] = 1024
     """Most calls at a time on one connection; more wait."""
-    max_connection_age: float | None = None
+    max_connection_age: Annotated[float | None, POSITIVE] = None
     """Seconds after which the server asks a client to reconnect, so that load spreads over new servers. None: never."""
-    max_connection_age_grace: float | None = None
+    max_connection_age_grace: Annotated[float | None, POSITIVE] = None
     """Seconds that the calls of such a connection may still take. None: to their end."""
-    keepalive_time: float = 60.0
+    keepalive_time: Annotated[float, POSITIVE] = 60.0
     """Seconds of silence after which a connection is pinged, to find peers that are gone."""
-    keepalive_timeout: float = 20.0
+    keepalive_timeout: Annotated[float, POSITIVE] = 20.0
     """Seconds after which a connection is closed that did not acknowledge a ping."""
-    min_ping_interval: float = 10.0
+    min_ping_interval: Annotated[float, POSITIVE] = 10.0
     """Seconds. The connection of a client that pings more often is closed."""
-    max_ping_strikes: int = 2
+    max_ping_strikes: Annotated[int, integer(0, MAX_INT32)] = 2
     """How many pings that come too early are tolerated. 0: all."""
-    stall_seconds: float = 300.0
+    stall_seconds: Annotated[float, POSITIVE] = 300.0
     """Seconds that a call waits for its client to read a message or to send the request. Then the call is ended."""
-    drain_seconds: float = 30.0
+    drain_seconds: Annotated[float, NOT_NEGATIVE] = 30.0
     """Seconds that requests in flight may go on after SIGTERM or SIGINT. Requests that are left are cancelled."""
-    drain_delay: float = 0.0
+    drain_delay: Annotated[float, NOT_NEGATIVE] = 0.0
     """Seconds between telling health watchers of a drain and refusing new requests, for load balancers to notice."""
-    uvloop: str = "auto"
+    uvloop: Annotated[str, one_of("auto", "on", "off")] = "auto"
     """Use the event loop of uvloop: auto (if it is installed), on, off."""
-    log_level: str = "info"
+    log_level: Annotated[str, one_of("debug", "info", "warning", "error")] = "info"
     """Least severe lines to log: debug, info, warning, error."""
-    log_format: str = "text"
+    log_format: Annotated[str, one_of("text", "json")] = "text"
     """Format of log lines: text, json (one object per line)."""
     access_log: bool = True
     """Log a line for each call, except for health checks."""
-    metrics_host: str = "127.0.0.1"
+    metrics_host: Annotated[str, text("an address")] = "127.0.0.1"
     """Address of the metrics, over HTTP and without authentication."""
-    metrics_port: int | None = None
+    metrics_port: Annotated[int | None, integer(0, 65535)] = None
     """Port of the metrics; 0 lets the system pick one. None: no metrics."""
 
     def __post_init__(self) -> None:
-        check = FieldChecks(self)
-        for name in ("host", "metrics_host"):
-            check.text(name, "an address")
-        for name in ("tls_cert", "tls_key", "tls_client_ca", "token_file", "admin_token_file"):
-            check.text(name, "a path", optional=True)
-        for name, low, high in (
-            ("port", 0, 65535),
-            ("metrics_port", 0, 65535),
-            ("max_message_bytes", 1024, 2**31 - 1),
-            ("max_metadata_bytes", 1024, 2**24),
-            ("max_calls", 1, 2**31 - 1),
-            ("max_concurrent_streams", 1, 2**31 - 1),
-            ("max_ping_strikes", 0, 2**31 - 1),
-        ):
-            check.integer(name, low, high, optional=name == "metrics_port")
-        names = self.admin_client_names
-        if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
-            check.refuse("admin_client_names", "a tuple of names")
-        for name in ("drain_seconds", "drain_delay"):
-            check.positive(name, or_zero=True)
-        for name in ("stall_seconds", "keepalive_time", "keepalive_timeout", "min_ping_interval"):
-            check.positive(name)
-        for name in ("max_connection_age", "max_connection_age_grace"):
-            check.positive(name, optional=True)
-        for name in ("insecure", "debug_errors", "access_log"):
-            check.flag(name)
-        check.choice("uvloop", ("auto", "on", "off"))
-        check.choice("log_level", ("debug", "info", "warning", "error"))
-        check.choice("log_format", ("text", "json"))
-        check.finish(ConfigError)
-        # Now what is wrong with fields beside one another.
+        check_fields(self, ConfigError)
+        check = FieldChecks()
         for name, needed in (
             ("tls_cert", "tls_key"),
             ("tls_key", "tls_cert"),

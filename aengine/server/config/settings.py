@@ -12,13 +12,12 @@ import difflib
 import inspect
 import sys
 import textwrap
-import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
+from aengine.checks import declared_fields
 from aengine.config import EngineConfig
 from aengine.errors import AEngineError, ConfigError
 from aengine.server.config.options import GROUPS, ServerConfig
@@ -39,7 +38,7 @@ class SettingsError(AEngineError):
     """A value, or the name of one, that cannot be used. The message is one line and names the source."""
 
 
-class Kind(typing.NamedTuple):
+class Kind(NamedTuple):
     """How the values of one type are written."""
 
     words: str  # what they are
@@ -134,15 +133,10 @@ def options() -> list[Option]:
     titles = {name: title for title, names in GROUPS for name in names}
     found: list[Option] = []
     for table, cls in (("server", ServerConfig), ("engine", EngineConfig)):
-        hints, docs = typing.get_type_hints(cls), field_docs(cls)
-        for field in fields(cls):
-            default = field.default_factory() if field.default_factory is not MISSING else field.default
-            if field.name == "model":
-                default = DEFAULT_MODEL
-            hint = hints[field.name]
-            optional = NoneType in typing.get_args(hint)
-            kind = KINDS[typing.get_args(hint)[0] if optional else hint]
-            found.append(Option(field.name, table, titles.get(field.name, table), kind, optional, default, docs[field.name]))
+        docs = field_docs(cls)
+        for name, kind, optional, _, default in declared_fields(cls):
+            default = DEFAULT_MODEL if name == "model" else default
+            found.append(Option(name, table, titles.get(name, table), KINDS[kind], optional, default, docs[name]))
     return found
 
 

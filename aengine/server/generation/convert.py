@@ -54,7 +54,7 @@ async def read_request(
 ) -> EngineRequest:
     """The engine's view of a request. Raises `InvalidRequestError` with every violation that shows in the message, and then with those
     that the engine finds: `violations_of`. For what is valid here it is not asked, nor is anything waited for."""
-    spec, check = request.spec, FieldChecks(request)
+    spec, check = request.spec, FieldChecks()
     prompt = _read_prompt(spec.prompt, check)
     params = _read_params(spec, check)
     policy = read_stream_options(spec.stream, check)
@@ -135,7 +135,7 @@ def _read_params(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> Sam
     """The parameters, without those in which something is wrong."""
     output = spec.output
     found: list[FieldViolation] = []
-    given = {**read_params(spec.sampling, SAMPLING, found), **read_params(spec.stopping, STOPPING, found)}
+    given = {**read_params(spec.sampling, SAMPLING), **read_params(spec.stopping, STOPPING)}
     if output.HasField("text"):
         given["detokenize"] = output.text or bool(spec.stopping.stop_strings)
     if output.HasField("skip_special_tokens"):

@@ -99,7 +99,7 @@ class ResumableStreams:
 
     async def generate(self, request: StreamGenerateRequest) -> AsyncGenerator[bytes, None]:
         """Begin a generation and read it: serialised responses. Raises the `StatusError` that it fails with, or READER_REPLACED."""
-        retain = read_stream_options(request.spec.stream, FieldChecks(None)).retain_seconds  # out of range, it is refused before it matters
+        retain = read_stream_options(request.spec.stream, FieldChecks()).retain_seconds  # out of range, it is refused before it matters
         resumable = Resumable(self._limits, retain, current_caller(), self._on_change)
         pump = resumable.pump = asyncio.create_task(self._pump(resumable, request))
         pump.add_done_callback(lambda _: self._on_pump_end(resumable, pump))
@@ -117,7 +117,7 @@ class ResumableStreams:
 
         Raises `InvalidRequestError` or `StatusError` (REQUEST_NOT_FOUND, NOT_RESUMABLE, EVENTS_DROPPED) for the request.
         """
-        check = FieldChecks(request)
+        check = FieldChecks()
         for name in ("request_id", "resume_token"):
             if not getattr(request, name):
                 check.add(name, "must not be empty")

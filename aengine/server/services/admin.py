@@ -48,7 +48,7 @@ class AdminServicer(AdminServiceServicer):
         return messages.ContinueGenerationResponse()
 
     async def Drain(self, request: messages.DrainRequest, context: ServicerContext) -> messages.DrainResponse:
-        check = FieldChecks(request)
+        check = FieldChecks()
         grace = read_seconds(request.grace, "grace", check, 0) if request.HasField("grace") else None
         check.finish(InvalidRequestError)
         response = messages.DrainResponse(requests_in_flight=self._admission.in_flight)

@@ -77,7 +77,7 @@ class EngineServicer(EngineServiceServicer):
     async def WatchLoad(
         self, request: messages.WatchLoadRequest, context: ServicerContext
     ) -> AsyncGenerator[messages.WatchLoadResponse, None]:
-        check = FieldChecks(request)
+        check = FieldChecks()
         interval = DEFAULT_INTERVAL_SECONDS
         if request.HasField("min_interval"):
             given = read_seconds(request.min_interval, "min_interval", check, MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS)

@@ -53,7 +53,7 @@ class TokenizerServicer(TokenizerServiceServicer):
 
     async def Tokenize(self, request: messages.TokenizeRequest, context: ServicerContext) -> messages.TokenizeResponse:
         require_model(self._engine, request.model)
-        check = FieldChecks(request)
+        check = FieldChecks()
         if request.count_only and request.with_pieces:
             check.add("with_pieces", "cannot be combined with count_only, which answers with the number alone")
         limit = MAX_PIECES_TEXT_BYTES if request.with_pieces else MAX_TEXT_BYTES
@@ -63,14 +63,14 @@ class TokenizerServicer(TokenizerServiceServicer):
 
     async def Detokenize(self, request: messages.DetokenizeRequest, context: ServicerContext) -> messages.DetokenizeResponse:
         vocab_size = require_model(self._engine, request.model).vocab_size
-        check = FieldChecks(request)
+        check = FieldChecks()
         if len(request.token_ids) > MAX_TOKEN_IDS:
             check.add("token_ids", f"{len(request.token_ids)} ids are more than {MAX_TOKEN_IDS}")
         return await self._run(_detokenize(self._engine.tokenizer, request, vocab_size), len(request.token_ids), check)
 
     async def RenderChat(self, request: messages.RenderChatRequest, context: ServicerContext) -> messages.RenderChatResponse:
         require_model(self._engine, request.model)
-        check = FieldChecks(request)
+        check = FieldChecks()
         if not request.chat.messages:
             check.add("chat.messages", "must not be empty")
         _check_size("chat", request.chat.ByteSize(), MAX_TEXT_BYTES, check)
@@ -116,7 +116,7 @@ def _render(
 def _detokenize(tokenizer: Tokenizer, request: messages.DetokenizeRequest, vocab_size: int) -> Steps[messages.DetokenizeResponse]:
     ids = np.asarray(request.token_ids)
     yield len(ids)
-    check = FieldChecks(request)
+    check = FieldChecks()
     for index in islice(np.flatnonzero(ids >= vocab_size), MAX_NAMED_IDS):
         check.add(f"token_ids[{index}]", f"{ids[index]} is not below vocab_size {vocab_size}")
     check.finish(InvalidRequestError)
