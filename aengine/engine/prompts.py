@@ -42,6 +42,7 @@ _ROW_FIELDS = (
 NEEDS_TOKENIZER = "needs a tokenizer, and this model has none"
 
 IntArray = NDArray[np.int32]
+Sequences = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
 
 
@@ -64,7 +65,7 @@ class ReadRequest:
 
     params: SamplingParams  # with every default and a seed
     size: int  # of what is left to do in a worker thread, in characters; 0 where it takes well under a millisecond
-    token_ids: Steps[IntArray]  # makes those of the prompt
+    tokens: Steps[tuple[IntArray, Sequences]]  # makes the ids of the prompt, and the sequences that write the bad words
 
 
 def read_request(
@@ -95,7 +96,7 @@ def read_request(
     violations.extend(found)
     if params.seed is None and not violations:
         params = params.with_seed(draw_seed())
-    return ReadRequest(params, size, _token_ids(read, tokenizer, limits))
+    return ReadRequest(params, size, _tokenize(read, params.bad_words, tokenizer, limits))
 
 
 def _read_prompt(prompt: Prompt, limits: Limits, violations: list[FieldViolation]) -> tuple[Prompt | IntArray, int, int]:
@@ -158,25 +159,16 @@ def prepare(
     keys: Sequence[int],
     options: RequestOptions,
     deadline: float | None,
-    tokenizer: Tokenizer | None,
     limits: Limits,
     grammar: object | None = None,
 ) -> Steps[list[Request]]:
     """One request for each sequence, as the scheduler takes them; all but the first are forks of it. Tokenizes whatever comes as text, and
     reads long lists.
 
-    `deadline` is on time.monotonic. Raises `InvalidRequestError`, as soon as it shows that the prompt cannot fit. Without a tokenizer
-    there is no text in a request that was read.
+    `deadline` is on time.monotonic. Raises `InvalidRequestError`, as soon as it shows that the prompt cannot fit.
     """
     params = read.params
-    bad_words: dict[tuple[int, ...], None] = {}
-    for word in params.bad_words:
-        assert tokenizer is not None
-        sequences = tokenizer.bad_word_ids(word)
-        if not sequences:
-            raise InvalidRequestError.of("bad_words", f"{shown(word)} has no tokens in this model's vocabulary")
-        bad_words.update(dict.fromkeys(sequences))
-    ids = yield from read.token_ids
+    ids, bad_words = yield from read.tokens
     check_fits(params, len(ids), limits)
     model = limits.model
     eos_token_ids = frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
@@ -190,7 +182,7 @@ def prepare(
         top_k=min(params.top_k, model.vocab_size),
         logit_bias=tuple(params.logit_bias.items()),
         allowed_token_ids=None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int64),
-        bad_words=tuple(bad_words),
+        bad_words=bad_words,
         stop_ids=tuple(sorted(eos_token_ids | stop_token_ids)) if params.min_tokens else (),
         grammar=grammar,
         processors=params.logits_processors,
@@ -227,16 +219,26 @@ def at_once(steps: Steps[T]) -> T:
             return result
 
 
-def _token_ids(prompt: Prompt | IntArray, tokenizer: Tokenizer | None, limits: Limits) -> Steps[IntArray]:
-    if isinstance(prompt, str):
-        assert tokenizer is not None
-        return (yield from _encode(prompt, tokenizer, limits, add_special_tokens=True))
-    if is_chat(prompt):
-        assert tokenizer is not None
+def _tokenize(
+    prompt: Prompt | IntArray, bad_words: Sequence[str], tokenizer: Tokenizer | None, limits: Limits
+) -> Steps[tuple[IntArray, Sequences]]:
+    """What `ReadRequest.tokens` makes. Without a tokenizer there is no text in a request that was read."""
+    sequences: dict[tuple[int, ...], None] = {}
+    if tokenizer is not None:
+        for word in bad_words:
+            found = tokenizer.bad_word_ids(word)
+            if not found:
+                raise InvalidRequestError.of("bad_words", f"{shown(word)} has no tokens in this model's vocabulary")
+            sequences.update(dict.fromkeys(found))
+    if tokenizer is not None and isinstance(prompt, str):
+        ids = yield from _encode(prompt, tokenizer, limits, add_special_tokens=True)
+    elif tokenizer is not None and is_chat(prompt):
         text = tokenizer.chat_text(prompt)  # type: ignore[arg-type]
         yield len(text)
-        return (yield from _encode(text, tokenizer, limits, add_special_tokens=False))
-    return prompt if isinstance(prompt, np.ndarray) else _read_ids(prompt, limits.model)  # type: ignore[arg-type]
+        ids = yield from _encode(text, tokenizer, limits, add_special_tokens=False)
+    else:
+        ids = prompt if isinstance(prompt, np.ndarray) else _read_ids(prompt, limits.model)  # type: ignore[arg-type]
+    return ids, tuple(sequences)
 
 
 def _encode(text: str, tokenizer: Tokenizer, limits: Limits, *, add_special_tokens: bool) -> Steps[IntArray]:

@@ -186,7 +186,7 @@ class Registry:
         self._post(Submit(requests))
 
     def _prepare(self, state: StreamState, read: ReadRequest, grammar: CompiledGrammar | None) -> None:
-        steps = prepare(read, state.keys, state.options, state.deadline, self._loaded.tokenizer, self.limits, grammar)
+        steps = prepare(read, state.keys, state.options, state.deadline, self.limits, grammar)
         if read.size:
             self._go_on(state, self._workers.submit(steps, read.size), functools.partial(self._submit, state))
         else:
