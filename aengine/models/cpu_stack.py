@@ -97,19 +97,17 @@ class StepArguments:
             raise ValueError(f"{num_inputs} input rows and {num_outputs} output rows do not fit {num_tokens} tokens, {num_sampled} sampled")
 
 
+@dataclass(eq=False)
 class PreparedStep:
     """One step of a stack, ready for the call, which releases the GIL at once. Token ids may change until then."""
 
-    def __init__(
-        self, workspace: Workspace, arguments: tuple[Any, ...], keep: object, hidden: Tensor | None, sampled: NDArray[np.int64] | None
-    ) -> None:
-        self._workspace = workspace
-        self._arguments = arguments
-        self._keep = keep  # what the arguments point to
-        self.hidden = hidden
-        """[m, hidden_size], filled by `run`: normed hidden states at the logits indices, for the head. None: the step samples."""
-        self.sampled = sampled
-        """[m], filled by `run`: the next tokens at the logits indices, of a step that samples."""
+    _workspace: Workspace
+    _arguments: tuple[Any, ...]
+    _keep: object  # what the arguments point to
+    hidden: Tensor | None
+    """[m, hidden_size], filled by `run`: normed hidden states at the logits indices, for the head. None: the step samples."""
+    sampled: NDArray[np.int64] | None
+    """[m], filled by `run`: the next tokens at the logits indices, of a step that samples."""
 
     def begin(self) -> None:
         """Starts the step on other threads and returns at once. The workspace serves nothing else until `run` has returned.

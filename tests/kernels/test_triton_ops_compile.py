@@ -42,7 +42,7 @@ for rows in (1, 2, 3, 16, 33):
     for begin in range(5):
         positions = torch.zeros(100, dtype=torch.int32)[begin : begin + rows]
 """
-_OPS_KERNELS = {"_rms_norm": 1, "_add_rms_norm": 1, "_silu_mul": 1, "_rotate": 1}
+_OPS_KERNELS = {"_rms_norm": 2, "_silu_mul": 1, "_rotate": 1}
 _DRAW_KERNELS = {"_block_parts": 2, "_token_of_block": 2, "_nucleus_end": 1, "_gumbel_parts": 2, "_best_part": 1}
 
 MODELS = [

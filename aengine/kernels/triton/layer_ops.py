@@ -21,18 +21,12 @@ class TritonOps:
     name = "triton"
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        tokens, size = x.shape
-        out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
-        if tokens:
-            block = triton.next_power_of_2(size)
-            _rms_norm[(tokens,)](x, x.stride(0), weight, out, eps, size, BLOCK=block, num_warps=_warps(block))
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        _write_norm(x, None, weight, eps, out)
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        tokens, size = x.shape
-        if tokens:
-            block = triton.next_power_of_2(size)
-            _add_rms_norm[(tokens,)](x, x.stride(0), residual, residual.stride(0), weight, eps, size, BLOCK=block, num_warps=_warps(block))
+        _write_norm(x, residual, weight, eps, out=x)
         return x, residual
 
     def rotate(
@@ -63,41 +57,32 @@ class TritonOps:
         return out
 
 
-def _warps(block: int) -> int:
-    """About 16 elements per thread."""
-    return max(1, min(16, block // 512))
+def _write_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
+    tokens, size = x.shape
+    if tokens:
+        block = triton.next_power_of_2(size)
+        residual_stride = 0 if residual is None else residual.stride(0)
+        strided = (x, x.stride(0), residual, residual_stride, weight, out, out.stride(0))
+        num_warps = max(1, min(16, block // 512))  # about 16 elements per thread
+        _rms_norm[(tokens,)](*strided, eps, size, BLOCK=block, num_warps=num_warps)
 
 
 @triton.jit
-def _normed(wide, weight, eps, size):
-    """The norm of float32 `wide`, zero beyond `size`, times `weight`. Both roundings are to the dtype of `weight`, that of the result."""
-    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
-    normed = (wide * scale).to(weight.dtype).to(tl.float32)
-    return (normed * weight.to(tl.float32)).to(weight.dtype)
-
-
-@triton.jit
-def _rms_norm(x, x_stride, weight, out, eps, size, BLOCK: tl.constexpr):
+def _rms_norm(x, x_stride, residual, residual_stride, weight, out, out_stride, eps, size, BLOCK: tl.constexpr):
+    """The norm of `x`, or where there is a `residual`, of the sum of both, which becomes the residual. `out` may be `x`."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < size
     wide = tl.load(x + token * x_stride + at, mask=inside, other=0.0).to(tl.float32)
-    result = _normed(wide, tl.load(weight + at, mask=inside, other=0.0), eps, size)
-    tl.store(out + token * size + at, result, mask=inside)
-
-
-@triton.jit
-def _add_rms_norm(x, x_stride, residual, residual_stride, weight, eps, size, BLOCK: tl.constexpr):
-    token = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    inside = at < size
-    x_at = x + token * x_stride + at
-    residual_at = residual + token * residual_stride + at
-    added = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
-    total = (tl.load(residual_at, mask=inside, other=0.0).to(tl.float32) + added).to(residual.dtype.element_ty)
-    tl.store(residual_at, total, mask=inside)
-    result = _normed(total.to(tl.float32), tl.load(weight + at, mask=inside, other=0.0), eps, size)
-    tl.store(x_at, result, mask=inside)
+    if residual is not None:
+        residual_at = residual + token * residual_stride + at
+        total = (tl.load(residual_at, mask=inside, other=0.0).to(tl.float32) + wide).to(residual.dtype.element_ty)
+        tl.store(residual_at, total, mask=inside)
+        wide = total.to(tl.float32)
+    factor = tl.load(weight + at, mask=inside, other=0.0)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
+    normed = (wide * scale).to(factor.dtype).to(tl.float32)  # both roundings are to the dtype of the weight, that of the result
+    tl.store(out + token * out_stride + at, (normed * factor.to(tl.float32)).to(factor.dtype), mask=inside)
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions"])  # slices of one upload begin anywhere
