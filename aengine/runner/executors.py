@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from aengine.errors import ConfigError
-from aengine.kernels.cpu import KernelsUnavailableError
+from aengine.kernels.cpu.levels import KernelsUnavailableError
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.runner.base import Executor
 from aengine.runner.device_executor import DeviceExecutor

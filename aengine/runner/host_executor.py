@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.kernels.cpu import KernelsUnavailableError, KvPool, Workspace, load_kernels, ops
-from aengine.kernels.cpu.pool import page_bytes
+from aengine.kernels.cpu import ops
+from aengine.kernels.cpu.levels import KernelsUnavailableError
+from aengine.kernels.cpu.library import Workspace, load_kernels
+from aengine.kernels.cpu.pool import KvPool, page_bytes
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.layers.rotary import cos_sin_cache
 from aengine.models.cpu_stack import DecoderStack, LastTokens, PreparedStep, unsupported

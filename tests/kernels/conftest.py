@@ -7,7 +7,8 @@ from functools import cache
 import pytest
 from cpu_ops import declare
 
-from aengine.kernels.cpu import CpuKernels, Level, load_level, supported_levels
+from aengine.kernels.cpu.levels import Level, supported_levels
+from aengine.kernels.cpu.library import CpuKernels, load_level
 
 
 @cache

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from aengine.attention import StepLayout
-from aengine.kernels.cpu import CpuKernels, KvPool, PackedLinear, Workspace
-from aengine.kernels.cpu.library import BLOCK, ELEMENTS, PANEL, CLayer, CModel, CPackedLinear, CPool, CStep, check
+from aengine.kernels.cpu.library import BLOCK, ELEMENTS, PANEL, CLayer, CModel, CPackedLinear, CPool, CpuKernels, CStep, Workspace, check
 from aengine.kernels.cpu.ops import as_rows, norm_weight, row_stride
+from aengine.kernels.cpu.packing import PackedLinear
+from aengine.kernels.cpu.pool import KvPool
 from aengine.models.cpu_stack import LastTokens, StepArguments
 
 NO_TOKENS = np.zeros(0, np.int32)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from aengine.attention import StepLayout, build_layout
-from aengine.kernels.cpu import KvPool, Workspace
+from aengine.kernels.cpu.library import Workspace
+from aengine.kernels.cpu.pool import KvPool
 
 
 @dataclass

@@ -16,8 +16,8 @@ from kernel_cases import Case, paged_case, write
 from slow_cases import slow_but
 
 from aengine.attention import build_layout
-from aengine.kernels.cpu import CpuKernels, KvPool, Workspace
-from aengine.kernels.cpu.pool import page_bytes
+from aengine.kernels.cpu.library import CpuKernels, Workspace
+from aengine.kernels.cpu.pool import KvPool, page_bytes
 from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from aengine.errors import ConfigError
-from aengine.kernels.cpu import KernelsUnavailableError, Level, load_kernels, supported_levels
 from aengine.kernels.cpu.compiler import build, prebuilt_name
-from aengine.kernels.cpu.levels import select_level
+from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, select_level, supported_levels
+from aengine.kernels.cpu.library import load_kernels
 from tools.prebuild import prebuild
 
 FILES = {

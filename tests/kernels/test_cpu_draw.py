@@ -13,7 +13,8 @@ from draw_limits import VOCAB, denormals, wrong
 from test_cpu_stack import everything, layouts, pool_of, random_weights, run_step, stack_of, tiny_spec, token_ids
 from torch import Tensor
 
-from aengine.kernels.cpu import CpuKernels, Workspace, ops
+from aengine.kernels.cpu import ops
+from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.draw_params import DRAW_PARAMS
 from aengine.sampling import Sampler
 from aengine.sampling.draw import Draw

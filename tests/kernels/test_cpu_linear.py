@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aengine.kernels.cpu import CpuKernels, PackedLinear, Workspace, ops
+from aengine.kernels.cpu import ops
+from aengine.kernels.cpu.library import CpuKernels, Workspace
+from aengine.kernels.cpu.packing import PackedLinear
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = st.tuples(

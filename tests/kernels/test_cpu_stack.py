@@ -14,7 +14,8 @@ from slow_cases import slow_but
 from torch import Tensor
 
 from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, TorchNativeBackend, build_layout
-from aengine.kernels.cpu import CpuKernels, KvPool, Workspace
+from aengine.kernels.cpu.library import CpuKernels, Workspace
+from aengine.kernels.cpu.pool import KvPool
 from aengine.layers.rotary import cos_sin_cache
 from aengine.models.cpu_stack import DecoderStack, unsupported
 from aengine.models.decoder import Decoder, ForwardBatch

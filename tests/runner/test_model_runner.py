@@ -17,7 +17,7 @@ from reference import greedy, save_tiny
 from test_greedy import make_runner, record_logits
 
 from aengine.errors import ConfigError, InsufficientMemoryError, ModelLoadError
-from aengine.kernels.cpu import KvPool
+from aengine.kernels.cpu.pool import KvPool
 from aengine.models.cpu_stack import DecoderStack
 from aengine.models.hub import resolve_model
 from aengine.runner.dummy_steps import widest_step

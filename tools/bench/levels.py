@@ -20,8 +20,10 @@ import torch
 
 from aengine.bench.floor import best_seconds
 from aengine.bench.report import table, write_json
-from aengine.kernels.cpu import PackedLinear, Workspace, load_kernels, ops
+from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.levels import LEVEL_VARIABLE, Level, supported_levels
+from aengine.kernels.cpu.library import Workspace, load_kernels
+from aengine.kernels.cpu.packing import PackedLinear
 
 ROOT = Path(__file__).parents[2]
 OUT_FEATURES, IN_FEATURES, MATRICES = 3072, 1024, 8

@@ -27,7 +27,8 @@ from aengine.bench.shapes import SHAPES, shape_folder
 from aengine.config import EngineConfig
 from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.loading import LoadedModel
-from aengine.kernels.cpu import KvPool, Workspace
+from aengine.kernels.cpu.library import Workspace
+from aengine.kernels.cpu.pool import KvPool
 from aengine.models.cpu_stack import PreparedStep
 from aengine.params import SamplingParams
 from aengine.runner.host_executor import HostExecutor
