@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 import sys
-from dataclasses import fields
+from dataclasses import Field, fields
 from functools import partial
 from pathlib import Path
 
@@ -86,7 +86,7 @@ def test_a_default_that_is_told_is_the_default(cls: type) -> None:
 
 
 @pytest.mark.parametrize("field", fields(SamplingParams), ids=lambda field: field.name)
-def test_a_docstring_tells_the_range_that_is_checked(field: field_tables.Field[object]) -> None:
+def test_a_docstring_tells_the_range_that_is_checked(field: Field[object]) -> None:
     """SamplingParams' table has no column of what is accepted: its docstrings tell it, as those of the schema do."""
     doc = field_tables.field_docs(SamplingParams)[field.name]
     accepted = field_tables.accepted(SamplingParams, field.name)

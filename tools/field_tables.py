@@ -1,7 +1,7 @@
 """Writes the tables of fields in docs/ from the dataclasses; with --check only compares and fails on a difference.
 
-A table stands between `<!-- fields of NAME -->` and `<!-- end of fields -->`. What a field accepts is read from the error that its class
-raises for a value of another type; the meaning, and a default that is more than a value, from the docstring below the field.
+A table stands between `<!-- fields of NAME -->` and `<!-- end of fields -->`. What a field accepts is read from its declared rule; the
+meaning, and a default that is more than a value, from the docstring below the field.
 """
 
 from __future__ import annotations
@@ -10,22 +10,20 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from aengine.checks import DeclaredField, Refusal, declared_fields
 from aengine.client.config import ClientConfig
 from aengine.config import EngineConfig
-from aengine.errors import FieldError
 from aengine.params import SamplingParams, StructuredOutput
 from aengine.requests import RequestOptions
 from aengine.server.config.options import GROUPS, ServerConfig
-from aengine.server.config.settings import field_docs
+from aengine.server.config.settings import field_docs, options
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FILES = ("configuration.md", "engine.md", "sampling.md")
-NEEDED: dict[type, dict[str, Any]] = {EngineConfig: {"model": "demo"}}  # the fields without a default
 MARKERS = re.compile(r"(?<=<!-- fields of )(\w+)( -->\n\n)(.*?)(?=<!-- end of fields -->)", re.DOTALL)
 
 
@@ -37,26 +35,12 @@ class Other:
 
 
 def accepted(cls: type, name: str) -> str:
-    """What the field accepts, in the words of the class's error, for example "integer in [1, 128]"."""
+    """What the field accepts, in the words of its rule, for example "integer in [1, 128]"."""
     try:
-        cls(**{**NEEDED.get(cls, {}), name: Other()})
-    except FieldError as error:
-        text = next(one.description for one in error.violations if one.field == name)
-        return re.sub(r"^(OTHER is not |must consist of )(an? )?", "", text).replace(str(2**64 - 1), "2^64-1")
+        next(field for field in declared_fields(cls) if field.name == name).rule(Other())
+    except Refusal as refusal:
+        return re.sub(r"^(OTHER is not |must consist of )(an? )?", "", str(refusal)).replace(str(2**64 - 1), "2^64-1")
     raise AssertionError(f"{cls.__name__}.{name} accepts anything")
-
-
-def accepts_none(cls: type, name: str) -> bool:
-    try:
-        cls(**{**NEEDED.get(cls, {}), name: None})
-    except FieldError:
-        return False
-    return True
-
-
-def default(field: Field[Any]) -> Any:
-    """MISSING where the field has to be given."""
-    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def split_default(doc: str) -> tuple[str, str | None]:
@@ -65,26 +49,26 @@ def split_default(doc: str) -> tuple[str, str | None]:
     return meaning.strip(), words.strip().removesuffix(".") if found else None
 
 
-def cells(cls: type, field: Field[Any], doc: str, ranges: bool) -> list[str]:
+def cells(cls: type, field: DeclaredField, doc: str, ranges: bool) -> list[str]:
     meaning, words = split_default(doc)
-    value = default(field)
     if words is None:
-        words = "needed" if value is MISSING else f"`{value}`" if value != "" else "empty"
-    accept = [accepted(cls, field.name) + (" or None" if accepts_none(cls, field.name) else "")] if ranges else []
+        words = "needed" if field.default is MISSING else f"`{field.default}`" if field.default != "" else "empty"
+    accept = [accepted(cls, field.name) + (" or None" if field.optional else "")] if ranges else []
     return [f"`{field.name}`", words, *accept, meaning]
 
 
 def table(cls: type, names: Iterable[str] = (), ranges: bool = True) -> str:
     """The table of a dataclass, or of its fields `names`."""
     docs = field_docs(cls)
-    chosen = [field for field in fields(cls) if not names or field.name in names]
+    chosen = [field for field in declared_fields(cls) if not names or field.name in names]
     heads = ["field", "default", *(["accepted"] if ranges else []), "meaning"]
     rows = [heads, ["---"] * len(heads), *(cells(cls, field, docs[field.name], ranges) for field in chosen)]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows) + "\n"
 
 
 def server_tables() -> str:
-    return "".join(f"### {title.capitalize()}\n\n{table(ServerConfig, names)}" for title, names in GROUPS)
+    names = {title: [option.name for option in options() if option.group == title] for title in GROUPS.values()}
+    return "".join(f"### {title.capitalize()}\n\n{table(ServerConfig, names[title])}" for title in names)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from aengine.checks import MAX_INT32, NOT_NEGATIVE, POSITIVE, Accepts, FieldChecks, check_fields, check_names, integer, one_of, text
 from aengine.errors import ConfigError
 
-# The first field of each group, and the title of the group.
-_FIRST_OF_GROUP = {
+GROUPS = {
     "host": "address",
     "tls_cert": "security",
     "max_message_bytes": "limits",
@@ -19,6 +17,7 @@ _FIRST_OF_GROUP = {
     "log_level": "logging",
     "metrics_host": "metrics",
 }
+"""The first field of each group, and the title of the group, for the help."""
 _NAMES = Accepts(lambda names: isinstance(names, tuple) and all(isinstance(name, str) and name for name in names), "a tuple of names")
 
 
@@ -119,17 +118,6 @@ class ServerConfig:
         """`config`, or the defaults, with `overrides`; an unknown name is refused with the names there are."""
         check_names(cls, overrides)
         return replace(config or cls(), **overrides)
-
-
-def _groups() -> Iterator[tuple[str, tuple[str, ...]]]:
-    names = [field.name for field in fields(ServerConfig)]
-    starts = [*map(names.index, _FIRST_OF_GROUP), len(names)]
-    for title, start, end in zip(_FIRST_OF_GROUP.values(), starts, starts[1:], strict=False):
-        yield title, tuple(names[start:end])
-
-
-GROUPS = tuple(_groups())
-"""The fields by what they are about, for the help."""
 
 
 def _is_loopback(host: str) -> bool:

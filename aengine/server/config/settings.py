@@ -130,13 +130,13 @@ class Settings:
 
 def options() -> list[Option]:
     """All options, by group. Their names are those of the TOML keys; names are unique across the tables."""
-    titles = {name: title for title, names in GROUPS for name in names}
     found: list[Option] = []
     for table, cls in (("server", ServerConfig), ("engine", EngineConfig)):
-        docs = field_docs(cls)
+        docs, group = field_docs(cls), table
         for name, kind, optional, _, default in declared_fields(cls):
             default = DEFAULT_MODEL if name == "model" else default
-            found.append(Option(name, table, titles.get(name, table), KINDS[kind], optional, default, docs[name]))
+            group = GROUPS.get(name, group)
+            found.append(Option(name, table, group, KINDS[kind], optional, default, docs[name]))
     return found
 
 
