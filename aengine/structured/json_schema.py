@@ -285,9 +285,9 @@ def _name_properties(fitted: dict[str, Any]) -> None:
     if constraints == {"pattern"}:
         pattern = names["pattern"]
     elif constraints == {"enum"} and isinstance(names["enum"], list) and all(isinstance(one, str) for one in names["enum"]):
-        pattern = f"^({'|'.join(map(_spelled, names['enum']))})$"
+        pattern = f"^({'|'.join(map(re.escape, names['enum']))})$"
     elif constraints == {"const"} and isinstance(names["const"], str):
-        pattern = f"^{_spelled(names['const'])}$"
+        pattern = f"^{re.escape(names['const'])}$"
     elif constraints and constraints <= {"minLength", "maxLength"} and all(isinstance(names[one], int) for one in constraints):
         pattern = rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
     elif not constraints:
@@ -319,11 +319,6 @@ def _limit_properties(fitted: dict[str, Any], at: str) -> None:
         )
     choices = [{"required": list(chosen)} for chosen in itertools.combinations(optional, missing)]
     fitted["allOf"] = [*fitted.get("allOf", []), {"anyOf": choices}]
-
-
-def _spelled(text: str) -> str:
-    """An expression for just `text`."""
-    return "".join(f"\\u{{{ord(character):x}}}" for character in text)
 
 
 def _reference(value: object, at: str) -> str:
