@@ -134,7 +134,6 @@ def _read_prompt(prompt: generation_pb2.Prompt, check: FieldChecks) -> Prompt:
 def _read_params(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> SamplingParams:
     """The parameters, without those in which something is wrong."""
     output = spec.output
-    found: list[FieldViolation] = []
     given = {**read_params(spec.sampling, SAMPLING), **read_params(spec.stopping, STOPPING)}
     if output.HasField("text"):
         given["detokenize"] = output.text or bool(spec.stopping.stop_strings)
@@ -147,14 +146,11 @@ def _read_params(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> Sam
         given["structured_output"] = _read_structured_output(spec, check)
     while True:
         try:
-            params = SamplingParams(**given)
+            return SamplingParams(**given)
         except InvalidRequestError as error:
-            found.extend(error.violations)
+            _add_located(check, error.violations, spec)
             for violation in error.violations:
                 del given[violation.field]
-        else:
-            _add_located(check, found, spec)
-            return params
 
 
 def _read_structured_output(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> StructuredOutput | None:
