@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes, stored
+from aengine.kernels.upload import to_device
 
 _GATHER_ELEMENTS = 1 << 23  # the most elements of the padded K (or V) of a group of decode rows: 32 MiB in float32
 _SCORE_ELEMENTS = 1 << 24  # the most elements of a block of prefill scores: 64 MiB in float32
@@ -67,8 +69,8 @@ class _Step:
         self._written: Tensor | None = None  # the tokens with a slot, where not all have one
         if len(host.slot_mapping) and host.slot_mapping.min() < 0:
             written = np.flatnonzero(host.slot_mapping >= 0)
-            self._written = torch.from_numpy(written).to(spec.device)
-            self._slots = torch.from_numpy(host.slot_mapping[written]).to(spec.device).long()
+            self._written = to_device(written, spec.device)
+            self._slots = to_device(host.slot_mapping[written], spec.device).long()
         self._decodes = _plan_decodes(spec, host)
         self._prefills = _plan_prefills(host, metadata.kv_indices)
 
@@ -179,10 +181,7 @@ def _decode_group(spec: AttentionSpec, host: StepLayout, rows: np.ndarray[tuple[
     pages = np.where(present, host.kv_indices.take(begins[:, None] + columns, mode="clip"), 0).astype(np.int32)
     unused = np.arange(host.page_size, dtype=np.int32) >= host.last_page_len[rows][:, None]
     last_pages = np.arange(len(rows), dtype=np.int64) * width + counts - 1
-
-    def put(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
-        return torch.from_numpy(array).to(spec.device)
-
+    put = partial(to_device, device=spec.device)
     return _DecodeGroup(
         rows=put(rows),
         pages=put(pages.reshape(-1)),

@@ -24,7 +24,6 @@ from aengine.kernels.cpu.library import (
     PANEL,
     CLayer,
     CModel,
-    CPackedLinear,
     CStep,
     Workspace,
     address,
@@ -272,21 +271,7 @@ class DecoderStack:
         )
 
     def _layer(self, index: int) -> CLayer:
-        def norm(name: str) -> int | None:
-            found = self._norms.get(f"layers.{index}.{name}")
-            return None if found is None else found.data_ptr()
-
-        def linear(name: str) -> CPackedLinear:
-            return self._linears[f"layers.{index}.{name}"].c
-
-        return CLayer(
-            attention_norm=norm("attention_norm"),
-            q_norm=norm("q_norm"),
-            k_norm=norm("k_norm"),
-            mlp_norm=norm("mlp_norm"),
-            qkv=linear("qkv"),
-            output=linear("output"),
-            gate_up=linear("gate_up"),
-            down=linear("down"),
-            window=self.spec.windows[index] or 0,
-        )
+        norms = {name: self._norms.get(f"layers.{index}.{name}") for name in ("attention_norm", "q_norm", "k_norm", "mlp_norm")}
+        addresses = {name: None if norm is None else norm.data_ptr() for name, norm in norms.items()}
+        linears = {name: self._linears[f"layers.{index}.{name}"].c for name in ("qkv", "output", "gate_up", "down")}
+        return CLayer(**addresses, **linears, window=self.spec.windows[index] or 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import pathlib
 import platform
+import re
 from collections.abc import Mapping
 
 from aengine.errors import AEngineError, ConfigError
@@ -82,8 +83,5 @@ def _cpu_features() -> frozenset[str]:
         text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return frozenset()
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "flags":
-            return frozenset(value.split())
-    return frozenset()
+    flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    return frozenset(flags[1].split() if flags else ())
