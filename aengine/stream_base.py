@@ -20,14 +20,10 @@ if TYPE_CHECKING:
 TWO_READERS = "another task waits for this stream's next token; a stream has one reader at a time"
 
 
-class Waiter(Protocol):
-    """Is notified of new tokens and of the end: the event of a reader, or a member of a `StreamGroup`."""
+class Event(Protocol):
+    """`anyio.Event`, or `asyncio.Event`, which costs less where the loop is known."""
 
     def set(self) -> object: ...
-
-
-class Event(Waiter, Protocol):
-    """`anyio.Event`, or `asyncio.Event`, which costs less where the loop is known."""
 
     def is_set(self) -> bool: ...
 
@@ -46,7 +42,7 @@ class StreamSource(ABC):
         self.new_event = new_event
         self.ready = new_event()  # set when the prompt is tokenized and valid, or the request has ended
         self.error: BaseException | None = None  # comes after the unread tokens
-        self.waiter: Waiter | None = None
+        self.waiter: Callable[[], object] | None = None  # called for new tokens and at the end: by a reader, or a `StreamGroup`
 
     @property
     @abstractmethod
@@ -76,7 +72,7 @@ class StreamSource(ABC):
     def notify(self) -> None:
         """There are new tokens, or the request has ended."""
         if self.waiter is not None:
-            self.waiter.set()
+            self.waiter()
 
 
 class StreamProtocol:
@@ -187,9 +183,10 @@ class StreamProtocol:
         source = self._source
         if source.waiter is not None:
             raise EngineStateError(TWO_READERS)
-        waiter = source.waiter = source.new_event()
+        changed = source.new_event()
+        source.waiter = changed.set
         try:
-            await waiter.wait()
+            await changed.wait()
         except BaseException:  # the reading task is cancelled
             if cancels:
                 source.cancel()

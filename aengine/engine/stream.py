@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import anyio
 
@@ -10,7 +11,7 @@ from aengine.engine.stream_state import StreamState
 from aengine.errors import EngineStateError
 from aengine.outputs import RequestInfo, Token
 from aengine.params import SamplingParams
-from aengine.stream_base import TWO_READERS, StreamProtocol, Waiter
+from aengine.stream_base import TWO_READERS, StreamProtocol
 
 
 class TokenStream(StreamProtocol):
@@ -82,8 +83,8 @@ class TokenStream(StreamProtocol):
             while len(source.items) < count and not source.finished:
                 await self._wait(cancels=False)
 
-    def attach(self, waiter: Waiter | None) -> None:
-        """Have `waiter` set whenever there is something new to take, in place of a reading task; None ends that."""
-        if isinstance(self._source.waiter, anyio.Event):
+    def attach(self, waiter: Callable[[], object] | None) -> None:
+        """Have `waiter` called whenever there is something new to take, in place of a reading task; None ends that."""
+        if waiter is not None and self._source.waiter is not None:
             raise EngineStateError(TWO_READERS)
         self._source.waiter = waiter

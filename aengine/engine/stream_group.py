@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -14,17 +15,6 @@ from aengine.engine.stream import TokenStream
 from aengine.outputs import Token
 
 TagT = TypeVar("TagT", bound=Hashable)
-
-
-@dataclass(frozen=True, slots=True)
-class _Member(Generic[TagT]):
-    """The waiter of one stream, which notes its tag."""
-
-    tag: TagT
-    note: Callable[[TagT], None]
-
-    def set(self) -> None:
-        self.note(self.tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +46,7 @@ class StreamGroup(Generic[TagT]):
         """Read `stream` with the others from now on. Raises ValueError for a tag in use."""
         if tag in self._streams:
             raise ValueError(f"{tag!r} is in use")
-        stream.attach(_Member(tag, self._note))
+        stream.attach(partial(self._note, tag))
         self._streams[tag] = stream
         self._note(tag)  # there may be something already
 

@@ -57,7 +57,7 @@ class FakeStream:
         for item in items:
             self._items.put_nowait(item)
         if self._waiter is not None:
-            self._waiter.set()
+            self._waiter()
 
     @property
     def usage(self) -> Usage:
