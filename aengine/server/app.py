@@ -154,15 +154,15 @@ class Server:
         """
         self._health.shut_down()
         await asyncio.sleep(self.config.drain_delay)
-        self._admission.close()
+        self._admission.closed = True
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._admission.wait_idle(), self.config.drain_seconds if seconds is None else seconds)
+            await asyncio.wait_for(self._admission.idle.wait(), self.config.drain_seconds if seconds is None else seconds)
             await asyncio.sleep(REFUSE_SECONDS)
         return not self._admission.in_flight
 
     async def stop(self, reason: Exception | None = None) -> None:
         """Close the port; calls in flight end with `reason`. None: UNAVAILABLE (DRAINING)."""
-        self._admission.close()
+        self._admission.closed = True
         if len(self._calls):
             await self._calls.end_all(reason or draining(), FLUSH_SECONDS)
             await asyncio.sleep(REFUSE_SECONDS)

@@ -29,8 +29,8 @@ class Admission:
     def __init__(self) -> None:
         self.in_flight = 0
         self.closed = False  # whether new generations are refused
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.idle = asyncio.Event()  # set while there is no generation
+        self.idle.set()
 
     @contextmanager
     def enter(self) -> Iterator[None]:
@@ -38,21 +38,13 @@ class Admission:
         if self.closed:
             raise draining()
         self.in_flight += 1
-        self._idle.clear()
+        self.idle.clear()
         try:
             yield
         finally:
             self.in_flight -= 1
             if not self.in_flight:
-                self._idle.set()
-
-    def close(self) -> None:
-        """Refuse what has not begun."""
-        self.closed = True
-
-    async def wait_idle(self) -> None:
-        """Return when there is no generation."""
-        await self._idle.wait()
+                self.idle.set()
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ requests of a client that does not read park.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 
 from aengine.checks import shown
 from aengine.errors import InvalidRequestError, RequestIdInUseError
@@ -37,57 +37,43 @@ async def batch_responses(
     if not 1 <= len(requests) <= MAX_REQUESTS:
         raise InvalidRequestError.of("requests", f"{len(requests)} requests are not 1 to {MAX_REQUESTS}")
     require_model(backend.engine, "")
-    with backend.admission.enter():  # until the last response was sent
-        batch = _Batch(backend, deadline)
-        try:
-            await batch.submit(requests)
-            for _ in requests:
-                yield await batch.next()
-        finally:
-            await in_chunks(batch.tasks, _cancelled)
+    tasks: list[asyncio.Task[None]] = []
+    unsent: asyncio.Queue[BatchGenerateResponse] = asyncio.Queue()  # whole, in the order of their ends
+    may_read = asyncio.Event()
+    may_read.set()
 
-
-class _Batch:
-    """The requests of one call and their responses."""
-
-    def __init__(self, backend: Backend, deadline: float | None) -> None:
-        self.tasks: list[asyncio.Task[None]] = []
-        self._backend = backend
-        self._deadline = deadline
-        self._unsent: asyncio.Queue[BatchGenerateResponse] = asyncio.Queue()
-        self._may_read = asyncio.Event()
-        self._may_read.set()
-
-    async def submit(self, requests: Sequence[GenerateRequest]) -> None:
-        named: dict[str, int] = {}  # by request id the first request that has it
-        count = size = 0  # since the last turn
-        for index, request in enumerate(requests):
-            first = named.setdefault(request.request_id, index) if request.HasField("request_id") else index
-            self.tasks.append(asyncio.create_task(self._serve(index, request, first)))
-            count, size = count + 1, size + request.ByteSize()
-            if count == SUBMIT_AT_ONCE or size >= SUBMIT_BYTES:
-                await asyncio.sleep(0)
-                count = size = 0
-
-    async def next(self) -> BatchGenerateResponse:
-        """The response that was whole first, of those not sent."""
-        response = await self._unsent.get()
-        if self._unsent.qsize() < MAX_UNSENT:
-            self._may_read.set()
-        return response
-
-    async def _serve(self, index: int, request: GenerateRequest, first: int) -> None:
+    async def serve(index: int, one: GenerateRequest, first: int) -> None:
+        """`first`: the index of the first request of the batch with this request's id."""
         response = BatchGenerateResponse(index=index)
         try:
             if first != index:
-                raise RequestIdInUseError.of("request_id", f"{shown(request.request_id)} is in use by requests[{first}] of the batch")
-            async with await submit(self._backend, request, self._deadline) as generation:
-                await generation.complete(response.response, self._backend.max_message_bytes - FRAME_BYTES, self._may_read)
+                raise RequestIdInUseError.of("request_id", f"{shown(one.request_id)} is in use by requests[{first}] of the batch")
+            async with await submit(backend, one, deadline) as generation:
+                await generation.complete(response.response, backend.max_message_bytes - FRAME_BYTES, may_read)
         except Exception as error:
             response = BatchGenerateResponse(index=index, error=to_error(error))
-        self._unsent.put_nowait(response)
-        if self._unsent.qsize() >= MAX_UNSENT:
-            self._may_read.clear()
+        unsent.put_nowait(response)
+        if unsent.qsize() >= MAX_UNSENT:
+            may_read.clear()
+
+    with backend.admission.enter():  # until the last response was sent
+        try:
+            named: dict[str, int] = {}  # by request id the first request that has it
+            count = size = 0  # since the event loop last had its turn
+            for index, one in enumerate(requests):
+                first = named.setdefault(one.request_id, index) if one.HasField("request_id") else index
+                tasks.append(asyncio.create_task(serve(index, one, first)))
+                count, size = count + 1, size + one.ByteSize()
+                if count == SUBMIT_AT_ONCE or size >= SUBMIT_BYTES:
+                    await asyncio.sleep(0)
+                    count = size = 0
+            for _ in requests:
+                response = await unsent.get()
+                if unsent.qsize() < MAX_UNSENT:
+                    may_read.set()
+                yield response
+        finally:
+            await in_chunks(tasks, _cancelled)
 
 
 def _cancelled(task: asyncio.Task[None]) -> asyncio.Task[None]:
