@@ -105,13 +105,14 @@ class Option:
             parser.add_argument(self.flag, metavar=self.kind.metavar, default=argparse.SUPPRESS, help=text)
 
     def read(self, value: Any, origin: str, *, toml: bool = False) -> Any:
-        """The value of the field, from a text or from TOML, which has no null: "none" stands for None. Raises `SettingsError`."""
+        """The value of the field, from a text, from TOML, which has no null ("none" stands for None), or from argparse, where a flag is
+        a bool. Raises `SettingsError`."""
         if self.optional and isinstance(value, str) and value.lower() == "none":
             return None
         kind = self.kind
         try:
             if not toml:
-                return kind.parse(value)
+                return value if isinstance(value, bool) else kind.parse(value)
             if isinstance(value, kind.toml) and (bool in kind.toml or not isinstance(value, bool)):
                 return kind.convert(value)
         except ValueError:
@@ -144,12 +145,11 @@ def read_settings(flags: Mapping[str, object], environ: Mapping[str, str], file:
     """The configurations. `flags`: those that were given, by field, as text or as bool. `file`: of `--config`; without it that of
     AENGINE_CONFIG, if any. Raises `SettingsError`. Blocks."""
     by_name = {option.name: option for option in options()}
-    values: dict[str, Any] = {"model": DEFAULT_MODEL}
+    values: dict[str, dict[str, Any]] = {"server": {}, "engine": {"model": DEFAULT_MODEL}}
     origins: dict[str, str] = {}
 
     def take(option: Option, value: Any, origin: str, *, toml: bool = False) -> None:
-        is_flag = isinstance(value, bool) and not toml  # as argparse gives it
-        values[option.name] = value if is_flag else option.read(value, origin, toml=toml)
+        values[option.table][option.name] = option.read(value, origin, toml=toml)
         origins[option.name] = origin
 
     path = file or environ.get(CONFIG_VARIABLE)
@@ -171,11 +171,8 @@ def read_settings(flags: Mapping[str, object], environ: Mapping[str, str], file:
     for name, given in flags.items():
         take(by_name[name], given, by_name[name].flag)
 
-    def given_to(table: str) -> dict[str, Any]:
-        return {name: value for name, value in values.items() if by_name[name].table == table}
-
     try:
-        return Settings(ServerConfig(**given_to("server")), EngineConfig(**given_to("engine")), origins)
+        return Settings(ServerConfig(**values["server"]), EngineConfig(**values["engine"]), origins)
     except ConfigError as error:
         raise SettingsError(explain(error, origins)) from error
 
