@@ -196,11 +196,6 @@ class DecoderStack:
         """Bytes of the packed weights; without the embedding, which may be mapped."""
         return sum(linear.nbytes for linear in self._linears.values()) + sum(norm.nbytes for norm in self._norms.values())
 
-    @property
-    def head(self) -> PackedLinear:
-        """The output head: [vocab_size, hidden_size]."""
-        return self._linears["head"]
-
     def prepare(
         self,
         workspace: Workspace,
@@ -232,7 +227,7 @@ class DecoderStack:
 
     def logits(self, workspace: Workspace, hidden: Tensor) -> Tensor:
         """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32."""
-        return ops.logits(workspace, hidden, self.head)
+        return ops.logits(workspace, hidden, self._linears["head"])
 
     def _take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Tensor]]], int8: bool, allocate: Allocate) -> None:
         missing = named_weights(self.spec)
