@@ -10,7 +10,6 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aengine.engine.async_engine import AsyncEngine
@@ -72,11 +71,7 @@ class Server:
         self._drain_grace: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         interceptor = CallInterceptor(self.config, self._authenticator, self._calls, self.observers)
         self._server = make_server((interceptor,), channel_options(self.config))
-        self._engine = engine
-        self._register_services()
-
-    def _register_services(self) -> None:
-        engine, server = self._engine, self._server
+        self._engine, server = engine, self._server
         self._generation = GenerationServicer(Backend(engine, self._admission, self.observers, self.config.max_message_bytes))
         add_GenerationServiceServicer_to_server(self._generation, server)
         add_ModelServiceServicer_to_server(ModelServicer(engine), server)
@@ -107,7 +102,7 @@ class Server:
     async def start(self) -> None:
         """Open the port. Raises `BindError`, or `ConfigError` for files that cannot be used."""
         try:
-            await self._authenticator.start()
+            await asyncio.to_thread(self._authenticator.load)
             credentials = await asyncio.to_thread(Certificates(self.config).credentials) if self.config.tls else None
             if self.config.metrics_port is not None:
                 metrics = Metrics(self._engine, self._admission, self._calls)
@@ -116,21 +111,18 @@ class Server:
                 self._metrics = server
                 self.observers.on_call_end.append(metrics.on_call_end)
                 self.observers.on_generation_end.append(metrics.on_generation_end)
-            self._bind(credentials)
+            try:
+                if credentials is None:
+                    self._port = self._server.add_insecure_port(self.address)
+                else:
+                    self._port = self._server.add_secure_port(self.address, credentials)
+            except RuntimeError as error:
+                raise BindError(f"cannot listen on {self.address}: the address is in use or not one of this machine") from error
             await self._server.start()
         except BaseException:
             await self.stop()
             raise
         self._calls.start()
-
-    def _bind(self, credentials: grpc.ServerCredentials | None) -> None:
-        try:
-            if credentials is None:
-                self._port = self._server.add_insecure_port(self.address)
-            else:
-                self._port = self._server.add_secure_port(self.address, credentials)
-        except RuntimeError as error:
-            raise BindError(f"cannot listen on {self.address}: the address is in use or not one of this machine") from error
 
     async def set_serving(self, serving: bool = True) -> None:
         """Notify health watchers whether the engine can take requests. Ignored once draining."""

@@ -60,13 +60,12 @@ def check(settings: Settings) -> int:
     """Look at all that can be looked at without loading the model, and print the configuration in effect, as TOML. Raises what is
     wrong."""
     from aengine.models.hub import is_local, resolve_model
-    from aengine.server.calls.auth import token_files
+    from aengine.server.calls.auth import Authenticator
     from aengine.server.calls.tls import Certificates
     from aengine.server.process import uses_uvloop
 
     uses_uvloop(settings.server)
-    for file in token_files(settings.server).values():
-        file.load()
+    Authenticator(settings.server).load()
     if settings.server.tls:
         Certificates(settings.server).load()
     model = settings.engine.model

@@ -82,27 +82,21 @@ class TokenFile:
         return found
 
 
-def token_files(config: ServerConfig) -> dict[str, TokenFile]:
-    """The token files of a configuration by option, not loaded."""
-    paths = {"token_file": config.token_file, "admin_token_file": config.admin_token_file}
-    return {field: TokenFile(field, path) for field, path in paths.items() if path is not None}
-
-
 class Authenticator:
     """Applies a configuration. To be used from one event loop."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self._files = token_files(config)
-        self._tokens = self._files.get("token_file")
-        self._admin_tokens = self._files.get("admin_token_file")
+        self._tokens = None if config.token_file is None else TokenFile("token_file", config.token_file)
+        self._admin_tokens = None if config.admin_token_file is None else TokenFile("admin_token_file", config.admin_token_file)
+        self._files = [file for file in (self._tokens, self._admin_tokens) if file is not None]
         self._admin_names = frozenset(config.admin_client_names)
         self._distinguishes = bool(self._files) or config.tls_client_ca is not None  # or else all callers are one
         self._checked = 0.0
 
-    async def start(self) -> None:
-        """Read the files. Raises `ConfigError`."""
-        for file in self._files.values():
-            await asyncio.to_thread(file.load)
+    def load(self) -> None:
+        """Read the files. Raises `ConfigError`. Blocks."""
+        for file in self._files:
+            file.load()
         self._checked = time.monotonic()
 
     async def authorize(self, method: str, authorization: Sequence[str], certificate: CertificateName | None) -> Caller:
@@ -140,7 +134,7 @@ class Authenticator:
         now = time.monotonic()
         if self._files and now - self._checked >= RELOAD_SECONDS:
             self._checked = now
-            for file in self._files.values():
+            for file in self._files:
                 await asyncio.to_thread(file.refresh)
 
 

@@ -29,7 +29,8 @@ def add_reflection_to_server(schema: Iterable[ModuleType], server: Server) -> No
         names += service_names(module)
     (old,) = service_names(reflection_pb2)
     new = old.replace(OLD, NEW)
-    pool.Add(_renamed(reflection_pb2.DESCRIPTOR))
+    described = text_format.MessageToString(FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb))
+    pool.Add(text_format.Parse(described.replace(OLD, NEW), FileDescriptorProto()))
     servicer = aio.ReflectionServicer((*names, new), pool)
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
@@ -49,12 +50,4 @@ def _add_file(file: Any, pool: DescriptorPool) -> None:
     """Add a file and all that it depends on. Adding one twice does nothing."""
     for dependency in file.dependencies:
         _add_file(dependency, pool)
-    proto = FileDescriptorProto()
-    file.CopyToProto(proto)
-    pool.Add(proto)
-
-
-def _renamed(file: Any) -> FileDescriptorProto:
-    proto = FileDescriptorProto()
-    file.CopyToProto(proto)
-    return text_format.Parse(text_format.MessageToString(proto).replace(OLD, NEW), FileDescriptorProto())
+    pool.AddSerializedFile(file.serialized_pb)
