@@ -7,7 +7,7 @@ an engine that also serves others in the same process.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -28,7 +28,7 @@ from aengine.server.services.generation import GenerationServicer
 from aengine.server.services.health import HealthServicer
 from aengine.server.services.reflection import add_reflection_to_server, service_names
 from aengine.server.services.tokenizer import TokenizerServicer
-from aengine.server.telemetry.exposition import MetricsServer
+from aengine.server.telemetry.exposition import serve_metrics
 from aengine.server.telemetry.logs import log_call
 from aengine.server.telemetry.metrics import SCHEMA, Metrics
 from aengine.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
@@ -65,7 +65,8 @@ class Server:
         self.observers = Observers()  # of calls and generations
         if self.config.access_log:
             self.observers.on_call_end.append(log_call)
-        self._metrics: MetricsServer | None = None
+        self.metrics_address: str | None = None  # host:port of the metrics, once started; None without them
+        self._metrics_server = AsyncExitStack()
         self._authenticator = Authenticator(self.config)
         self._calls = CallsInFlight(self.config.max_calls, self.config.stall_seconds)
         self._drain_grace: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -90,11 +91,6 @@ class Server:
         return address_of(self.config.host, self._port)
 
     @property
-    def metrics_address(self) -> str | None:
-        """host:port of the metrics, once started; None without them."""
-        return None if self._metrics is None else self._metrics.address
-
-    @property
     def in_flight(self) -> int:
         """Generations that have not ended."""
         return self._admission.in_flight
@@ -106,9 +102,8 @@ class Server:
             credentials = await asyncio.to_thread(Certificates(self.config).credentials) if self.config.tls else None
             if self.config.metrics_port is not None:
                 metrics = Metrics(self._engine, self._admission, self._calls)
-                server = MetricsServer(metrics, host=self.config.metrics_host, port=self.config.metrics_port)
-                await server.start()
-                self._metrics = server
+                server = serve_metrics(metrics, self.config.metrics_host, self.config.metrics_port)
+                self.metrics_address = await self._metrics_server.enter_async_context(server)
                 self.observers.on_call_end.append(metrics.on_call_end)
                 self.observers.on_generation_end.append(metrics.on_generation_end)
             try:
@@ -162,8 +157,7 @@ class Server:
         await self._generation.aclose()
         self._tokenizer.close()
         self._calls.stop()
-        if self._metrics is not None:
-            await self._metrics.stop()
+        await self._metrics_server.aclose()
 
 
 def channel_options(config: ServerConfig) -> list[tuple[str, int]]:

@@ -8,8 +8,8 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from aengine.server.calls.in_flight import Admission
 from aengine.server.calls.port import BindError
 from aengine.server.calls.records import CallRecord, GenerationRecord
 from aengine.server.telemetry import exposition
-from aengine.server.telemetry.exposition import MetricsCollector, MetricsServer
+from aengine.server.telemetry.exposition import MetricsCollector, serve_metrics
 from aengine.server.telemetry.loop_lag import LoopLag
 from aengine.server.telemetry.metrics import METHODS, Metrics
 from aengine.v1.generation_pb2 import GenerationSpec
@@ -87,15 +87,9 @@ def metrics_of(engine: Any, *, draining: bool = False) -> Metrics:
     return Metrics(engine, admission, range(4))
 
 
-@asynccontextmanager
-async def exposed(metrics: Metrics) -> AsyncIterator[str]:
+def exposed(metrics: Metrics) -> AbstractAsyncContextManager[str]:
     """The address of a metrics server."""
-    server = MetricsServer(metrics, host="127.0.0.1", port=0)
-    await server.start()
-    try:
-        yield server.address
-    finally:
-        await server.stop()
+    return serve_metrics(metrics, "127.0.0.1", 0)
 
 
 def call(method: str, code: grpc.StatusCode = grpc.StatusCode.OK, **fields: Any) -> CallRecord:
@@ -287,10 +281,9 @@ class TestScrapes:
     async def test_a_port_in_use_is_refused(self, idle_engine: FakeEngine) -> None:
         async with exposed(metrics_of(idle_engine)) as address:
             port = int(address.rpartition(":")[2])
-            server = MetricsServer(metrics_of(idle_engine), host="127.0.0.1", port=port)
             with pytest.raises(BindError, match=f"cannot serve metrics on {address}: .*in use"):
-                await server.start()
-            await server.stop()  # which has nothing to do
+                async with serve_metrics(metrics_of(idle_engine), "127.0.0.1", port):
+                    pass
             assert (await scrape(address))("aengine_engine_up") == 1
 
     async def test_a_stop_closes_the_port(self, idle_engine: FakeEngine) -> None:

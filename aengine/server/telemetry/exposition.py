@@ -7,12 +7,11 @@ it shows the latest there are, with their age.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any
+from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -67,43 +66,23 @@ class MetricsCollector(Collector):
             future.set_exception(error)
 
 
-class MetricsServer:
-    """Serves `metrics` over HTTP, in plain text and without authentication. Must be made, used and closed in one event loop.
-
-    It has a registry of its own, so that several can be in one process.
-    """
-
-    def __init__(self, metrics: Metrics, *, host: str, port: int) -> None:
-        """`port`: 0 lets the system pick one."""
-        self._metrics = metrics
-        self._host = host
-        self._port = port
-        self._registry = CollectorRegistry()
-        self._registry.register(MetricsCollector(metrics))
-        for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self._registry)
-        self._running: tuple[Any, threading.Thread] | None = None
-
-    @property
-    def address(self) -> str:
-        """host:port; after `start()` with the port that the system picked for 0."""
-        return address_of(self._host, self._port)
-
-    async def start(self) -> None:
-        """Open the port. Raises `BindError`."""
-        try:  # in a thread, since binding may ask for the name of the address
-            server, thread = await asyncio.to_thread(start_http_server, self._port, self._host, self._registry)
-        except OSError as error:
-            raise BindError(f"cannot serve metrics on {self.address}: {error.strerror or error}") from error
-        self._running = server, thread
-        self._port = server.server_port
-        self._metrics.loop_lag.start()
-
-    async def stop(self) -> None:
-        """Close the port. Nothing happens where it is not open."""
-        self._metrics.loop_lag.stop()
-        if self._running is not None:
-            (server, thread), self._running = self._running, None
-            await asyncio.to_thread(server.shutdown)
-            server.server_close()
-            await asyncio.to_thread(thread.join)
+@asynccontextmanager
+async def serve_metrics(metrics: Metrics, host: str, port: int) -> AsyncIterator[str]:
+    """Serve `metrics` over HTTP, in plain text and without authentication, while the context lasts; its value is host:port. `port`: 0 lets
+    the system pick one. Raises `BindError`. Several can be in one process: each has a registry of its own."""
+    registry = CollectorRegistry()
+    registry.register(MetricsCollector(metrics))
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    try:  # in a thread, since binding may ask for the name of the address
+        server, thread = await asyncio.to_thread(start_http_server, port, host, registry)
+    except OSError as error:
+        raise BindError(f"cannot serve metrics on {address_of(host, port)}: {error.strerror or error}") from error
+    metrics.loop_lag.start()
+    try:
+        yield address_of(host, server.server_port)
+    finally:
+        metrics.loop_lag.stop()
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+        await asyncio.to_thread(thread.join)
