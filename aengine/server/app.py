@@ -22,6 +22,7 @@ from aengine.server.calls.records import Observers
 from aengine.server.calls.tls import Certificates
 from aengine.server.config.options import ServerConfig
 from aengine.server.generation.backend import Backend
+from aengine.server.generation.resume import ResumableStreams
 from aengine.server.services.admin import AdminServicer
 from aengine.server.services.engine_info import EngineServicer, ModelServicer
 from aengine.server.services.generation import GenerationServicer
@@ -73,8 +74,9 @@ class Server:
         interceptor = CallInterceptor(self.config, self._authenticator, self._calls, self.observers)
         self._server = make_server((interceptor,), channel_options(self.config))
         self._engine, server = engine, self._server
-        self._generation = GenerationServicer(Backend(engine, self._admission, self.observers, self.config.max_message_bytes))
-        add_GenerationServiceServicer_to_server(self._generation, server)
+        backend = Backend(engine, self._admission, self.observers, self.config.max_message_bytes)
+        self._resumables = ResumableStreams(backend)  # which outlive their calls
+        add_GenerationServiceServicer_to_server(GenerationServicer(backend, self._resumables), server)
         add_ModelServiceServicer_to_server(ModelServicer(engine), server)
         self._tokenizer = TokenizerServicer(engine)
         add_TokenizerServiceServicer_to_server(self._tokenizer, server)
@@ -154,7 +156,7 @@ class Server:
             await self._calls.end_all(reason or draining(), FLUSH_SECONDS)
             await asyncio.sleep(REFUSE_SECONDS)
         await self._server.stop(FLUSH_SECONDS)
-        await self._generation.aclose()
+        await self._resumables.aclose()
         self._tokenizer.close()
         self._calls.stop()
         await self._metrics_server.aclose()

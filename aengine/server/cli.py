@@ -36,10 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.check:
             return check(settings)
         return serve(settings)
-    except ConfigError as error:
-        print(f"aengine-grpc: {explain(error, origins)}", file=sys.stderr)
     except AEngineError as error:
-        print(f"aengine-grpc: {error}", file=sys.stderr)
+        print(f"aengine-grpc: {explain(error, origins) if isinstance(error, ConfigError) else error}", file=sys.stderr)
     return 1
 
 
@@ -104,12 +102,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _help(option: Option) -> str:
-    shown = "" if option.default in (None, (), {}) else f"default: {_text(option.default)}; "
+    default = str(option.default).lower() if isinstance(option.default, bool) else option.default
+    shown = "" if default in (None, (), {}) else f"default: {default}; "
     return f"{option.help} ({shown}{option.variable})".replace("%", "%%")
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _toml(value: object) -> str:
@@ -117,8 +112,6 @@ def _toml(value: object) -> str:
         return '"none"'
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(name)} = {number}" for name, number in value.items()) + "}"
-    if isinstance(value, tuple):
-        return json.dumps(list(value), ensure_ascii=False)
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -16,6 +16,7 @@ from grpc_harness import stream_request, text_spec
 from aengine import AsyncEngine, InvalidRequestError
 from aengine.server.calls.in_flight import Admission
 from aengine.server.generation.backend import Backend
+from aengine.server.generation.resume import ResumableStreams
 from aengine.server.services.admin import AdminServicer
 from aengine.server.services.generation import GenerationServicer
 from aengine.v1.admin_service_pb2 import (
@@ -55,7 +56,8 @@ async def administered(engine: AsyncEngine) -> AsyncIterator[Administered]:
     admission, graces = Admission(), []
     server = aio.server()
     add_AdminServiceServicer_to_server(AdminServicer(engine, admission, graces.append), server)
-    add_GenerationServiceServicer_to_server(Streaming(Backend(engine, admission)), server)
+    backend = Backend(engine, admission)
+    add_GenerationServiceServicer_to_server(Streaming(backend, ResumableStreams(backend)), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

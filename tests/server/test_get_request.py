@@ -124,7 +124,7 @@ async def test_the_states_of_a_request_in_their_order() -> None:
         await anext(aiter(call))
         assert (await reaches(serve, REQUEST_STATE_RUNNING)).usage.completion_tokens == 1
         call.cancel()
-        resumable = serve.server._generation._resumables.find("mine", Caller())
+        resumable = serve.server._resumables.find("mine", Caller())
         assert resumable is not None
         await until(lambda: not resumable.replay.has_reader)
         resumable.replay.ring._max_events = 16

@@ -48,7 +48,7 @@ def rest(first: GenerationEvent, number: int, **other: Any) -> ResumeGenerateReq
 
 
 def streams_of(serve: Serving) -> ResumableStreams:
-    return serve.server._generation._resumables
+    return serve.server._resumables
 
 
 def has_reader(serve: Serving, request_id: str = "mine") -> bool:

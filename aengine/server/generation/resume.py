@@ -80,9 +80,9 @@ class ResumableStreams:
     room, the oldest of the caller that has most of them is dropped, so that nobody drops another's by keeping much.
     """
 
-    def __init__(self, backend: Backend, limits: ResumeLimits | None = None) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._limits = limits or ResumeLimits()
+        self._limits = ResumeLimits()
         self._begun: RequestIndex[Resumable] = RequestIndex()  # those that can be resumed
         self._ended: defaultdict[str | None, dict[Resumable, None]] = defaultdict(dict)  # those of them that have, by owner, oldest first
         self._ended_bytes: Counter[str | None] = Counter()

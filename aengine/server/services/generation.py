@@ -22,7 +22,7 @@ from aengine.server.generation.batch import batch_responses
 from aengine.server.generation.chunks import CHUNK_SIZE
 from aengine.server.generation.events import stream_responses
 from aengine.server.generation.responses import write_usage
-from aengine.server.generation.resume import ResumableStreams, ResumeLimits
+from aengine.server.generation.resume import ResumableStreams
 from aengine.server.generation.session import session_responses
 from aengine.server.generation.source import submit
 from aengine.v1 import generation_service_pb2 as messages
@@ -37,14 +37,9 @@ STATES: Mapping[RequestState, messages.RequestState.ValueType] = {
 class GenerationServicer(GenerationServiceServicer):
     """Serves the backend's engine."""
 
-    def __init__(self, backend: Backend, limits: ResumeLimits | None = None) -> None:
-        """`limits`: of what is kept of resumable streams."""
+    def __init__(self, backend: Backend, resumables: ResumableStreams) -> None:
         self._backend = backend
-        self._resumables = ResumableStreams(backend, limits)
-
-    async def aclose(self) -> None:
-        """End the resumable streams, which outlive their calls; returns when nothing of them is left."""
-        await self._resumables.aclose()
+        self._resumables = resumables
 
     async def Generate(self, request: messages.GenerateRequest, context: ServicerContext) -> messages.GenerateResponse:
         response = messages.GenerateResponse()
