@@ -67,7 +67,7 @@ class Server:
         if self.config.access_log:
             self.observers.on_call_end.append(log_call)
         self.metrics_address: str | None = None  # host:port of the metrics, once started; None without them
-        self._metrics_server = AsyncExitStack()
+        self._running = AsyncExitStack()  # what `stop()` ends beside the port
         self._authenticator = Authenticator(self.config)
         self._calls = CallsInFlight(self.config.max_calls, self.config.stall_seconds)
         self._drain_grace: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -105,7 +105,7 @@ class Server:
             if self.config.metrics_port is not None:
                 metrics = Metrics(self._engine, self._admission, self._calls)
                 server = serve_metrics(metrics, self.config.metrics_host, self.config.metrics_port)
-                self.metrics_address = await self._metrics_server.enter_async_context(server)
+                self.metrics_address = await self._running.enter_async_context(server)
                 self.observers.on_call_end.append(metrics.on_call_end)
                 self.observers.on_generation_end.append(metrics.on_generation_end)
             try:
@@ -119,7 +119,8 @@ class Server:
         except BaseException:
             await self.stop()
             raise
-        self._calls.start()
+        watching = asyncio.create_task(self._calls.watch(), name="aengine-stalled-calls")
+        self._running.callback(watching.cancel)
 
     async def set_serving(self, serving: bool = True) -> None:
         """Notify health watchers whether the engine can take requests. Ignored once draining."""
@@ -158,8 +159,7 @@ class Server:
         await self._server.stop(FLUSH_SECONDS)
         await self._resumables.aclose()
         self._tokenizer.close()
-        self._calls.stop()
-        await self._metrics_server.aclose()
+        await self._running.aclose()
 
 
 def channel_options(config: ServerConfig) -> list[tuple[str, int]]:

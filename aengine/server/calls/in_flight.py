@@ -82,7 +82,6 @@ class CallsInFlight:
         self._max_calls = max_calls
         self._calls: set[Call] = set()
         self._apart: set[Call] = set()
-        self._reaper: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -97,15 +96,6 @@ class CallsInFlight:
     def discard(self, call: Call) -> None:
         (self._apart if call.is_apart else self._calls).discard(call)
 
-    def start(self) -> None:
-        """Begin to look for calls whose client stands still."""
-        self._reaper = asyncio.get_running_loop().create_task(self._reap(), name="aengine-stalled-calls")
-
-    def stop(self) -> None:
-        if self._reaper is not None:
-            self._reaper.cancel()
-            self._reaper = None
-
     async def end_all(self, error: Exception, seconds: float) -> None:
         """Have all calls fail with `error`; returns when their clients are informed, or after `seconds`."""
         tasks = [call.task for call in self._calls if call.task is not None]
@@ -114,8 +104,8 @@ class CallsInFlight:
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
 
-    async def _reap(self) -> None:
-        # One look at all calls now and then, rather than a timer for each message.
+    async def watch(self) -> None:
+        """Look for calls whose client stands still, for ever: at all of them now and then, rather than with a timer for each message."""
         while True:
             await asyncio.sleep(min(self.stall_seconds / 8, MAX_CHECK_SECONDS))
             self.check(time.monotonic())
