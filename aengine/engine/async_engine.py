@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import enum
 import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from aengine.config import EngineConfig
-from aengine.engine.controls import Controls
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
+from aengine.engine.mailbox import Command, FlushCache, Pause, Unpause
 from aengine.engine.prompts import QUICK_CHARACTERS, read_request
 from aengine.engine.registry import Registry
 from aengine.engine.report_queue import ReportQueue
 from aengine.engine.step_driver import Done
-from aengine.engine.step_loop import Ready, Report, StepLoop, Stopped
+from aengine.engine.step_loop import Report, StepLoop, Stopped
 from aengine.engine.stream import TokenStream
 from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Workers
@@ -86,7 +88,7 @@ class AsyncEngine(EngineProtocol):
         self._workers = Workers("aengine-tokenizer", quick=QUICK_CHARACTERS)
         self._reports: ReportQueue[Report] = ReportQueue(self._edge, self._receive)
         self._steps = StepLoop(self._load, self._configure, self._reports.put, step_timeout=self.config.step_timeout)
-        self._controls = Controls(self._edge, self._steps.post)
+        self._replies: set[Future[int]] = set()  # of the step thread, that tasks wait for
         self._steps.start()
         self._phase, self._stopped = _Phase.STARTING, anyio.Event()  # not before: else `aclose()` would wait for a thread that there is not
         try:
@@ -206,20 +208,30 @@ class AsyncEngine(EngineProtocol):
         """Stop computing; returns when the running step has finished. Requests are still accepted, and wait; cancellations and deadlines
         still hold. With `cancel` the requests in flight are cancelled; returns how many those were."""
         self._check_serving()
-        await self._controls.pause()
+        await self._run(Pause)
         return await self._registry.cancel_all() if cancel else 0
 
     def unpause(self) -> None:
         """Compute again."""
         self._check_serving()
-        self._controls.unpause()
+        self._steps.post(Unpause())
 
     async def flush_cache(self) -> int:
         """Forget the cached prefixes that no request holds; returns how many pages that freed."""
         self._check_serving()
-        return await self._controls.flush_cache()
+        return await self._run(FlushCache)
 
     # ---- inside --------------------------------------------------------------------------------------------------------
+
+    async def _run(self, command: Callable[[Future[int]], Command]) -> int:
+        """Have the step thread carry out a command; returns what it replies."""
+        reply: Future[int] = Future()
+        self._replies.add(reply)
+        self._steps.post(command(reply))
+        try:
+            return await self._edge.wait(reply)
+        finally:
+            self._replies.discard(reply)
 
     def _model(self) -> LoadedModel:
         if not hasattr(self, "_loaded"):
@@ -267,16 +279,16 @@ class AsyncEngine(EngineProtocol):
         match report:
             case Updates():
                 self._registry.update(report)
-            case Ready(loaded):
-                self._loaded = loaded
-                runner = loaded.runner
+            case LoadedModel(runner):
+                self._loaded = report
                 self.config = replace(self.config, max_num_seqs=runner.max_num_seqs, max_num_batched_tokens=runner.max_num_batched_tokens)
-                self._registry = Registry(self.config, loaded, self._edge, self._steps.post, self._workers)
+                self._registry = Registry(self.config, report, self._edge, self._steps.post, self._workers)
                 if self._phase is _Phase.STARTING:
                     self._phase = _Phase.RUNNING
                 self._settled.set()
-            case Done():
-                self._controls.on_done(report)
+            case Done(reply, value) if reply in self._replies:  # else its task was cancelled
+                self._replies.remove(reply)
+                reply.set_result(value)
             case Stopped(error):
                 self._on_stopped(error)
 
@@ -292,7 +304,8 @@ class AsyncEngine(EngineProtocol):
         elif self._phase is _Phase.STARTING:
             self._phase = _Phase.CLOSED
         reason = self._death() if error is not None else EngineStateError("the engine is closed")
-        self._controls.end_all(reason)
+        while self._replies:
+            self._replies.pop().set_exception(reason)
         if hasattr(self, "_registry"):
             self._registry.end_all(reason)
         self._settled.set()

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from aengine.scheduler import Request
@@ -24,18 +25,14 @@ class Cancel:
 @dataclass(frozen=True, slots=True)
 class Park:
     key: int
-
-
-@dataclass(frozen=True, slots=True)
-class Unpark:
-    key: int
+    parked: bool  # False: schedule it again
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Run no further step; `Done(ticket, 0)` is reported when those in flight have finished."""
+    """Run no further step; `Done(reply, 0)` is reported when those in flight have finished."""
 
-    ticket: int
+    reply: Future[int]  # which the step thread passes back and leaves as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +42,9 @@ class Unpause:
 
 @dataclass(frozen=True, slots=True)
 class FlushCache:
-    """Forget cached prefixes; then `Done(ticket, pages freed)` is reported."""
+    """Forget cached prefixes; then `Done(reply, pages freed)` is reported."""
 
-    ticket: int
+    reply: Future[int]  # as in `Pause`
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class Stop:
     """End all requests and the thread."""
 
 
-Command = Submit | Cancel | Park | Unpark | Pause | Unpause | FlushCache | Stop
+Command = Submit | Cancel | Park | Pause | Unpause | FlushCache | Stop
 
 
 MAX_WAIT_SECONDS = 3600.0

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from aengine.engine.mailbox import Cancel, Command, FlushCache, Mailbox, Park, Pause, Stop, Submit, Unpark, Unpause
+from aengine.engine.mailbox import Cancel, Command, FlushCache, Mailbox, Park, Pause, Stop, Submit, Unpause
 from aengine.engine.step_stats import StepStats
 from aengine.runner.base import InFlightStep, Runner
 from aengine.scheduler import RowsFailed, Scheduler, StepPlan, Updates
@@ -21,9 +22,9 @@ from aengine.scheduler import RowsFailed, Scheduler, StepPlan, Updates
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The command with this ticket was carried out."""
+    """The command with this reply was carried out."""
 
-    ticket: int
+    reply: Future[int]
     value: int
 
 
@@ -50,7 +51,7 @@ class StepDriver:
         self._flights: deque[_Flight] = deque()  # oldest first, two at most
         self._keys: set[int] = set()  # of every request that is not released yet
         self._paused = False
-        self._pause_tickets: list[int] = []  # of pauses that wait for the steps in flight
+        self._pause_replies: list[Future[int]] = []  # of pauses that wait for the steps in flight
         self._stopping = False
         self._committed = 0.0  # when the last step was, on time.monotonic
         # A step that has not begun when a command comes is withdrawn (`_commit`), so that the command need not wait for it.
@@ -100,20 +101,18 @@ class StepDriver:
                     scheduler.submit(request)
             case Cancel(key):
                 scheduler.cancel(key)
-            case Park(key):
-                scheduler.park(key)
-            case Unpark(key):
-                scheduler.unpark(key)
-            case Pause(ticket):
+            case Park(key, parked):
+                scheduler.set_parked(key, parked)
+            case Pause(reply):
                 self._paused = True
-                self._pause_tickets.append(ticket)
+                self._pause_replies.append(reply)
             case Unpause():
                 self._paused = False
                 self._end_pauses()
-            case FlushCache(ticket):
+            case FlushCache(reply):
                 num_pages = scheduler.flush_cache()
                 self._publish()  # the caller sees it in the stats
-                self._pending.append(Done(ticket, num_pages))
+                self._pending.append(Done(reply, num_pages))
             case Stop():
                 self._stopping = True
 
@@ -159,8 +158,8 @@ class StepDriver:
     def _end_pauses(self) -> None:
         """The steps in flight have finished, or the engine goes on."""
         self._publish()
-        self._pending += (Done(ticket, 0) for ticket in self._pause_tickets)
-        self._pause_tickets.clear()
+        self._pending += (Done(reply, 0) for reply in self._pause_replies)
+        self._pause_replies.clear()
 
     def _wait(self) -> None:
         """For a command, or the next deadline of a request."""

@@ -22,20 +22,14 @@ _log = logging.getLogger("aengine")
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The model is loaded; commands are being served."""
-
-    loaded: LoadedModel
-
-
-@dataclass(frozen=True, slots=True)
 class Stopped:
     """The thread has ended: because of `stop` (no error), or because loading or running failed. Nothing follows."""
 
     error: BaseException | None
 
 
-Report = Ready | Updates | Done | Stopped
+Report = LoadedModel | Updates | Done | Stopped
+"""The model comes when it is loaded, and commands are being served."""
 
 
 class LoadingCancelled(Exception):
@@ -96,7 +90,7 @@ class StepLoop:
                 stack.callback(loaded.runner.close)
                 driver = StepDriver(Scheduler(self._configure(loaded)), loaded.runner, self._mailbox, self._stats, self._notify)
                 stack.callback(driver.notify)
-                self._notify(Ready(loaded))
+                self._notify(loaded)
                 watchdog = Watchdog(self._step_timeout, lambda: driver.busy_since, self._give_up)
                 stack.callback(watchdog.stop)
                 watchdog.start()

@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import anyio
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.engine.mailbox import Cancel, Command, Park, Unpark
+from aengine.engine.mailbox import Cancel, Command, Park
 from aengine.engine.output_text import OutputText, StopStrings
 from aengine.engine.tokenizer import Tokenizer
 from aengine.outputs import FinishReason, RequestInfo, RequestState, Timing, Token, TokenLogprob, Usage
@@ -24,19 +23,7 @@ from aengine.requests import RequestOptions
 from aengine.scheduler import Finished
 from aengine.stream_base import StreamSource
 
-NO_TOKEN = -1  # token_id of the item that closes a sequence ended from outside
-
-
-@dataclass(slots=True)
-class Item:
-    """One thing to read: a token, or the end of a sequence that no token of its own ended."""
-
-    index: int
-    token_id: int
-    logprob: TokenLogprob | None = None
-    finish_reason: FinishReason | None = None  # of the last item of a sequence
-    stop_reason: int | str | None = None
-    text: str | None = None  # None: not decoded yet
+NO_TOKEN = -1  # token_id of the token that closes a sequence ended from outside
 
 
 class StreamState(StreamSource):
@@ -58,7 +45,7 @@ class StreamState(StreamSource):
         super().__init__(request_id, params, anyio.Event)
         self.keys = keys
         self.options = options
-        self.items: deque[Item] = deque()  # not yet read
+        self.items: deque[Token] = deque()  # not yet read; without stop strings a token gets its text when it is read
         self.prompt: list[int] = []  # the ids, where prompt_logprobs need them
         self.submitted = False  # handed to the step thread, which will release it
         self.released = anyio.Event()  # set when the engine has forgotten the request: its pages are free
@@ -136,21 +123,25 @@ class StreamState(StreamSource):
         index = key - self.key
         if self._ended[index]:
             return  # generated before the scheduler cancelled the sequence for its stop string
-        item = Item(index, token_id, logprob)
+        text, reason = "", None
+        stop_reason: int | str | None = None
         if finished is not None and finished.reason in _ENDED_BY_TOKEN:
-            item.finish_reason, item.stop_reason = finished.reason, finished.stop_token_id
+            reason, stop_reason = finished.reason, finished.stop_token_id
         if self.params.stop:  # these are decoded at once, so that the sequence stops however slow its reader is
-            item.text = self.decode(item)
+            text = self._decode(index, token_id, reason)
             stopped = self._texts[index].stopped
             if stopped is not None:
-                if item.finish_reason is None:
+                if reason is None:
                     self._post(Cancel(key))
-                item.finish_reason, item.stop_reason = FinishReason.STOP_STRING, stopped
+                reason, stop_reason = FinishReason.STOP_STRING, stopped
         self._num_tokens += 1
         self._last_token = time.monotonic()
         if self._first_token is None:
             self._first_token = self._last_token
-        self._append(item)
+        if logprob is None:
+            self._append(Token(index, token_id, text, finish_reason=reason, stop_reason=stop_reason))
+        else:
+            self._append(Token(index, token_id, text, logprob.logprob, logprob.rank, logprob.top_logprobs, reason, stop_reason))
         if len(self.items) > self._lag_limit and not self._parked:
             self._park(True)
 
@@ -162,7 +153,7 @@ class StreamState(StreamSource):
         if finished.error is not None:
             self.fail(finished.error)
         else:
-            self._append(Item(index, NO_TOKEN, finish_reason=finished.reason))
+            self._append(Token(index, NO_TOKEN, "", finish_reason=finished.reason))
 
     def fail(self, error: BaseException) -> None:
         """The request fails, and no other; its reader gets `error` after the unread tokens. KeyboardInterrupt and SystemExit are raised
@@ -198,42 +189,30 @@ class StreamState(StreamSource):
         """Have the request parked while its reader lags."""
         self._parked = parked
         for key in self.keys:
-            self._post(Park(key) if parked else Unpark(key))
+            self._post(Park(key, parked))
 
-    def _append(self, item: Item) -> None:
-        self._ended[item.index] = item.finish_reason is not None
-        self.items.append(item)
+    def _append(self, token: Token) -> None:
+        self._ended[token.index] = token.finish_reason is not None
+        self.items.append(token)
         self.notify()
 
     # ---- read by the stream --------------------------------------------------------------------------------------------
 
     def pop(self) -> Token | None:
-        """The next item; None if there is none, also because decoding it failed the request."""
+        """The next token; None if there is none, also because decoding it failed the request."""
         if not self.items:
             return None
-        item = self.items.popleft()
-        if item.text is None:
+        token = self.items.popleft()
+        if not self.params.stop or token.token_id == NO_TOKEN:
             try:
-                item.text = self.decode(item)
+                object.__setattr__(token, "text", self._decode(token.index, token.token_id, token.finish_reason))  # nobody has it yet
             except BaseException as error:  # a decoder is a program of others
                 self.items.clear()
                 self.fail(error)
                 return None
         if self._parked and len(self.items) <= self._lag_limit // 2:
             self._park(False)
-        logprob = item.logprob
-        if logprob is None:
-            return Token(item.index, item.token_id, item.text, finish_reason=item.finish_reason, stop_reason=item.stop_reason)
-        return Token(
-            item.index,
-            item.token_id,
-            item.text,
-            logprob.logprob,
-            logprob.rank,
-            logprob.top_logprobs,
-            item.finish_reason,
-            item.stop_reason,
-        )
+        return token
 
     def cancel(self) -> None:
         """From any thread, also in a destructor."""
@@ -255,26 +234,27 @@ class StreamState(StreamSource):
         self.items.clear()
         self._ended = [True] * self.params.n
         if self.error is None:
-            self.items.extend(Item(index, NO_TOKEN, finish_reason=FinishReason.CANCELLED, text="") for index in indexes)
+            self._tokenizer = None  # their text is empty
+            self.items.extend(Token(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED) for index in indexes)
         self.notify()
 
-    def decode(self, item: Item) -> str:
-        """The text that an item brings. Items of a sequence are decoded in order, each once."""
+    def _decode(self, index: int, token_id: int, reason: FinishReason | None) -> str:
+        """The text that a token brings. Tokens of a sequence are decoded in order, each once."""
         if self._tokenizer is None:
             return ""
-        text = self._texts.get(item.index)
+        text = self._texts.get(index)
         if text is None:
             params = self.params
-            text = self._texts[item.index] = OutputText(
+            text = self._texts[index] = OutputText(
                 self._tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
                 stop=self._stop,
                 include_stop=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
             )
-        if item.finish_reason in _STOPPED:  # the token that stopped the sequence is not part of its text
-            return text.end_with(item.token_id, include=self.params.include_stop_str_in_output)
-        piece = text.push(item.token_id) if item.token_id != NO_TOKEN else ""
-        return piece if item.finish_reason is None else piece + text.flush()
+        if reason in _STOPPED:  # the token that stopped the sequence is not part of its text
+            return text.end_with(token_id, include=self.params.include_stop_str_in_output)
+        piece = text.push(token_id) if token_id != NO_TOKEN else ""
+        return piece if reason is None else piece + text.flush()
 
 
 def _as_exception(error: BaseException) -> Exception:

@@ -84,7 +84,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `render_chat` can work."""
+        """Whether `chat_text` can work."""
         return self._load_template is not None
 
     @property
@@ -143,13 +143,6 @@ class Tokenizer:
         if tokens is None:
             raise InvalidRequestError.of("offsets", "this model's tokenizer does not tell where its tokens are in the text")
         return tokens
-
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The ids of a conversation as a prompt: its `chat_text` with the opening of the assistant's turn.
-
-        The template writes the special tokens itself, none are added. Raises what `chat_text` raises.
-        """
-        return self.encode(self.chat_text(messages), add_special_tokens=False)
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         """A conversation as the model's chat template writes it, with or without the opening of the assistant's turn.

@@ -81,28 +81,18 @@ class Scheduler:
         if sequence is not None:
             self._finish(sequence, FinishReason.CANCELLED)
 
-    def park(self, key: int) -> None:
-        """Stop scheduling a request. It keeps its pages while memory allows."""
+    def set_parked(self, key: int, parked: bool) -> None:
+        """Stop scheduling a request, which keeps its pages while memory allows, or schedule it again."""
         sequence = self._sequences.get(key)
-        if sequence is None or sequence.parked:
+        if sequence is None or sequence.parked == parked:
             return
-        sequence.parked = True
+        sequence.parked = parked
         if sequence.state is SequenceState.RUNNING:
-            self._rows.set_parked(sequence.row, True)
-            self._queue.push(*self._residency.prefixes.abandon(sequence))  # nobody waits for one that computes nothing
+            self._rows.set_parked(sequence.row, parked)
+            if parked:
+                self._queue.push(*self._residency.prefixes.abandon(sequence))  # nobody waits for one that computes nothing
         elif sequence.state is SequenceState.WAITING:
-            self._stop_waiting(sequence)
-
-    def unpark(self, key: int) -> None:
-        """Schedule a parked request again."""
-        sequence = self._sequences.get(key)
-        if sequence is None or not sequence.parked:
-            return
-        sequence.parked = False
-        if sequence.state is SequenceState.RUNNING:
-            self._rows.set_parked(sequence.row, False)
-        elif sequence.state is SequenceState.WAITING:
-            self._queue.push(sequence)
+            (self._stop_waiting if parked else self._queue.push)(sequence)
 
     def flush_cache(self) -> int:
         """Drop the prefixes that no sequence holds; returns how many pages that freed."""

@@ -1,11 +1,12 @@
 """`GrammarCompiler`: compiles structured output for one model. Owns the threads that compile.
 
-Knows requests only by their `StructuredOutput`, and `grammar_source` writes that as a grammar. Each request gets a compiled grammar of its
-own: most take a millisecond, and a compiled grammar grows as it is used.
+Knows requests only by their `StructuredOutput`, which it writes in the compiler's notation. Each request has a grammar compiled for itself:
+most take a millisecond, and a compiled grammar grows as it is used.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -18,7 +19,9 @@ from numpy.typing import NDArray
 
 from aengine.errors import InvalidRequestError
 from aengine.params import StructuredOutput
-from aengine.structured.grammar_source import grammar_source, refusal
+from aengine.structured.gbnf import GbnfError, rules_of
+from aengine.structured.json_schema import SchemaError, fit_schema
+from aengine.structured.regex_dialect import RegexError, quoted, whole_text
 
 if TYPE_CHECKING:
     import llguidance
@@ -34,6 +37,14 @@ COMPILE_FUEL = 1_000_000  # about 20 ms
 MASK_FUEL = 50_000
 MASK_ITEMS = 20_000
 MAX_STATES = 20_000  # some 10 MB
+
+_OPTIONS = '%llguidance {"no_forcing": true}\n'  # bytes that can only follow are found with the mask, not all of them in advance
+_JSON_OPTIONS = {
+    "whitespace_pattern": r"[ \t\n\r]{0,20}",  # room for indentation, and an end to a model that would write spaces for ever
+    "json_allowed_escapes": r"nrbtf\"",  # with \u a name could be written in ways that get round the schema of the property
+    "lenient": False,
+    "coerce_one_of": False,
+}
 
 _NOISE = re.compile(r"^at \d+\(\d+\): |failed to compile JSON schema: |\blexer error: |\bparser error: ")
 _IN_OUR_WORDS = (
@@ -99,7 +110,7 @@ class GrammarCompiler:
 
         from aengine.sampling.grammar import CompiledGrammar, GrammarError
 
-        source = grammar_source(wanted, space=model.vocabulary.drops_first_space)
+        source = _source(wanted, space=model.vocabulary.drops_first_space)
         limits = llguidance.LLParserLimits(
             initial_lexer_fuel=COMPILE_FUEL,
             step_lexer_fuel=MASK_FUEL,
@@ -109,13 +120,13 @@ class GrammarCompiler:
         )
         matcher = llguidance.LLMatcher(model.tokenizer, source, log_level=0, limits=limits)
         if matcher.is_error():
-            raise refusal(wanted, _in_our_words(matcher.get_error().strip()))
+            raise _refusal(wanted, _in_our_words(matcher.get_error().strip()))
         compiled = CompiledGrammar(matcher, model.eos_token_ids, model.first)
         try:
             if not compiled.try_out(len(model.vocabulary.texts), TRIAL_TOKENS):
-                raise refusal(wanted, "nothing that the model's vocabulary can write matches")
+                raise _refusal(wanted, "nothing that the model's vocabulary can write matches")
         except GrammarError as error:
-            raise refusal(wanted, error.violations[0].description) from error
+            raise _refusal(wanted, error.violations[0].description) from error
         return compiled
 
     def _read_model(self) -> _Model:
@@ -160,6 +171,33 @@ class _Tokens:
 
     def __call__(self, text: str) -> list[int]:
         raise NotImplementedError("tokens are sampled by the model")
+
+
+def _source(wanted: StructuredOutput, *, space: bool) -> str:
+    """`space`: a space comes before the output. Raises `InvalidRequestError`."""
+    try:
+        return f"{_OPTIONS}start: {'/ / ' if space else ''}root\n{_root(wanted)}\n"
+    except (SchemaError, RegexError, GbnfError) as error:
+        raise _refusal(wanted, str(error)) from error
+
+
+def _root(wanted: StructuredOutput) -> str:
+    if wanted.json_schema is not None or wanted.json_object:
+        schema = {"type": "object"} if wanted.json_object else fit_schema(str(wanted.json_schema))
+        return f"root: %json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
+    if wanted.regex is not None:
+        return f"root: /{whole_text(wanted.regex)}/"
+    if wanted.choice:
+        return f"root: /{'|'.join(map(quoted, wanted.choice))}/"
+    assert wanted.grammar is not None
+    return rules_of(wanted.grammar)
+
+
+def _refusal(wanted: StructuredOutput, description: str) -> InvalidRequestError:
+    """Names the field that is set."""
+    names = ("json_schema", "regex", "grammar", "choice", "json_object")
+    name = next(name for name in names if getattr(wanted, name))
+    return InvalidRequestError.of(f"structured_output.{name}", description)
 
 
 def _in_our_words(error: str) -> str:

@@ -122,7 +122,7 @@ class TestPause:
                     group.start_soon(engine.pause)
                     await anyio.wait_all_tasks_blocked()
                     scope.cancel()
-            assert not engine._controls._waiting
+            assert not engine._replies
             gate.open()
             await engine.pause()
             engine.unpause()

@@ -91,9 +91,9 @@ def run_workload(seed: int) -> Simulation:
             simulation.cancel(rng.randrange(key))
         if key and rng.random() < p_park and len(simulation.plans) < 1000:  # readers become steady in the end
             parked.add(chosen := rng.randrange(key))
-            simulation.scheduler.park(chosen)
+            simulation.scheduler.set_parked(chosen, True)
         if parked and rng.random() < 0.2:
-            simulation.scheduler.unpark(parked.pop())
+            simulation.scheduler.set_parked(parked.pop(), False)
         if rng.random() < p_flush:
             simulation.scheduler.flush_cache()
         simulation.clock.now += 1.0
@@ -102,7 +102,7 @@ def run_workload(seed: int) -> Simulation:
         if not worked and key >= num_requests:
             if not parked:
                 break
-            simulation.scheduler.unpark(parked.pop())
+            simulation.scheduler.set_parked(parked.pop(), False)
         assert idle < 200
         assert len(simulation.plans) < 8000, "no progress"
     simulation.check_finished()

@@ -75,10 +75,10 @@ class TestPrefixSharing:
         if leave == "cancel":
             simulation.cancel(0)
         else:
-            simulation.scheduler.park(0)
+            simulation.scheduler.set_parked(0, True)
         simulation.run()
         assert simulation.received[1] == simulation.runner.truths[1].output
-        simulation.scheduler.unpark(0)
+        simulation.scheduler.set_parked(0, False)
         simulation.run()
         simulation.check_finished()
 
@@ -189,14 +189,14 @@ class TestPreemption:
         for _ in range(10):
             simulation.step()
         received = len(simulation.received[0])
-        simulation.scheduler.park(0)
+        simulation.scheduler.set_parked(0, True)
         simulation.submit(make_request(1, [2] * 80, 20, arrival=1.0))
         simulation.run()
         assert simulation.finished.keys() == {1}
         assert len(simulation.received[0]) <= received + 1
         assert simulation.scheduler.stats().parked == 1
         assert simulation.scheduler.stats().pages_used == 0
-        simulation.scheduler.unpark(0)
+        simulation.scheduler.set_parked(0, False)
         simulation.run()
         simulation.check_finished()
 
@@ -205,14 +205,14 @@ class TestPreemption:
         simulation.submit(make_request(0, [1] * 40, 30))
         for _ in range(5):
             simulation.step()
-        simulation.scheduler.park(0)
+        simulation.scheduler.set_parked(0, True)
         simulation.run()
         used, computed = simulation.scheduler.stats().pages_used, simulation.runner.num_computed
         assert used >= 10
         simulation.submit(make_request(1, [2] * 40, 5))
         simulation.run()
         assert simulation.scheduler.stats().pages_used == used
-        simulation.scheduler.unpark(0)
+        simulation.scheduler.set_parked(0, False)
         simulation.run()
         simulation.check_finished()
         assert simulation.runner.num_computed <= computed + 45 + 30
@@ -221,11 +221,11 @@ class TestPreemption:
         simulation = Simulation(config(max_num_seqs=1))
         simulation.submit(make_request(0, [1] * 8, 20))
         simulation.step()
-        simulation.scheduler.park(0)
+        simulation.scheduler.set_parked(0, True)
         simulation.submit(make_request(1, [2] * 8, 5))
         simulation.run()
         assert simulation.finished.keys() == {1}
-        simulation.scheduler.unpark(0)
+        simulation.scheduler.set_parked(0, False)
         simulation.run()
         simulation.check_finished()
 
