@@ -17,7 +17,7 @@ GENERATED = sorted(module.name for module in pkgutil.iter_modules(aengine.v1.__p
         "import aengine",
         "import aengine.v1, " + ", ".join(GENERATED),
         "import aengine; aengine.EngineConfig(model='demo'), aengine.SamplingParams(), aengine.Token, aengine.InvalidRequestError",
-        "import aengine.scheduler, aengine.cache",
+        "import aengine.scheduler.scheduler, aengine.cache",
         "import aengine.server.cli",
         "import aengine.client, aengine.client.cli, aengine.protocols, aengine.wire; aengine.client.AsyncClient('localhost:1')",
     ],

@@ -40,7 +40,7 @@ from aengine.outputs import EngineStats, ModelInfo, RequestInfo
 from aengine.params import SamplingParams
 from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
-from aengine.scheduler import SchedulerConfig, Updates
+from aengine.scheduler.request import Updates
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -87,7 +87,7 @@ class AsyncEngine(EngineProtocol):
         self._settled = anyio.Event()  # serving, or failed to
         self._workers = Workers("aengine-tokenizer", quick=QUICK_CHARACTERS)
         self._reports: ReportQueue[Report] = ReportQueue(self._edge, self._receive)
-        self._steps = StepLoop(self._load, self._configure, self._reports.put, step_timeout=self.config.step_timeout)
+        self._steps = StepLoop(self._load, self.config, self._reports.put)
         self._replies: set[Future[int]] = set()  # of the step thread, that tasks wait for
         self._steps.start()
         self._phase, self._stopped = _Phase.STARTING, anyio.Event()  # not before: else `aclose()` would wait for a thread that there is not
@@ -240,19 +240,6 @@ class AsyncEngine(EngineProtocol):
 
     def _load(self) -> LoadedModel:
         return load_model(self.config, self._steps.check_loading)
-
-    def _configure(self, loaded: LoadedModel) -> SchedulerConfig:
-        runner = loaded.runner
-        return SchedulerConfig(
-            max_num_seqs=runner.max_num_seqs,
-            max_num_batched_tokens=runner.max_num_batched_tokens,
-            max_model_len=runner.max_model_len,
-            num_pages=runner.num_pages,
-            page_size=runner.page_size,
-            enable_prefix_cache=self.config.enable_prefix_cache,
-            tenant_weights=self.config.tenant_weights,
-            ageing_seconds=self.config.ageing_seconds,
-        )
 
     def _check_serving(self) -> None:
         match self._phase:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from aengine.scheduler import Request
+from aengine.scheduler.request import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from aengine.outputs import ModelInfo
 from aengine.params import SamplingParams
 from aengine.prompt_forms import form_of, is_chat, read_token_ids
 from aengine.requests import Prompt, RequestOptions, draw_seed
-from aengine.scheduler import Request, RowParams
+from aengine.scheduler.plan import RowParams
+from aengine.scheduler.request import Request
 
 INLINE_CHARACTERS = 1000
 """Longer texts are tokenized in a worker thread: up to here it takes well under a millisecond."""

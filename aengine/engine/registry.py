@@ -17,19 +17,18 @@ import anyio
 
 from aengine.config import EngineConfig
 from aengine.engine.loading import LoadedModel
-from aengine.engine.logprobs import add_prompt_logprobs, token_logprob
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Command, Submit
 from aengine.engine.prompts import Limits, ReadRequest, at_once, prepare
 from aengine.engine.queue_bound import QueueBound
-from aengine.engine.stream_state import StreamState
+from aengine.engine.stream_state import StreamState, token_logprob
 from aengine.engine.vocabulary import read_vocabulary
 from aengine.engine.workers import Workers
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.outputs import FinishReason
 from aengine.params import StructuredOutput
 from aengine.requests import RequestOptions
-from aengine.scheduler import Request, Updates
+from aengine.scheduler.request import Request, Updates
 from aengine.structured.grammars import GrammarCompiler
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class Registry:
         for key, piece in updates.prompt_logprobs:
             state = streams[key]
             try:
-                add_prompt_logprobs(state.prompt_logprobs, state.prompt, piece, state.params.prompt_logprobs or 0)
+                state.add_prompt_logprobs(piece)
             except BaseException as error:
                 state.fail(error)
         ends = {finished.key: finished for finished in updates.finished}

@@ -17,7 +17,9 @@ from typing import NamedTuple
 from aengine.engine.mailbox import Cancel, Command, FlushCache, Mailbox, Park, Pause, Stop, Submit, Unpause
 from aengine.engine.step_stats import StepStats
 from aengine.runner.base import InFlightStep, Runner
-from aengine.scheduler import RowsFailed, Scheduler, StepPlan, Updates
+from aengine.scheduler.plan import RowsFailed, StepPlan
+from aengine.scheduler.request import Updates
+from aengine.scheduler.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)

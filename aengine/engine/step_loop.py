@@ -10,13 +10,16 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from aengine.config import EngineConfig
 from aengine.engine.loading import LoadedModel
 from aengine.engine.mailbox import Mailbox, Stop
 from aengine.engine.step_driver import Done, StepDriver
 from aengine.engine.step_stats import Snapshot, StepStats
 from aengine.engine.watchdog import Watchdog
 from aengine.errors import StepHangError
-from aengine.scheduler import Scheduler, SchedulerConfig, Updates
+from aengine.runner.base import Runner
+from aengine.scheduler.request import SchedulerConfig, Updates
+from aengine.scheduler.scheduler import Scheduler
 
 _log = logging.getLogger("aengine")
 
@@ -37,21 +40,13 @@ class LoadingCancelled(Exception):
 
 
 class StepLoop:
-    """`load` makes the model in the thread; `configure` derives the scheduler's limits from it; `report` must not block or raise."""
+    """`load` makes the model in the thread; `report` must not block or raise."""
 
-    def __init__(
-        self,
-        load: Callable[[], LoadedModel],
-        configure: Callable[[LoadedModel], SchedulerConfig],
-        report: Callable[[Report], None],
-        *,
-        step_timeout: float,
-    ) -> None:
-        """A turn of the loop that takes more than `step_timeout` seconds ends with `Stopped(StepHangError)`."""
+    def __init__(self, load: Callable[[], LoadedModel], config: EngineConfig, report: Callable[[Report], None]) -> None:
+        """A turn of the loop that takes more than `config.step_timeout` seconds ends with `Stopped(StepHangError)`."""
         self._load = load
-        self._configure = configure
+        self._config = config
         self._report = report
-        self._step_timeout = step_timeout
         self._mailbox = Mailbox()
         self.post = self._mailbox.post
         self._stats = StepStats()
@@ -88,10 +83,11 @@ class StepLoop:
             loaded = self._load()
             with ExitStack() as stack:
                 stack.callback(loaded.runner.close)
-                driver = StepDriver(Scheduler(self._configure(loaded)), loaded.runner, self._mailbox, self._stats, self._notify)
+                scheduler = Scheduler(_scheduler_config(self._config, loaded.runner))
+                driver = StepDriver(scheduler, loaded.runner, self._mailbox, self._stats, self._notify)
                 stack.callback(driver.notify)
                 self._notify(loaded)
-                watchdog = Watchdog(self._step_timeout, lambda: driver.busy_since, self._give_up)
+                watchdog = Watchdog(self._config.step_timeout, lambda: driver.busy_since, self._give_up)
                 stack.callback(watchdog.stop)
                 watchdog.start()
                 while not self._given_up and driver.run_turn():
@@ -115,3 +111,16 @@ class StepLoop:
         self._given_up = True  # before anyone can act on the report: the thread may come back at any moment
         self._report(Stopped(error))
         self.stop()  # it may have come back already, and wait
+
+
+def _scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=runner.max_num_seqs,
+        max_num_batched_tokens=runner.max_num_batched_tokens,
+        max_model_len=runner.max_model_len,
+        num_pages=runner.num_pages,
+        page_size=runner.page_size,
+        enable_prefix_cache=config.enable_prefix_cache,
+        tenant_weights=config.tenant_weights,
+        ageing_seconds=config.ageing_seconds,
+    )

@@ -20,7 +20,8 @@ from aengine.engine.tokenizer import Tokenizer
 from aengine.outputs import FinishReason, RequestInfo, RequestState, Timing, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
 from aengine.requests import RequestOptions
-from aengine.scheduler import Finished
+from aengine.scheduler.plan import PromptLogprobs, TokenLogprobs
+from aengine.scheduler.request import Finished
 from aengine.stream_base import StreamSource
 
 NO_TOKEN = -1  # token_id of the token that closes a sequence ended from outside
@@ -117,6 +118,12 @@ class StreamState(StreamSource):
         """The first step of the request began at `when`, on time.monotonic; `cached_tokens` of its prompt need not be computed."""
         self.cached_prompt_tokens = cached_tokens
         self._started = when
+
+    def add_prompt_logprobs(self, piece: PromptLogprobs) -> None:
+        """Those of further prompt tokens. A prompt that was preempted is computed again from its start, so pieces may repeat some."""
+        known, count = self.prompt_logprobs, self.params.prompt_logprobs or 0
+        for i in range(len(known) - piece.start, len(piece.logprobs.token_logprobs)):
+            known.append(token_logprob(self.prompt[piece.start + i], piece.logprobs, i, count))
 
     def push(self, key: int, token_id: int, logprob: TokenLogprob | None, finished: Finished | None) -> None:
         """A new token; `finished` if the sequence ends with it."""
@@ -255,6 +262,16 @@ class StreamState(StreamSource):
             return text.end_with(token_id, include=self.params.include_stop_str_in_output)
         piece = text.push(token_id) if token_id != NO_TOKEN else ""
         return piece if reason is None else piece + text.flush()
+
+
+def token_logprob(token_id: int, columns: TokenLogprobs, i: int, num_top: int) -> TokenLogprob:
+    """The i-th token of `columns`, with its `num_top` most likely alternatives."""
+    return TokenLogprob(
+        token_id,
+        float(columns.token_logprobs[i]),
+        int(columns.ranks[i]),
+        dict(zip(columns.top_ids[i, :num_top].tolist(), columns.top_logprobs[i, :num_top].tolist(), strict=True)),
+    )
 
 
 def _as_exception(error: BaseException) -> Exception:

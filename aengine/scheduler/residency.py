@@ -102,8 +102,7 @@ class Residency:
         """
         rows, size = self.rows, self.cache.page_size
         request, tokens = sequence.request, sequence.tokens
-        protected = sequence.preemptions >= MAX_PREEMPTIONS
-        row = rows.assign(sequence, tenant_id, protected=protected)
+        row = rows.assign(sequence, tenant_id)
         pages = np.empty(self._num_pages(len(tokens)), np.int32)
         self.cache.retain(hits)
         pages[: len(hits)] = hits
@@ -119,7 +118,7 @@ class Residency:
         rows.num_computed[row] = rows.num_committed[row] = num_computed
         claims = sequence.chain.digests[len(hits) :]
         self.prefixes.claim(sequence, [*claims, fork_digest(request.key)] if request.num_forks else claims)
-        self._num_protected += protected
+        self._num_protected += sequence.preemptions >= MAX_PREEMPTIONS
         history = tokens if request.params.features & Features.HISTORY else NO_INTS
         self.changes.new_rows[row] = NewRow(row, request.params, len(request.prompt), history)
 
@@ -175,11 +174,9 @@ class Residency:
         """The sequence to preempt: parked ones first, then the lowest priority, then the newest. Only those that no step in flight
         computes."""
         rows = self.rows
-        candidates = np.flatnonzero(rows.active & (rows.flights == 0) & (rows.parked | ~rows.protected))
-        columns = rows.keys, rows.arrivals, rows.priorities, rows.parked  # the last counts most
-        victim = rows.sequences[int(candidates[np.lexsort([column[candidates] for column in columns])[-1]])]
-        assert victim is not None, "its row is active"
-        return victim
+        settled = [rows.sequences[row] for row in np.flatnonzero(rows.active & (rows.flights == 0)).tolist()]
+        candidates = [one for one in settled if one is not None and (one.parked or one.preemptions < MAX_PREEMPTIONS)]
+        return max(candidates, key=lambda one: (one.parked, one.request.priority, one.request.arrival, one.request.key))
 
     def has_parked(self) -> bool:
         """Whether a parked sequence could be preempted now."""

@@ -37,9 +37,6 @@ class RowTable:
         self._ready = np.zeros(num_rows, np.bool_)  # active, decoding and not parked
         self.lockstep = np.zeros(num_rows, np.bool_)  # the next step needs the token of the one before: never two in flight
         self.tenants = np.zeros(num_rows, np.int32)
-        self.priorities = np.zeros(num_rows, np.int32)
-        self.arrivals = np.zeros(num_rows, np.float64)
-        self.protected = np.zeros(num_rows, np.bool_)  # preempted so often that it is not preempted again, unless it is parked
         # Large tables are mapped lazily: only the parts that are used take memory.
         self.page_table = np.zeros((num_rows, max_pages), np.int32)
         self.tokens = np.zeros((num_rows, max_model_len), np.int32)
@@ -50,7 +47,7 @@ class RowTable:
     def num_free(self) -> int:
         return len(self._free)
 
-    def assign(self, sequence: Sequence, tenant: int, *, protected: bool) -> int:
+    def assign(self, sequence: Sequence, tenant: int) -> int:
         """Give `sequence` a row; it holds no pages and has nothing computed yet."""
         row = self._free.pop()
         request = sequence.request
@@ -66,9 +63,6 @@ class RowTable:
         self.parked[row] = sequence.parked
         self.lockstep[row] = bool(request.params.features & Features.LAST_TOKEN)
         self.tenants[row] = tenant
-        self.priorities[row] = request.priority
-        self.arrivals[row] = request.arrival
-        self.protected[row] = protected
         self.tokens[row, :num_tokens] = sequence.tokens
         stop_ids = sorted(request.stop_token_ids | request.eos_token_ids)
         missing = len(stop_ids) - self.stop_ids.shape[1]

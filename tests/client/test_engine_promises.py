@@ -28,7 +28,7 @@ from aengine import (
     SamplingParams,
     Token,
 )
-from aengine.scheduler import RowsFailed, StepPlan
+from aengine.scheduler.plan import RowsFailed, StepPlan
 
 pytestmark = pytest.mark.anyio
 

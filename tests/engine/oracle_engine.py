@@ -29,7 +29,7 @@ from aengine.engine.workers import Steps
 from aengine.outputs import FinishReason, ModelInfo
 from aengine.requests import RequestOptions
 from aengine.runner.host_queue import HostQueue, HostStep
-from aengine.scheduler import StepPlan, StepResult
+from aengine.scheduler.plan import StepPlan, StepResult
 from aengine.scheduler.request import Request
 
 VOCAB_SIZE = 50

@@ -14,7 +14,7 @@ from oracle_engine import Ahead, OracleEngine, StepGate, idle, seeds_of, until
 from slow_cases import slow_but
 
 from aengine import EngineDeadError, FinishReason, InvalidRequestError, QueueFullError, SamplingParams, StepHangError
-from aengine.scheduler import RowsFailed, StepPlan
+from aengine.scheduler.plan import RowsFailed, StepPlan
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from aengine import AsyncEngine, EngineDeadError, EngineStateError, FinishReason
 from aengine.engine import prompts
 from aengine.engine.stream import TokenStream
 from aengine.outputs import RequestState, Timing
-from aengine.scheduler import StepPlan
+from aengine.scheduler.plan import StepPlan
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,8 @@ from aengine import SamplingParams
 from aengine.engine import step_stats
 from aengine.outputs import EngineStats
 from aengine.runner.host_queue import HostQueue
-from aengine.scheduler import StepPlan, Updates
+from aengine.scheduler.plan import StepPlan
+from aengine.scheduler.request import Updates
 
 pytestmark = pytest.mark.anyio
 

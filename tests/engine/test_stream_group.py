@@ -14,7 +14,7 @@ from aengine.engine import prompts
 from aengine.engine.stream import TokenStream
 from aengine.engine.stream_group import Reading, StreamGroup
 from aengine.outputs import RequestState
-from aengine.scheduler import RowsFailed, StepPlan
+from aengine.scheduler.plan import RowsFailed, StepPlan
 
 pytestmark = pytest.mark.anyio
 

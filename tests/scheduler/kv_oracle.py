@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from aengine.outputs import FinishReason
-from aengine.scheduler import Request, RowParams, StepPlan, StepResult
+from aengine.scheduler.plan import RowParams, StepPlan, StepResult
+from aengine.scheduler.request import Request
 
 MASK = (1 << 61) - 1
 

@@ -12,7 +12,9 @@ from kv_oracle import OracleFlight, OracleRunner, Truth, solo_run
 from page_invariants import check_pages
 
 from aengine.outputs import FinishReason
-from aengine.scheduler import Finished, Request, Scheduler, SchedulerConfig, StepPlan, StepResult
+from aengine.scheduler.plan import StepPlan, StepResult
+from aengine.scheduler.request import Finished, Request, SchedulerConfig
+from aengine.scheduler.scheduler import Scheduler
 
 
 class FakeClock:

@@ -15,9 +15,9 @@ from slow_cases import slow_but
 import aengine.scheduler.scheduler as scheduler_module
 from aengine.cache import PageCache, PageChain
 from aengine.outputs import FinishReason
-from aengine.scheduler import Request, Scheduler, SchedulerConfig
-from aengine.scheduler.request import Sequence
+from aengine.scheduler.request import Request, SchedulerConfig, Sequence
 from aengine.scheduler.residency import Residency
+from aengine.scheduler.scheduler import Scheduler
 
 WORKLOADS = 2000
 PARTS = 8

@@ -10,7 +10,7 @@ from simulation import Simulation
 
 from aengine.cache import PageChain
 from aengine.outputs import FinishReason
-from aengine.scheduler import SchedulerConfig
+from aengine.scheduler.request import SchedulerConfig
 from aengine.scheduler.residency import MAX_PREEMPTIONS
 
 CONFIG = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=200, num_pages=200, page_size=4)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from oracle_engine import OracleEngine, idle
 
-from aengine.scheduler import StepPlan
+from aengine.scheduler.plan import StepPlan
 from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
 

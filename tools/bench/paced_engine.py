@@ -20,7 +20,7 @@ from aengine.engine.tokenizer import Tokenizer
 from aengine.models.hub import DEMO, resolve_model
 from aengine.outputs import ModelInfo
 from aengine.params import SamplingParams
-from aengine.scheduler import StepPlan, StepResult
+from aengine.scheduler.plan import StepPlan, StepResult
 
 PAGE_SIZE = 256
 MAX_MODEL_LEN = 64 * 1024

@@ -19,7 +19,9 @@ from aengine.bench.report import table
 from aengine.config import EngineConfig
 from aengine.models.hub import DEMO, resolve_model
 from aengine.runner.model_runner import ModelRunner
-from aengine.scheduler import Request, RowParams, Scheduler, SchedulerConfig, StepPlan, StepResult
+from aengine.scheduler.plan import RowParams, StepPlan, StepResult
+from aengine.scheduler.request import Request, SchedulerConfig
+from aengine.scheduler.scheduler import Scheduler
 
 PAGE_SIZE = 16
 PROMPT_TOKENS = 128
