@@ -6,6 +6,7 @@ Unset (`None`) means: the model's `generation_config`, then the engine's default
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable, Mapping, Sized
 from copy import copy
 from dataclasses import dataclass, field, fields
@@ -178,9 +179,9 @@ class SamplingParams:
                 unset[name] = default if value is None else value
         return self._with(**unset)
 
-    def with_seed(self, seed: int) -> SamplingParams:
-        """A copy with `seed`, which is in its range."""
-        return self._with(seed=seed)
+    def with_seed(self) -> SamplingParams:
+        """These, or where they have no seed a copy with a random one."""
+        return self if self.seed is not None else self._with(seed=secrets.randbits(64))
 
     def _with(self, **valid: Any) -> SamplingParams:
         """A copy with fields that are `valid` each: lists are not checked once more. Raises `InvalidRequestError` if they do not go

@@ -5,7 +5,6 @@ Shared by engine and client. Knows nothing of how a request is served.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypedDict
@@ -63,7 +62,3 @@ class RequestOptions:
         if options is None:
             return cls(**fields)
         return replace(options, **fields) if fields else options
-
-
-def draw_seed() -> int:
-    return secrets.randbits(64)

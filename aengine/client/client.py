@@ -26,7 +26,7 @@ from aengine.errors import ConnectionLostError, EngineStateError
 from aengine.outputs import Completion, EngineStats, ModelInfo
 from aengine.params import SamplingParams
 from aengine.protocols import EngineProtocol
-from aengine.requests import OptionFields, Prompt, RequestOptions, check_params, draw_seed
+from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
 from aengine.stream_base import StreamProtocol
 from aengine.v1.engine_service_pb2 import GetLoadRequest
 from aengine.v1.generation_pb2 import StreamOptions
@@ -218,9 +218,7 @@ class AsyncClient(EngineProtocol):
 
     def _open(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, delivery: StreamOptions) -> ClientStream:
         self._check_running()
-        params = check_params(params)
-        if params.seed is None:
-            params = params.with_seed(draw_seed())  # here, so that a second attempt has the same seed
+        params = check_params(params).with_seed()  # here, so that a second attempt has the same seed
         request = write_request(prompt, params, options)
         request.request_id = options.request_id or uuid.uuid4().hex
         request.spec.stream.CopyFrom(delivery)

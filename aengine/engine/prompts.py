@@ -22,7 +22,7 @@ from aengine.errors import CapacityViolation, ContextLengthError, FieldViolation
 from aengine.outputs import ModelInfo
 from aengine.params import SamplingParams
 from aengine.prompt_forms import form_of, is_chat, read_token_ids
-from aengine.requests import Prompt, RequestOptions, draw_seed
+from aengine.requests import Prompt, RequestOptions
 from aengine.scheduler.plan import RowParams
 from aengine.scheduler.request import Request
 
@@ -95,8 +95,8 @@ def read_request(
         named = {violation.field for violation in found}
         found.extend(violation for violation in error.violations if violation.field not in named)
     violations.extend(found)
-    if params.seed is None and not violations:
-        params = params.with_seed(draw_seed())
+    if not violations:
+        params = params.with_seed()
     return ReadRequest(params, size, _tokenize(read, params.bad_words, tokenizer, limits))
 
 

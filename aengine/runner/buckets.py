@@ -153,11 +153,5 @@ class DecodeFrame:
         )
 
 
-def empty_layout(page_size: int) -> StepLayout:
-    """The layout of a step without rows."""
-    none, zero = np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int32)
-    return StepLayout(page_size, 0, zero, zero, none, none, none, none, none)
-
-
 def _aligned(count: int) -> int:
     return -(-count // _ALIGNMENT) * _ALIGNMENT

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep, GraphStep, StepLayout
+from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep, GraphStep, StepLayout, build_layout
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.runner.base import IntArray
-from aengine.runner.buckets import DecodeArrays, DecodeFrame, empty_layout, fitting
+from aengine.runner.buckets import DecodeArrays, DecodeFrame, fitting
 from aengine.runner.capture import Capture, Pieces
 
 
@@ -98,8 +98,8 @@ class DecodeGraphs:
 
     def record(self, size: int) -> bool:
         """For steps of up to `size` rows; `size` is one of the sizes. False: the attention backend is not for graphs."""
-        nothing = empty_layout(self._backend.spec.page_size)
-        no_rows = nothing.seq_lens
+        no_rows = np.zeros(0, dtype=np.int32)
+        nothing = build_layout(no_rows, 0, no_rows, no_rows, np.zeros((1, 1), dtype=np.int32), self._backend.spec.page_size)
         layout = self._frame.pack(nothing, no_rows, size, self._spare_row, np.zeros(self._frame.length(size), dtype=np.int32))
         inputs = self._frame.split(self._inputs, size)
         metadata = AttentionMetadata(

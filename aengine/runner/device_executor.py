@@ -29,7 +29,7 @@ from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
 from aengine.runner.results import ResultBuffer, step_result
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.step_graphs import StepGraphs, record_graphs
-from aengine.sampling import SampledTokens, Sampler
+from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.plan import NewRow, StepResult
 
 _log = logging.getLogger("aengine")

@@ -27,7 +27,7 @@ from aengine.runner.memory import cpu_budget, show_bytes
 from aengine.runner.prompt_logprobs import PromptScorer
 from aengine.runner.results import step_result
 from aengine.runner.setup import ExecutorSetup
-from aengine.sampling import SampledTokens, Sampler
+from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.plan import NewRow, StepResult
 
 _log = logging.getLogger("aengine")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-from dataclasses import dataclass
 
 from aengine.errors import InsufficientMemoryError
 
@@ -13,16 +12,11 @@ DEFAULT_CPU_BYTES = GIB
 RESERVED_PAGES = 1  # page 0
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSize:
-    """`num_pages` includes the reserved page; `max_model_len` may be less than asked for, where that was allowed."""
-
-    num_pages: int
-    max_model_len: int
-
-
-def size_pool(budget: int, bytes_per_page: int, page_size: int, max_num_seqs: int, max_model_len: int, *, may_shorten: bool) -> PoolSize:
-    """The pool that fits in `budget` bytes: for at least one sequence of `max_model_len` tokens, at most `max_num_seqs` of them.
+def size_pool(
+    budget: int, bytes_per_page: int, page_size: int, max_num_seqs: int, max_model_len: int, *, may_shorten: bool
+) -> tuple[int, int]:
+    """How many pages fit in `budget` bytes, the reserved one included, and how many tokens a sequence may have. There are pages for at
+    least one sequence of `max_model_len` tokens, at most for `max_num_seqs` of them.
 
     With `may_shorten`, a context that does not fit is shortened to one that does. Raises InsufficientMemoryError with the numbers.
     """
@@ -39,8 +33,8 @@ def size_pool(budget: int, bytes_per_page: int, page_size: int, max_num_seqs: in
                 f"({smallest} + {RESERVED_PAGES} pages of {show_bytes(bytes_per_page)}): "
                 "raise kv_cache_memory or gpu_memory_utilization, or lower max_model_len"
             )
-        return PoolSize(num_pages, shortened)
-    return PoolSize(min(num_pages, max_num_seqs * pages_per_seq + RESERVED_PAGES), max_model_len)
+        return num_pages, shortened
+    return min(num_pages, max_num_seqs * pages_per_seq + RESERVED_PAGES), max_model_len
 
 
 def cpu_budget() -> int:

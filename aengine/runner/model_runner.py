@@ -86,8 +86,9 @@ class ModelRunner:
         self._executor = build_executor(setup, warm, check)
         budget = self._executor.kv_budget() if config.kv_cache_memory is None else config.kv_cache_memory
         bytes_per_page = self._executor.bytes_per_page()
-        pool = size_pool(budget, bytes_per_page, self.page_size, self.max_num_seqs, requested_len, may_shorten=config.max_model_len is None)
-        self.num_pages, self.max_model_len = pool.num_pages, pool.max_model_len
+        self.num_pages, self.max_model_len = size_pool(
+            budget, bytes_per_page, self.page_size, self.max_num_seqs, requested_len, may_shorten=config.max_model_len is None
+        )
         if self.max_model_len < requested_len:
             _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", requested_len, self.max_model_len)
         self._executor.allocate(self.num_pages, self.max_model_len)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aengine.attention import StepLayout
 from aengine.kernels.upload import to_device
-from aengine.sampling import DeviceLogprobs, join, token_logprobs
+from aengine.sampling.logprobs import DeviceLogprobs, join, token_logprobs
 from aengine.scheduler.plan import NewRow, PromptLogprobs, TokenLogprobs
 
 _BLOCK_ELEMENTS = 1 << 24  # logits at a time: 64 MiB in float32

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from aengine.runner.base import Step
 from aengine.runner.prompt_logprobs import PromptScores
-from aengine.sampling import DeviceLogprobs, SampledTokens, Sampler
+from aengine.sampling.logprobs import DeviceLogprobs
+from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.plan import StepResult, TokenLogprobs
 
 

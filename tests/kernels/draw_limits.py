@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from aengine.params import GREEDY_BELOW
-from aengine.sampling import Sampler
 from aengine.sampling.draw import Draw
+from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import NewRow, RowParams
 
 VOCAB = 700

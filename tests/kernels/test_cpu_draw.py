@@ -16,9 +16,9 @@ from torch import Tensor
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.draw_params import DRAW_PARAMS
-from aengine.sampling import Sampler
 from aengine.sampling.draw import Draw
 from aengine.sampling.noise import log_exponential, row_keys, token_hashes
+from aengine.sampling.sampler import Sampler
 from aengine.sampling.torch_draw import TorchDraw
 from aengine.scheduler.plan import NewRow, RowParams
 

@@ -16,10 +16,10 @@ import aengine.kernels.triton.noise as device_noise
 from aengine.kernels.draw_params import DrawParams
 from aengine.kernels.triton.nucleus import nucleus_end
 from aengine.kernels.triton.sampling import draw_in_blocks, gumbel_argmax
-from aengine.sampling import Sampler
 from aengine.sampling.candidates import kept_candidates, top_candidates
 from aengine.sampling.masses import MassDraw
 from aengine.sampling.noise import log_exponential, row_keys, token_hashes, uniform_bits
+from aengine.sampling.sampler import Sampler
 from aengine.sampling.torch_draw import TorchDraw
 from aengine.sampling.triton_draw import TritonDraw
 from aengine.scheduler.plan import NewRow, RowParams

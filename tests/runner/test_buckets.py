@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aengine.attention import StepLayout, build_layout
-from aengine.runner.buckets import DecodeArrays, DecodeFrame, GraphBytes, GraphSizes, decode_sizes, empty_layout, fitting, token_sizes
+from aengine.runner.buckets import DecodeArrays, DecodeFrame, GraphBytes, GraphSizes, decode_sizes, fitting, token_sizes
 
 SPARE = 77
 
@@ -126,7 +126,8 @@ def test_arrays_do_not_overlap_and_do_not_move() -> None:
 def test_a_step_of_padding_alone() -> None:
     frame = DecodeFrame(4)
     out = np.full(frame.length(4), -9, dtype=np.int32)
-    padded = frame.pack(empty_layout(16), np.zeros(0, np.int32), 4, SPARE, out)
+    none = np.zeros(0, np.int32)
+    padded = frame.pack(build_layout(none, 0, none, none, np.zeros((1, 1), np.int32), 16), none, 4, SPARE, out)
     assert padded.seq_lens.tolist() == [1, 1, 1, 1]
     assert padded.kv_indptr.tolist() == [0, 1, 2, 3, 4]
     assert frame.split(out, 4).rows.tolist() == [SPARE] * 4

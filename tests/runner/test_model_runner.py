@@ -21,7 +21,7 @@ from aengine.kernels.cpu.pool import KvPool
 from aengine.models.cpu_stack import DecoderStack
 from aengine.models.hub import resolve_model
 from aengine.runner.dummy_steps import widest_step
-from aengine.sampling import Sampler
+from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import NewRow, RowsFailed
 
 DEMO_PAGE = 5 * 2 * 2 * 64 * 16 * 4  # layers, K and V, KV heads, head_dim, page_size, float32

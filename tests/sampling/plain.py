@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from aengine.sampling import SampledTokens, Sampler
+from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
 GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aengine.sampling import logprobs, token_logprobs
+from aengine.sampling import logprobs
+from aengine.sampling.logprobs import token_logprobs
 
 
 @pytest.mark.parametrize("count", [0, 1, 20, 3000])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plain import Row, distribution, processed, step
 from slow_cases import slow_but
 
-from aengine.sampling import Sampler
+from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import RowParams
 
 VOCAB = 70  # a whole block of ids and a part of one

@@ -11,7 +11,7 @@ import torch
 from plain import GREEDY, Row, processed, step
 from transformers.generation import logits_process as theirs
 
-from aengine.sampling import Sampler
+from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import RowParams
 
 VOCAB = 150

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from aengine.sampling import Sampler
+from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import NewRow, RowParams
 
 GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)

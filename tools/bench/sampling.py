@@ -26,9 +26,9 @@ from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.levels import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.models.spec import load_spec
-from aengine.sampling import Sampler
 from aengine.sampling.draw import Draw
 from aengine.sampling.grammar import CompiledGrammar
+from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
 VOCAB = 151_936
