@@ -192,9 +192,9 @@ class AsyncEngine(EngineProtocol):
         """What the engine holds now; requests still being tokenized or handed over count as waiting."""
         if not hasattr(self, "_registry"):  # not started, or failed to
             return EngineStats()
-        snapshot = self._steps.snapshot
-        underway = self._registry.num_submitted - snapshot.num_received + self._registry.num_preparing
-        return replace(snapshot.stats, waiting=snapshot.stats.waiting + underway)
+        stats, num_received = self._steps.stats.published
+        underway = self._registry.num_submitted - num_received + self._registry.num_preparing
+        return replace(stats, waiting=stats.waiting + underway)
 
     def request_info(self, request_id: str) -> RequestInfo | None:
         """How far a request has come; None once the engine has forgotten it, or for an id that it never had."""

@@ -14,7 +14,7 @@ from aengine.config import EngineConfig
 from aengine.engine.loading import LoadedModel
 from aengine.engine.mailbox import Mailbox, Stop
 from aengine.engine.step_driver import Done, StepDriver
-from aengine.engine.step_stats import Snapshot, StepStats
+from aengine.engine.step_stats import StepStats
 from aengine.engine.watchdog import Watchdog
 from aengine.errors import StepHangError
 from aengine.runner.base import Runner
@@ -49,15 +49,10 @@ class StepLoop:
         self._report = report
         self._mailbox = Mailbox()
         self.post = self._mailbox.post
-        self._stats = StepStats()
+        self.stats = StepStats()
         self._stopping = False
         self._given_up = False
         self._thread = threading.Thread(target=self._main, name="aengine-step", daemon=True)
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """May be read from any thread."""
-        return self._stats.snapshot
 
     def start(self) -> None:
         self._thread.start()
@@ -84,7 +79,7 @@ class StepLoop:
             with ExitStack() as stack:
                 stack.callback(loaded.runner.close)
                 scheduler = Scheduler(_scheduler_config(self._config, loaded.runner))
-                driver = StepDriver(scheduler, loaded.runner, self._mailbox, self._stats, self._notify)
+                driver = StepDriver(scheduler, loaded.runner, self._mailbox, self.stats, self._notify)
                 stack.callback(driver.notify)
                 self._notify(loaded)
                 watchdog = Watchdog(self._config.step_timeout, lambda: driver.busy_since, self._give_up)

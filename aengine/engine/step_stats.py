@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from aengine.histogram import Histogram
 from aengine.outputs import EngineStats
@@ -16,21 +16,15 @@ PUBLISH_SECONDS = 0.05
 """How old the published stats may become while steps bring tokens and nothing else."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    stats: EngineStats
-    num_received: int  # submissions that the stats count
-
-
 class StepStats:
     """To be filled and published by the step thread."""
 
     def __init__(self) -> None:
         self.completion_tokens = 0
         self.num_received = 0  # submissions
-        self.snapshot = Snapshot(EngineStats(), 0)
-        """What was published last. It is replaced as a whole, so any thread may read it."""
-        self._published = 0.0  # when, on time.monotonic
+        self.published = EngineStats(), 0
+        """The last stats that were published, and how many submissions they count. It is replaced as a whole, so any thread may read it."""
+        self._published_at = 0.0  # when, on time.monotonic
         self._num_steps = 0
         self._seconds = Histogram(STEP_SECONDS)
         self._tokens = Histogram(STEP_TOKENS)
@@ -41,11 +35,11 @@ class StepStats:
         self._tokens.observe(num_tokens)
 
     def are_old(self) -> bool:
-        return time.monotonic() - self._published >= PUBLISH_SECONDS
+        return time.monotonic() - self._published_at >= PUBLISH_SECONDS
 
     def publish(self, stats: EngineStats, *, paused: bool) -> None:
         """`stats`: the scheduler's."""
-        self._published = time.monotonic()
+        self._published_at = time.monotonic()
         stats = replace(
             stats,
             steps=self._num_steps,
@@ -54,4 +48,4 @@ class StepStats:
             step_seconds=self._seconds.snapshot(),
             step_tokens=self._tokens.snapshot(),
         )
-        self.snapshot = Snapshot(stats, self.num_received)
+        self.published = stats, self.num_received

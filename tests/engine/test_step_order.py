@@ -147,7 +147,7 @@ async def test_stats_know_of_requests_at_once(monkeypatch: pytest.MonkeyPatch) -
     known: list[EngineStats] = []
     monkeypatch.setattr(step_stats, "PUBLISH_SECONDS", 1e9)
     async with OracleEngine() as engine:
-        engine.runner.before_launch = lambda plan: known.append(engine._steps.snapshot.stats)
+        engine.runner.before_launch = lambda plan: known.append(engine._steps.stats.published[0])
         await engine.generate([1, 2], params)
         assert [(stats.running, stats.completion_tokens) for stats in known] == [(0, 0)] + [(1, 1)] * 99
         stats = engine.stats()
@@ -155,7 +155,7 @@ async def test_stats_know_of_requests_at_once(monkeypatch: pytest.MonkeyPatch) -
     known.clear()
     monkeypatch.setattr(step_stats, "PUBLISH_SECONDS", 0.0)
     async with OracleEngine() as engine:
-        engine.runner.before_launch = lambda plan: known.append(engine._steps.snapshot.stats)
+        engine.runner.before_launch = lambda plan: known.append(engine._steps.stats.published[0])
         await engine.generate([1, 2], params)
     assert [stats.completion_tokens for stats in known] == list(range(100))
 
