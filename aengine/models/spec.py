@@ -1,4 +1,4 @@
-"""`ModelSpec`: the description of a decoder, read from a Hugging Face config.json.
+"""`ModelSpec`: the description of a decoder, read from a Hugging Face config.json; and the defaults of generation_config.json.
 
 Owns the meaning of every field of the config, and which configs are refused. Follows the configuration and modeling files of transformers
 for the families below, without importing transformers. Does not know how a model is executed.
@@ -12,9 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aengine.errors import ModelLoadError
+from aengine.errors import InvalidRequestError, ModelLoadError
 from aengine.layers.rotary import RopeSpec
 from aengine.models.rope_config import read_rope
+from aengine.params import SamplingParams
+
+_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +217,21 @@ def _windows(reader: _Reader, family: _Family, num_layers: int) -> tuple[int | N
     if kinds is not None and set(kinds) != {expected}:
         raise ModelLoadError(f"layer_types other than {expected} in every layer is not supported for {family.model_type}")
     return (window,) * num_layers
+
+
+def load_generation(model_dir: pathlib.Path, spec: ModelSpec) -> tuple[tuple[int, ...], Mapping[str, Any]]:
+    """The end-of-sequence ids, and those of temperature, top_p, top_k, min_p and repetition_penalty that the model sets, as keyword
+    arguments of `SamplingParams`.
+
+    Reads `model_dir`/generation_config.json if there is one. If it has no end-of-sequence ids, those of config.json are taken.
+    Raises ModelLoadError for values out of range.
+    """
+    path = model_dir / "generation_config.json"
+    config = read_json(path) if path.is_file() else {}
+    sampling = {key: config[key] for key in _SAMPLING_KEYS if config.get(key) is not None}
+    try:
+        SamplingParams(**sampling)
+    except InvalidRequestError as error:
+        raise ModelLoadError(f"{path} has a value out of range: {error}") from error
+    eos = read_token_ids(config.get("eos_token_id"), "eos_token_id")
+    return eos or spec.eos_token_ids, sampling

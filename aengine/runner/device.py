@@ -1,14 +1,19 @@
-"""The device that steps run on, its stream, and its memory. Knows nothing of models."""
+"""The device that steps run on, its stream, its memory, and the threads of CPU operations. Knows nothing of models."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
 import torch
 
 from aengine.errors import ConfigError
+
+_log = logging.getLogger("aengine")
+_THREAD_SETTERS = ("omp_set_num_threads", "MKL_Set_Num_Threads_Local")
 
 
 def find_device(name: str) -> torch.device:
@@ -68,3 +73,21 @@ def cuda_kv_budget(device: torch.device, utilization: float, widest: Callable[[]
     gc.collect()
     torch.cuda.empty_cache()
     return int(total * utilization) - others - ours - for_graphs
+
+
+def set_thread_count(count: int) -> None:
+    """CPU operations of torch that the calling thread runs use `count` threads from now on; other threads keep their number, unlike with
+    `torch.set_num_threads`.
+
+    torch uses OpenMP, which keeps this number per calling thread, and MKL, which keeps another one per calling thread. torch's own setter
+    writes both for its caller, and also the numbers that other threads start with.
+    """
+    torch.get_num_threads()  # the first use in a thread sets both numbers, later ones do not
+    # The symbols that torch itself uses: those of the process first, then those of its libraries. There may be no MKL.
+    libraries = ctypes.PyDLL(None), ctypes.PyDLL(torch._C.__file__)
+    for name in _THREAD_SETTERS:
+        setter = next((getattr(library, name) for library in libraries if hasattr(library, name)), None)
+        if setter is not None:
+            setter(ctypes.c_int(count))
+    if torch.get_num_threads() != count:
+        _log.warning("operations of torch run on %d threads, not on %d: its OpenMP runtime was not found", torch.get_num_threads(), count)

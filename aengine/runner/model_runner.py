@@ -17,18 +17,16 @@ from aengine.attention import Layouts
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError, ModelLoadError
 from aengine.kernels.warm_memory import WarmMemory
-from aengine.models.generation import load_generation
 from aengine.models.named_weights import num_parameters
-from aengine.models.spec import ModelSpec, load_spec
+from aengine.models.spec import ModelSpec, load_generation, load_spec
 from aengine.models.weights import checkpoint_dtype
 from aengine.runner.base import InFlightStep, Step
 from aengine.runner.capture import Capture
 from aengine.runner.cuda_capture import CudaCapture
-from aengine.runner.device import find_device
+from aengine.runner.device import find_device, set_thread_count
 from aengine.runner.executors import build_executor
 from aengine.runner.memory import show_bytes, size_pool
 from aengine.runner.setup import ExecutorSetup
-from aengine.runner.threads import set_thread_count
 from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan
 
 _log = logging.getLogger("aengine")

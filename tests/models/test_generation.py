@@ -8,9 +8,8 @@ import pathlib
 import pytest
 
 from aengine.errors import ModelLoadError
-from aengine.models.generation import load_generation
 from aengine.models.hub import resolve_model
-from aengine.models.spec import load_spec, read_spec
+from aengine.models.spec import load_generation, load_spec, read_spec
 from aengine.params import SamplingParams
 
 SPEC = read_spec(

@@ -12,7 +12,7 @@ import torch
 
 from aengine import AsyncEngine, SamplingParams
 from aengine.runner import model_runner
-from aengine.runner.threads import set_thread_count
+from aengine.runner.device import set_thread_count
 
 
 def numbers() -> list[int]:
