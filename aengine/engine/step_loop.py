@@ -15,7 +15,7 @@ from aengine.engine.loading import LoadedModel
 from aengine.engine.mailbox import Mailbox, Stop
 from aengine.engine.step_driver import Done, StepDriver
 from aengine.engine.step_stats import StepStats
-from aengine.engine.watchdog import Watchdog
+from aengine.engine.watchdog import watchdog
 from aengine.errors import StepHangError
 from aengine.runner.base import Runner
 from aengine.scheduler.request import SchedulerConfig, Updates
@@ -82,9 +82,7 @@ class StepLoop:
                 driver = StepDriver(scheduler, loaded.runner, self._mailbox, self.stats, self._notify)
                 stack.callback(driver.notify)
                 self._notify(loaded)
-                watchdog = Watchdog(self._config.step_timeout, lambda: driver.busy_since, self._give_up)
-                stack.callback(watchdog.stop)
-                watchdog.start()
+                stack.enter_context(watchdog(self._config.step_timeout, lambda: driver.busy_since, self._give_up))
                 while not self._given_up and driver.run_turn():
                     pass
         except LoadingCancelled:

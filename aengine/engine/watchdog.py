@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
-class Watchdog:
-    """Calls `on_hang(seconds)` once, from a thread of its own, when `busy_since()` (on time.monotonic, None while idle) lies more
-    than `limit` seconds back. Ends after that, or with `stop()`."""
+@contextmanager
+def watchdog(limit: float, busy_since: Callable[[], float | None], on_hang: Callable[[float], None]) -> Iterator[None]:
+    """While the context lasts, calls `on_hang(seconds)` once, from a thread of its own, when `busy_since()` (on time.monotonic, None while
+    idle) lies more than `limit` seconds back."""
+    ended = threading.Event()
 
-    def __init__(self, limit: float, busy_since: Callable[[], float | None], on_hang: Callable[[float], None]) -> None:
-        self._limit = limit
-        self._busy_since = busy_since
-        self._on_hang = on_hang
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="aengine-watchdog", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def _watch(self) -> None:
-        pause = self._limit
-        while not self._stopped.wait(pause):
-            since = self._busy_since()
+    def watch() -> None:
+        pause = limit
+        while not ended.wait(pause):
+            since = busy_since()
             busy = 0.0 if since is None else time.monotonic() - since
-            if busy > self._limit:
-                self._on_hang(busy)
-                return
-            pause = max(self._limit - busy, self._limit / 20)
+            if busy > limit:
+                return on_hang(busy)
+            pause = max(limit - busy, limit / 20)
+
+    threading.Thread(target=watch, name="aengine-watchdog", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
