@@ -25,13 +25,13 @@ def row_keys(seeds: Tensor, positions: Tensor, stream: int = 0) -> Tensor:
 def token_hashes(vocab_size: int, device: torch.device) -> Tensor:
     """[vocab_size] int32: well mixed, distinct bits per token id."""
     ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
-    return _mix32(ids.mul_(_signed(0x9E3779B9)))
+    return _mix32(ids.mul_(0x9E3779B9 - (1 << 32)))
 
 
 def uniform_bits(keys: Tensor, hashes: Tensor) -> Tensor:
     """[m, 2] keys with [n] or [m, n] token hashes -> [m, n] int32, uniform over 0 .. 2^31 - 1."""
     bits = hashes ^ keys[:, :1]
-    bits.mul_(_signed(0x7FEB352D))
+    bits.mul_(0x7FEB352D)
     _xor_shift(bits, 15)
     # The second half of the key enters here: rows that share the first half by chance still differ.
     bits.add_(keys[:, 1:])
@@ -60,15 +60,11 @@ def _shift64(z: Tensor, by: int) -> Tensor:
 def _mix32(x: Tensor) -> Tensor:
     """In place: the "lowbias32" finaliser (Wellons, "Prospecting for hash functions", 2018)."""
     _xor_shift(x, 16)
-    x.mul_(_signed(0x7FEB352D))
+    x.mul_(0x7FEB352D)
     _xor_shift(x, 15)
-    x.mul_(_signed(0x846CA68B))
+    x.mul_(0x846CA68B - (1 << 32))
     return _xor_shift(x, 16)
 
 
 def _xor_shift(x: Tensor, by: int) -> Tensor:
     return x.bitwise_xor_((x >> by).bitwise_and_((1 << (32 - by)) - 1))
-
-
-def _signed(constant: int) -> int:
-    return constant - (1 << 32) if constant >= 1 << 31 else constant
