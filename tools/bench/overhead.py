@@ -73,8 +73,8 @@ class TimedEngine(AsyncEngine):
             return step
 
         stack.prepare = kept
-        steps: Any = self._steps
-        steps._stats.add_step = lambda seconds, num_tokens: self.steps.append((num_tokens, seconds))
+        stats: Any = self._steps.stats
+        stats.add_step = lambda seconds, num_tokens: self.steps.append((num_tokens, seconds))
         return loaded
 
     def call_again(self, num_tokens: int, times: int) -> list[float]:
