@@ -54,8 +54,10 @@ async def test_a_few_have_their_turn_and_then_the_others() -> None:
 
 async def test_when_it_is_cancelled_none_is_forgotten() -> None:
     begun: list[int] = []
+    turns = Turns()
 
     async def work(number: int) -> None:
+        turns.note()
         begun.append(number)
         await asyncio.sleep(0)
 
@@ -64,7 +66,10 @@ async def test_when_it_is_cancelled_none_is_forgotten() -> None:
     ending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await ending
+    await until(lambda: len(begun) == 3 * CHUNK_SIZE)
     assert sorted(begun) == list(range(3 * CHUNK_SIZE))
+    assert turns.most == CHUNK_SIZE
+    turns.ticking.cancel()
 
 
 COUNT = 3 * CHUNK_SIZE

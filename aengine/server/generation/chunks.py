@@ -14,18 +14,16 @@ Item = TypeVar("Item")
 
 
 async def in_chunks(items: Iterable[Item], begin: Callable[[Item], asyncio.Task[None]]) -> None:
-    """Call `begin` for the items of a chunk, wait for their tasks, and go on with the next chunk. When it is cancelled the rest are begun
-    at once. What tasks raise is dropped."""
+    """Call `begin` for the items of a chunk, wait for their tasks, and go on with the next chunk. When it is cancelled it goes on, too, but
+    waits no longer for the chunk it was at. What tasks raise is dropped."""
     left = iter(items)
-    try:
-        while tasks := [begin(item) for item in islice(left, CHUNK_SIZE)]:
-            await _wait(tasks)
-    finally:
-        await _wait([begin(item) for item in left])
-
-
-async def _wait(tasks: list[asyncio.Task[None]]) -> None:
-    """Wait until all have ended. Cancelling this cancels none of them."""
-    for task in (await asyncio.wait(tasks))[0] if tasks else ():
-        if not task.cancelled():
-            task.exception()
+    cancelled: asyncio.CancelledError | None = None
+    while tasks := [begin(item) for item in islice(left, CHUNK_SIZE)]:
+        try:
+            for task in (await asyncio.wait(tasks))[0]:  # cancelling it cancels none of them
+                if not task.cancelled():
+                    task.exception()
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
