@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from aengine.outputs import Completion, ModelInfo
 from aengine.params import SamplingParams
 from aengine.requests import OptionFields, Prompt, RequestOptions
-from aengine.stream_base import StreamProtocol
+from aengine.stream_base import StreamProtocol, read_to_end
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -58,10 +58,7 @@ class EngineProtocol(Protocol):
         **fields: Unpack[OptionFields],
     ) -> Completion:
         """`stream()`, read to its end. Cancelling the caller cancels the request."""
-        async with self.stream(prompt, params, options, **fields) as stream:
-            async for _ in stream:
-                pass
-            return stream.completion()
+        return await read_to_end(self.stream(prompt, params, options, **fields))
 
     async def cancel(self, request_id: str) -> bool:
         """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""

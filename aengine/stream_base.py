@@ -208,6 +208,14 @@ class StreamProtocol:
         )
 
 
+async def read_to_end(stream: StreamProtocol) -> Completion:
+    """All of the stream. Cancelling the caller cancels the request."""
+    async with stream:
+        async for _ in stream:
+            pass
+        return stream.completion()
+
+
 def _logprobs(tokens: Sequence[Token]) -> tuple[TokenLogprob, ...]:
     return tuple(
         TokenLogprob(token.token_id, token.logprob, token.rank or 0, token.top_logprobs or {})

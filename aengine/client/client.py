@@ -27,7 +27,7 @@ from aengine.outputs import Completion, EngineStats, ModelInfo
 from aengine.params import SamplingParams
 from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
-from aengine.stream_base import StreamProtocol
+from aengine.stream_base import StreamProtocol, read_to_end
 from aengine.v1.engine_service_pb2 import GetLoadRequest
 from aengine.v1.generation_pb2 import StreamOptions
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest
@@ -168,10 +168,7 @@ class AsyncClient(EngineProtocol):
         **fields: Unpack[OptionFields],
     ) -> Completion:
         """`stream()`, read to its end. Cancelling the caller cancels the request."""
-        async with self._open(prompt, params, RequestOptions.of(options, fields), _FEW_MESSAGES) as stream:
-            async for _ in stream:
-                pass
-            return stream.completion()
+        return await read_to_end(self._open(prompt, params, RequestOptions.of(options, fields), _FEW_MESSAGES))
 
     async def cancel(self, request_id: str) -> bool:
         """End a request, whoever sent it; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it

@@ -13,7 +13,6 @@ import pytest
 import tiny_tokenizers
 from tokenizers import Tokenizer as CoreTokenizer
 
-import aengine
 from aengine.engine.tokenizer import Tokenizer
 from aengine.errors import InvalidRequestError
 from aengine.params import StructuredOutput
@@ -25,11 +24,6 @@ jsonschema = pytest.importorskip("jsonschema")
 
 VOCAB_SIZE = 4096 + 13  # a model may have more logits than there are tokens
 EOS = 4095
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(Path(aengine.__file__).parent / "demo_model")
 
 
 @pytest.fixture(scope="module")

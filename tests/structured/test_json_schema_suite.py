@@ -16,7 +16,6 @@ from typing import Any
 import grammar_decoding
 import pytest
 
-import aengine
 from aengine.engine.tokenizer import Tokenizer
 from aengine.errors import InvalidRequestError
 from aengine.params import StructuredOutput
@@ -49,11 +48,6 @@ def is_valid(validator: Any, value: object) -> bool:
         return bool(validator.is_valid(value))
     except re.error:
         return True  # an expression of ECMAScript that Python's has no words for
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(Path(aengine.__file__).parent / "demo_model")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,15 @@
+"""The tokenizer that the tests of grammars share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import aengine
+from aengine.engine.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(Path(aengine.__file__).parent / "demo_model")
