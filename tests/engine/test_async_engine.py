@@ -270,8 +270,8 @@ async def test_a_deadline_beyond_what_a_platform_can_wait() -> None:
         wait = mailbox.wait
         mailbox.wait = lambda timeout: waits.append(timeout) or wait(timeout)
         for timeout in (1e10, 1e300):
-            stream = engine.stream([1], SamplingParams(seed=1, ignore_eos=True, max_tokens=5), timeout=timeout)
             before = len(waits)
+            stream = engine.stream([1], SamplingParams(seed=1, ignore_eos=True, max_tokens=5), timeout=timeout)
             assert len([token async for token in stream]) == 5
             await until(lambda before=before: len(waits) > before)  # the step thread is idle
         assert len([token async for token in engine.stream([1], SamplingParams(seed=1, ignore_eos=True, max_tokens=5))]) == 5
