@@ -27,7 +27,7 @@ class EngineConfig:
     """Everything that is fixed for the life of an engine. Raises `ConfigError` naming every field that is out of range."""
 
     model: Annotated[str, text("a Hugging Face id, a directory, or 'demo'")]
-    """A Hugging Face id, a local directory, or "demo" for the bundled model."""
+    """A Hugging Face id (also id@revision), a local directory, or "demo" for the bundled model."""
     revision: Annotated[str | None, text(pattern=r"(?s).*")] = None
     """Branch, tag or commit of a Hugging Face id."""
     dtype: Annotated[str, one_of("auto", "float32", "bfloat16", "float16")] = "auto"
@@ -63,8 +63,9 @@ class EngineConfig:
     graph_tokens: Annotated[int, integer(0, 8192)] = 512
     """On CUDA: steps with prompt tokens, up to this many tokens, run as pieces of graphs that are captured between the attention of two
     layers. 0: no such graphs."""
-    load_format: Annotated[str, one_of("auto", "safetensors", "dummy")] = "auto"
-    """auto, safetensors, dummy (random weights, no download of weights)."""
+    load_format: Annotated[str, one_of("auto", "safetensors", "pt", "dummy")] = "auto"
+    """auto (safetensors if there are any, else pt), safetensors, pt (PyTorch files: .bin, .pt, .pth), dummy (random weights, no download of
+    weights)."""
     enable_prefix_cache: bool = True
     """Keep the KV of finished sequences while memory allows, and use it for requests that begin with the same tokens."""
     max_queued_requests: Annotated[int | None, integer(1)] = 4096

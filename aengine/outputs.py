@@ -127,6 +127,14 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that keep the same tokens in the KV cache."""
+
+    num_layers: int
+    window: int | None = None  # tokens of their sliding window; None: they attend to all tokens
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a started engine serves."""
 
@@ -141,3 +149,23 @@ class ModelInfo:
     generation_defaults: SamplingParams  # what unset parameters mean
     device: str = ""  # that runs it, such as cpu or cuda:0; empty where that is not known
     tokenizer: bool = True  # whether it has one; without it prompts are token ids, and outputs have no text
+    family: str = ""  # model_type in the model's config, for example qwen3
+    implementation: str = "native"  # native: of aengine itself
+    executor: str = ""  # what computes its layers: cpu (our kernels) or torch
+    num_active_parameters: int = 0  # that one token uses; fewer than num_parameters if there are experts
+    kv_bytes_per_token: int = 0  # of all layers, K and V
+    layer_groups: tuple[LayerGroup, ...] = ()  # all layers, by window
+
+    def describe(self) -> str:
+        """One line for people."""
+        groups = ", ".join(
+            f"{group.num_layers} layers" + (f" with a window of {group.window}" if group.window is not None else "")
+            for group in self.layer_groups
+        )
+        active = f" ({self.num_active_parameters:,} active)" if self.num_active_parameters != self.num_parameters else ""
+        end_ids = ", ".join(map(str, self.eos_token_ids)) or "none"
+        return (
+            f"{self.name}: {self.family} ({self.architecture}), {self.num_parameters:,} parameters{active} in {self.dtype}, {groups}, "
+            f"context of {self.max_model_len} tokens, {self.kv_bytes_per_token:,} bytes of KV per token, EOS ids {end_ids}; "
+            f"{self.implementation}, executor {self.executor}"
+        )

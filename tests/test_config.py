@@ -35,7 +35,7 @@ CHOICES = {
     "attention_backend": ("auto", "cpu", "flashinfer", "triton", "torch_native"),
     "kv_cache_dtype": ("auto", "fp8"),
     "quantization": ("none", "int8"),
-    "load_format": ("auto", "safetensors", "dummy"),
+    "load_format": ("auto", "safetensors", "pt", "dummy"),
 }
 SWITCHES = ("enable_prefix_cache", "eager")
 OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "graph_sizes", "tenant_weights"}

@@ -128,7 +128,7 @@ def generation_floor(config: EngineConfig, info: ModelInfo, items: Sequence[Item
     if device.type == "cuda":
         torch.cuda.empty_cache()
     machine = MachineProbe(device, dtype).measure(repeats=10)
-    spec = load_spec(resolve_model(config.model, config.revision, weights=False))
+    spec = load_spec(resolve_model(config.model, config.revision, "dummy"))
     prompts, outputs = [len(item.prompt) for item in items], [item.output_tokens for item in items]
     kv_item_bytes = 1 if config.kv_cache_dtype == "fp8" else None
     seconds = generation_seconds(spec, prompts, outputs, machine, dtype.itemsize, kv_item_bytes)

@@ -107,7 +107,7 @@ def measure_model(name: str, config: EngineConfig, cases: Sequence[Case], second
         config = EngineConfig.of(config, max_num_batched_tokens=max(config.num_seqs, *(case.length for case in cases)))
     kv_item_bytes = 1 if config.kv_cache_dtype == "fp8" else None
     with start_up_log() as log:
-        runner = ModelRunner(config, resolve_model(config.model, config.revision, weights=config.load_format != "dummy"))
+        runner = ModelRunner(config, resolve_model(config.model, config.revision, config.load_format))
     try:
         reasons = [(case, why_not(runner, case)) for case in cases]
         return ModelSteps(

@@ -29,7 +29,7 @@ class LoadedModel:
 def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel:
     """`check` is called between the parts of the work, and may raise to end it. Raises that, `ModelLoadError`, `InsufficientMemoryError` or
     `ConfigError`."""
-    model_dir = resolve_model(config.model, config.revision, weights=config.load_format != "dummy")
+    model_dir = resolve_model(config.model, config.revision, config.load_format)
     check()
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="aengine-load"))

@@ -1,66 +1,95 @@
-"""Finds or downloads the directory of a model by its name: the bundled model, a directory, or a Hugging Face id.
+"""From the name of a model to a local directory.
 
-Owns the error messages, one sentence for each way it can fail. Does not read the files.
+Owns the difference between the bundled model, a directory and a Hugging Face id, what is downloaded, and the one sentence for each way it
+can fail.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from aengine.errors import ModelLoadError
+from aengine.models.checkpoint_files import find_checkpoint
 
 DEMO = "demo"
 _DEMO_DIR = pathlib.Path(__file__).resolve().parent.parent / "demo_model"
 _CONFIG_PATTERNS = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
-WEIGHT_FILES = "model*.safetensors"
 _OTHER_PATTERNS = ["*/*"]  # subfolders hold other formats of the same weights
 
 
-def resolve_model(model: str, revision: str | None = None, *, weights: bool = True) -> pathlib.Path:
-    """A directory with config.json and, with `weights`, safetensors files.
+def resolve_model(model: str, revision: str | None = None, load_format: str = "auto") -> pathlib.Path:
+    """A directory with config.json and, unless `load_format` is "dummy", weights of that format.
 
-    `model` is "demo" (the bundled model), a directory, or a Hugging Face id, which is taken from the cache or downloaded
-    (HF_HOME, HF_HUB_OFFLINE, HF_TOKEN as ever). Raises ModelLoadError, whose message is one sentence.
+    `model` is "demo" (the bundled model), a directory, or a Hugging Face id, which may end in @ and a revision. Files of an id are taken
+    from the cache or downloaded, if they are needed (HF_HOME, HF_HUB_OFFLINE, HF_TOKEN as usual). Raises ModelLoadError, whose message is
+    one sentence.
     """
     if model == DEMO:
         path = _DEMO_DIR
     elif is_local(model):
         path = pathlib.Path(os.path.expanduser(model))
     else:
-        return _checked(_download(model, revision, weights), f"the Hugging Face model {model!r}", weights)
+        name, _, named_revision = model.partition("@")
+        if named_revision and revision is not None:
+            raise ModelLoadError(f"model {model!r} names a revision, and revision {revision!r} is another")
+        with _explained(name, named_revision or revision):
+            return _download(name, named_revision or revision, load_format)
     if revision is not None:
         raise ModelLoadError(f"revision {revision!r} is for Hugging Face ids; {model!r} is a local model")
     if not path.exists():
         raise ModelLoadError(f"model directory {model!r} does not exist")
     if not path.is_dir():
-        raise ModelLoadError(f"model {model!r} is a file; a directory with config.json and *.safetensors is needed")
-    return _checked(path, f"model directory {model!r}", weights)
-
-
-def is_local(model: str) -> bool:
-    """Whether `model` is a directory of this machine, not the demo model or a Hugging Face id."""
-    return model != DEMO and (model.startswith((".", "/", "~")) or os.path.exists(model))
-
-
-def _checked(path: pathlib.Path, what: str, weights: bool) -> pathlib.Path:
-    if not (path / "config.json").is_file():
-        raise ModelLoadError(f"{what} has no config.json")
-    if weights and not any(path.glob(WEIGHT_FILES)):
-        raise ModelLoadError(f"{what} has no safetensors weights (model.safetensors or model-*.safetensors)")
+        raise ModelLoadError(f"model {model!r} is a file; a directory with config.json and weights is needed")
+    _require_config(path, f"model directory {model!r}")
+    if load_format != "dummy":
+        find_checkpoint(path, load_format)
     return path
 
 
-def _download(model: str, revision: str | None, weights: bool) -> pathlib.Path:
+def is_local(model: str) -> bool:
+    """Whether `model` means a directory of this machine, rather than the demo or a Hugging Face id."""
+    return model != DEMO and (model.startswith((".", "/", "~")) or os.path.exists(model))
+
+
+def _require_config(path: pathlib.Path, what: str) -> None:
+    if not (path / "config.json").is_file():
+        raise ModelLoadError(f"{what} has no config.json")
+
+
+def _download(model: str, revision: str | None, load_format: str) -> pathlib.Path:
+    import huggingface_hub
+
+    path = pathlib.Path(
+        huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=_CONFIG_PATTERNS, ignore_patterns=_OTHER_PATTERNS)
+    )
+    _require_config(path, f"the Hugging Face model {model!r}")
+    if load_format == "dummy":
+        return path
+    with suppress(ModelLoadError):
+        find_checkpoint(path, load_format)
+        return path  # all of it is in the cache
+    commit = path.name  # the same for all requests, whatever is pushed meanwhile
+    names = huggingface_hub.HfApi().list_repo_files(model, revision=commit)
+    files = find_checkpoint(path, load_format, names)
+    huggingface_hub.snapshot_download(model, revision=commit, allow_patterns=[glob.escape(name) for name in files.names])
+    return path
+
+
+@contextmanager
+def _explained(model: str, revision: str | None) -> Iterator[None]:
+    """Makes one sentence of whatever a download can raise."""
     import huggingface_hub
     from huggingface_hub import errors
 
-    patterns = _CONFIG_PATTERNS + ([WEIGHT_FILES] if weights else [])
     at = f" at revision {revision!r}" if revision else ""
     try:
-        return pathlib.Path(
-            huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=patterns, ignore_patterns=_OTHER_PATTERNS)
-        )
+        yield
+    except ModelLoadError:
+        raise
     except errors.HFValidationError as error:
         raise ModelLoadError(f"model {model!r} is neither a directory nor a Hugging Face id (owner/name)") from error
     except errors.GatedRepoError as error:
@@ -73,6 +102,10 @@ def _download(model: str, revision: str | None, weights: bool) -> pathlib.Path:
         offline = huggingface_hub.constants.HF_HUB_OFFLINE
         why = "HF_HUB_OFFLINE is set" if offline else "the Hugging Face hub cannot be reached"
         raise ModelLoadError(f"model {model!r}{at} is neither a directory nor in the local Hugging Face cache, and {why}") from error
-    except Exception as error:  # of a download: the caller gets one sentence and the cause
+    except errors.OfflineModeIsEnabled as error:
+        raise ModelLoadError(
+            f"the weights of model {model!r}{at} are not in the local Hugging Face cache, and HF_HUB_OFFLINE is set"
+        ) from error
+    except Exception as error:  # of any type
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelLoadError(f"cannot download model {model!r}{at}: {reason}") from error

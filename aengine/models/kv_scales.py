@@ -7,35 +7,33 @@ from __future__ import annotations
 
 import math
 import pathlib
-from contextlib import ExitStack
 
 from aengine.errors import ModelLoadError
+from aengine.models.checkpoint import DTYPES, open_checkpoint
 from aengine.models.named_weights import kv_scale_of
 from aengine.models.spec import ModelSpec
-from aengine.models.weights import checkpoint_files, open_checkpoint, stored_dtype
 
 
-def stored_kv_scales(spec: ModelSpec, model_dir: pathlib.Path) -> tuple[tuple[float, float], ...] | None:
+def stored_kv_scales(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "auto") -> tuple[tuple[float, float], ...] | None:
     """The scales of K and V by layer, 1.0 for those that the checkpoint lacks; None if it has none at all.
 
     Raises ModelLoadError naming a tensor that is not one positive number, or that repeats another.
     """
     found: dict[tuple[int, str], tuple[str, float]] = {}
-    with ExitStack() as stack:
-        for name, file in open_checkpoint(checkpoint_files(model_dir), stack).items():
-            named = kv_scale_of(name, spec)
-            if named is None or named[1] == "q":
-                continue
-            if named in found:
-                raise ModelLoadError(f"the checkpoint has two scales of the same: {found[named][0]} and {name}")
-            shape = file.get_slice(name).get_shape()
-            if math.prod(shape) != 1:
-                raise ModelLoadError(f"KV scale {name} has shape {shape}; supported is one number for all heads of a layer")
-            stored_dtype(file, name)
-            scale = float(file.get_tensor(name).item())
-            if not math.isfinite(scale) or scale <= 0:
-                raise ModelLoadError(f"KV scale {name} is {scale}, not a positive number")
-            found[named] = (name, scale)
+    for name, tensor in open_checkpoint(model_dir, load_format).tensors.items():
+        named = kv_scale_of(name, spec)
+        if named is None or named[1] == "q":
+            continue
+        if named in found:
+            raise ModelLoadError(f"the checkpoint has two scales of the same: {found[named][0]} and {name}")
+        if math.prod(tensor.shape) != 1:
+            raise ModelLoadError(f"KV scale {name} has shape {list(tensor.shape)}; supported is one number for all heads of a layer")
+        if tensor.dtype not in DTYPES:
+            raise ModelLoadError(f"KV scale {name} is stored as {tensor.dtype}; supported are {', '.join(DTYPES)}")
+        scale = float(tensor.get().item())
+        if not math.isfinite(scale) or scale <= 0:
+            raise ModelLoadError(f"KV scale {name} is {scale}, not a positive number")
+        found[named] = (name, scale)
     if not found:
         return None
 

@@ -81,5 +81,14 @@ def kv_scale_of(source: str, spec: ModelSpec) -> tuple[int, str] | None:
     return int(match[1]), match[2] or match[3] or match[4]
 
 
+def weight_bytes(spec: ModelSpec, itemsize: int, *, int8: bool) -> int:
+    """Bytes of all weights with `itemsize` bytes per value; with `int8`, 1 byte per value of a matrix that is multiplied."""
+    total = 0
+    for name, weight in named_weights(spec).items():
+        quantized = int8 and len(weight.shape) == 2 and (spec.tied_head or name != "embedding.weight")
+        total += math.prod(weight.shape) * (1 if quantized else itemsize)
+    return total
+
+
 def num_parameters(spec: ModelSpec) -> int:
     return sum(math.prod(weight.shape) for weight in named_weights(spec).values())

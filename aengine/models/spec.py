@@ -6,7 +6,6 @@ for the families below, without importing transformers. Does not know how a mode
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from aengine.errors import InvalidRequestError, ModelLoadError
 from aengine.layers.rotary import RopeSpec
+from aengine.models.json_file import read_json
 from aengine.models.rope_config import read_rope
 from aengine.params import SamplingParams
 
@@ -25,6 +25,7 @@ class ModelSpec:
     """A decoder-only transformer: pre-norm blocks of grouped-query attention and a gated SiLU MLP."""
 
     architecture: str  # the name in config.json
+    family: str  # model_type of the architecture
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -78,19 +79,6 @@ def load_spec(model_dir: pathlib.Path) -> ModelSpec:
     return read_spec(read_json(model_dir / "config.json"))
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ModelLoadError when the file is missing or holds something else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ModelLoadError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} does not hold a JSON object")
-    return value
-
-
 def read_spec(config: Mapping[str, Any]) -> ModelSpec:
     """The spec of a config.json. Raises ModelLoadError naming what is missing or not supported."""
     architecture, family = _family(config)
@@ -120,6 +108,7 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
     rope, context = read_rope(config, head_dim, reader.positive("max_position_embeddings"))
     return ModelSpec(
         architecture=architecture,
+        family=family.model_type,
         vocab_size=reader.positive("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=reader.positive("intermediate_size"),

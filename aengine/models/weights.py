@@ -1,71 +1,55 @@
-"""Loads the named weights of a spec from safetensors: every parameter exactly once, and no other tensors.
+"""Gives the named weights of a spec from a checkpoint: every parameter exactly once, and no other tensors.
 
-Owns the reading of checkpoint files and the fusing of their tensors. Does not know how the weights are used.
+Owns the comparison of a checkpoint with a spec, the order of reading and the fusing of tensors. Does not know how the weights are used.
 """
 
 from __future__ import annotations
 
 import pathlib
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from aengine.errors import ModelLoadError
-from aengine.models.named_weights import kv_scale_of, named_weights
-from aengine.models.spec import ModelSpec, read_json
+from aengine.models.checkpoint import DTYPES, Checkpoint, open_checkpoint, read_ahead
+from aengine.models.checkpoint_files import shortened
+from aengine.models.named_weights import NamedWeight, kv_scale_of, named_weights
+from aengine.models.progress import LoadProgress
+from aengine.models.spec import ModelSpec
 
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_AHEAD_BYTES = 128 << 20
 
 
-def checkpoint_files(model_dir: pathlib.Path) -> list[pathlib.Path]:
-    """The safetensors files of a model, one or sharded. Raises ModelLoadError when there are none or one is missing."""
-    index = model_dir / INDEX_FILE
-    if index.is_file():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
-        missing = [name for name in names if not (model_dir / name).is_file()]
-        if missing or not names:
-            raise ModelLoadError(f"{index} lists {missing[0]}, which is missing" if missing else f"{index} lists no files")
-        return [model_dir / name for name in names]
-    if (model_dir / SINGLE_FILE).is_file():
-        return [model_dir / SINGLE_FILE]
-    raise ModelLoadError(f"{model_dir} holds no weights: neither {SINGLE_FILE} nor {INDEX_FILE}")
+def stored_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "auto") -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    """Each of `named_weights(spec)` with its parts: tensors of the checkpoint's dtype on the CPU, mapped from its files where possible.
 
-
-def checkpoint_dtype(model_dir: pathlib.Path) -> torch.dtype:
-    """The dtype of a checkpoint's first tensor, for a config.json without a dtype."""
-    with ExitStack() as stack:
-        name, file = next(iter(open_checkpoint(checkpoint_files(model_dir), stack).items()))
-        return stored_dtype(file, name)
-
-
-def stored_weights(spec: ModelSpec, model_dir: pathlib.Path) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """Each of `named_weights(spec)` with its parts: tensors of the checkpoint's dtype on the CPU, mapped from its files.
-
-    Raises ModelLoadError naming tensors that are missing, unexpected, stored twice, of another shape, or quantized.
+    The system reads the next tensors from the disk while the caller works. Raises ModelLoadError, before the first weight, naming all
+    tensors that are missing, unexpected, stored twice, of another shape, or of a dtype that is not supported.
     """
     weights = named_weights(spec)
-    with ExitStack() as stack:
-        files = open_checkpoint(checkpoint_files(model_dir), stack)
-        _check_names(spec, files, {part.source for weight in weights.values() for part in weight.parts})
-        for name in _progress(weights):
-            weight = weights[name]
-            parts: list[Tensor] = []
-            for part in weight.parts:
-                expected = [part.rows, *weight.shape[1:]]
-                stored = files[part.source].get_slice(part.source).get_shape()
-                if stored != expected:
-                    raise ModelLoadError(f"tensor {part.source} has shape {stored} in the checkpoint; config.json implies {expected}")
-                stored_dtype(files[part.source], part.source)
-                parts.append(files[part.source].get_tensor(part.source))
-            yield name, tuple(parts)
+    checkpoint = open_checkpoint(model_dir, load_format)
+    _check(spec, weights, checkpoint)
+    stored = checkpoint.tensors
+    total = sum(stored[part.source].nbytes for weight in weights.values() for part in weight.parts)
+    ahead: deque[tuple[str, tuple[Tensor, ...]]] = deque()
+    ahead_bytes = 0
+    upcoming = iter(weights.items())
+    with LoadProgress(total) as progress:
+        for _ in weights:
+            while ahead_bytes <= _AHEAD_BYTES and (entry := next(upcoming, None)) is not None:
+                parts = tuple(stored[part.source].get() for part in entry[1].parts)
+                ahead.append((entry[0], parts))
+                for part in parts:
+                    read_ahead(part)
+                    ahead_bytes += part.nbytes
+            name, parts = ahead.popleft()
+            yield name, parts
+            size = sum(part.nbytes for part in parts)
+            ahead_bytes -= size
+            progress.add(size)
 
 
 def random_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, seed: int) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
@@ -93,55 +77,29 @@ def fused(weights: Iterable[tuple[str, tuple[Tensor, ...]]], dtype: torch.dtype,
     return tensors
 
 
-def open_checkpoint(paths: list[pathlib.Path], stack: ExitStack) -> dict[str, Any]:
-    """Tensor name -> the safetensors file that holds it, which is open until `stack` is closed. Raises ModelLoadError."""
-    files: dict[str, Any] = {}
-    for path in paths:
-        try:
-            file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"{path} is not a readable safetensors file: {error}") from error
-        for name in file.keys():  # noqa: SIM118 - a safetensors handle is not iterable
-            if name in files:
-                raise ModelLoadError(f"tensor {name} is stored in more than one checkpoint file")
-            files[name] = file
-    if not files:
-        raise ModelLoadError(f"{paths[0]} holds no tensors")
-    return files
-
-
-def _check_names(spec: ModelSpec, files: dict[str, Any], expected: set[str]) -> None:
+def _check(spec: ModelSpec, weights: Mapping[str, NamedWeight], checkpoint: Checkpoint) -> None:
+    stored = checkpoint.tensors
+    shapes = {part.source: (part.rows, *weight.shape[1:]) for weight in weights.values() for part in weight.parts}
     # Older Llama checkpoints have the rotary frequencies, which follow from the config. KV scales are read in kv_scales.py.
-    present = {name for name in files if not name.endswith(".rotary_emb.inv_freq") and kv_scale_of(name, spec) is None}
-    missing, unexpected = sorted(expected - present), sorted(present - expected)
-    if spec.tied_head and unexpected == [_HEAD] and not missing:
-        # A tied head may be stored too, but only with the values of the embedding.
-        if torch.equal(files[_HEAD].get_tensor(_HEAD), files[_EMBEDDING].get_tensor(_EMBEDDING)):
-            return
+    present = {name for name in stored if not name.endswith(".rotary_emb.inv_freq") and kv_scale_of(name, spec) is None}
+    stores_tied_head = spec.tied_head and _HEAD in present
+    if stores_tied_head:
+        present.remove(_HEAD)
+    used = sorted(shapes.keys() & present)
+    problems = {
+        "it lacks": sorted(shapes.keys() - present),
+        "it has unexpected": sorted(present - shapes.keys()),
+        "several of its files have": sorted(set(checkpoint.duplicates)),
+        "it has other shapes than the config implies:": [
+            f"{name} {list(stored[name].shape)} instead of {list(shapes[name])}" for name in used if stored[name].shape != shapes[name]
+        ],
+        f"it has dtypes other than {', '.join(DTYPES)}:": [
+            f"{name} {stored[name].dtype}" for name in used if stored[name].dtype not in DTYPES
+        ],
+    }
+    found = [f"{title} {shortened(names)}" for title, names in problems.items() if names]
+    if found:
+        raise ModelLoadError(f"the checkpoint does not match its config.json: {'; '.join(found)}")
+    # A tied head may be stored too, but only with the values of the embedding.
+    if stores_tied_head and not torch.equal(stored[_HEAD].get(), stored[_EMBEDDING].get()):
         raise ModelLoadError(f"config.json ties the output head to the embedding, but the checkpoint's {_HEAD} differs from it")
-    if missing or unexpected:
-        lists = (f"{title} {_some(names)}" for title, names in (("lacks", missing), ("has unexpected", unexpected)) if names)
-        raise ModelLoadError(f"the checkpoint does not match its config.json: it {' and '.join(lists)}")
-
-
-def _some(names: list[str], limit: int = 8) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
-
-
-def stored_dtype(file: Any, name: str) -> torch.dtype:
-    """The dtype of a tensor in an open file. Raises ModelLoadError for one that is not supported."""
-    stored = file.get_slice(name).get_dtype()
-    if stored not in _DTYPES:
-        raise ModelLoadError(f"tensor {name} is stored as {stored}; supported are {', '.join(_DTYPES)}")
-    return _DTYPES[stored]
-
-
-def _progress(weights: dict[str, Any]) -> Iterator[str]:
-    """The names, with a progress bar if stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield from weights
-        return
-    from tqdm import tqdm  # type: ignore[import-untyped]
-
-    yield from tqdm(weights, desc="Loading weights", unit="tensor", leave=False)

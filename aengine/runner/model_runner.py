@@ -17,9 +17,9 @@ from aengine.attention import Layouts
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError, ModelLoadError
 from aengine.kernels.warm_memory import WarmMemory
+from aengine.models.checkpoint import checkpoint_dtype
 from aengine.models.named_weights import num_parameters
 from aengine.models.spec import ModelSpec, load_generation, load_spec
-from aengine.models.weights import checkpoint_dtype
 from aengine.runner.base import InFlightStep, Step
 from aengine.runner.capture import Capture
 from aengine.runner.cuda_capture import CudaCapture
@@ -148,7 +148,7 @@ def _dtype(config: EngineConfig, spec: ModelSpec, model_dir: pathlib.Path) -> to
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     if spec.dtype is None:
-        return torch.float32 if config.load_format == "dummy" else checkpoint_dtype(model_dir)
+        return torch.float32 if config.load_format == "dummy" else checkpoint_dtype(model_dir, config.load_format)
     if spec.dtype not in _DTYPES:
         raise ModelLoadError(f"dtype {spec.dtype!r} in config.json is not supported; choose one of {', '.join(_DTYPES)}")
     return _DTYPES[spec.dtype]

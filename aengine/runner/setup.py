@@ -38,7 +38,7 @@ class ExecutorSetup:
         if self.config.load_format == "dummy":
             weights = random_weights(self.spec, self.dtype, self.device, self.config.seed)
         else:
-            weights = stored_weights(self.spec, self.model_dir)
+            weights = stored_weights(self.spec, self.model_dir, self.config.load_format)
         for weight in weights:
             check()
             yield weight
@@ -46,7 +46,7 @@ class ExecutorSetup:
     def attention(self) -> AttentionSpec:
         """Reads the scales of an fp8 KV cache. Raises ModelLoadError."""
         spec, fp8 = self.spec, self.config.kv_cache_dtype == "fp8"
-        scales = stored_kv_scales(spec, self.model_dir) if fp8 and self.config.load_format != "dummy" else None
+        scales = stored_kv_scales(spec, self.model_dir, self.config.load_format) if fp8 and self.config.load_format != "dummy" else None
         if fp8:
             _log.info("fp8 KV cache: %s", "its scales are 1" if scales is None else "scaled as the checkpoint says")
         return AttentionSpec(

@@ -7,7 +7,7 @@ import sys
 
 from aengine.config import EngineConfig
 from aengine.kernels.warm_memory import WarmMemory
-from aengine.models.hub import WEIGHT_FILES
+from aengine.models.checkpoint_files import find_checkpoint
 from aengine.runner.memory import free_host_memory
 
 _CUDA_DEVICE = pathlib.Path("/dev/nvidiactl")
@@ -19,7 +19,7 @@ def warm_weights(config: EngineConfig, model_dir: pathlib.Path) -> WarmMemory | 
     on_cpu = config.device == "cpu" or (config.device == "auto" and not _CUDA_DEVICE.exists())
     if "torch" in sys.modules or not on_cpu or config.load_format == "dummy" or config.attention_backend == "torch_native":
         return None
-    size = sum(file.stat().st_size for file in model_dir.glob(WEIGHT_FILES))
+    size = sum((model_dir / name).stat().st_size for name in find_checkpoint(model_dir, config.load_format).names)
     if config.quantization == "int8":  # most checkpoints have 16 bits per weight
         size //= 2
     elif config.dtype == "float32":

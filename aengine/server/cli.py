@@ -68,7 +68,7 @@ def check(settings: Settings) -> int:
         Certificates(settings.server).load()
     model = settings.engine.model
     if is_local(model):
-        resolve_model(model, settings.engine.revision, weights=settings.engine.load_format != "dummy")
+        resolve_model(model, settings.engine.revision, settings.engine.load_format)
     table = ""
     for option in options():
         if option.table != table:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+from hub_server import REPO, serve_hub
 
 from aengine.errors import ModelLoadError
 from aengine.models.hub import resolve_model
@@ -39,9 +41,9 @@ def test_an_incomplete_directory(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ModelLoadError, match=r"has no config\.json$"):
         resolve_model(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelLoadError, match="has no safetensors weights"):
+    with pytest.raises(ModelLoadError, match=r"^there are no weights in .* \(no \*\.safetensors, \*\.bin, \*\.pt, \*\.pth\)$"):
         resolve_model(str(tmp_path))
-    assert resolve_model(str(tmp_path), weights=False) == tmp_path
+    assert resolve_model(str(tmp_path), load_format="dummy") == tmp_path
     with pytest.raises(ModelLoadError, match="is a file"):
         resolve_model(str(tmp_path / "config.json"))
 
@@ -59,13 +61,13 @@ def resolve_elsewhere(model: str, home: pathlib.Path, **environment: str) -> str
         "from aengine.errors import ModelLoadError\n"
         "from aengine.models.hub import resolve_model\n"
         "try:\n"
-        "    print(resolve_model(sys.argv[1], sys.argv[2] or None, weights=sys.argv[3] == 'weights'))\n"
+        "    print(resolve_model(sys.argv[1], sys.argv[2] or None, sys.argv[3]))\n"
         "except ModelLoadError as error:\n"
         "    print(error)\n"
     )
-    revision, weights = environment.pop("revision", ""), environment.pop("weights", "weights")
+    revision, load_format = environment.pop("revision", ""), environment.pop("load_format", "auto")
     ran = subprocess.run(
-        [sys.executable, "-c", code, model, revision, weights],
+        [sys.executable, "-c", code, model, revision, load_format],
         env={**os.environ, "HF_HOME": str(home), **environment},
         capture_output=True,
         text=True,
@@ -101,6 +103,84 @@ def test_offline_from_the_cache(tmp_path: pathlib.Path) -> None:
     (tmp_path / "hub" / "models--some--model" / "refs" / "main").write_text("0" * 40)
     (snapshot / "config.json").write_text("{}")
     assert resolve_elsewhere("some/model", tmp_path, HF_HUB_OFFLINE="1") == (
-        "the Hugging Face model 'some/model' has no safetensors weights (model.safetensors or model-*.safetensors)"
+        "the weights of model 'some/model' are not in the local Hugging Face cache, and HF_HUB_OFFLINE is set"
     )
-    assert resolve_elsewhere("some/model", tmp_path, HF_HUB_OFFLINE="1", weights="none") == str(snapshot)
+    assert resolve_elsewhere("some/model", tmp_path, HF_HUB_OFFLINE="1", load_format="dummy") == str(snapshot)
+    (snapshot / "model.safetensors").touch()
+    assert resolve_elsewhere("some/model", tmp_path, HF_HUB_OFFLINE="1") == str(snapshot)
+
+
+BOTH = {
+    "config.json": b"{}",
+    "README.md": b"about",
+    "model.safetensors": b"safe",
+    "pytorch_model.bin": b"torch",
+    "training_args.bin": b"no weights",
+    "original/consolidated.00.pth": b"another format",
+    "onnx/config.json": b"another format",
+}
+SHARDS = {
+    "config.json": b"{}",
+    "pytorch_model.bin.index.json": json.dumps({"weight_map": {"a": "part-a.bin", "b": "part-b.bin"}}).encode(),
+    "part-a.bin": b"a",
+    "part-b.bin": b"b",
+    "part-c.bin": b"in no index",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "load_format", "downloaded"),
+    [
+        (BOTH, "auto", ["config.json", "model.safetensors"]),
+        (BOTH, "pt", ["config.json", "pytorch_model.bin"]),
+        (BOTH, "dummy", ["config.json"]),
+        (SHARDS, "auto", ["config.json", "part-a.bin", "part-b.bin", "pytorch_model.bin.index.json"]),
+    ],
+)
+def test_only_what_is_needed_is_downloaded(
+    tmp_path: pathlib.Path, files: dict[str, bytes], load_format: str, downloaded: list[str]
+) -> None:
+    with serve_hub({"main": files}) as hub:
+        path = pathlib.Path(resolve_elsewhere(REPO, tmp_path, HF_ENDPOINT=hub.endpoint, HF_HUB_OFFLINE="0", load_format=load_format))
+        assert sorted(file.name for file in path.iterdir()) == sorted(hub.downloaded) == downloaded
+        if load_format == "auto":
+            again = resolve_elsewhere(REPO, tmp_path, HF_ENDPOINT=hub.endpoint, HF_HUB_OFFLINE="0")
+            assert (again, len(hub.downloaded)) == (str(path), len(downloaded))
+
+
+def test_revisions(tmp_path: pathlib.Path) -> None:
+    with serve_hub({"main": BOTH, "v2": {**BOTH, "model.safetensors": b"newer"}}) as hub:
+        hub_variables = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0"}
+        paths = [
+            resolve_elsewhere(f"{REPO}@v2", tmp_path, **hub_variables),
+            resolve_elsewhere(REPO, tmp_path, revision="v2", **hub_variables),
+            resolve_elsewhere(f"{REPO}@{hub.commits['v2']}", tmp_path, **hub_variables),
+        ]
+        assert len(set(paths)) == 1
+        assert (pathlib.Path(paths[0]) / "model.safetensors").read_bytes() == b"newer"
+        message = resolve_elsewhere(f"{REPO}@v3", tmp_path, **hub_variables)
+        assert message == f"the Hugging Face model '{REPO}' has no revision 'v3'"
+    assert resolve_elsewhere(f"{REPO}@v2", tmp_path, HF_HUB_OFFLINE="1") == paths[0]
+
+
+def test_two_revisions() -> None:
+    with pytest.raises(ModelLoadError, match=r"^model 'some/model@v2' names a revision, and revision 'main' is another$"):
+        resolve_model("some/model@v2", "main")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"config.json": b"{}", "README.md": b""}, "there are no weights in"),
+        ({"model.safetensors": b""}, "the Hugging Face model 'some/model' has no config.json"),
+        (
+            {**SHARDS, "model-00002-of-00003.safetensors": b""},
+            "model-00001-of-00003.safetensors, model-00003-of-00003.safetensors are missing",
+        ),
+        ({name: data for name, data in SHARDS.items() if name != "part-b.bin"}, "lists part-b.bin, which is missing"),
+    ],
+)
+def test_an_incomplete_repository(tmp_path: pathlib.Path, files: dict[str, bytes], message: str) -> None:
+    with serve_hub({"main": files}) as hub:
+        assert message in resolve_elsewhere(REPO, tmp_path, HF_ENDPOINT=hub.endpoint, HF_HUB_OFFLINE="0")
+        assert not {"part-a.bin", "model-00002-of-00003.safetensors"} & set(hub.downloaded)

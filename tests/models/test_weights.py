@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from aengine.errors import ModelLoadError
+from aengine.models.checkpoint import checkpoint_dtype
 from aengine.models.decoder import Decoder
 from aengine.models.named_weights import named_weights
 from aengine.models.spec import ModelSpec, read_spec
-from aengine.models.weights import checkpoint_dtype, fused, random_weights, stored_weights
+from aengine.models.weights import fused, random_weights, stored_weights
 
 CPU = torch.device("cpu")
 CONFIG = {
@@ -83,12 +84,12 @@ REFUSED = {
     "missing bias": (drop("model.layers.0.self_attn.k_proj.bias"), r"lacks model\.layers\.0\.self_attn\.k_proj\.bias$"),
     "missing head": (drop("lm_head.weight"), r"lacks lm_head\.weight$"),
     "unexpected": (put("model.layers.2.mlp.up_proj.weight", torch.zeros(2)), r"has unexpected model\.layers\.2\.mlp\.up_proj\.weight$"),
-    "shape": (put("model.norm.weight", torch.zeros(9)), r"tensor model\.norm\.weight has shape \[9\] .* implies \[8\]"),
+    "shape": (put("model.norm.weight", torch.zeros(9)), r"model\.norm\.weight \[9\] instead of \[8\]$"),
     "transposed": (
         put("model.layers.0.mlp.down_proj.weight", torch.zeros(12, 8)),
-        r"down_proj\.weight has shape \[12, 8\] .* implies \[8, 12\]",
+        r"down_proj\.weight \[12, 8\] instead of \[8, 12\]$",
     ),
-    "quantized": (put("lm_head.weight", torch.zeros(11, 8, dtype=torch.int8)), r"tensor lm_head\.weight is stored as I8"),
+    "quantized": (put("lm_head.weight", torch.zeros(11, 8, dtype=torch.int8)), r"dtypes other than .*: lm_head\.weight I8$"),
 }
 
 
@@ -105,7 +106,7 @@ def test_refusals_name_the_tensor(tmp_path: pathlib.Path, case: str) -> None:
 
 def test_both_kinds_of_mismatch_in_one_sentence(tmp_path: pathlib.Path) -> None:
     save_file({f"stray.{i}": torch.zeros(1) for i in range(12)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelLoadError, match=r"it lacks lm_head.* and \d+ more and has unexpected stray\.0, .* and 4 more$"):
+    with pytest.raises(ModelLoadError, match=r"it lacks lm_head.* and \d+ more; it has unexpected stray\.0, .* and 4 more$"):
         load(spec_of(), tmp_path)
 
 
@@ -154,15 +155,15 @@ def test_a_tensor_stored_twice(tmp_path: pathlib.Path) -> None:
     spec = spec_of()
     tensors = tensors_of(spec)
     save_shards(tmp_path, [tensors, {"model.norm.weight": torch.ones(8)}])
-    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight is stored in more than one"):
+    with pytest.raises(ModelLoadError, match=r"several of its files have model\.norm\.weight$"):
         load(spec, tmp_path)
 
 
 def test_broken_and_absent_files(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ModelLoadError, match="holds no weights"):
+    with pytest.raises(ModelLoadError, match="there are no weights in"):
         load(spec_of(), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
-    with pytest.raises(ModelLoadError, match="not a readable safetensors file"):
+    with pytest.raises(ModelLoadError, match="not a safetensors file, or corrupt or truncated"):
         load(spec_of(), tmp_path)
     save_file({}, tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match="holds no tensors"):

@@ -1,0 +1,113 @@
+"""The tensors of a checkpoint, whatever the format of its files: name -> shape, dtype, and how to get it.
+
+Files are memory-mapped, so a tensor that is not used is not read. Knows nothing of the model that the tensors are of.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import pathlib
+import pickle
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from aengine.errors import ModelLoadError
+from aengine.models.checkpoint_files import find_checkpoint, shortened
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+"""The supported ones, by the names that `StoredTensor` has for them."""
+_SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+_libc = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    shape: tuple[int, ...]
+    dtype: str  # a key of `DTYPES`, or the file's own name of one that is not supported
+    get: Callable[[], Tensor]  # on the CPU, contiguous; mapped from the file where the format allows it
+
+    @property
+    def nbytes(self) -> int:
+        """Raises KeyError for a dtype that is not supported."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    tensors: Mapping[str, StoredTensor]
+    duplicates: tuple[str, ...]  # the names that more than one file has
+
+
+def open_checkpoint(model_dir: pathlib.Path, load_format: str = "auto") -> Checkpoint:
+    """Reads the headers of all files. Raises ModelLoadError for files that are missing or broken, and for an index that does not match."""
+    files = find_checkpoint(model_dir, load_format)
+    tensors: dict[str, StoredTensor] = {}
+    duplicates: list[str] = []
+    for name in files.names:
+        read = _read_safetensors if name.endswith(".safetensors") else _read_torch
+        for tensor_name, tensor in read(model_dir / name):
+            if tensor_name in tensors:
+                duplicates.append(tensor_name)
+            tensors[tensor_name] = tensor
+    absent = [name for name in files.weight_map or () if name not in tensors]
+    if absent:
+        raise ModelLoadError(f"{model_dir / str(files.index)} lists {shortened(absent)}, which none of its files has")
+    if not tensors:
+        raise ModelLoadError(f"{model_dir / files.names[0]} holds no tensors")
+    return Checkpoint(tensors, tuple(duplicates))
+
+
+def checkpoint_dtype(model_dir: pathlib.Path, load_format: str = "auto") -> torch.dtype:
+    """The dtype of a checkpoint's first tensor of a supported one, for a config.json without a dtype. Raises ModelLoadError."""
+    tensors = open_checkpoint(model_dir, load_format).tensors
+    dtypes = (DTYPES[tensor.dtype] for tensor in tensors.values() if tensor.dtype in DTYPES)
+    return next(dtypes, torch.float32)
+
+
+def read_ahead(tensor: Tensor) -> None:
+    """Asks the system to read a mapped tensor from its file, without waiting for it."""
+    first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(tensor.data_ptr() + tensor.nbytes - first), mmap.MADV_WILLNEED)
+
+
+def _read_safetensors(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
+    try:
+        file: Any = safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{path} is not a safetensors file, or corrupt or truncated: {error}") from error
+    for name in file.keys():  # noqa: SIM118 - a safetensors handle is not iterable
+        header = file.get_slice(name)
+        dtype = header.get_dtype()
+        yield name, StoredTensor(tuple(header.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype), partial(file.get_tensor, name))
+
+
+def _read_torch(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
+    try:
+        with path.open("rb") as file:
+            mapped = file.read(4) == b"PK\x03\x04"  # files of torch before 1.6 are no zip archives, and cannot be mapped
+        tensors: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        what = f" ({found[1]})" if found else ""
+        raise ModelLoadError(
+            f"{path} is corrupt, or holds Python objects{what}, which are not loaded: they could run any code; only tensors are"
+        ) from error
+    except Exception as error:  # of many types
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelLoadError(f"{path} is not a file of PyTorch tensors, or corrupt or truncated: {reason[:200]}") from error
+    if not isinstance(tensors, dict):
+        raise ModelLoadError(f"{path} holds a {type(tensors).__name__}, not a dictionary of tensors")
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise ModelLoadError(f"{path} holds {name!r} of type {type(tensor).__name__}; only tensors are supported")
+        dtype = str(tensor.dtype).removeprefix("torch.") if tensor.layout == torch.strided else str(tensor.layout)
+        yield name, StoredTensor(tuple(tensor.shape), dtype, tensor.detach().contiguous)

@@ -1,0 +1,208 @@
+"""Files of a checkpoint in each format and layout, and one sentence for each way they can be broken."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from test_weights import Tensors, load, spec_of, tensors_of
+
+from aengine.errors import ModelLoadError
+from aengine.models.checkpoint import checkpoint_dtype, open_checkpoint
+from aengine.models.checkpoint_files import find_checkpoint
+
+
+def save(path: pathlib.Path, tensors: Tensors) -> None:
+    if path.suffix == ".safetensors":
+        save_file(tensors, path)
+    else:
+        torch.save(tensors, path)
+
+
+def save_index(folder: pathlib.Path, name: str, weight_map: dict[str, str]) -> None:
+    (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+LAYOUTS = {
+    "one": ["model.safetensors"],
+    "shards": ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
+    "other names": ["a.safetensors", "b.safetensors"],
+    "torch": ["pytorch_model.bin"],
+    "torch shards": ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"],
+    "pt": ["weights.pt"],
+    "pth": ["consolidated.00.pth"],
+}
+
+
+@pytest.mark.parametrize("index", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("files", LAYOUTS.values(), ids=LAYOUTS)
+def test_layouts(tmp_path: pathlib.Path, files: Sequence[str], dtype: torch.dtype, index: bool) -> None:
+    spec = spec_of()
+    tensors = tensors_of(spec, dtype)
+    items = list(tensors.items())
+    shards = {name: dict(items[number :: len(files)]) for number, name in enumerate(files)}
+    for name, shard in shards.items():
+        save(tmp_path / name, shard)
+    if index:
+        usual = "model.safetensors" if files[0].endswith(".safetensors") else "pytorch_model" + pathlib.Path(files[0]).suffix
+        save_index(tmp_path, usual, {tensor: name for name, shard in shards.items() for tensor in shard})
+    torch.save({"epoch": 3}, tmp_path / "training_args.bin")
+    torch.save({"state": {}}, tmp_path / "optimizer.pt")
+    stored = open_checkpoint(tmp_path).tensors
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in stored.items()} == {
+        name: (tuple(tensor.shape), str(dtype).removeprefix("torch.")) for name, tensor in tensors.items()
+    }
+    assert all(torch.equal(stored[name].get(), tensor) for name, tensor in tensors.items())
+    assert checkpoint_dtype(tmp_path) is dtype
+    assert torch.equal(load(spec, tmp_path)["norm.weight"], tensors["model.norm.weight"].float())
+
+
+def test_safetensors_come_first(tmp_path: pathlib.Path) -> None:
+    names = ["a.pth", "pytorch_model.bin", "b.safetensors", "model.safetensors"]
+    for number, name in enumerate(names):
+        (tmp_path / name).touch()
+        assert find_checkpoint(tmp_path).names == (name,), number
+    assert find_checkpoint(tmp_path, "safetensors").names == ("model.safetensors",)
+    assert find_checkpoint(tmp_path, "pt").names == ("pytorch_model.bin",)
+
+
+def test_formats_that_were_asked_for(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ModelLoadError, match=r"^there are no weights in .* \(no \*\.safetensors\)$"):
+        find_checkpoint(tmp_path, "safetensors")
+    (tmp_path / "pytorch_model.bin").rename(tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"^there are no weights in .* \(no \*\.bin, \*\.pt, \*\.pth\)$"):
+        find_checkpoint(tmp_path, "pt")
+
+
+def test_tensors_are_mapped(tmp_path: pathlib.Path) -> None:
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        save(tmp_path / name, {"a": torch.zeros(1 << 20)})
+        tensor = open_checkpoint(tmp_path, "pt" if name.endswith("bin") else "safetensors").tensors["a"].get()
+        address = tensor.data_ptr()
+        lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
+        mappings = ((*(int(part, 16) for part in line.split()[0].split("-")), line) for line in lines)
+        assert next(line for first, end, line in mappings if first <= address < end).endswith(name)
+
+
+def test_files_of_an_old_torch(tmp_path: pathlib.Path) -> None:
+    tensors = tensors_of(spec_of())
+    torch.save(tensors, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    assert torch.equal(load(spec_of(), tmp_path)["norm.weight"], tensors["model.norm.weight"])
+
+
+def test_torch_tensors_that_are_views(tmp_path: pathlib.Path) -> None:
+    tensors = tensors_of(spec_of(tie_word_embeddings=True))
+    down = "model.layers.0.mlp.down_proj.weight"
+    stored = {**tensors, down: tensors[down].t().contiguous().t(), "lm_head.weight": tensors["model.embed_tokens.weight"]}
+    torch.save({name: torch.nn.Parameter(tensor) for name, tensor in stored.items()}, tmp_path / "pytorch_model.bin")
+    assert torch.equal(load(spec_of(tie_word_embeddings=True), tmp_path)["layers.0.down.weight"], tensors[down])
+
+
+class Code:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return print, ("ran",)
+
+
+def truncate(path: pathlib.Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+def overwrite(path: pathlib.Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"\xff" * 64)
+
+
+NOT_SAFETENSORS = r"model\.safetensors is not a safetensors file, or corrupt or truncated: "
+NOT_TORCH = r"pytorch_model\.bin is (not a file of PyTorch tensors, or corrupt or truncated: |corrupt, or holds Python objects)"
+BROKEN = {
+    "truncated": ("model.safetensors", truncate, NOT_SAFETENSORS),
+    "corrupt": ("model.safetensors", overwrite, NOT_SAFETENSORS),
+    "empty": ("model.safetensors", lambda path: path.write_bytes(b""), NOT_SAFETENSORS),
+    "git lfs pointer": ("model.safetensors", lambda path: path.write_bytes(b"version https://git-lfs.github.com/spec/v1"), NOT_SAFETENSORS),
+    "without tensors": ("model.safetensors", lambda path: save_file({}, path), r"model\.safetensors holds no tensors$"),
+    "truncated torch": ("pytorch_model.bin", truncate, NOT_TORCH),
+    "corrupt torch": ("pytorch_model.bin", overwrite, NOT_TORCH),
+    "empty torch": ("pytorch_model.bin", lambda path: path.write_bytes(b""), NOT_TORCH),
+    "torch code": (
+        "pytorch_model.bin",
+        lambda path: torch.save({"a": Code()}, path),
+        r"holds Python objects \(print\), which are not loaded",
+    ),
+    "torch object": ("pytorch_model.bin", lambda path: torch.save([1], path), "holds a list, not a dictionary of tensors$"),
+    "torch entry": (
+        "pytorch_model.bin",
+        lambda path: torch.save({"epoch": 3}, path),
+        "holds 'epoch' of type int; only tensors are supported$",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_files(tmp_path: pathlib.Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name, damage, message = BROKEN[case]
+    save(tmp_path / name, tensors_of(spec_of()))
+    damage(tmp_path / name)
+    with pytest.raises(ModelLoadError, match=message) as caught:
+        load(spec_of(), tmp_path)
+    assert "\n" not in str(caught.value)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+def test_an_index_that_does_not_match(tmp_path: pathlib.Path, suffix: str) -> None:
+    tensors = tensors_of(spec_of())
+    name = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}[suffix]
+    save(tmp_path / f"a.{suffix}", tensors)
+    weight_map = dict.fromkeys(tensors, f"a.{suffix}")
+    save_index(tmp_path, name, {**weight_map, "b": f"a.{suffix}", "c": f"a.{suffix}"})
+    with pytest.raises(ModelLoadError, match=r"index\.json lists b, c, which none of its files has$"):
+        open_checkpoint(tmp_path)
+    save_index(tmp_path, name, {**weight_map, "b": f"b.{suffix}"})
+    with pytest.raises(ModelLoadError, match=rf"index\.json lists b\.{suffix}, which is missing$"):
+        open_checkpoint(tmp_path)
+    save_index(tmp_path, name, {**weight_map, "b": f"b.{suffix}", "c": "../c", "d": "/etc/passwd"})
+    with pytest.raises(ModelLoadError, match=rf"index\.json lists \.\./c, /etc/passwd, b\.{suffix}, which are missing$"):
+        open_checkpoint(tmp_path)
+    for content in ({}, {"weight_map": {}}, {"weight_map": {"a": 1}}, {"weight_map": ["a"]}):
+        (tmp_path / f"{name}.index.json").write_text(json.dumps(content))
+        with pytest.raises(ModelLoadError, match=r"index\.json has no weight_map from tensors to files$"):
+            open_checkpoint(tmp_path)
+    (tmp_path / f"{name}.index.json").write_text("{")
+    with pytest.raises(ModelLoadError, match=r"index\.json is not valid JSON"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_missing_shard_without_an_index(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "model-00002-of-00003.safetensors").touch()
+    with pytest.raises(
+        ModelLoadError, match=r"of the 3 files .* model-00001-of-00003\.safetensors, model-00003-of-00003\.safetensors are missing$"
+    ):
+        open_checkpoint(tmp_path)
+
+
+def test_everything_that_does_not_match_is_named_at_once(tmp_path: pathlib.Path) -> None:
+    tensors = tensors_of(spec_of())
+    del tensors["lm_head.weight"]
+    mlp = "model.layers.0.mlp"
+    tensors |= {
+        "stray": torch.zeros(1),
+        "model.norm.weight": torch.zeros(9),
+        f"{mlp}.down_proj.weight": torch.zeros(8, 12, dtype=torch.int8),
+        f"{mlp}.up_proj.weight": torch.zeros(12, 8).to_sparse(),
+    }
+    torch.save(tensors, tmp_path / "a.bin")
+    torch.save({"model.embed_tokens.weight": torch.zeros(11, 8)}, tmp_path / "b.bin")
+    with pytest.raises(ModelLoadError) as caught:
+        load(spec_of(), tmp_path)
+    assert str(caught.value) == (
+        "the checkpoint does not match its config.json: it lacks lm_head.weight; it has unexpected stray; several of its files have "
+        "model.embed_tokens.weight; it has other shapes than the config implies: model.norm.weight [9] instead of [8]; it has dtypes other "
+        f"than float32, float16, bfloat16, float64: {mlp}.down_proj.weight int8, {mlp}.up_proj.weight torch.sparse_coo"
+    )
