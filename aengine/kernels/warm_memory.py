@@ -40,6 +40,8 @@ class WarmMemory:
         self._mapped, self._first = _map(size)
         self._bytes = np.frombuffer(self._mapped, np.uint8, size, self._first)
         self._taken = 0
+        self.touched = 0
+        """Bytes that are committed by now."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._touch, name="aengine-warm", daemon=True)
         self._thread.start()
@@ -70,6 +72,7 @@ class WarmMemory:
             if self._stop.is_set():
                 return
             ctypes.memset(address + first, 0, min(_STRIDE, size - first))  # without the GIL
+            self.touched = min(first + _STRIDE, size)
 
     def _finish(self) -> None:
         self._stop.set()

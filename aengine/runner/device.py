@@ -55,6 +55,12 @@ class DeviceStream:
             self._stream.synchronize()
 
 
+def free_cuda_memory(device: torch.device, utilization: float) -> int:
+    """Bytes that `utilization` leaves beside what is in use already, by anyone."""
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total * utilization) - (total - free)
+
+
 def cuda_kv_budget(device: torch.device, utilization: float, widest: Callable[[], object], graphs: Callable[[], int]) -> int:
     """Bytes that the KV cache may take: the `utilization` fraction of the device less weights, the widest step, graphs, and what other
     processes use.

@@ -18,13 +18,14 @@ from aengine.attention import AttentionMetadata, select_backend
 from aengine.kernels.upload import staged
 from aengine.layers.select import select_ops
 from aengine.models.decoder import Decoder, ForwardBatch
+from aengine.models.named_weights import weight_bytes
 from aengine.models.weights import fused
 from aengine.runner.base import IntArray, Step
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.decode_graphs import Forward
-from aengine.runner.device import DeviceStream, cuda_kv_budget
+from aengine.runner.device import DeviceStream, cuda_kv_budget, free_cuda_memory
 from aengine.runner.dummy_steps import GREEDY, DummyStep, warm_up_steps, widest_step
-from aengine.runner.memory import cpu_budget, show_bytes
+from aengine.runner.memory import check_memory, cpu_budget, free_host_memory, show_bytes
 from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
 from aengine.runner.results import ResultBuffer, step_result
 from aengine.runner.setup import ExecutorSetup
@@ -77,6 +78,9 @@ class DeviceExecutor:
         self._stream = DeviceStream(setup.device)
         with self._stream.enter():
             self._backend = select_backend(setup.config.attention_backend, setup.attention())
+            on_cpu = setup.device.type == "cpu"
+            available = free_host_memory() if on_cpu else free_cuda_memory(setup.device, setup.config.gpu_memory_utilization)
+            check_memory(weight_bytes(setup.spec, setup.dtype.itemsize, int8=False), self.bytes_per_page(), setup.config, available)
             if setup.config.load_format == "dummy":
                 weights = {name: tensor for name, (tensor,) in setup.weights(check)}
             else:

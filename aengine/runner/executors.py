@@ -25,7 +25,8 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
     """The executor for this device, model and configuration, with one log line that says which and why.
 
     `warm` is host memory to put weights in. `check` is called before each weight is loaded, and may raise.
-    Raises ConfigError for a configured one that is not possible, ModelLoadError, and what `check` raises.
+    Raises ConfigError for a configured one that is not possible, InsufficientMemoryError before the weights are read, ModelLoadError, and
+    what `check` raises.
     """
     config = setup.config
     on_cpu = setup.device.type == "cpu"

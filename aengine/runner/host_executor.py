@@ -21,9 +21,10 @@ from aengine.kernels.cpu.pool import KvPool, page_bytes
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.layers.rotary import cos_sin_cache
 from aengine.models.cpu_stack import DecoderStack, LastTokens, PreparedStep, unsupported
+from aengine.models.named_weights import weight_bytes
 from aengine.runner.base import InFlightStep, IntArray, Step
 from aengine.runner.host_queue import HostQueue
-from aengine.runner.memory import cpu_budget, show_bytes
+from aengine.runner.memory import check_memory, cpu_budget, free_host_memory, show_bytes
 from aengine.runner.prompt_logprobs import PromptScorer
 from aengine.runner.results import step_result
 from aengine.runner.setup import ExecutorSetup
@@ -48,6 +49,11 @@ class HostExecutor:
         self._page_shape = (setup.config.page_size, spec.num_kv_heads, spec.head_dim, dtype)
         self._num_layers = spec.num_layers
         int8 = setup.config.quantization == "int8"
+        mapped = setup.config.load_format != "dummy" and setup.config.dtype in ("auto", spec.dtype)
+        copied = spec.vocab_size * spec.hidden_size * dtype.itemsize if spec.tied_head and not mapped else 0  # beside the packed head
+        committed = 0 if warm is None else warm.touched
+        weights = weight_bytes(spec, dtype.itemsize, int8=int8) + copied
+        check_memory(weights, self.bytes_per_page(), setup.config, free_host_memory() + committed)
         allocate = lazy_bytes if warm is None else warm.allocate
         start = time.perf_counter()
         with torch.inference_mode():

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Iterator
 
+from aengine.config import EngineConfig
 from aengine.errors import InsufficientMemoryError
 
 GIB = 1 << 30
 DEFAULT_CPU_BYTES = GIB
 RESERVED_PAGES = 1  # page 0
+SHORTEST = 2  # tokens of the shortest max_model_len
+_GROUPS = pathlib.Path("/sys/fs/cgroup")
+_OWN_GROUPS = pathlib.Path("/proc/self/cgroup")
 
 
 def size_pool(
@@ -24,10 +29,10 @@ def size_pool(
     num_pages = budget // bytes_per_page
     if num_pages < pages_per_seq + RESERVED_PAGES:
         shortened = (num_pages - RESERVED_PAGES) * page_size
-        if not may_shorten or shortened < 2:
-            smallest = pages_per_seq if not may_shorten else -(-2 // page_size)
+        if not may_shorten or shortened < SHORTEST:
+            smallest = pages_per_seq if not may_shorten else -(-SHORTEST // page_size)
             needed = (smallest + RESERVED_PAGES) * bytes_per_page
-            tokens = max_model_len if not may_shorten else 2
+            tokens = max_model_len if not may_shorten else SHORTEST
             raise InsufficientMemoryError(
                 f"the KV cache may take {show_bytes(max(budget, 0))}, but one sequence of {tokens} tokens needs {show_bytes(needed)} "
                 f"({smallest} + {RESERVED_PAGES} pages of {show_bytes(bytes_per_page)}): "
@@ -42,14 +47,24 @@ def cpu_budget() -> int:
     return min(DEFAULT_CPU_BYTES, free_host_memory() // 4)
 
 
+def check_memory(weights: int, bytes_per_page: int, config: EngineConfig, available: int) -> None:
+    """Raises InsufficientMemoryError if `available` bytes do not hold `weights` bytes and the smallest KV cache that `config` allows."""
+    tokens = config.max_model_len or SHORTEST
+    cache = config.kv_cache_memory or (-(-tokens // config.page_size) + RESERVED_PAGES) * bytes_per_page
+    if weights + cache > available:
+        parts = f"{show_bytes(weights)} of weights and {show_bytes(cache)} of KV cache"
+        raise InsufficientMemoryError(
+            f"the model needs {show_bytes(weights + cache)} of memory ({parts}), but {show_bytes(max(available, 0))} are available"
+        )
+
+
 def free_host_memory() -> int:
-    """Bytes that new allocations can take without swapping, within the limit of the process's control group."""
+    """Bytes that new allocations can take without swapping, within the limits of the process's control groups."""
     free = _meminfo_available()
     if free is None:
         pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
         free = os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
-    limit, used = (_number(pathlib.Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
-    return free if limit is None or used is None else max(0, min(free, limit - used))
+    return max(0, min((free, *_free_in_groups())))
 
 
 def show_bytes(count: int) -> str:
@@ -60,16 +75,37 @@ def show_bytes(count: int) -> str:
 
 
 def _meminfo_available() -> int | None:
-    try:
-        lines = pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
+    lines = _lines(pathlib.Path("/proc/meminfo"))
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
+def _free_in_groups() -> Iterator[int]:
+    """What each control group of the process, and each group that it is in, has left. Cached files count as free, since they give way."""
+    for line in _lines(_OWN_GROUPS):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, limit, used, prefix = _GROUPS, "memory.max", "memory.current", ""
+        elif "memory" in controllers.split(","):
+            root, limit, used, prefix = _GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+        else:
+            continue
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            most, taken = _number(folder / limit), _number(folder / used)
+            if most is not None and taken is not None:
+                stat = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
+                yield most - taken + sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+            if folder == root:
+                break
+
+
 def _number(path: pathlib.Path) -> int | None:
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except OSError:
-        return None
+    (text,) = _lines(path) or ("",)
     return int(text) if text.isdigit() else None
+
+
+def _lines(path: pathlib.Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []

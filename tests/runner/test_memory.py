@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from aengine.config import EngineConfig
 from aengine.errors import InsufficientMemoryError
 from aengine.runner import memory
 from aengine.runner.memory import size_pool
@@ -34,13 +35,60 @@ def test_no_more_than_all_sequences_need() -> None:
     assert size(10**9) == (4 * 7 + 1, 100)
 
 
-def test_free_memory_respects_the_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = {"memory.max": 1 << 20, "memory.current": 1 << 19}
-    monkeypatch.setattr(memory, "_number", lambda path: limits[pathlib.Path(path).name])
+@pytest.mark.parametrize("version", [1, 2])
+def test_free_memory_respects_the_control_groups(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+    files = ("memory.max", "memory.current", "") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+    root = tmp_path / ("" if version == 2 else "memory")
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_GROUPS", tmp_path / "own")
+    assert memory.free_host_memory() > 1 << 20
+    own = {1: "5:cpu:/\n4:cpuset,memory:/jobs/one\n", 2: "0::/jobs/one\n"}[version]
+    (tmp_path / "own").write_text(own)
+
+    def limit(group: str, most: int | str, used: int, cached: int = 0) -> None:
+        folder = root / group
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / files[0]).write_text(f"{most}\n")
+        (folder / files[1]).write_text(f"{used}\n")
+        (folder / "memory.stat").write_text(f"anon 5\n{files[2]}active_file {cached}\n{files[2]}inactive_file {cached}\n")
+
+    limit("jobs/one", 1 << 20, 1 << 19)
+    limit("other", 1, 1)
     assert memory.free_host_memory() == 1 << 19
     assert memory.cpu_budget() == 1 << 17
-    limits["memory.current"] = 1 << 30
+    limit("jobs/one", 1 << 20, 1 << 19, 1 << 10)  # cached files give way
+    assert memory.free_host_memory() == (1 << 19) + (1 << 11)
+    limit("", 1 << 18, 1 << 17)  # that of all groups, or of the container
+    assert memory.free_host_memory() == 1 << 17
+    limit("", "max" if version == 2 else 2**63 - 4096, 1 << 17)
+    limit("jobs/one", 1 << 20, 1 << 30)
     assert memory.free_host_memory() == 0
-    limits["memory.max"] = None
+    limit("jobs/one", "max" if version == 2 else 2**63 - 4096, 1 << 30)
     assert memory.free_host_memory() > 1 << 20
     assert memory.cpu_budget() <= 1 << 30
+
+
+def test_a_container_that_does_not_see_its_own_group(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_GROUPS", tmp_path / "own")
+    (tmp_path / "own").write_text("0::/docker/name\n")
+    (tmp_path / "memory.max").write_text("4096\n")
+    (tmp_path / "memory.current").write_text("1024\n")
+    assert memory.free_host_memory() == 3072
+
+
+def test_weights_and_a_smallest_cache_must_fit() -> None:
+    def check(available: int, **settings) -> None:
+        memory.check_memory(10 << 20, 1 << 20, EngineConfig(model="demo", **settings), available)
+
+    check(12 << 20)  # a page, and the reserved one
+    check(17 << 20, max_model_len=96)
+    check(13 << 20, kv_cache_memory=3 << 20)
+    for available, settings in ((12 << 20, {}), (17 << 20, {"max_model_len": 96}), (13 << 20, {"kv_cache_memory": 3 << 20})):
+        with pytest.raises(InsufficientMemoryError):
+            check(available - 1, **settings)
+    with pytest.raises(InsufficientMemoryError) as caught:
+        check(-5)
+    assert str(caught.value) == (
+        "the model needs 12.00 MiB of memory (10.00 MiB of weights and 2.00 MiB of KV cache), but 0 bytes are available"
+    )
