@@ -49,6 +49,12 @@ CONSTRAINTS: Mapping[str, str] = {
 # The parameters of which a model has defaults.
 DEFAULTS: Mapping[str, str] = {name: ours for name, ours in SAMPLING.items() if name != "n"}
 
+# The fields of a model with the same name and meaning on both sides.
+MODEL = (
+    *("name", "architecture", "family", "implementation", "executor", "dtype", "max_model_len", "vocab_size"),
+    *("num_parameters", "num_active_parameters", "kv_bytes_per_token"),
+)
+
 _LEAST = float(np.finfo(np.float32).smallest_subnormal)
 _PROMPT = "spec.prompt"
 # Where the engine's names are found in the schema. The prompt's path depends on its form.

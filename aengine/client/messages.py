@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from aengine.errors import InvalidRequestError, ServerError
-from aengine.outputs import EngineStats, FinishReason, ModelInfo, Timing, Token, TokenLogprob
+from aengine.outputs import EngineStats, FinishReason, LayerGroup, ModelInfo, Timing, Token, TokenLogprob
 from aengine.params import SamplingParams, StructuredOutput
 from aengine.prompt_forms import MAX_CHAT_MESSAGES, form_of, read_token_ids
 from aengine.requests import Prompt, RequestOptions
@@ -17,7 +17,7 @@ from aengine.v1 import generation_pb2, sampling_pb2
 from aengine.v1.engine_service_pb2 import Load
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
 from aengine.v1.model_service_pb2 import Model
-from aengine.wire import DEFAULTS, FINISH_REASONS, SAMPLING, STOPPING, read_params, seconds_of, write_params
+from aengine.wire import DEFAULTS, FINISH_REASONS, MODEL, SAMPLING, STOPPING, read_params, seconds_of, write_params
 
 NO_TOKEN = -1
 MAX_UINT32 = 2**32 - 1
@@ -26,7 +26,6 @@ MAX_TOKEN_IDS = 1 << 22
 _MESSAGE_KEYS = {"role", "content"}
 _REASONS = {value: reason for reason, value in FINISH_REASONS.items()}
 # Fields with the same name and meaning on both sides.
-_MODEL = ("name", "architecture", "max_model_len", "vocab_size", "dtype", "num_parameters")
 _LOAD = (
     *("running", "waiting", "parked", "pages_used", "pages_total", "cached_tokens", "steps", "preemptions"),
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "paused"),
@@ -122,11 +121,14 @@ def _unicode(field: str, what: str) -> Iterator[None]:
 
 def read_model(message: Model) -> ModelInfo:
     return ModelInfo(
-        **{name: getattr(message, name) for name in _MODEL},
+        **{name: getattr(message, name) for name in MODEL},
         eos_token_ids=tuple(message.eos_token_ids),
         chat_template=message.has_chat_template,
         tokenizer=not message.without_tokenizer,
         generation_defaults=SamplingParams(**read_params(message.generation_defaults, DEFAULTS)),
+        layer_groups=tuple(
+            LayerGroup(group.num_layers, group.window if group.HasField("window") else None) for group in message.layer_groups
+        ),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -11,10 +13,12 @@ from aengine.config import EngineConfig
 from aengine.engine.tokenizer import Tokenizer
 from aengine.garbage import paused_collection
 from aengine.models.hub import resolve_model
-from aengine.outputs import ModelInfo
+from aengine.outputs import LayerGroup, ModelInfo
 from aengine.params import SamplingParams
 from aengine.runner.base import Runner
 from aengine.runner.warm_weights import warm_weights
+
+_log = logging.getLogger("aengine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +64,11 @@ def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel
         generation_defaults=SamplingParams(**runner.sampling_defaults, detokenize=None if tokenizer is not None else False),
         device=str(runner.device),
         tokenizer=tokenizer is not None,
+        family=runner.spec.family,
+        executor=runner.executor_name,
+        num_active_parameters=num_parameters(runner.spec),
+        kv_bytes_per_token=runner.kv_bytes_per_token,
+        layer_groups=tuple(LayerGroup(count, window) for window, count in Counter(runner.spec.windows).items()),
     )
+    _log.info("%s", info.describe())
     return LoadedModel(runner, tokenizer, info)

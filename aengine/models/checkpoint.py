@@ -27,6 +27,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 """The supported ones, by the names that `StoredTensor` has for them."""
 _SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 _libc = ctypes.CDLL(None)
+_STRIDE = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,11 @@ def checkpoint_dtype(model_dir: pathlib.Path, load_format: str = "auto") -> torc
     return next(dtypes, torch.float32)
 
 
-def read_ahead(tensor: Tensor) -> None:
-    """Asks the system to read a mapped tensor from its file, without waiting for it."""
-    first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(tensor.data_ptr() + tensor.nbytes - first), mmap.MADV_WILLNEED)
+def read_from_disk(tensor: Tensor) -> None:
+    """Has the system read a mapped tensor from its file, without waiting for the data. May wait for the disk to take the requests."""
+    first, end = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE, tensor.data_ptr() + tensor.nbytes
+    for start in range(first, end, _STRIDE):
+        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(min(_STRIDE, end - start)), mmap.MADV_WILLNEED)
 
 
 def _read_safetensors(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:

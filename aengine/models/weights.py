@@ -8,12 +8,13 @@ from __future__ import annotations
 import pathlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from aengine.errors import ModelLoadError
-from aengine.models.checkpoint import DTYPES, Checkpoint, open_checkpoint, read_ahead
+from aengine.models.checkpoint import DTYPES, Checkpoint, StoredTensor, open_checkpoint, read_from_disk
 from aengine.models.checkpoint_files import shortened
 from aengine.models.named_weights import NamedWeight, kv_scale_of, named_weights
 from aengine.models.progress import LoadProgress
@@ -32,24 +33,42 @@ def stored_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = 
     weights = named_weights(spec)
     checkpoint = open_checkpoint(model_dir, load_format)
     _check(spec, weights, checkpoint)
-    stored = checkpoint.tensors
-    total = sum(stored[part.source].nbytes for weight in weights.values() for part in weight.parts)
+    stored = {name: tuple(checkpoint.tensors[part.source] for part in weight.parts) for name, weight in weights.items()}
+    with LoadProgress(sum(tensor.nbytes for parts in stored.values() for tensor in parts)) as progress:
+        for name, parts in _read_ahead(stored):
+            yield name, parts
+            progress.add(_nbytes(parts))
+
+
+def _read_ahead(stored: Mapping[str, tuple[StoredTensor, ...]]) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    """Each of `stored`, while another thread has the next `_AHEAD_BYTES` read from the disk. Without it loading from a disk takes 1.5 to 2
+    times as long, and as long if the files are in memory."""
+    upcoming = iter(stored.items())
     ahead: deque[tuple[str, tuple[Tensor, ...]]] = deque()
     ahead_bytes = 0
-    upcoming = iter(weights.items())
-    with LoadProgress(total) as progress:
-        for _ in weights:
-            while ahead_bytes <= _AHEAD_BYTES and (entry := next(upcoming, None)) is not None:
-                parts = tuple(stored[part.source].get() for part in entry[1].parts)
-                ahead.append((entry[0], parts))
-                for part in parts:
-                    read_ahead(part)
-                    ahead_bytes += part.nbytes
+    pool = ThreadPoolExecutor(1, thread_name_prefix="aengine-read")
+
+    def fill() -> None:
+        nonlocal ahead_bytes
+        while ahead_bytes <= _AHEAD_BYTES and (entry := next(upcoming, None)) is not None:
+            parts = tuple(tensor.get() for tensor in entry[1])
+            ahead.append((entry[0], parts))
+            ahead_bytes += _nbytes(parts)
+            pool.map(read_from_disk, parts)
+
+    try:
+        fill()
+        while ahead:
             name, parts = ahead.popleft()
+            ahead_bytes -= _nbytes(parts)
+            fill()
             yield name, parts
-            size = sum(part.nbytes for part in parts)
-            ahead_bytes -= size
-            progress.add(size)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _nbytes(parts: Iterable[Tensor]) -> int:
+    return sum(part.nbytes for part in parts)
 
 
 def random_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, seed: int) -> Iterator[tuple[str, tuple[Tensor, ...]]]:

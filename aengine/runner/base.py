@@ -86,6 +86,8 @@ class Executor(Protocol):
     All methods but `hold` are called from one thread. `allocate` comes before all that follow it here.
     """
 
+    name: str
+
     def bytes_per_page(self) -> int:
         """Bytes of one KV page: K and V of all layers."""
 

@@ -71,6 +71,8 @@ class DeviceStep:
 class DeviceExecutor:
     """Satisfies `Executor`."""
 
+    name = "torch"
+
     def __init__(self, setup: ExecutorSetup, check: Callable[[], object]) -> None:
         """As `build_executor`."""
         self._setup = setup

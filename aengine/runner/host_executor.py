@@ -38,6 +38,8 @@ _NO_ROWS: IntArray = np.zeros(0, np.int32)
 class HostExecutor:
     """Satisfies `Executor`."""
 
+    name = "cpu"
+
     def __init__(self, setup: ExecutorSetup, warm: WarmMemory | None, check: Callable[[], object]) -> None:
         """As `build_executor`. Raises KernelsUnavailableError before it reads any weights."""
         spec, dtype = setup.spec, setup.dtype

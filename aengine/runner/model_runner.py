@@ -84,6 +84,7 @@ class ModelRunner:
         self._executor = build_executor(setup, warm, check)
         budget = self._executor.kv_budget() if config.kv_cache_memory is None else config.kv_cache_memory
         bytes_per_page = self._executor.bytes_per_page()
+        self.executor_name, self.kv_bytes_per_token = self._executor.name, bytes_per_page // self.page_size
         self.num_pages, self.max_model_len = size_pool(
             budget, bytes_per_page, self.page_size, self.max_num_seqs, requested_len, may_shorten=config.max_model_len is None
         )

@@ -122,6 +122,12 @@ class Model(_message.Message):
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     GENERATION_DEFAULTS_FIELD_NUMBER: _builtins.int
     WITHOUT_TOKENIZER_FIELD_NUMBER: _builtins.int
+    FAMILY_FIELD_NUMBER: _builtins.int
+    IMPLEMENTATION_FIELD_NUMBER: _builtins.int
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    NUM_ACTIVE_PARAMETERS_FIELD_NUMBER: _builtins.int
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    LAYER_GROUPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, as GenerationSpec.model takes it."""
     architecture: _builtins.str
@@ -141,6 +147,16 @@ class Model(_message.Message):
     banned_strings and structured_output are refused, as is OutputOptions.text where it is set to true.
     TokenizerService then returns FAILED_PRECONDITION (NO_TOKENIZER).
     """
+    family: _builtins.str
+    """The family of its architecture, as Hugging Face names it in model_type, such as qwen3."""
+    implementation: _builtins.str
+    """Where its implementation comes from: native is that of aengine itself."""
+    executor: _builtins.str
+    """What computes its layers: cpu (the kernels of aengine) or torch."""
+    num_active_parameters: _builtins.int
+    """How many parameters one token uses: fewer than num_parameters if there are experts."""
+    kv_bytes_per_token: _builtins.int
+    """Bytes of the KV cache per token, K and V of all layers."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ids that end a sequence."""
@@ -150,6 +166,10 @@ class Model(_message.Message):
         """What unset fields of SamplingParams mean for this model; if also unset here, the engine's default
         applies.
         """
+
+    @_builtins.property
+    def layer_groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerGroup]:
+        """All layers, by what they keep in the KV cache."""
 
     def __init__(
         self,
@@ -164,11 +184,45 @@ class Model(_message.Message):
         has_chat_template: _builtins.bool = ...,
         generation_defaults: _sampling_pb2.SamplingParams | None = ...,
         without_tokenizer: _builtins.bool = ...,
+        family: _builtins.str = ...,
+        implementation: _builtins.str = ...,
+        executor: _builtins.str = ...,
+        num_active_parameters: _builtins.int = ...,
+        kv_bytes_per_token: _builtins.int = ...,
+        layer_groups: _abc.Iterable[Global___LayerGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation_defaults", b"generation_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "generation_defaults", b"generation_defaults", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "name", b"name", "num_parameters", b"num_parameters", "vocab_size", b"vocab_size", "without_tokenizer", b"without_tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "family", b"family", "generation_defaults", b"generation_defaults", "has_chat_template", b"has_chat_template", "implementation", b"implementation", "kv_bytes_per_token", b"kv_bytes_per_token", "layer_groups", b"layer_groups", "max_model_len", b"max_model_len", "name", b"name", "num_active_parameters", b"num_active_parameters", "num_parameters", b"num_parameters", "vocab_size", b"vocab_size", "without_tokenizer", b"without_tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class LayerGroup(_message.Message):
+    """Layers that keep the same tokens in the KV cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    num_layers: _builtins.int
+    """How many layers."""
+    window: _builtins.int
+    """Tokens of their sliding window, the current one included. Unset: they attend to all tokens."""
+    def __init__(
+        self,
+        *,
+        num_layers: _builtins.int = ...,
+        window: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_window", b"_window", "window", b"window"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_window", b"_window", "num_layers", b"num_layers", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__window: _TypeAlias = _typing.Literal["window"]  # noqa: Y015
+    _WhichOneofArgType__window: _TypeAlias = _typing.Literal["_window", b"_window"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__window) -> _WhichOneofReturnType__window | None: ...
+
+Global___LayerGroup: _TypeAlias = LayerGroup  # noqa: Y015

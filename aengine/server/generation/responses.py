@@ -15,7 +15,7 @@ from aengine.outputs import Completion, FinishReason, ModelInfo, RequestInfo, Ti
 from aengine.params import SamplingParams
 from aengine.v1 import generation_pb2 as messages
 from aengine.v1.model_service_pb2 import Model
-from aengine.wire import DEFAULTS, FINISH_REASONS, SAMPLING, STOPPING, write_params
+from aengine.wire import DEFAULTS, FINISH_REASONS, MODEL, SAMPLING, STOPPING, write_params
 
 
 def write_effective_spec(given: messages.GenerationSpec, params: SamplingParams, message: messages.GenerationSpec) -> None:
@@ -93,12 +93,14 @@ def wants_text(output: messages.OutputOptions) -> bool:
 
 
 def write_model(info: ModelInfo, message: Model) -> None:
-    for name in ("name", "architecture", "max_model_len", "vocab_size", "dtype", "num_parameters"):
+    for name in MODEL:
         setattr(message, name, getattr(info, name))
     message.eos_token_ids.extend(info.eos_token_ids)
     message.has_chat_template = info.chat_template
     message.without_tokenizer = not info.tokenizer
     write_params(info.generation_defaults, DEFAULTS, message.generation_defaults)
+    for group in info.layer_groups:
+        message.layer_groups.add(num_layers=group.num_layers, window=group.window)
 
 
 def _write_seconds(message: Duration, seconds: float) -> None:
