@@ -159,7 +159,8 @@ class ModelInfo:
     def describe(self) -> str:
         """One line for people."""
         groups = ", ".join(
-            f"{group.num_layers} layers" + (f" with a window of {group.window}" if group.window is not None else "")
+            f"{group.num_layers} layer{'' if group.num_layers == 1 else 's'}"
+            + ("" if group.window is None else f" (window {group.window})")
             for group in self.layer_groups
         )
         active = f" ({self.num_active_parameters:,} active)" if self.num_active_parameters != self.num_parameters else ""

@@ -27,7 +27,10 @@ INTERRUPTED = 128 + signal.SIGINT
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 for a completion, 1 for an error, 130 after Ctrl-C."""
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.info == (options.prompt is not None):
+        parser.error("give a prompt, or --info")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC core would report a lost connection beside our own message
     try:
         names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
@@ -47,7 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="aengine-client", description="Stream the output of an aengine server to stdout. Ctrl-C cancels the request."
     )
-    parser.add_argument("prompt", help="the text to go on from; - reads it from stdin")
+    parser.add_argument("prompt", nargs="?", help="the text to go on from; - reads it from stdin")
+    parser.add_argument("--info", action="store_true", help="print one line about the model that the server serves, without a prompt")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message to a chat model")
     parser.add_argument("--system", metavar="TEXT", help="with --chat: the system's message before it")
     parser.add_argument("--stats", action="store_true", help="also report how busy the server is, when the output is complete")
@@ -80,9 +84,12 @@ async def _run_until_interrupted(options: argparse.Namespace, config: ClientConf
     with anyio.CancelScope() as scope:
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, scope.cancel)
         async with AsyncClient(config) as client:
-            facts = await _print_stream(client, prompt, params, options.timeout)
-            if not options.quiet:
-                print(facts, file=sys.stderr)
+            if options.info:
+                print(client.model_info.describe())
+            else:
+                facts = await _print_stream(client, prompt, params, options.timeout)
+                if not options.quiet:
+                    print(facts, file=sys.stderr)
             if options.stats:
                 load = await client.load()
                 pages = f"{load.pages_used} of {load.pages_total} pages in use"
@@ -116,7 +123,7 @@ def _read_config(options: argparse.Namespace) -> ClientConfig:
 
 
 def _read_prompt(options: argparse.Namespace) -> Prompt:
-    text = _read_stdin() if options.prompt == "-" else options.prompt
+    text = _read_stdin() if options.prompt == "-" else options.prompt or ""
     if not options.chat:
         if options.system is not None:
             raise ConfigError.of("system", "is possible with --chat")

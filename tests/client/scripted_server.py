@@ -18,7 +18,7 @@ from aengine.v1.engine_service_pb2_grpc import EngineServiceServicer, add_Engine
 from aengine.v1.generation_pb2 import FINISH_REASON_MAX_TOKENS, GenerationEvent
 from aengine.v1.generation_service_pb2 import CancelRequestsResponse, ResumeGenerateResponse, StreamGenerateResponse
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer, add_GenerationServiceServicer_to_server
-from aengine.v1.model_service_pb2 import GetModelResponse, Model
+from aengine.v1.model_service_pb2 import GetModelResponse, LayerGroup, Model
 from aengine.v1.model_service_pb2_grpc import ModelServiceServicer, add_ModelServiceServicer_to_server
 
 Context = Any
@@ -103,7 +103,15 @@ class ScriptedServer(GenerationServiceServicer, ModelServiceServicer, EngineServ
 
     async def GetModel(self, request: Any, context: Context) -> GetModelResponse:
         self.metadata.append(dict(context.invocation_metadata()))
-        return GetModelResponse(model=Model(name="scripted", max_model_len=100, vocab_size=100))
+        groups = [LayerGroup(num_layers=5, window=128), LayerGroup(num_layers=1)]
+        model = Model(
+            name="scripted", architecture="NewForCausalLM", family="new", implementation="native", executor="cpu", dtype="bfloat16"
+        )
+        model.MergeFrom(
+            Model(max_model_len=100, vocab_size=100, eos_token_ids=[7], num_parameters=3_000_000_000, num_active_parameters=1000)
+        )
+        model.MergeFrom(Model(kv_bytes_per_token=2048, layer_groups=groups))
+        return GetModelResponse(model=model)
 
     async def GetLoad(self, request: Any, context: Context) -> GetLoadResponse:
         return GetLoadResponse(load=Load(running=2, waiting=3, parked=4, pages_used=5, pages_total=6))

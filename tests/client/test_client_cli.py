@@ -97,6 +97,20 @@ async def test_text_is_written_as_it_comes() -> None:
     assert request_of(script).spec.prompt.text == "Sag Grüße"
 
 
+async def test_info() -> None:
+    async with scripted() as script:
+        code, text, errors = await run("--info", "--address", script.address)
+        assert (code, errors, script.calls) == (0, "", [])
+        assert text == (
+            "scripted: new (NewForCausalLM), 3,000,000,000 parameters (1,000 active) in bfloat16, 5 layers (window 128), 1 layer, "
+            "context of 100 tokens, 2,048 bytes of KV per token, EOS ids 7; native, executor cpu\n"
+        )
+        for arguments in ((), ("--info", "prompt")):
+            code, text, errors = await run(*arguments, "--address", script.address)
+            assert (code, text) == (2, "")
+            assert errors.endswith("aengine-client: error: give a prompt, or --info\n")
+
+
 async def test_flags_become_the_request(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")

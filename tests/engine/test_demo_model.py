@@ -13,6 +13,7 @@ from oracle_engine import DEMO_DIR, idle
 
 from aengine import AsyncEngine, FinishReason, InvalidRequestError, SamplingParams
 from aengine.engine.tokenizer import Tokenizer
+from aengine.outputs import LayerGroup
 
 NUM_PROMPTS, NUM_TOKENS = 20, 64
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
@@ -139,6 +140,8 @@ async def test_text_chat_and_model_info() -> None:
         info = engine.model_info
         assert (info.name, info.architecture, info.vocab_size, info.max_model_len) == ("demo", "Qwen3ForCausalLM", 4096, 2048)
         assert (info.eos_token_ids, info.dtype, info.num_parameters) == ((4093, 4095), "bfloat16", 4_492_672)
+        assert (info.family, info.implementation, info.num_active_parameters) == ("qwen3", "native", 4_492_672)
+        assert (info.kv_bytes_per_token, info.layer_groups) == (2 * 5 * 2 * 64 * 2, (LayerGroup(5),))
         assert (info.generation_defaults.temperature, info.generation_defaults.top_p) == (0.8, 0.95)
         answer = await engine.generate(
             [{"role": "user", "content": "How do you do today?"}], SamplingParams(temperature=0.0, max_tokens=40)

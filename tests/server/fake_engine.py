@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from aengine.errors import EngineStateError, FieldViolation, RequestIdInUseError
-from aengine.outputs import Completion, FinishReason, ModelInfo, RequestInfo, RequestState, Timing, Token, TokenLogprob, Usage
+from aengine.outputs import Completion, FinishReason, LayerGroup, ModelInfo, RequestInfo, RequestState, Timing, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
 from aengine.requests import RequestOptions
 
@@ -25,6 +25,11 @@ INFO = ModelInfo(
     num_parameters=7,
     chat_template=True,
     generation_defaults=SamplingParams(temperature=0.5, top_p=1.0, top_k=0, min_p=0.0),
+    family="fake",
+    executor="torch",
+    num_active_parameters=5,
+    kv_bytes_per_token=96,
+    layer_groups=(LayerGroup(2, 16), LayerGroup(1)),
 )
 
 
