@@ -254,7 +254,8 @@ class DecoderStack:
             if not self.spec.tied_head:
                 return
             stem = "head"
-        packable = [part if part.dtype in ELEMENTS else part.to(self.dtype) for part in parts]
+        dtypes = {part.dtype for part in parts}
+        packable = parts if len(dtypes) == 1 and dtypes <= ELEMENTS.keys() else [part.to(self.dtype) for part in parts]
         self._linears[stem] = PackedLinear(
             workspace.kernels,
             packable,

@@ -28,16 +28,17 @@ def resolve_model(model: str, revision: str | None = None, load_format: str = "a
     from the cache or downloaded, if they are needed (HF_HOME, HF_HUB_OFFLINE, HF_TOKEN as usual). Raises ModelLoadError, whose message is
     one sentence.
     """
-    if model == DEMO:
-        path = _DEMO_DIR
-    elif is_local(model):
+    if is_local(model):
         path = pathlib.Path(os.path.expanduser(model))
     else:
         name, _, named_revision = model.partition("@")
         if named_revision and revision is not None:
             raise ModelLoadError(f"model {model!r} names a revision, and revision {revision!r} is another")
-        with _explained(name, named_revision or revision):
-            return _download(name, named_revision or revision, load_format)
+        revision = named_revision or revision
+        if name != DEMO:
+            with _explained(name, revision):
+                return _download(name, revision, load_format)
+        path = _DEMO_DIR
     if revision is not None:
         raise ModelLoadError(f"revision {revision!r} is for Hugging Face ids; {model!r} is a local model")
     if not path.exists():

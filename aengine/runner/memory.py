@@ -50,7 +50,8 @@ def cpu_budget() -> int:
 def check_memory(weights: int, bytes_per_page: int, config: EngineConfig, available: int) -> None:
     """Raises InsufficientMemoryError if `available` bytes do not hold `weights` bytes and the smallest KV cache that `config` allows."""
     tokens = config.max_model_len or SHORTEST
-    cache = config.kv_cache_memory or (-(-tokens // config.page_size) + RESERVED_PAGES) * bytes_per_page
+    num_pages = -(-tokens // config.page_size) + RESERVED_PAGES
+    cache = num_pages * bytes_per_page
     if weights + cache > available:
         parts = f"{show_bytes(weights)} of weights and {show_bytes(cache)} of KV cache"
         raise InsufficientMemoryError(

@@ -52,6 +52,9 @@ def test_an_incomplete_directory(tmp_path: pathlib.Path) -> None:
 def test_a_revision_of_something_local(model: str) -> None:
     with pytest.raises(ModelLoadError, match="revision 'main' is for Hugging Face ids"):
         resolve_model(model, "main")
+    if model == "demo":
+        with pytest.raises(ModelLoadError, match="revision 'v2' is for Hugging Face ids"):
+            resolve_model("demo@v2")
 
 
 def resolve_elsewhere(model: str, home: pathlib.Path, **environment: str) -> str:
