@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
+
+import numpy as np
 
 from aengine.checks import Accepts, check_fields, integer, is_positive, text
 from aengine.errors import InvalidRequestError
@@ -15,8 +17,28 @@ from aengine.params import SamplingParams
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages."""
+Form = Literal["text", "token_ids", "chat"]
+MAX_CHAT_MESSAGES = 4096
 
 _LABEL = text("a string of at most 128 characters", r"(?s).{0,128}")
+
+
+def form_of(prompt: Any) -> Form:
+    """Raises `InvalidRequestError` (prompt) for something that is no prompt, or for more than MAX_CHAT_MESSAGES."""
+    if isinstance(prompt, str):
+        return "text"
+    if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Sequence | np.ndarray):
+        raise InvalidRequestError.of("prompt", f"a {type(prompt).__name__} is not a string, a list of token ids or a list of chat messages")
+    if not is_chat(prompt):
+        return "token_ids"
+    if len(prompt) > MAX_CHAT_MESSAGES:
+        raise InvalidRequestError.of("prompt", f"{len(prompt)} messages are more than {MAX_CHAT_MESSAGES}")
+    return "chat"
+
+
+def is_chat(prompt: object) -> bool:
+    """Whether it is chat messages rather than text or token ids."""
+    return isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def check_params(params: SamplingParams | None) -> SamplingParams:

@@ -11,8 +11,8 @@ from typing import Any
 from aengine.errors import InvalidRequestError, ServerError
 from aengine.outputs import EngineStats, FinishReason, LayerGroup, ModelInfo, Timing, Token, TokenLogprob
 from aengine.params import SamplingParams, StructuredOutput
-from aengine.prompt_forms import MAX_CHAT_MESSAGES, form_of, read_token_ids
-from aengine.requests import Prompt, RequestOptions
+from aengine.requests import MAX_CHAT_MESSAGES, Prompt, RequestOptions, form_of
+from aengine.token_ids import read_token_ids
 from aengine.v1 import generation_pb2, sampling_pb2
 from aengine.v1.engine_service_pb2 import Load
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest

@@ -19,7 +19,7 @@ from aengine.config import EngineConfig
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Command, FlushCache, Pause, Unpause
-from aengine.engine.prompts import QUICK_CHARACTERS, read_request
+from aengine.engine.prompts import QUICK_CHARACTERS, check_request
 from aengine.engine.registry import Registry
 from aengine.engine.report_queue import ReportQueue
 from aengine.engine.step_driver import Done
@@ -159,20 +159,20 @@ class AsyncEngine(EngineProtocol):
             options = RequestOptions.of(options, fields)
         except InvalidRequestError as error:
             violations.extend(error.violations)
-        read = read_request(prompt, check_params(params), self._loaded.tokenizer, self._registry.limits, violations)
+        request = check_request(prompt, check_params(params), self._registry.limits, violations)
         if violations or options is None:
             raise refusal(violations)
         request_id = options.request_id or uuid.uuid4().hex
         if self._registry.find(request_id) is not None:
             raise RequestIdInUseError.of("request_id", f"{request_id!r} is in use by a request in flight")
-        return TokenStream(self._registry.open(request_id, read, options))
+        return TokenStream(self._registry.open(request_id, request, options))
 
     async def violations(self, prompt: Prompt, params: SamplingParams) -> list[FieldViolation]:
         """All that is wrong with a request, as far as it shows without tokenizing texts: what `stream` would say, and what it would find
         in compiling a grammar."""
         self._check_serving()
         found: list[FieldViolation] = []
-        read_request(prompt, params, self._loaded.tokenizer, self._registry.limits, found)
+        check_request(prompt, params, self._registry.limits, found)
         if params.structured_output is not None:
             found += await self._registry.grammar_violations(params.structured_output)
         return found

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from aengine.config import EngineConfig
+from aengine.engine.limits import Limits
 from aengine.engine.loading import LoadedModel
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Command, Submit
-from aengine.engine.prompts import Limits, ReadRequest, at_once, prepare
+from aengine.engine.preparation import prepare
+from aengine.engine.prompts import CheckedRequest
 from aengine.engine.queue_bound import QueueBound
 from aengine.engine.stream_state import StreamState, token_logprob
 from aengine.engine.vocabulary import read_vocabulary
-from aengine.engine.workers import Workers
+from aengine.engine.workers import Workers, at_once
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.outputs import FinishReason
 from aengine.params import StructuredOutput
@@ -79,35 +81,34 @@ class Registry:
             return list(error.violations)
         return []
 
-    def open(self, request_id: str, read: ReadRequest, options: RequestOptions) -> StreamState:
+    def open(self, request_id: str, request: CheckedRequest, options: RequestOptions) -> StreamState:
         """Take a request: submit it at once where preparing it is quick, else prepare it in a worker thread first.
 
         Raises `InvalidRequestError` or `QueueFullError`, and then forgets the request.
         """
-        params = read.params
+        params = request.params
         keys = range(self._next_key, self._next_key + params.n)
         self._bound.enter(keys)  # before anything is done for it
         self._next_key = keys.stop
         drop = functools.partial(self._edge.call_soon, self._drop)
         state = StreamState(keys, request_id, params, options, self._loaded.tokenizer, self._config.max_unread_tokens, self._post, drop)
-        if not read.size and params.structured_output is None:
-            try:
-                self._prepare(state, read, None)
-            except BaseException:
-                self._bound.leave(keys)
-                raise
-            return state
-        self._register(state)
-        preparation = self._preparations[state.key] = ExitStack()
-        if state.deadline is not None:  # of which the step thread does not know yet
-            seconds = state.deadline - time.monotonic()
-            preparation.callback(self._edge.call_later(seconds, self._drop, state, None, FinishReason.DEADLINE))
-        if params.structured_output is None:
-            self._prepare(state, read, None)
-        else:
+        self._by_id[request_id] = state
+        self._streams.update(dict.fromkeys(keys, state))
+        if request.size or params.structured_output is not None:
+            preparation = self._preparations[state.key] = ExitStack()
+            if state.deadline is not None:  # of which the step thread does not know yet
+                seconds = state.deadline - time.monotonic()
+                preparation.callback(self._edge.call_later(seconds, self._drop, state, None, FinishReason.DEADLINE))
+        if params.structured_output is not None:
             assert self._grammars is not None, "else it was refused"
             compiling = self._grammars.compile(params.structured_output)
-            self._go_on(state, compiling, functools.partial(self._prepare, state, read))
+            self._go_on(state, compiling, functools.partial(self._prepare, state, request))
+            return state
+        try:
+            self._prepare(state, request, None)
+        except BaseException:
+            self._forget(state)
+            raise
         return state
 
     def update(self, updates: Updates) -> None:
@@ -163,11 +164,6 @@ class Registry:
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
-    def _register(self, state: StreamState) -> None:
-        self._by_id[state.request_id] = state
-        for key in state.keys:
-            self._streams[key] = state
-
     def _forget(self, state: StreamState) -> None:
         self._end_preparation(state)
         self._bound.leave(state.keys)
@@ -179,15 +175,14 @@ class Registry:
         prompt = requests[0].prompt
         self._bound.add_tokens(state.keys, len(prompt))
         self._end_preparation(state)
-        self._register(state)
         state.submit(prompt)
         self.num_submitted += len(requests)
         self._post(Submit(requests))
 
-    def _prepare(self, state: StreamState, read: ReadRequest, grammar: CompiledGrammar | None) -> None:
-        steps = prepare(read, state.keys, state.options, state.deadline, self.limits, grammar)
-        if read.size:
-            self._go_on(state, self._workers.submit(steps, read.size), functools.partial(self._submit, state))
+    def _prepare(self, state: StreamState, request: CheckedRequest, grammar: CompiledGrammar | None) -> None:
+        steps = prepare(request, self._loaded.tokenizer, self.limits, state.keys, state.options, state.deadline, grammar)
+        if request.size:
+            self._go_on(state, self._workers.submit(steps, request.size), functools.partial(self._submit, state))
         else:
             self._submit(state, at_once(steps))
 

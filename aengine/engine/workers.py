@@ -20,6 +20,16 @@ Steps = Generator[int, None, T]
 """Work: yields after each step how much of it remains, and returns its result."""
 
 
+def at_once(steps: Steps[T]) -> T:
+    """All steps, one after the other. Raises what they raise."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
 @dataclass(order=True, slots=True)
 class _Job(Generic[T]):
     remaining: int

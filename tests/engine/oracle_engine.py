@@ -23,7 +23,7 @@ from kv_oracle import OracleFlight, OracleRunner, make_request, solo_run
 import aengine
 from aengine import AsyncEngine, SamplingParams
 from aengine.engine.loading import LoadedModel
-from aengine.engine.prompts import derive_seed
+from aengine.engine.preparation import derive_seed
 from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Steps
 from aengine.outputs import FinishReason, ModelInfo

@@ -17,7 +17,7 @@ from grpc_harness import Failure, Serving, events_of, failure_of, serving, strea
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aengine.engine.prompts import Limits, check_fits
+from aengine.engine.limits import Limits
 from aengine.errors import (
     ContextLengthError,
     EngineDeadError,
@@ -257,7 +257,7 @@ def test_the_engine_tells_what_can_never_fit(
     prompt: int, params: dict[str, int], kv_tokens: int, kind: type[InvalidRequestError], field: str, limit: int, got: int
 ) -> None:
     with pytest.raises(kind) as caught:
-        check_fits(SamplingParams(**params), prompt, Limits(INFO, kv_tokens, 20))  # type: ignore[arg-type]
+        Limits(INFO, kv_tokens, 20).check(SamplingParams(**params), prompt)  # type: ignore[arg-type]
     error = caught.value
     assert isinstance(error, ContextLengthError | KVCapacityError)
     assert (error.field, error.limit, error.got) == (field, limit, got)
@@ -268,7 +268,7 @@ def test_the_engine_tells_what_can_never_fit(
 
 
 def test_what_fits_exactly_fits() -> None:
-    check_fits(SamplingParams(max_tokens=12), 500, Limits(INFO, 512, 20))
+    Limits(INFO, 512, 20).check(SamplingParams(max_tokens=12), 500)
 
 
 TEXTS = st.text(min_size=0, max_size=2000) | st.sampled_from(["\U0001f600" * 3000, "%" * 5000, "\0" * 5000, "x" * 100_000])

@@ -15,8 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from aengine.checks import FieldChecks
 from aengine.errors import FieldError, FieldViolation, InvalidRequestError
 from aengine.params import MAX_CHOICES, SamplingParams, StructuredOutput
-from aengine.prompt_forms import MAX_CHAT_MESSAGES
-from aengine.requests import Prompt, RequestOptions
+from aengine.requests import MAX_CHAT_MESSAGES, Prompt, RequestOptions
 from aengine.v1 import generation_pb2, generation_service_pb2
 from aengine.wire import SAMPLING, STOPPING, path_of, read_params, seconds_of
 

@@ -1,0 +1,117 @@
+"""A checked request becomes the `Request`s that the scheduler takes: its text is tokenized, its ids are read, its parameters put into the
+form of the sampler.
+
+Pure functions over plain data, in steps for a worker thread; knows nothing of streams.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+import numpy as np
+
+from aengine.checks import shown
+from aengine.engine.limits import Limits
+from aengine.engine.prompts import QUICK_CHARACTERS, CheckedRequest
+from aengine.engine.tokenizer import PIECE_CHARACTERS, Tokenizer
+from aengine.engine.workers import Steps
+from aengine.errors import InvalidRequestError
+from aengine.requests import RequestOptions
+from aengine.scheduler.plan import RowParams
+from aengine.scheduler.request import Request
+
+CHARACTERS_PER_TOKEN = 4
+"""Of ordinary text, about. A text of more for each token that fits is counted before it is encoded."""
+
+_ROW_FIELDS = (
+    *("top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("banned_token_ids", "min_tokens", "logprobs", "prompt_logprobs"),
+)
+"""What the sampler is given as it is in the parameters."""
+
+
+def prepare(
+    request: CheckedRequest,
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+    keys: Sequence[int],
+    options: RequestOptions,
+    deadline: float | None,
+    grammar: object | None = None,
+) -> Steps[list[Request]]:
+    """One request for each sequence, as the scheduler takes them; all but the first are forks of it.
+
+    `deadline` is on time.monotonic. Raises `InvalidRequestError`, as soon as it shows that the prompt cannot fit.
+    """
+    params, prompt = request.params, request.prompt
+    bad_words: dict[tuple[int, ...], None] = {}
+    if tokenizer is not None:
+        for word in params.bad_words:
+            sequences = tokenizer.bad_word_ids(word)
+            if not sequences:
+                raise InvalidRequestError.of("bad_words", f"{shown(word)} has no tokens in this model's vocabulary")
+            bad_words.update(dict.fromkeys(sequences))
+        if request.form == "chat":
+            prompt = tokenizer.chat_text(prompt)  # type: ignore[arg-type]
+            yield len(prompt)
+        if isinstance(prompt, str):
+            prompt = yield from _encode(prompt, tokenizer, limits, add_special_tokens=request.form == "text")
+    ids = prompt if isinstance(prompt, np.ndarray) else limits.read_ids(prompt)  # type: ignore[arg-type] # no text by now
+    limits.check(params, len(ids))
+    model = limits.model
+    eos_token_ids = frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
+    stop_token_ids = frozenset(params.stop_token_ids)
+    assert params.seed is not None
+    assert params.temperature is not None
+    assert params.top_k is not None
+    row_params = RowParams(
+        **{name: getattr(params, name) for name in _ROW_FIELDS},
+        temperature=0.0 if params.greedy else params.temperature,
+        top_k=min(params.top_k, model.vocab_size),
+        logit_bias=tuple(params.logit_bias.items()),
+        allowed_token_ids=None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int64),
+        bad_words=tuple(bad_words),
+        stop_ids=tuple(sorted(eos_token_ids | stop_token_ids)) if params.min_tokens else (),
+        grammar=grammar,
+        processors=params.logits_processors,
+    )
+    now = time.monotonic()
+    return [
+        Request(
+            key=key,
+            prompt=ids,
+            params=row_params if not index else replace(row_params, seed=derive_seed(params.seed, index), prompt_logprobs=None),
+            max_tokens=params.max_tokens or limits.tokens - len(ids),
+            fills_context=params.max_tokens is None,
+            stop_token_ids=stop_token_ids,
+            eos_token_ids=eos_token_ids,
+            priority=options.priority,
+            tenant=options.tenant,
+            arrival=now,
+            deadline=deadline,
+            cache_salt=options.cache_salt or "",
+            num_forks=0 if index else len(keys) - 1,
+            fork_of=keys[0] if index else None,
+        )
+        for index, key in enumerate(keys)
+    ]
+
+
+def _encode(text: str, tokenizer: Tokenizer, limits: Limits, *, add_special_tokens: bool) -> Steps[list[int]]:
+    """Raises `ContextLengthError` or `KVCapacityError` of a text that is much too long, before the whole is encoded."""
+    if len(text) > QUICK_CHARACTERS:
+        num_bytes = len(text.encode(errors="replace"))
+        limits.check(None, tokenizer.least_tokens(num_bytes), f" or more, for {num_bytes} bytes of text,")
+    if len(text) > CHARACTERS_PER_TOKEN * limits.tokens:
+        for num_pieces, at_least in enumerate(tokenizer.count_pieces(text), 1):
+            limits.check(None, at_least, " or more")
+            yield 2 * len(text) - num_pieces * PIECE_CHARACTERS
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """The seed of sequence `index` > 0 of a request: 64 bits of BLAKE2b over both. Users replay sequences by this formula, so it stays."""
+    return int.from_bytes(blake2b(seed.to_bytes(8, "little") + index.to_bytes(4, "little"), digest_size=8).digest(), "little")
