@@ -12,6 +12,7 @@ from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionSte
 from aengine.attention.metadata import AttentionMetadata, Layouts, StepLayout, build_layout
 from aengine.attention.torch_native import TorchNativeBackend
 from aengine.errors import ConfigError
+from aengine.kernels.paged_cache import Scoring
 
 __all__ = [
     "AttentionBackend",
@@ -21,6 +22,7 @@ __all__ = [
     "BackendUnavailableError",
     "GraphStep",
     "Layouts",
+    "Scoring",
     "StepLayout",
     "build_layout",
     "select_backend",

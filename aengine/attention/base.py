@@ -33,12 +33,10 @@ class AttentionSpec:
     num_heads: int
     num_kv_heads: int  # divides num_heads; query head h reads KV head h // (num_heads // num_kv_heads)
     head_dim: int
-    scale: float  # see `Scoring`, as for windows (one per layer) and soft_cap
-    windows: tuple[int | None, ...]
+    scoring: tuple[Scoring, ...]  # by layer
     page_size: int  # in tokens
     dtype: torch.dtype  # of queries, keys and values, and of the output
     device: torch.device
-    soft_cap: float = 0.0
     kv_dtype: torch.dtype | None = None  # of the KV cache; None: the same as `dtype`
     kv_scales: tuple[tuple[float, float], ...] | None = None
     """The scales of K and V by layer: a float8 cache holds value / scale, saturated. None: all scales are 1."""
@@ -58,10 +56,11 @@ class AttentionStep(Protocol):
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Stores [T, num_kv_heads, head_dim] keys and values at the step's slots; tokens with slot -1 are skipped."""
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Causal attention of the [T, num_heads, head_dim] queries over their rows' pages; returns the same shape.
 
-        Reads what `write` of this step and of all steps before stored, and nothing beyond a row's length.
+        `sinks` [num_heads] are the scores of a layer whose `Scoring` has sinks. Reads what `write` of this step and of all steps before
+        stored, and nothing beyond a row's length.
         """
 
 
@@ -87,13 +86,12 @@ class AttentionBackend(ABC):
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
-        self.scoring = [Scoring(spec.scale, window, spec.soft_cap) for window in spec.windows]  # by layer, as the caches
         self.caches: list[PagedCache] = []
 
     def bytes_per_page(self) -> int:
         """Bytes that one page takes in all layers together, K and V."""
         spec = self.spec
-        return 2 * len(spec.windows) * spec.page_size * spec.num_kv_heads * spec.head_dim * spec.cache_dtype.itemsize
+        return 2 * len(spec.scoring) * spec.page_size * spec.num_kv_heads * spec.head_dim * spec.cache_dtype.itemsize
 
     def allocate(self, num_pages: int) -> None:
         """Creates the KV tensors, zeroed; `num_pages` includes the reserved page 0. Frees what was allocated before."""
@@ -103,7 +101,7 @@ class AttentionBackend(ABC):
         shape = (*pages, spec.num_kv_heads, spec.head_dim) if self.page_axis == 0 else (spec.num_kv_heads, *pages, spec.head_dim)
         self.caches = [
             PagedCache(_zeros(shape, spec.cache_dtype, spec.device), _zeros(shape, spec.cache_dtype, spec.device), *spec.scales(layer))
-            for layer in range(len(spec.windows))
+            for layer in range(len(spec.scoring))
         ]
 
     def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
@@ -129,8 +127,8 @@ class AttentionBackend(ABC):
         """
 
     def _run_once(self) -> None:
-        """A step of one decoding row and a prefill of two tokens, on a pool of its own, in one layer of every window: builds and loads all
-        that a model needs, so that nothing is compiled or allocated for the first time in a step or while a graph is captured."""
+        """A step of one decoding row and a prefill of two tokens, on a pool of its own, in one layer of every `Scoring`: builds and loads
+        all that a model needs, so that nothing is compiled or allocated for the first time in a step or while a graph is captured."""
         spec = self.spec
         table = np.array([[1, 0], [2, 3]], dtype=np.int32)
         starts, lengths = np.zeros(2, dtype=np.int32), np.array([1, 2], dtype=np.int32)
@@ -140,9 +138,9 @@ class AttentionBackend(ABC):
         query, key, value = torch.split(fused, heads, dim=1)
         self.allocate(4)
         step = self.plan(AttentionMetadata.of(layout, spec.device))
-        for layer in {window: layer for layer, window in enumerate(spec.windows)}.values():
+        for scoring, layer in {scoring: layer for layer, scoring in enumerate(spec.scoring)}.items():
             step.write(layer, key, value)
-            step.attend(layer, query)
+            step.attend(layer, query, torch.zeros(spec.num_heads, dtype=spec.dtype, device=spec.device) if scoring.sinks else None)
         self.caches = []
 
 

@@ -17,9 +17,9 @@ from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionSte
 from aengine.attention.flashinfer_library import building, load_flashinfer, require_int32, require_kernels
 from aengine.attention.flashinfer_wrappers import DecodeWrapper, PrefillWrapper, Rows, WrapperSetup
 from aengine.attention.metadata import AttentionMetadata, StepLayout
-from aengine.kernels.paged_cache import PagedCache, as_bytes, stored
+from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes, stored
 
-Decodes = dict[int | None, DecodeWrapper]  # the wrapper for each window
+Decodes = dict[Scoring, DecodeWrapper]
 KvWrite = Callable[[Tensor, Tensor, PagedCache, Tensor], None]
 """(key, value, cache, slots): stores [T, num_kv_heads, head_dim] keys and values at `slots` [T] int32; -1 is skipped. What is launched does
 not depend on what the tensors hold, so it may be captured in a graph."""
@@ -43,6 +43,8 @@ class FlashInferBackend(AttentionBackend):
     ) -> None:
         """Raises BackendUnavailableError for a model without kernels, and where FlashInfer is missing or cannot be built."""
         require_kernels(spec.dtype, spec.head_dim)
+        if any(scoring.sinks for scoring in spec.scoring):
+            raise BackendUnavailableError("FlashInfer's paged attention has no sinks here")
         if spec.cache_dtype not in (spec.dtype, torch.float8_e4m3fn):
             raise BackendUnavailableError(f"FlashInfer reads a KV cache of {spec.dtype} or float8_e4m3fn here, not {spec.cache_dtype}")
         library = library or load_flashinfer(spec.device)
@@ -50,13 +52,13 @@ class FlashInferBackend(AttentionBackend):
         self.kv_write = _kv_write_for(spec.device)
         with building(library, "attention", spec.device):
             self._setup = WrapperSetup(library, spec, event, device or torch.cuda.get_device_properties(spec.device))
-            windows = dict.fromkeys(spec.windows)
-            self._decodes = {window: DecodeWrapper(self._setup, window) for window in windows}
-            self.prefills = {window: PrefillWrapper(self._setup, window) for window in windows}
+            kinds = dict.fromkeys(spec.scoring)
+            self._decodes = {scoring: DecodeWrapper(self._setup, scoring) for scoring in kinds}
+            self.prefills = {scoring: PrefillWrapper(self._setup, scoring) for scoring in kinds}
             self._run_once()
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
-        # All windows are planned here and not by the first layer that needs them: the next plan waits for the copies of this one, which
+        # All wrappers are planned here and not by the first layer that needs them: the next plan waits for the copies of this one, which
         # must therefore be the first work of the step, and nothing may be planned within a captured forward pass.
         host = metadata.host
         require_int32(kv_indices=metadata.kv_indices, slot_mapping=metadata.slot_mapping)
@@ -77,7 +79,7 @@ class FlashInferBackend(AttentionBackend):
             last_page_len=buffers.last_page_len,
             slot_mapping=buffers.slot_mapping,
         )
-        decodes = {window: DecodeWrapper(self._setup, window, buffers) for window in self._decodes}
+        decodes = {scoring: DecodeWrapper(self._setup, scoring, buffers) for scoring in self._decodes}
         return _GraphStep(self, buffers, decodes)
 
 
@@ -93,13 +95,13 @@ class _Step:
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._backend.kv_write(key, value, self._backend.caches[layer], self._slots)
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
-        window, cache, decodes = self._backend.spec.windows[layer], self._backend.caches[layer], self._num_decodes
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        scoring, cache, decodes = self._backend.spec.scoring[layer], self._backend.caches[layer], self._num_decodes
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if decodes:
-            self._decodes[window].run(query[:decodes], cache, out[:decodes])
+            self._decodes[scoring].run(query[:decodes], cache, out[:decodes])
         if decodes < len(query):
-            self._backend.prefills[window].run(query[decodes:], cache, out[decodes:])
+            self._backend.prefills[scoring].run(query[decodes:], cache, out[decodes:])
         return out
 
 

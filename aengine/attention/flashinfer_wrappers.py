@@ -18,7 +18,7 @@ from aengine.attention.base import AttentionSpec
 from aengine.attention.flashinfer_library import host_tensors, require_int32
 from aengine.attention.flashinfer_workspace import PlanBounds
 from aengine.attention.metadata import AttentionMetadata, StepLayout
-from aengine.kernels.paged_cache import PagedCache
+from aengine.kernels.paged_cache import PagedCache, Scoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +72,14 @@ class WrapperSetup:
 
 
 class _PagedWrapper:
-    """One wrapper of FlashInfer for the layers of one window.
+    """One wrapper of FlashInfer for the layers of one `Scoring`.
 
     Its `plan` fills a pinned buffer and starts a copy of it to the device on the current stream. If it planned again before that copy has
     run, the earlier step would read the later plan. So an event is recorded after every plan and waited for before the next; the copy is
     the first work of its step, so with one step of look-ahead the wait is short.
     """
 
-    def __init__(self, setup: WrapperSetup, window: int | None, wrapper: Any, **plan_arguments: Any) -> None:
+    def __init__(self, setup: WrapperSetup, scoring: Scoring, wrapper: Any, **plan_arguments: Any) -> None:
         """`plan_arguments` are passed to each plan, beside those that all wrappers have."""
         spec = setup.spec
         self._wrapper = wrapper
@@ -89,12 +89,12 @@ class _PagedWrapper:
             "num_kv_heads": spec.num_kv_heads,
             "page_size": spec.page_size,
             "pos_encoding_mode": "NONE",
-            "window_left": -1 if window is None else window - 1,  # FlashInfer's does not count the query itself
-            "logits_soft_cap": spec.soft_cap or None,
+            "window_left": -1 if scoring.window is None else scoring.window - 1,  # FlashInfer's does not count the query itself
+            "logits_soft_cap": scoring.soft_cap or None,
             "q_data_type": spec.dtype,
             "kv_data_type": spec.cache_dtype,
             "o_data_type": spec.dtype,
-            "sm_scale": spec.scale,
+            "sm_scale": scoring.scale,
             "non_blocking": True,
         } | plan_arguments
 
@@ -116,7 +116,7 @@ class DecodeWrapper(_PagedWrapper):
     """Computes rows of one query each. With `buffers` (device arrays of a fixed number of rows) it is for graphs that read them: a plan
     updates the buffers, and what is launched depends on their sizes alone."""
 
-    def __init__(self, setup: WrapperSetup, window: int | None, buffers: AttentionMetadata | None = None) -> None:
+    def __init__(self, setup: WrapperSetup, scoring: Scoring, buffers: AttentionMetadata | None = None) -> None:
         # Not "auto": tensor cores support every number of query heads per KV head, and fa2 decodes faster than fa3.
         arguments: dict[str, Any] = {"kv_layout": "NHD", "use_tensor_cores": True, "backend": "fa2"}
         if buffers is not None:
@@ -132,7 +132,7 @@ class DecodeWrapper(_PagedWrapper):
             own = torch.empty(setup.bounds.graph_int_bytes(rows), dtype=torch.uint8, device=setup.spec.device)  # instead of 8 MiB
             shared = setup.graph_workspace(setup.bounds.graph_float_bytes(rows))
             wrapper.reset_workspace_buffer(float_workspace_buffer=shared, int_workspace_buffer=own)
-        super().__init__(setup, window, wrapper, head_dim=setup.spec.head_dim)
+        super().__init__(setup, scoring, wrapper, head_dim=setup.spec.head_dim)
 
     def plan(self, rows: Rows) -> None:
         self._plan(indptr=rows.kv_indptr, indices=rows.kv_indices, last_page_len=rows.last_page_len, seq_lens=rows.seq_lens)
@@ -141,11 +141,11 @@ class DecodeWrapper(_PagedWrapper):
 class PrefillWrapper(_PagedWrapper):
     """Computes rows of any number of queries, which are the last tokens of their row."""
 
-    def __init__(self, setup: WrapperSetup, window: int | None) -> None:
+    def __init__(self, setup: WrapperSetup, scoring: Scoring) -> None:
         wrapper = setup.library.BatchPrefillWithPagedKVCacheWrapper(
             float_workspace_buffer=setup.float_workspace, kv_layout="NHD", backend="fa2"
         )
-        super().__init__(setup, window, wrapper, head_dim_qk=setup.spec.head_dim, causal=True)
+        super().__init__(setup, scoring, wrapper, head_dim_qk=setup.spec.head_dim, causal=True)
 
     def plan(self, rows: Rows) -> None:
         self._plan(

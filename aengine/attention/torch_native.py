@@ -53,12 +53,16 @@ def _take_both(cache: PagedCache, pages: Tensor) -> tuple[Tensor, Tensor]:
     return _take(cache.keys, cache.key_scale, pages), _take(cache.values, cache.value_scale, pages)
 
 
-def _weights(scoring: Scoring, query: Tensor, key: Tensor, masked: Tensor) -> Tensor:
-    """The softmax over keys: [..., q, D] queries, [..., k, D] keys and the mask [..., q, k] -> [..., q, k]. All float32."""
+def _weights(scoring: Scoring, query: Tensor, key: Tensor, masked: Tensor, sinks: Tensor | None) -> Tensor:
+    """The softmax over keys: [..., q, D] queries, [..., k, D] keys and the mask [..., q, k] -> [..., q, k]. All float32.
+
+    `sinks` [..., q, 1] are one more score of each query, whose weight is left out.
+    """
     scores = torch.matmul(query * scoring.scale, key.transpose(-1, -2))
     if scoring.soft_cap:
         scores = torch.tanh(scores / scoring.soft_cap) * scoring.soft_cap
-    return scores.masked_fill_(masked, -math.inf).softmax(-1)
+    scores = scores.masked_fill_(masked, -math.inf)
+    return scores.softmax(-1) if sinks is None else torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
 
 
 class _Step:
@@ -79,14 +83,14 @@ class _Step:
         for pages, scale, new in ((cache.keys, cache.key_scale, key), (cache.values, cache.value_scale, value)):
             _put(pages, scale, self._slots, new if self._written is None else new.index_select(0, self._written))
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
-        cache = self._backend.caches[layer]
-        scoring = self._backend.scoring[layer]
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        cache, scoring = self._backend.caches[layer], self._backend.spec.scoring[layer]
+        by_kv_head = None if sinks is None else sinks.float().view(self._backend.spec.num_kv_heads, -1)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         for group in self._decodes:
-            out.index_copy_(0, group.rows, group.attend(query.index_select(0, group.rows), cache, scoring))
+            out.index_copy_(0, group.rows, group.attend(query.index_select(0, group.rows), cache, scoring, by_kv_head))
         for prefill in self._prefills:
-            prefill.attend(query, cache, scoring, out)
+            prefill.attend(query, cache, scoring, by_kv_head, out)
         return out
 
 
@@ -101,8 +105,8 @@ class _DecodeGroup:
     unused: Tensor  # [g, page_size, 1] bool, the slots of the last page beyond the row's length
     offsets: Tensor  # [P * page_size] int32, 0, 1, ...
 
-    def attend(self, query: Tensor, cache: PagedCache, scoring: Scoring) -> Tensor:
-        """[g, num_heads, head_dim] -> the same shape."""
+    def attend(self, query: Tensor, cache: PagedCache, scoring: Scoring, sinks: Tensor | None) -> Tensor:
+        """[g, num_heads, head_dim] -> the same shape. `sinks` are [num_kv_heads, group]."""
         rows, num_heads, head_dim = query.shape
         key, value = _take_both(cache, self.pages)
         num_kv_heads = len(key)
@@ -114,7 +118,9 @@ class _DecodeGroup:
         masked = self.offsets >= self.seq_lens  # [g, P * page_size]
         if scoring.window is not None:
             masked = masked | (self.offsets < self.seq_lens - scoring.window)
-        weights = _weights(scoring, grouped, key, masked[:, None, :])
+        if sinks is not None:
+            sinks = sinks[:, None, :, None].expand(-1, rows, -1, -1)
+        weights = _weights(scoring, grouped, key, masked[:, None, :], sinks)
         return torch.matmul(weights, value).transpose(0, 1).reshape(rows, num_heads, head_dim).to(query.dtype)
 
 
@@ -127,7 +133,7 @@ class _Prefill:
     length: int
     pages: Tensor  # [P] int32
 
-    def attend(self, query: Tensor, cache: PagedCache, scoring: Scoring, out: Tensor) -> None:
+    def attend(self, query: Tensor, cache: PagedCache, scoring: Scoring, sinks: Tensor | None, out: Tensor) -> None:
         num_heads = query.shape[1]
         seq_len = self.start + self.length
         key, value = (taken.flatten(1, 2)[:, :seq_len] for taken in _take_both(cache, self.pages))
@@ -148,7 +154,9 @@ class _Prefill:
                 masked |= source <= at - window
             group = num_heads // num_kv_heads
             # One matrix per KV head, with the queries of all its heads
-            weights = _weights(scoring, grouped.reshape(num_kv_heads, -1, head_dim), key[:, low:high], masked.repeat(group, 1))
+            by_query = None if sinks is None else sinks.repeat_interleave(size, 1).unsqueeze(-1)
+            queries = grouped.reshape(num_kv_heads, -1, head_dim)
+            weights = _weights(scoring, queries, key[:, low:high], masked.repeat(group, 1), by_query)
             summed = torch.matmul(weights, value[:, low:high]).view(num_kv_heads, -1, size, head_dim)
             out[rows] = summed.permute(2, 0, 1, 3).reshape(size, num_heads, head_dim)
 

@@ -72,14 +72,16 @@ class _Step:
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         kernels.write(key, value, self._backend.caches[layer], self._metadata.slot_mapping)
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         backend = self._backend
-        cache, scoring, blocks = backend.caches[layer], backend.scoring[layer], backend.blocks
+        cache, scoring, blocks = backend.caches[layer], backend.spec.scoring[layer], backend.blocks
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if self._num_decodes:
-            kernels.attend_decodes(query, out, cache, self._lists, scoring, blocks, num_rows=self._num_decodes, num_splits=self._num_splits)
+            kernels.attend_decodes(
+                query, out, cache, self._lists, scoring, sinks, blocks, num_rows=self._num_decodes, num_splits=self._num_splits
+            )
         if self._tiles is not None:
-            kernels.attend_prefills(query, out, cache, self._lists, self._metadata.qo_indptr, self._tiles, scoring, blocks)
+            kernels.attend_prefills(query, out, cache, self._lists, self._metadata.qo_indptr, self._tiles, scoring, sinks, blocks)
         return out
 
 

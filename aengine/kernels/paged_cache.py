@@ -23,8 +23,10 @@ class Scoring:
     """How a layer scores keys."""
 
     scale: float  # multiplies the products of query and key
-    window: int | None  # a query attends to this many latest positions, itself included; None: to all
-    soft_cap: float  # scores become soft_cap * tanh(score / soft_cap); 0: they do not
+    window: int | None = None  # a query attends to this many latest positions, itself included; None: to all
+    soft_cap: float = 0.0  # scores become soft_cap * tanh(score / soft_cap); 0: they do not
+    sinks: bool = False
+    """Each head has a sink: one more score of every query, neither scaled nor capped, whose value is zero (GPT-OSS)."""
 
 
 def stored(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:

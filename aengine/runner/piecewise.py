@@ -31,7 +31,7 @@ class _Attention:
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._written = key, value
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         assert self._written is not None, "a layer writes before it attends"
         key, value = self._written
         out = self._out[: len(query)]
@@ -40,7 +40,7 @@ class _Attention:
             if self.step is not None:
                 count = self.num_tokens
                 self.step.write(layer, key[:count], value[:count])
-                out[:count].copy_(self.step.attend(layer, query[:count]))
+                out[:count].copy_(self.step.attend(layer, query[:count], sinks))
 
         self.pieces.interrupt(run)
         return out

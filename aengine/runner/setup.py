@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aengine.attention import AttentionSpec
 from aengine.config import EngineConfig
+from aengine.kernels.paged_cache import Scoring
 from aengine.models.kv_scales import stored_kv_scales
 from aengine.models.spec import ModelSpec
 from aengine.models.weights import random_weights, stored_weights
@@ -53,8 +54,7 @@ class ExecutorSetup:
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            scale=spec.head_dim**-0.5,
-            windows=spec.windows,
+            scoring=tuple(Scoring(spec.head_dim**-0.5, window) for window in spec.windows),
             page_size=self.config.page_size,
             dtype=self.dtype,
             device=self.device,

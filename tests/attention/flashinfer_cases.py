@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.attention import AttentionBackend, AttentionMetadata, AttentionSpec, StepLayout, build_layout
+from aengine.attention import AttentionBackend, AttentionMetadata, AttentionSpec, Scoring, StepLayout, build_layout
 from aengine.attention.torch_native import TorchNativeBackend
 
 CPU = torch.device("cpu")
@@ -27,21 +27,21 @@ class Case:
     page_size: int = 16
     windows: tuple[int | None, ...] = (None,)
     soft_cap: float = 0.0
+    scores: tuple[tuple[float, float], ...] | None = None  # given: scale and soft cap by layer
     kv_scales: tuple[tuple[float, float], ...] | None = None  # given: the cache is float8
     dtype: torch.dtype = torch.bfloat16
     decodes: float = 0.5  # the share of rows that decode, once they have tokens
 
     def spec(self, device: torch.device) -> AttentionSpec:
+        scores = self.scores or ((0.11, self.soft_cap),) * len(self.windows)
         return AttentionSpec(
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
-            scale=0.11,
-            windows=self.windows,
+            scoring=tuple(Scoring(scale, window, cap) for window, (scale, cap) in zip(self.windows, scores, strict=True)),
             page_size=self.page_size,
             dtype=self.dtype,
             device=device,
-            soft_cap=self.soft_cap,
             kv_dtype=torch.float8_e4m3fn if self.kv_scales else None,
             kv_scales=self.kv_scales,
         )

@@ -51,7 +51,7 @@ class Crowd:
         self.table = (1 + self.rng.permutation(self.num_rows * per_row)).reshape(self.num_rows, per_row).astype(np.int32)
         self.computed = np.zeros(self.num_rows, dtype=np.int32)
         empty = torch.empty(2, 0, spec.num_kv_heads, spec.head_dim)
-        self.stored = [[empty for _ in spec.windows] for _ in range(self.num_rows)]
+        self.stored = [[empty for _ in spec.scoring] for _ in range(self.num_rows)]
 
     def layout(self, decoding: list[int], prefilling: dict[int, int]) -> StepLayout:
         """Of one token of each row that decodes, then so many of each that prefills."""
@@ -82,19 +82,32 @@ class Crowd:
         rows = [*decoding, *prefilling]
         layout = self.layout(decoding, prefilling)
         step = self.backend.plan(metadata_on(self.spec.device, layout))
-        for layer in range(len(self.spec.windows)):
+        for layer in range(len(self.spec.scoring)):
             query, key, value = self.fused(layout.num_tokens)
             step.write(layer, key, value)
-            out = step.attend(layer, query)
+            sinks = None
+            if self.spec.scoring[layer].sinks:
+                sinks = torch.randn(self.spec.num_heads, generator=self.torch_rng).mul(3.0).to(self.spec.dtype).to(self.spec.device)
+            out = step.attend(layer, query, sinks)
             assert out.dtype == query.dtype
             assert out.shape == query.shape
-            self.check(layer, layout, rows, query, key, value, out)
+            self.check(layer, layout, rows, query, key, value, out, sinks)
         self.computed[rows] += np.diff(layout.qo_indptr)
 
-    def check(self, layer: int, layout: StepLayout, rows: list[int], query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> None:
+    def check(
+        self,
+        layer: int,
+        layout: StepLayout,
+        rows: list[int],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        sinks: Tensor | None = None,
+    ) -> None:
         """What `rows`, the first of the layout, stored and got; remembers what they stored."""
         spec = self.spec
-        scales = spec.scales(layer)
+        scales, scoring = spec.scales(layer), spec.scoring[layer]
         for i, row in enumerate(rows):
             mine = slice(layout.qo_indptr[i], layout.qo_indptr[i + 1])
             new = torch.stack([as_stored(x[mine], spec, scale) for x, scale in zip((key, value), scales, strict=True)])
@@ -106,9 +119,10 @@ class Crowd:
             [self.stored[row][layer][0] for row in rows],
             [self.stored[row][layer][1] for row in rows],
             lengths,
-            scale=spec.scale,
-            window=spec.windows[layer],
-            soft_cap=spec.soft_cap,
+            scale=scoring.scale,
+            window=scoring.window,
+            soft_cap=scoring.soft_cap,
+            sinks=None if sinks is None else sinks.cpu(),
         )
         tolerance = TOLERANCE[spec.dtype]
         torch.testing.assert_close(out[:total].float().cpu(), expected, rtol=tolerance, atol=tolerance)

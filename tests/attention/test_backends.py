@@ -9,7 +9,7 @@ import pytest
 import torch
 from slow_cases import slow_but
 
-from aengine.attention import AttentionBackend, AttentionMetadata, AttentionSpec, build_layout, select_backend
+from aengine.attention import AttentionBackend, AttentionMetadata, AttentionSpec, Scoring, build_layout, select_backend
 from aengine.attention import torch_native as torch_native_module
 
 CPU = torch.device("cpu")
@@ -34,8 +34,7 @@ def make(shape: Shape, page_size: int, windows: tuple[int | None, ...], dtype: t
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
-        scale=0.3,
-        windows=windows,
+        scoring=tuple(Scoring(0.3, window) for window in windows),
         page_size=page_size,
         dtype=dtype,
         device=device,

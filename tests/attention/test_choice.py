@@ -10,7 +10,7 @@ import pytest
 import torch
 from fresh_process import run_fresh
 
-from aengine.attention import AttentionSpec, BackendUnavailableError, select_backend
+from aengine.attention import AttentionSpec, BackendUnavailableError, Scoring, select_backend
 from aengine.errors import ConfigError
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a CUDA device")
@@ -21,8 +21,7 @@ def make_spec(device: str) -> AttentionSpec:
         num_heads=2,
         num_kv_heads=1,
         head_dim=16,
-        scale=1.0,
-        windows=(None,),
+        scoring=(Scoring(1.0),),
         page_size=4,
         dtype=torch.float32,
         device=torch.device(device),
@@ -124,11 +123,11 @@ def test_without_triton() -> None:
         import sys
         sys.modules["triton"] = None
         import torch
-        from aengine.attention import AttentionSpec, select_backend
+        from aengine.attention import AttentionSpec, Scoring, select_backend
         from aengine.errors import ConfigError
 
         def spec(device):
-            return AttentionSpec(2, 1, 16, 1.0, (None,), 4, torch.float32, torch.device(device))
+            return AttentionSpec(2, 1, 16, (Scoring(1.0),), 4, torch.float32, torch.device(device))
 
         select_backend("auto", spec("cpu"))
         assert not [name for name in sys.modules if name.startswith("aengine.kernels.triton")]

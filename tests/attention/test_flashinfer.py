@@ -17,7 +17,7 @@ import torch
 from flashinfer_cases import CASES, CPU, NUM_ROWS, Buffers, Case, Pair, Rows, on, padded
 from flashinfer_standin import DEVICE, STANDINS, ContractError, DecodeWrapper, Plan, Processors, StandIn, reserved
 
-from aengine.attention import AttentionMetadata, BackendUnavailableError
+from aengine.attention import AttentionMetadata, BackendUnavailableError, Scoring
 from aengine.attention.flashinfer import FlashInferBackend
 from aengine.attention.flashinfer_library import check_version, host_tensors, load_flashinfer
 from aengine.attention.flashinfer_workspace import PlanBounds
@@ -334,6 +334,21 @@ def test_versions(version: str, fits: bool) -> None:
     else:
         with pytest.raises(BackendUnavailableError, match=f"FlashInfer {version} is not supported"):
             check_version(version)
+
+
+def test_sinks_are_for_other_backends() -> None:
+    spec = dataclasses.replace(Case("sinks").spec(CPU), scoring=(Scoring(0.1, sinks=True),))
+    with pytest.raises(BackendUnavailableError, match="has no sinks"):
+        FlashInferBackend(spec, StandIn(), StandIn().event, DEVICE)
+
+
+def test_scores_by_layer() -> None:
+    """A scale and a soft cap for each layer."""
+    pair, _ = make(Case("scores", windows=(None, 8, None), scores=((0.2, 0.0), (0.1, 0.7), (0.05, 2.0))))
+    rows = Rows(pair.case, 1)
+    pair.allocate(rows.num_pages)
+    pair.compare(rows.prefills(np.full(NUM_ROWS, 17)))
+    pair.compare(rows.decodes(np.arange(3)))
 
 
 def test_modules_that_cannot_be_built_are_a_reason_of_one_line() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from ragged import Crowd, metadata_on
 
-from aengine.attention import AttentionSpec
+from aengine.attention import AttentionSpec, Scoring
 from aengine.attention.torch_native import TorchNativeBackend
 
 FLOAT8 = torch.float8_e4m3fn
@@ -24,12 +24,10 @@ def make_spec(
         num_heads=6,
         num_kv_heads=2,
         head_dim=10,
-        scale=0.8,
-        windows=(None, 7),
+        scoring=(Scoring(0.8, None, soft_cap), Scoring(0.8, 7, soft_cap), Scoring(0.3, 9, soft_cap / 2, sinks=True)),
         page_size=4,
         dtype=torch.float32,
         device=torch.device(device),
-        soft_cap=soft_cap,
         kv_dtype=FLOAT8 if float8 else None,
         kv_scales=scales,
     )
@@ -45,7 +43,7 @@ def poison(crowd: Crowd) -> None:
             layout.slot_mapping[0] = page * spec.page_size + offset
             step = crowd.backend.plan(metadata_on(spec.device, layout))
             bad = torch.full((1, spec.num_kv_heads, spec.head_dim), torch.nan, dtype=spec.dtype, device=spec.device)
-            for layer in range(len(spec.windows)):
+            for layer in range(len(spec.scoring)):
                 step.write(layer, bad, bad)
 
 
@@ -53,7 +51,7 @@ def poison(crowd: Crowd) -> None:
 @pytest.mark.parametrize("float8", [False, True])
 @pytest.mark.parametrize("soft_cap", [0.0, 1.5])
 def test_ragged_steps(device: str, float8: bool, soft_cap: float) -> None:
-    spec = make_spec(device, soft_cap=soft_cap, float8=float8, scales=((0.5, 0.03), (2.0, 1.0)) if float8 else None)
+    spec = make_spec(device, soft_cap=soft_cap, float8=float8, scales=((0.5, 0.03), (2.0, 1.0), (1.0, 1.0)) if float8 else None)
     crowd = Crowd(spec, TorchNativeBackend(spec), seed=1)
     poison(crowd)
     for _ in range(8):
@@ -89,5 +87,5 @@ def test_copied_pages(device: str, float8: bool) -> None:
 
 
 def test_bytes_per_page() -> None:
-    assert TorchNativeBackend(make_spec("cpu")).bytes_per_page() == 2 * 2 * 2 * 4 * 10 * 4
-    assert TorchNativeBackend(make_spec("cpu", float8=True)).bytes_per_page() == 2 * 2 * 2 * 4 * 10
+    assert TorchNativeBackend(make_spec("cpu")).bytes_per_page() == 2 * 3 * 2 * 4 * 10 * 4
+    assert TorchNativeBackend(make_spec("cpu", float8=True)).bytes_per_page() == 2 * 3 * 2 * 4 * 10

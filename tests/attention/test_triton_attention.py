@@ -11,7 +11,7 @@ from ragged import Crowd, metadata_on
 from slow_cases import slow_but
 from triton_mode import DEVICES
 
-from aengine.attention import AttentionMetadata, AttentionSpec, BackendUnavailableError, StepLayout
+from aengine.attention import AttentionMetadata, AttentionSpec, BackendUnavailableError, Scoring, StepLayout
 from aengine.attention.triton import TritonBackend
 from aengine.kernels.triton import attention as kernels
 
@@ -28,18 +28,17 @@ def make_spec(
     windows: tuple[int | None, ...] = (None,),
     dtype: torch.dtype = torch.float32,
     soft_cap: float = 0.0,
+    sinks: bool = False,
     float8_scales: tuple[float, float] | None = None,
 ) -> AttentionSpec:
     return AttentionSpec(
         num_heads=heads[0],
         num_kv_heads=heads[1],
         head_dim=head_dim,
-        scale=0.3,
-        windows=windows,
+        scoring=tuple(Scoring(0.3 + 0.1 * layer, window, soft_cap, sinks) for layer, window in enumerate(windows)),
         page_size=page_size,
         dtype=dtype,
         device=torch.device(device),
-        soft_cap=soft_cap,
         kv_dtype=FLOAT8 if float8_scales else None,
         kv_scales=(float8_scales,) * len(windows) if float8_scales else None,
     )
@@ -67,6 +66,7 @@ CASES = {
     "a tiny window": {"heads": (4, 1), "page_size": 16, "windows": (3,)},
     "five heads, soft cap": {"heads": (5, 1), "head_dim": 128, "page_size": 16, "soft_cap": 0.7},
     "seven heads, window, soft cap": {"heads": (14, 2), "head_dim": 64, "page_size": 4, "windows": (9,), "soft_cap": 2.0},
+    "sinks": {"heads": (6, 2), "page_size": 4, "windows": (None, 9), "sinks": True},
     "a page beyond a block": {"heads": (2, 1), "page_size": 64},
     "windows by layer": {"heads": (2, 1), "head_dim": 10, "page_size": 3, "windows": (None, 7)},
     "float8": {"heads": (4, 2), "page_size": 4, "float8_scales": (0.5, 0.25)},

@@ -12,13 +12,13 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the kernels run compile
 
 _BACKEND = """
 import numpy as np, torch
-from aengine.attention import AttentionMetadata, AttentionSpec, build_layout
+from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, build_layout
 from aengine.attention.triton import TritonBackend
 from aengine.kernels.triton import attention as kernels
 kernels.runs_on = lambda device: True
 backend = TritonBackend(AttentionSpec(
-    num_heads={heads}, num_kv_heads=2, head_dim={head_dim}, scale=0.1, windows={windows}, page_size={page_size}, dtype=torch.{dtype},
-    device=torch.device("cpu"), soft_cap={soft_cap}, kv_dtype={kv_dtype},
+    num_heads={heads}, num_kv_heads=2, head_dim={head_dim}, page_size={page_size}, dtype=torch.{dtype},
+    scoring=(Scoring(0.1, {window}, {soft_cap}, {sinks}),), device=torch.device("cpu"), kv_dtype={kv_dtype},
 ))
 """
 _KERNELS = {"write_kernel": 1, "decode_kernel": 1, "combine_kernel": 1, "prefill_kernel": 1}
@@ -50,7 +50,8 @@ class Case:
     float8: bool
     page_size: int
     soft_cap: float
-    windows: str = "(100,)"
+    window: int | None = 100
+    sinks: bool = False
 
     def backend(self) -> str:
         return _BACKEND.format(**vars(self), kv_dtype="torch.float8_e4m3fn" if self.float8 else None)
@@ -59,13 +60,13 @@ class Case:
 CASES = [
     Case(10, 128, "bfloat16", False, 16, 0.0),
     Case(14, 64, "bfloat16", True, 1, 30.0),
-    Case(2, 256, "float16", True, 7, 0.0),
+    Case(2, 256, "float16", True, 7, 0.0, sinks=True),
     Case(2, 256, "float32", False, 256, 0.0),
 ]
 AHEAD = AheadOfTime(
     {
         **{str(case): case.backend() for case in CASES},
-        "steps": Case(4, 64, "bfloat16", False, 16, 0.0, windows="(None,)").backend() + _STEPS,
+        "steps": Case(4, 64, "bfloat16", False, 16, 0.0, window=None).backend() + _STEPS,
     }
 )
 

@@ -66,8 +66,12 @@ def attention(
     scale: float,
     window: int | None,
     soft_cap: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """[T, heads, head_dim] queries, `lengths[i]` of them the last of row i, over its [s, kv heads, head_dim] keys and values."""
+    """[T, heads, head_dim] queries, `lengths[i]` of them the last of row i, over its [s, kv heads, head_dim] keys and values.
+
+    `sinks` [heads] are scores of a key whose value is zero.
+    """
     out = []
     for rows, key, value in zip(torch.split(query.float(), list(lengths)), keys, values, strict=True):
         group = query.shape[1] // key.shape[1]
@@ -80,5 +84,9 @@ def attention(
         hidden = source > at
         if window is not None:
             hidden |= source <= at - window
-        out.append(torch.einsum("hqs,shd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), wide_value))
+        scores = scores.masked_fill(hidden, -math.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, len(rows), 1)), dim=-1)
+            wide_value = torch.cat((wide_value, torch.zeros_like(wide_value[:1])))
+        out.append(torch.einsum("hqs,shd->qhd", scores.softmax(-1), wide_value))
     return torch.cat(out) if out else query.float()

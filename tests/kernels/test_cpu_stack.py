@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from slow_cases import slow_but
 from torch import Tensor
 
-from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, TorchNativeBackend, build_layout
+from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, StepLayout, TorchNativeBackend, build_layout
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.cpu.pool import KvPool
 from aengine.layers.rotary import cos_sin_cache
@@ -104,7 +104,8 @@ def torch_logits(spec: ModelSpec, weights: dict[str, Tensor], dtype: torch.dtype
     """Of all tokens of each step."""
     decoder = Decoder(spec, {name: weight.to(dtype) for name, weight in weights.items()}, POSITIONS)
     page_size = steps[0].page_size
-    attention = AttentionSpec(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim**-0.5, spec.windows, page_size, dtype, CPU)
+    scoring = tuple(Scoring(spec.head_dim**-0.5, window) for window in spec.windows)
+    attention = AttentionSpec(spec.num_heads, spec.num_kv_heads, spec.head_dim, scoring, page_size, dtype, CPU)
     backend = TorchNativeBackend(attention)
     backend.allocate(num_pages(page_size))
     names = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "slot_mapping")

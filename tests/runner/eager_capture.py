@@ -42,7 +42,7 @@ class PlannedStep:
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._written = key, value
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         assert self._written is not None, "a layer writes before it attends"
         key, value = self._written
         out = torch.empty_like(query)
@@ -51,7 +51,7 @@ class PlannedStep:
             if self._step is None:
                 self._step = self.plan()
             self._step.write(layer, key, value)
-            out.copy_(self._step.attend(layer, query))
+            out.copy_(self._step.attend(layer, query, sinks))
 
         _Tape.run_live(run)
         return out

@@ -13,7 +13,7 @@ from driver import GREEDY, Driver, Sequence_, sampled
 from reference import save_tiny
 from test_greedy import make_runner
 
-from aengine.attention import AttentionMetadata, AttentionSpec, build_layout
+from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, build_layout
 from aengine.attention.torch_native import TorchNativeBackend
 from aengine.errors import NothingToChooseError
 from aengine.runner import prompt_logprobs
@@ -241,7 +241,7 @@ def test_page_copies_precede_the_step(tiny: Tiny) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_copied_pages_hold_the_same_in_all_layers(dtype: torch.dtype) -> None:
-    spec = AttentionSpec(4, 2, 8, 1.0, (None, 3, None), 4, dtype, torch.device("cpu"))
+    spec = AttentionSpec(4, 2, 8, tuple(Scoring(1.0, window) for window in (None, 3, None)), 4, dtype, torch.device("cpu"))
     backend = TorchNativeBackend(spec)
     backend.allocate(9)
     rows, table = np.array([0], dtype=np.int32), np.array([[1, 2]], dtype=np.int32)

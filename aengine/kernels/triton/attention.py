@@ -93,9 +93,21 @@ def write(key: Tensor, value: Tensor, cache: PagedCache, slots: Tensor) -> None:
 
 
 def attend_decodes(
-    query: Tensor, out: Tensor, cache: PagedCache, lists: PageLists, scoring: Scoring, blocks: Blocks, *, num_rows: int, num_splits: int
+    query: Tensor,
+    out: Tensor,
+    cache: PagedCache,
+    lists: PageLists,
+    scoring: Scoring,
+    sinks: Tensor | None,
+    blocks: Blocks,
+    *,
+    num_rows: int,
+    num_splits: int,
 ) -> None:
-    """Attention of the first `num_rows` of [T, num_heads, head_dim] queries, where query i is the last of row i, to `out` (contiguous)."""
+    """Attention of the first `num_rows` of [T, num_heads, head_dim] queries, where query i is the last of row i, to `out` (contiguous).
+
+    `sinks` [num_heads]: those of a layer that has them.
+    """
     if not num_rows:
         return
     num_heads, head_dim = query.shape[1:]
@@ -125,7 +137,9 @@ def attend_decodes(
         num_stages=3,
     )
     combine_kernel[(num_rows, num_heads)](
-        *(partial, partial_lse, out, lists.kv_indptr, lists.last_page_len, num_splits, cache.value_scale),
+        *(partial, partial_lse, partial_lse if sinks is None else sinks, out),
+        *(lists.kv_indptr, lists.last_page_len, num_splits, cache.value_scale),
+        SINKS=sinks is not None,
         NUM_HEADS=num_heads,
         **shared,
         num_warps=2,
@@ -133,22 +147,32 @@ def attend_decodes(
 
 
 def attend_prefills(
-    query: Tensor, out: Tensor, cache: PagedCache, lists: PageLists, qo_indptr: Tensor, tiles: Tensor, scoring: Scoring, blocks: Blocks
+    query: Tensor,
+    out: Tensor,
+    cache: PagedCache,
+    lists: PageLists,
+    qo_indptr: Tensor,
+    tiles: Tensor,
+    scoring: Scoring,
+    sinks: Tensor | None,
+    blocks: Blocks,
 ) -> None:
     """Attention of the queries of the rows in `tiles` (`prefill_tiles`, on the device), which are the last of their rows, to `out`
     (contiguous).
 
-    `query` is [T, num_heads, head_dim]; row r has queries `qo_indptr[r]:qo_indptr[r+1]`.
+    `query` is [T, num_heads, head_dim]; row r has queries `qo_indptr[r]:qo_indptr[r+1]`. `sinks` as of
+    `attend_decodes`.
     """
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, page_size = cache.keys.shape[2], cache.keys.shape[1]
     assert query.stride(2) == 1
     assert out.is_contiguous()
     prefill_kernel[(tiles.shape[1], num_kv_heads)](
-        *(query, cache.keys, cache.values, out, qo_indptr, *lists, tiles[0], tiles[1]),
+        *(query, cache.keys, cache.values, query if sinks is None else sinks, out, qo_indptr, *lists, tiles[0], tiles[1]),
         *(query.stride(0), query.stride(1), scoring.scale * cache.key_scale, cache.value_scale),
         WINDOW=scoring.window or 0,
         SOFT_CAP=scoring.soft_cap,
+        SINKS=sinks is not None,
         PAGE_SIZE=page_size,
         KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,

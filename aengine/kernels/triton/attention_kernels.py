@@ -203,15 +203,27 @@ def decode_kernel(
     tl.store(partial_lse + slot, top + tl.log2(total), mask=member < GROUP)
 
 
+@triton.jit
+def _with_sink(total, top, sink):
+    """Returns what the sum of values is multiplied with when a sink joins the scores, and the new sum of weights. `sink` is the score as it
+    is stored, `top` the largest other one in units of log2(e)."""
+    sink = sink.to(tl.float32) * _LOG2E
+    new_top = tl.maximum(top, sink)
+    fade = tl.exp2(top - new_top)
+    return fade, total * fade + tl.exp2(sink - new_top)
+
+
 @triton.jit(do_not_specialize=["kv_indptr", "last_page_len", "num_splits"])
 def combine_kernel(
     partial,
     partial_lse,
+    sinks,
     out,
     kv_indptr,
     last_page_len,
     num_splits,
     value_scale,
+    SINKS: tl.constexpr,
     WINDOW: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
@@ -241,6 +253,9 @@ def combine_kernel(
         acc = acc * fade + weight * tl.load(partial + slot * HEAD_DIM + dim, mask=within, other=0.0)
         total = total * fade + weight
         top = new_top
+    if SINKS:
+        fade, total = _with_sink(total, top, tl.load(sinks + head))
+        acc = acc * fade
     result = acc * (value_scale / total)
     tl.store(out + (row.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM + dim, result.to(out.dtype.element_ty), mask=within)
 
@@ -250,6 +265,7 @@ def prefill_kernel(
     query,
     key_cache,
     value_cache,
+    sinks,
     out,
     qo_indptr,
     kv_indptr,
@@ -263,6 +279,7 @@ def prefill_kernel(
     value_scale,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    SINKS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -296,10 +313,13 @@ def prefill_kernel(
         low = tl.maximum(start + tile_begin // GROUP - WINDOW + 1, 0)
     position = start + local
     pages = kv_indices + first_page
-    acc, total, _ = _attend(
+    acc, total, top = _attend(
         q, position, key_cache, value_cache, pages, kv_head, low, high, scale,
         WINDOW, SOFT_CAP, PAGE_SIZE, KV_HEADS, HEAD_DIM, DIM, BLOCK_M, BLOCK_N,
     )  # fmt: skip
+    if SINKS:
+        fade, total = _with_sink(total, top, tl.load(sinks + head))
+        acc = acc * fade[:, None]
     result = acc * (value_scale / total)[:, None]
     out_at = (token * (KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + dim[None, :]
     tl.store(out + out_at, result.to(out.dtype.element_ty), mask=mask)
