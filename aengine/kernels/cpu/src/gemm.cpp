@@ -1,6 +1,6 @@
 // How matrix products are computed.
 //
-// A task is a run of panels for a span of rows. It reads each panel once per TILE_ROWS rows. Where that is more than once, it prefetches
+// A task is a run of panels for a span of rows of one group; there is no barrier between groups. It reads each panel once per TILE_ROWS rows. Where that is more than once, it prefetches
 // the next panel meanwhile, so that memory is never idle. Sums are never split over the depth, so a row's result does not depend
 // on its neighbours.
 #include "gemm.h"
@@ -41,8 +41,10 @@ inline Prefetch prefetch_part(const u32* next, i64 steps, i64 pass, i64 passes) 
 
 // The sums of one panel for ROWS rows; PREFETCHES meanwhile what `prefetch` says.
 template <class Dot, int ROWS, bool PREFETCHES>
-AE_NOINLINE void multiply_panel(const typename Dot::X* x, i64 stride, const u32* panel, i64 steps, const Prefetch& prefetch,
+AE_NOINLINE void multiply_panel(const typename Dot::X* const* rows, const u32* panel, i64 steps, const Prefetch& prefetch,
                                 typename Dot::Sum (*out)[PANEL / LANES]) {
+  const typename Dot::X* x[ROWS];
+  for (int i = 0; i < ROWS; i++) x[i] = rows[i];
   constexpr int VECTORS = tile_vectors(ROWS);
   constexpr int MOST_LINES = ROWS == 1 ? PANEL_LINES : 2;
   const u32* ahead = prefetch.words;
@@ -59,7 +61,7 @@ AE_NOINLINE void multiply_panel(const typename Dot::X* x, i64 stride, const u32*
         decltype(Dot::template weights<part>(VecU{})) w[VECTORS];
         for (int j = 0; j < VECTORS; j++) w[j] = Dot::template weights<part>(load_words(words + column + j * LANES));
         for (int i = 0; i < ROWS; i++) {
-          const auto a = Dot::template activations<part>(x + i * stride + step * Dot::X_PER_WORD);
+          const auto a = Dot::template activations<part>(x[i] + step * Dot::X_PER_WORD);
           for (int j = 0; j < VECTORS; j++) sums[i][j] = Dot::multiply_add(sums[i][j], a, w[j]);
         }
       });
@@ -78,42 +80,53 @@ AE_INLINE VecF value_of(VecI sum, const PackedLinear& w, i64 column, float row_s
 }
 
 template <class Dot>
-void gemm(const Member& member, const Prepared<Dot>& x, i64 rows, const PackedLinear& w, const Output& output) {
-  const i64 panels = num_panels(w), steps = num_steps(w);
-  const i64 tiles = ceil_div(rows, TILE_ROWS), spans = ceil_div(rows, SPAN_ROWS);
-  const i64 tiles_per_span = spans ? ceil_div(tiles, spans) : 0;
-  const i64 run = larger(1, smaller(MAX_RUN, panels / (TASKS_PER_THREAD * member.size())));
-  const i64 runs = ceil_div(panels, run);
-  member.each_ahead(runs * spans, [&](i64 task, i64 next_task) {
-    const i64 first_tile = task / runs * tiles_per_span, end_tile = smaller(tiles, first_tile + tiles_per_span);
+void gemm(const Member& member, const Prepared<Dot>& x, const Groups& groups, const PackedLinear& shape, const Output& output) {
+  const i64 panels = num_panels(shape), steps = num_steps(shape), most_spans = ceil_div(groups.most_rows, SPAN_ROWS);
+  const i64 run = larger(1, smaller(MAX_RUN, groups.size * panels / (TASKS_PER_THREAD * member.size())));
+  const i64 runs = ceil_div(panels, run), tasks_per_group = runs * most_spans;
+  member.each_ahead(groups.size * tasks_per_group, [&](i64 task, i64 next_task) {
+    const Group& group = groups.list[task / tasks_per_group];
+    const i64 span = task % tasks_per_group / runs;
+    if (span * SPAN_ROWS >= group.count) return;
+    const PackedLinear& w = *group.w;
+    const i64 tiles = ceil_div(group.count, TILE_ROWS), tiles_per_span = ceil_div(tiles, ceil_div(group.count, SPAN_ROWS));
+    const i64 first_tile = span * tiles_per_span, end_tile = smaller(tiles, first_tile + tiles_per_span);
     const i64 first_panel = task % runs * run, end_panel = smaller(panels, first_panel + run);
+    const auto words_of = [&](const Group& of, i64 panel) { return of.count ? of.w->words + panel * steps * PANEL : nullptr; };
+    const u32* const next_words = next_task < 0 ? nullptr : words_of(groups.list[next_task / tasks_per_group], next_task % runs * run);
     for (i64 panel = first_panel; panel < end_panel; panel++) {
-      const auto words_of = [&](i64 any) { return w.words + any * steps * PANEL; };
-      const u32* words = words_of(panel);
-      const u32* next = panel + 1 < end_panel ? words_of(panel + 1) : next_task >= 0 ? words_of(next_task % runs * run) : nullptr;
+      const u32* words = words_of(group, panel);
+      const u32* next = panel + 1 < end_panel ? words_of(group, panel + 1) : next_words;
       const i64 passes = end_tile - first_tile;
       for (i64 tile = first_tile; tile < end_tile; tile++) {
-        const i64 row = tile * rows / tiles, count = (tile + 1) * rows / tiles - row;
+        const i64 row = tile * group.count / tiles, count = (tile + 1) * group.count / tiles - row;
+        const typename Dot::X* rows[TILE_ROWS];
+        float row_scales[TILE_ROWS];
+        for (i64 i = 0; i < count; i++) {
+          const i64 from = group.rows ? group.rows[row + i] : group.first + row + i;
+          rows[i] = x.data + from * x.stride + group.column;
+          row_scales[i] = x.scales ? x.scales[from] : 1.f;
+        }
         typename Dot::Sum sums[TILE_ROWS][PANEL / LANES];
-        const Prefetch prefetch = rows == 1 ? Prefetch{words + WORDS_AHEAD, PANEL_LINES}
-                                            : prefetch_part(next, steps, tile - first_tile, passes);
+        const Prefetch prefetch = group.count == 1 ? Prefetch{words + WORDS_AHEAD, PANEL_LINES}
+                                                   : prefetch_part(next, steps, tile - first_tile, passes);
         with_rows(count, [&](auto n) {
           // A single row always prefetches; tiles that share a panel have three rows at least.
           const bool prefetches = n == 1 || (n > 2 && prefetch.lines > 0);
           const auto multiply = prefetches ? multiply_panel<Dot, n, n != 2> : multiply_panel<Dot, n, n == 1>;
-          multiply(x.data + row * x.stride, x.stride, words, steps, prefetch, sums);
+          multiply(rows, words, steps, prefetch, sums);
         });
         // Sums become float values in place: scaled if they are int8, and with the bias.
         const auto values = reinterpret_cast<float (*)[PANEL]>(sums);
         for (i64 i = 0; i < count && (w.bias || x.scales); i++) {
           for (int j = 0; j < PANEL / LANES; j++) {
             const i64 column = panel * PANEL + j * LANES;
-            VecF value = value_of(sums[i][j], w, column, x.scales ? x.scales[row + i] : 1.f);
+            VecF value = value_of(sums[i][j], w, column, row_scales[i]);
             if (w.bias) value += load(w.bias + column);
             store(values[i] + j * LANES, value);
           }
         }
-        output.put(row, count, panel, values);
+        output.put(group, row, count, panel, values);
       }
     }
   });
@@ -121,12 +134,12 @@ void gemm(const Member& member, const Prepared<Dot>& x, i64 rows, const PackedLi
 
 // Activations as Bf16Dot, F32Dot or Int8Dot reads them: in place, or converted into the workspace by all threads.
 template <class Dot, class E>
-Prepared<Dot> prepare(const Member& member, const E* x, i64 stride, i64 rows, i64 depth, const Buffers& space) {
+Prepared<Dot> prepare(const Member& member, const E* x, i64 stride, i64 rows, i64 width, const Buffers& space) {
   using X = typename Dot::X;
   if constexpr (std::is_same_v<X, E>) {
     return {x, stride, nullptr};
   } else {
-    const i64 padded = round_up(depth, 16);
+    const i64 padded = round_up(width, 16);
     X* out = space.prepared.as<X>();
     float* scales = space.row_scales.as<float>();
     member.each_run(rows, 8, [&](i64 begin, i64 end) {
@@ -144,17 +157,23 @@ Prepared<Dot> prepare(const Member& member, const E* x, i64 stride, i64 rows, i6
 
 }  // namespace
 
-// The product in whichever format the matrix is packed.
+// The product in whichever format the matrices are packed.
 template <class E>
-void multiply(const Member& member, const E* x, i64 stride, i64 rows, const PackedLinear& w, const Output& output, const Buffers& space) {
-  if (w.format == INT8_QUADS) {
-    gemm(member, prepare<Int8Dot>(member, x, stride, rows, w.in_features, space), rows, w, output);
-  } else {
-    gemm(member, prepare<DotOf<E>>(member, x, stride, rows, w.in_features, space), rows, w, output);
+void multiply_groups(const Member& member, const E* x, i64 stride, i64 rows, i64 width, const Groups& groups, const PackedLinear& shape,
+                     const Output& output, const Buffers& space) {
+  const auto multiply_as = [&](auto dot) {
+    gemm(member, prepare<decltype(dot)>(member, x, stride, rows, width, space), groups, shape, output);
+  };
+  if (shape.format == INT8_QUADS) {
+    multiply_as(Int8Dot{});
+  } else if (shape.format == F32_WORDS) {
+    multiply_as(F32Dot{});
+  } else if constexpr (std::is_same_v<E, Bf16>) {
+    multiply_as(Bf16Dot{});
   }
 }
 
-template void multiply(const Member&, const Bf16*, i64, i64, const PackedLinear&, const Output&, const Buffers&);
-template void multiply(const Member&, const float*, i64, i64, const PackedLinear&, const Output&, const Buffers&);
+template void multiply_groups(const Member&, const Bf16*, i64, i64, i64, const Groups&, const PackedLinear&, const Output&, const Buffers&);
+template void multiply_groups(const Member&, const float*, i64, i64, i64, const Groups&, const PackedLinear&, const Output&, const Buffers&);
 
 }  // namespace aengine

@@ -1,14 +1,31 @@
-// Matrix products of few to many rows with a packed matrix, and the epilogues that take the results while they are in the caches.
+// Matrix products of few to many rows with one packed matrix or with a list of them, and the epilogues that take the results while they
+// are in the caches.
 #pragma once
 #include "buffers.h"
 #include "team.h"
 
 namespace aengine {
 
+// One product of a list: that of a matrix with `count` rows of x.
+struct Group {
+  const PackedLinear* w;
+  const i32* rows;  // [count], which rows of x; null: first .. first + count - 1
+  i64 count;
+  i64 first;   // the output's row of the first result
+  i64 column;  // where in a row of x the product begins
+};
+
+// Products with matrices of one shape and format.
+struct Groups {
+  const Group* list;
+  i64 size;       // of the list; a group may have no rows
+  i64 most_rows;  // that a group may have
+};
+
 // The epilogue of a product.
 struct Output {
-  // Takes PANEL values of `count` rows from `row` on, in packed order, from any thread.
-  virtual void put(i64 row, i64 count, i64 panel, const float (*values)[PANEL]) const = 0;
+  // Takes PANEL values of `count` rows of a group from number `row` of it on, in packed order, from any thread.
+  virtual void put(const Group& group, i64 row, i64 count, i64 panel, const float (*values)[PANEL]) const = 0;
 
  protected:
   ~Output() = default;
@@ -17,14 +34,24 @@ struct Output {
 // An output that takes one row after another, by `Sink::put_row(row, panel, values)`.
 template <class Sink>
 struct RowOutput : Output {
-  void put(i64 row, i64 count, i64 panel, const float (*values)[PANEL]) const override {
-    for (i64 i = 0; i < count; i++) static_cast<const Sink*>(this)->put_row(row + i, panel, values[i]);
+  void put(const Group& group, i64 row, i64 count, i64 panel, const float (*values)[PANEL]) const override {
+    for (i64 i = 0; i < count; i++) static_cast<const Sink*>(this)->put_row(group.first + row + i, panel, values[i]);
   }
 };
 
+// y = W x + b for the rows of each group, to `output`; x is `rows` rows of `width` elements. Each matrix is read once per 192 rows of its
+// group, whatever the number of groups. `shape` is any matrix of the list. Numbers given here
+// are the same for a thread that is late; the list itself may be written by the operation before. Needs `reserve_prepared`.
+template <class E>
+void multiply_groups(const Member& member, const E* x, i64 stride, i64 rows, i64 width, const Groups& groups, const PackedLinear& shape,
+                     const Output& output, const Buffers& space);
+
 // y = W x + b for all rows, to `output`. Needs `reserve_prepared`.
 template <class E>
-void multiply(const Member& member, const E* x, i64 stride, i64 rows, const PackedLinear& w, const Output& output, const Buffers& space);
+void multiply(const Member& member, const E* x, i64 stride, i64 rows, const PackedLinear& w, const Output& output, const Buffers& space) {
+  const Group all = {&w, nullptr, rows, 0, 0};
+  multiply_groups(member, x, stride, rows, w.in_features, {&all, 1, rows}, w, output, space);
+}
 
 // Room for products of `rows` rows of `depth` elements at most.
 inline bool reserve_prepared(Buffers& space, i64 rows, i64 depth) {
