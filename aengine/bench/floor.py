@@ -16,8 +16,9 @@ import torch
 from aengine.bench.workload import Item
 from aengine.config import EngineConfig
 from aengine.models.hub import resolve_model
+from aengine.models.model_config import load_spec
 from aengine.models.named_weights import named_weights
-from aengine.models.spec import ModelSpec, load_spec
+from aengine.models.spec import Attention, LatentAttention, ModelSpec
 from aengine.outputs import ModelInfo
 
 
@@ -89,12 +90,13 @@ def step_work(
     """
     layers, head = _parameters(spec)
     num_tokens = sum(lengths)
-    kv_token = 2 * spec.num_kv_heads * spec.head_dim * (kv_item_bytes or item_bytes)
     kv = attention = 0
-    for window, count in Counter(spec.windows).items():
+    for kind, count in Counter(layer.attention for layer in spec.layers).items():
+        kv_numbers, flops = _attention_work(kind)
         for length, context in zip(lengths, contexts, strict=True):
-            kv += count * min(context + length, (window or context + 1) + length - 1) * kv_token
-            attention += count * 4 * _pairs(length, context, window) * spec.num_heads * spec.head_dim
+            seen = min(context + length, (kind.window or context + 1) + length - 1)
+            kv += count * seen * kv_numbers * (kv_item_bytes or item_bytes)
+            attention += count * _pairs(length, context, kind.window) * flops
     return Work(
         weight_bytes=(layers + (head if num_logits else 0)) * item_bytes,
         kv_bytes=kv,
@@ -109,14 +111,18 @@ def generation_seconds(
     once for each step of the longest output, and the KV of every request for each of its own tokens."""
     layers, head = _parameters(spec)
     prefill = step_work(spec, list(prompts), [0] * len(prompts), len(prompts), item_bytes, kv_item_bytes)
-    seen = 0  # positions that decode steps attend to, over all tokens and layers; prefill gives the first token of an output
-    for window, count in Counter(spec.windows).items():
-        seen += count * sum(_pairs(length - 1, context, window) for context, length in zip(prompts, outputs, strict=True))
+    kv = attention = 0
+    for kind, count in Counter(layer.attention for layer in spec.layers).items():
+        kv_numbers, flops = _attention_work(kind)
+        # Positions that decode steps attend to; prefill gives the first token of an output.
+        seen = count * sum(_pairs(length - 1, context, kind.window) for context, length in zip(prompts, outputs, strict=True))
+        kv += seen * kv_numbers * (kv_item_bytes or item_bytes)
+        attention += seen * flops
     num_decodes = sum(outputs) - len(outputs)
     decode = Work(
         weight_bytes=(layers + head) * item_bytes * (max(outputs) - 1),
-        kv_bytes=seen * 2 * spec.num_kv_heads * spec.head_dim * (kv_item_bytes or item_bytes),
-        flops=2 * (layers + head) * num_decodes + 4 * seen * spec.num_heads * spec.head_dim,
+        kv_bytes=kv,
+        flops=2 * (layers + head) * num_decodes + attention,
     )
     return prefill.seconds(machine) + decode.seconds(machine)
 
@@ -139,6 +145,12 @@ def _pairs(length: int, context: int, window: int | None) -> int:
     """How many pairs of a query and a position that it attends to one layer has, for `length` queries behind `context` positions."""
     seen = np.arange(context + 1, context + length + 1)
     return int((seen if window is None else np.minimum(seen, window)).sum())
+
+
+def _attention_work(attention: Attention | LatentAttention) -> tuple[int, int]:
+    """Numbers in the KV cache of one token in one layer, and flops for a query and one token that it attends to."""
+    widths = attention.key_dim + attention.value_dim
+    return attention.num_kv_heads * widths, 2 * attention.num_heads * widths
 
 
 def _parameters(spec: ModelSpec) -> tuple[int, int]:

@@ -43,7 +43,7 @@ def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel
             stack.enter_context(warm)
         with paused_collection():  # it would traverse the many objects that torch creates, again and again
             # Imported here, because it imports torch, which importing the engine should not do.
-            from aengine.models.named_weights import num_parameters
+            from aengine.models.named_weights import num_active_parameters, num_parameters
             from aengine.runner.model_runner import ModelRunner
         check()
         runner = ModelRunner(config, model_dir, warm=warm, check=check)
@@ -66,7 +66,7 @@ def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel
         tokenizer=tokenizer is not None,
         family=runner.spec.family,
         executor=runner.executor_name,
-        num_active_parameters=num_parameters(runner.spec),
+        num_active_parameters=num_active_parameters(runner.spec),
         kv_bytes_per_token=runner.kv_bytes_per_token,
         layer_groups=tuple(LayerGroup(count, window) for window, count in Counter(runner.spec.windows).items()),
     )

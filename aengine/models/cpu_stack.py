@@ -34,7 +34,7 @@ from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.named_weights import named_weights
-from aengine.models.spec import ModelSpec
+from aengine.models.spec import Activation, Attention, Mlp, ModelSpec
 
 IntArray = NDArray[np.int32]
 
@@ -43,8 +43,14 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     """Why the kernels cannot run a model, in one line; None: they can."""
     if dtype not in ELEMENTS:
         return f"dtype {dtype} is not bfloat16 or float32"
-    if spec.head_dim % BLOCK or not BLOCK <= spec.head_dim <= MAX_HEAD_DIM:
-        return f"head_dim {spec.head_dim} is not a multiple of {BLOCK} in [{BLOCK}, {MAX_HEAD_DIM}]"
+    head_dim = spec.layers[0].attention.key_dim
+    if head_dim % BLOCK or not BLOCK <= head_dim <= MAX_HEAD_DIM:
+        return f"head_dim {head_dim} is not a multiple of {BLOCK} in [{BLOCK}, {MAX_HEAD_DIM}]"
+    for layer in spec.layers:
+        attention, mlp = layer.attention, layer.mlp
+        plain = isinstance(attention, Attention) and isinstance(mlp, Mlp) and mlp.gated and mlp.activation is Activation.SILU
+        if not plain or layer.parallel or layer.post_attention_norm or layer.post_mlp_norm or spec.embedding_scale != 1.0:
+            return "its layers have blocks that the CPU kernels do not run"
     return None
 
 
@@ -171,6 +177,9 @@ class DecoderStack:
         self._embedding = torch.empty(0)
         self._take(workspace, weights, int8, allocate)
         self._layers = (CLayer * spec.num_layers)(*(self._layer(index) for index in range(spec.num_layers)))
+        attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+        assert isinstance(mlp, Mlp)
+        assert spec.norm is not None
         self._c = CModel(
             layers=self._layers,
             head=ctypes.pointer(self._linears["head"].c),
@@ -179,15 +188,15 @@ class DecoderStack:
             cos_sin=self._cos_sin.data_ptr(),
             num_layers=spec.num_layers,
             hidden=spec.hidden_size,
-            intermediate=spec.intermediate_size,
-            heads=spec.num_heads,
-            kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
+            intermediate=mlp.intermediate_size,
+            heads=attention.num_heads,
+            kv_heads=attention.num_kv_heads,
+            head_dim=attention.key_dim,
             vocab=spec.vocab_size,
             num_positions=len(self._cos_sin),
-            eps=spec.rms_norm_eps,
-            scale=spec.head_dim**-0.5,
-            soft_cap=0.0,
+            eps=spec.norm.eps,
+            scale=attention.scale,
+            soft_cap=attention.soft_cap,
             element=ELEMENTS[dtype],
         )
 

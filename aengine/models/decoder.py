@@ -17,7 +17,7 @@ from aengine.attention import AttentionStep
 from aengine.layers.ops import LayerOps, TorchOps
 from aengine.layers.rotary import cos_sin_cache
 from aengine.models.named_weights import named_weights
-from aengine.models.spec import ModelSpec
+from aengine.models.spec import ModelSpec, Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Decoder:
         if different:
             raise ValueError(f"weights that are missing or unknown: {', '.join(sorted(different))}")
         self._weights = weights
-        self._eps = spec.rms_norm_eps
+        self._eps = _plain(spec).eps
         self._ops: LayerOps = ops or TorchOps()
-        self._cos_sin = cos_sin_cache(spec.rope, num_positions, weights["embedding.weight"].device)
+        self._cos_sin = cos_sin_cache(spec.ropes[0], num_positions, weights["embedding.weight"].device)
         self._layers = [_Layer(spec, index, weights) for index in range(spec.num_layers)]
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
@@ -74,6 +74,12 @@ class Decoder:
         return self._weights.get("head.weight", self._weights["embedding.weight"])
 
 
+def _plain(spec: ModelSpec) -> Norm:
+    """The norm of a model that has one kind of norm."""
+    assert spec.norm is not None
+    return spec.norm
+
+
 class _Layer:
     """One block: x += attention(norm(x)); x += mlp(norm(x)). The sum that follows a block is made with the norm of the next."""
 
@@ -89,8 +95,9 @@ class _Layer:
             partial(F.linear, weight=weights[f"layers.{index}.{name}.weight"], bias=get(f"{name}.bias"))
             for name in ("qkv", "output", "gate_up", "down")
         )
-        self._head_dim, self._eps = spec.head_dim, spec.rms_norm_eps
-        self._qkv_sizes = [heads * spec.head_dim for heads in (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)]
+        attention = spec.layers[index].attention
+        self._head_dim, self._eps = attention.key_dim, _plain(spec).eps
+        self._qkv_sizes = [heads * attention.key_dim for heads in (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)]
 
     def forward(self, x: Tensor, residual: Tensor, cos_sin: Tensor, batch: ForwardBatch, ops: LayerOps) -> tuple[Tensor, Tensor]:
         """`x` [T, hidden_size] is the normed input, `residual` what it was normed from, both given up. Returns what is to be added to

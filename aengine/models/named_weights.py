@@ -1,23 +1,29 @@
 """The named weights of a `ModelSpec`: every parameter, its shape, and the checkpoint tensors it is made of.
 
-Owns our names and those of Hugging Face: the loader and both decoders read them from here.
+Owns our names and the shapes; those of the checkpoint are the family's. The loader and both decoders read them from here.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from aengine.models.spec import ModelSpec
+from torch import Tensor
+
+from aengine.models.families import FAMILIES
+from aengine.models.families.base import Family
+from aengine.models.spec import Attention, Experts, LatentAttention, Layer, Mlp, ModelSpec, Norm, QkNorm
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A checkpoint tensor that becomes `rows` consecutive rows of a parameter."""
+    """A checkpoint tensor that becomes consecutive rows of a parameter whose dimensions but the last are merged."""
 
     source: str
-    rows: int
+    shape: tuple[int, ...]  # in the checkpoint
+    apply: Callable[[Tensor], Tensor] | None = None  # makes the rows; None: the tensor is the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,40 +36,154 @@ class NamedWeight:
 
 
 def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
-    """Parameter name -> `NamedWeight`, in the order of execution. There is no `head.weight` if the head is tied to the embedding."""
-    weights: dict[str, NamedWeight] = {}
+    """Parameter name -> `NamedWeight`, in the order of execution. There is no `head.weight` if the head is tied to the embedding.
 
-    def vector(name: str, source: str, size: int) -> None:
-        weights[f"{name}.weight"] = NamedWeight((size,), (Part(f"{source}.weight", size),), 1.0)
-
-    def matrix(name: str, columns: int, *sources: tuple[str, int], bias: bool = False) -> None:
-        rows = sum(size for _, size in sources)
-        parts = tuple(Part(f"{source}.weight", size) for source, size in sources)
-        weights[f"{name}.weight"] = NamedWeight((rows, columns), parts, None)
-        if bias:
-            biases = tuple(Part(f"{source}.bias", size) for source, size in sources)
-            weights[f"{name}.bias"] = NamedWeight((rows,), biases, 0.0)
-
-    hidden, intermediate = spec.hidden_size, spec.intermediate_size
-    q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    matrix("embedding", hidden, ("model.embed_tokens", spec.vocab_size))
-    for layer in range(spec.num_layers):
-        ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
-        attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
-        vector(f"{ours}.attention_norm", f"{theirs}.input_layernorm", hidden)
-        projections = ((f"{attention}.q_proj", q_size), (f"{attention}.k_proj", kv_size), (f"{attention}.v_proj", kv_size))
-        matrix(f"{ours}.qkv", hidden, *projections, bias=spec.qkv_bias)
-        if spec.qk_norm:
-            vector(f"{ours}.q_norm", f"{attention}.q_norm", spec.head_dim)
-            vector(f"{ours}.k_norm", f"{attention}.k_norm", spec.head_dim)
-        matrix(f"{ours}.output", q_size, (f"{attention}.o_proj", hidden), bias=spec.output_bias)
-        vector(f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm", hidden)
-        matrix(f"{ours}.gate_up", hidden, (f"{mlp}.gate_proj", intermediate), (f"{mlp}.up_proj", intermediate), bias=spec.mlp_bias)
-        matrix(f"{ours}.down", intermediate, (f"{mlp}.down_proj", hidden), bias=spec.mlp_bias)
-    vector("norm", "model.norm", hidden)
+    A linear layer is [out_features, in_features]. Experts are [num_experts, out_features, in_features], their biases
+    [num_experts, out_features]; `gate_up` has the rows of the gate, then those of up. Queries of a `LatentAttention` have the rotated part
+    of each head first, as `kv_down` has the rotated key first; `key_up` is [heads, kv_lora_rank, nope_dim], `value_up`
+    [heads, v_dim, kv_lora_rank].
+    """
+    found = _Parameters(spec)
+    hidden = spec.hidden_size
+    found.linear("embedding", (spec.vocab_size,), hidden)
+    if spec.learned_positions is not None:
+        found.linear("positions", (spec.learned_positions.count + spec.learned_positions.offset,), hidden)
+    for index, layer in enumerate(spec.layers):
+        found.enter(index, layer)
+        found.norm("attention_norm", layer.attention_norm, hidden)
+        if isinstance(layer.attention, Attention):
+            _attention(found, layer.attention, hidden)
+        else:
+            _latent_attention(found, layer.attention, hidden)
+        found.norm("post_attention_norm", layer.post_attention_norm, hidden)
+        found.norm("mlp_norm", layer.mlp_norm, hidden)
+        if isinstance(layer.mlp, Mlp):
+            _mlp(found, "", layer.mlp, hidden)
+        else:
+            _experts(found, layer.mlp, hidden)
+        found.norm("post_mlp_norm", layer.post_mlp_norm, hidden)
+    found.leave()
+    found.norm("norm", spec.norm, hidden)
     if not spec.tied_head:
-        matrix("head", hidden, ("lm_head", spec.vocab_size))
-    return weights
+        found.linear("head", (spec.vocab_size,), hidden)
+    if spec.head_bias:
+        found.add("head.bias", (spec.vocab_size,), (spec.vocab_size,), 0.0)
+    return found.weights
+
+
+def _attention(found: _Parameters, attention: Attention, hidden: int) -> None:
+    q_size, kv_size = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+    found.linear("qkv", (q_size, kv_size, kv_size), hidden, bias=attention.qkv_bias)
+    found.qk_norm("q_norm", attention.qk_norm, attention.num_heads, attention.head_dim)
+    found.qk_norm("k_norm", attention.qk_norm, attention.num_kv_heads, attention.head_dim)
+    if attention.sinks:
+        found.add("sinks", (attention.num_heads,), (attention.num_heads,), None)
+    found.linear("output", (hidden,), q_size, bias=attention.output_bias)
+
+
+def _latent_attention(found: _Parameters, attention: LatentAttention, hidden: int) -> None:
+    heads, rank = attention.num_heads, attention.kv_lora_rank
+    width = hidden
+    if attention.q_lora_rank is not None:
+        width = attention.q_lora_rank
+        found.linear("q_down", (width,), hidden, bias=attention.bias)
+        found.norm("q_down_norm", attention.norm, width)
+    found.linear("q", (heads * (attention.rope_dim + attention.nope_dim),), width)
+    found.linear("kv_down", (attention.rope_dim + rank,), hidden, bias=attention.bias)
+    found.norm("kv_down_norm", attention.norm, rank)
+    found.add("key_up.weight", (heads, rank, attention.nope_dim), (heads * rank,), None)
+    found.add("value_up.weight", (heads, attention.v_dim, rank), (heads * attention.v_dim,), None)
+    found.linear("output", (hidden,), heads * attention.v_dim, bias=attention.bias)
+
+
+def _mlp(found: _Parameters, prefix: str, mlp: Mlp, hidden: int) -> None:
+    size = mlp.intermediate_size
+    if mlp.gated:
+        found.linear(f"{prefix}gate_up", (size, size), hidden, bias=mlp.up_bias)
+    else:
+        found.linear(f"{prefix}up", (size,), hidden, bias=mlp.up_bias)
+    found.linear(f"{prefix}down", (hidden,), size, bias=mlp.down_bias)
+
+
+def _experts(found: _Parameters, experts: Experts, hidden: int) -> None:
+    count, size = experts.num_experts, experts.expert.intermediate_size
+    found.linear("router", (count,), hidden, bias=experts.router_bias)
+    if experts.correction:
+        found.add("router_correction", (count,), (count,), 0.0)
+    found.add("experts.gate_up.weight", (count, 2 * size, hidden), (size, size) * count, None)
+    if experts.expert.up_bias:
+        found.add("experts.gate_up.bias", (count, 2 * size), (size, size) * count, 0.0)
+    found.add("experts.down.weight", (count, hidden, size), (hidden,) * count, None)
+    if experts.expert.down_bias:
+        found.add("experts.down.bias", (count, hidden), (hidden,) * count, 0.0)
+    if experts.shared is not None:
+        _mlp(found, "shared.", experts.shared, hidden)
+    if experts.shared_gate:
+        found.linear("shared_gate", (1,), hidden)
+
+
+class _Parameters:
+    """Collects the parameters of a model, with the parts that its family makes them of."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.weights: dict[str, NamedWeight] = {}
+        self._spec = spec
+        self._family: Family = FAMILIES[spec.family]
+        self.leave()
+
+    def enter(self, index: int, layer: Layer) -> None:
+        """What is added from here on belongs to a layer."""
+        self._layer: Layer | None = layer
+        self._ours, self._theirs = f"layers.{index}.", self._family.names["layer"].format(layer=index) + "."
+
+    def leave(self) -> None:
+        self._layer = None
+        self._ours = self._theirs = ""
+
+    def norm(self, name: str, norm: Norm | None, size: int) -> None:
+        if norm is not None:
+            self.add(f"{name}.weight", (size,), (size,), 0.0 if norm.unit_offset else 1.0)
+            if norm.bias:
+                self.add(f"{name}.bias", (size,), (size,), 0.0)
+
+    def qk_norm(self, name: str, qk_norm: QkNorm | None, num_heads: int, head_dim: int) -> None:
+        if qk_norm is not None and qk_norm.head_weights:
+            self.add(f"{name}.weight", (num_heads * head_dim,), (head_dim,) * num_heads, 1.0)
+        elif qk_norm is not None:
+            self.norm(name, qk_norm.norm, num_heads * head_dim if qk_norm.whole else head_dim)
+
+    def linear(self, name: str, rows: tuple[int, ...], columns: int, *, bias: bool = False) -> None:
+        self.add(f"{name}.weight", (sum(rows), columns), rows, None)
+        if bias:
+            self.add(f"{name}.bias", (sum(rows),), rows, 0.0)
+
+    def add(self, name: str, shape: tuple[int, ...], rows: tuple[int, ...], fill: float | None) -> None:
+        """`rows`: the largest cut of the parameter's rows that a family's tensors have; fewer tensors have consecutive ones."""
+        is_matrix = len(shape) > 1 and not name.endswith(".bias")
+        sources = self._sources(name, len(rows))
+        if len(sources) == 1:
+            rows = (sum(rows),)
+        parts = []
+        for part, (source, count) in enumerate(zip(sources, rows, strict=True)):
+            wanted = (count, shape[-1]) if is_matrix else (count,)
+            transform = self._family.transform(self._spec, self._layer, name, part, wanted)
+            if transform is None:
+                parts.append(Part(self._theirs + source, wanted))
+            else:
+                parts.append(Part(self._theirs + source, transform.shape, transform.apply))
+        self.weights[self._ours + name] = NamedWeight(shape, tuple(parts), fill)
+
+    def _sources(self, name: str, count: int) -> list[str]:
+        """The checkpoint's names of the tensors of a parameter with `count` cuts, without that of the layer."""
+        names: Mapping[str, str] = self._family.names
+        if name in names:
+            templates, ending = names[name].split(), ""
+        else:
+            stem, _, kind = name.rpartition(".")
+            templates, ending = names[stem].split(), f".{kind}"
+        if "{index}" not in templates[0]:
+            return [template + ending for template in templates]
+        return [template.format(index=index) + ending for index in range(count // len(templates)) for template in templates]
 
 
 # As named by compressed-tensors (self_attn.k_scale), vLLM's modules (self_attn.attn.k_scale) and ModelOpt (self_attn.k_proj.k_scale).
@@ -85,10 +205,23 @@ def weight_bytes(spec: ModelSpec, itemsize: int, *, int8: bool) -> int:
     """Bytes of all weights with `itemsize` bytes per value; with `int8`, 1 byte per value of a matrix that is multiplied."""
     total = 0
     for name, weight in named_weights(spec).items():
-        quantized = int8 and len(weight.shape) == 2 and (spec.tied_head or name != "embedding.weight")
+        quantized = int8 and len(weight.shape) > 1 and name != "positions.weight" and (spec.tied_head or name != "embedding.weight")
         total += math.prod(weight.shape) * (1 if quantized else itemsize)
     return total
 
 
 def num_parameters(spec: ModelSpec) -> int:
     return sum(math.prod(weight.shape) for weight in named_weights(spec).values())
+
+
+def num_active_parameters(spec: ModelSpec) -> int:
+    """Those that one token uses: of a layer's experts, the `top_k`."""
+    total = 0
+    for name, weight in named_weights(spec).items():
+        size = math.prod(weight.shape)
+        if ".experts." in name:
+            mlp = spec.layers[int(name.split(".")[1])].mlp
+            assert isinstance(mlp, Experts)
+            size = size * mlp.top_k // mlp.num_experts
+        total += size
+    return total

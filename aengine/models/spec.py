@@ -1,226 +1,203 @@
-"""`ModelSpec`: the description of a decoder, read from a Hugging Face config.json; and the defaults of generation_config.json.
+"""`ModelSpec`: the description of a decoder-only transformer, made of kinds of blocks.
 
-Owns the meaning of every field of the config, and which configs are refused. Follows the configuration and modeling files of transformers
-for the families below, without importing transformers. Does not know how a model is executed.
+Both decoders (torch in `decoder.py`, the CPU stack in `cpu_stack.py`) execute this description; `named_weights.py` derives the parameters
+from it, `families/` makes it from a config.json. Knows nothing of files, weights or kernels.
 """
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
 
-from aengine.errors import InvalidRequestError, ModelLoadError
 from aengine.layers.rotary import RopeSpec
-from aengine.models.json_file import read_json
-from aengine.models.rope_config import read_rope
-from aengine.params import SamplingParams
 
-_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+class NormKind(Enum):
+    RMS = "rms"  # x / sqrt(mean(x^2) + eps) * weight
+    LAYER = "layer"  # (x - mean(x)) / sqrt(var(x) + eps) * weight + bias
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    kind: NormKind = NormKind.RMS
+    eps: float = 1e-6
+    bias: bool = False
+    unit_offset: bool = False  # the factor is 1 + weight (Gemma)
+
+
+@dataclass(frozen=True, slots=True)
+class QkNorm:
+    """Normalises queries and keys before they are rotated."""
+
+    norm: Norm
+    whole: bool = False  # over all heads together (OLMo 2); else over each head
+    head_weights: bool = False  # every head has weights of its own (StableLM); else all heads share one weight [head_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Grouped-query attention: query head h reads KV head h // (num_heads // num_kv_heads)."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeSpec | None  # of the first 2 * len(frequencies) dimensions of a head, halves paired; None: no rotation
+    window: int | None = None  # latest tokens that a query attends to, itself included; None: all
+    soft_cap: float = 0.0  # scores become cap * tanh(scores / cap); 0: off
+    sinks: bool = False  # a logit per head in the denominator of the softmax (GPT-OSS)
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: QkNorm | None = None
+
+    @property
+    def key_dim(self) -> int:
+        """The width of a cached key of one KV head."""
+        return self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """The width of a cached value of one KV head."""
+        return self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, 2024) in its absorbed form, which is grouped-query attention with one KV head.
+
+    A key is the rotated part (shared by all heads), then the normed latent; a value is the normed latent. A query is its rotated part, then
+    its other part times the head's `key_up`; what was attended is multiplied by the head's `value_up`.
+    """
+
+    num_heads: int
+    q_lora_rank: int | None  # None: queries are projected from the hidden state directly
+    kv_lora_rank: int  # width of the latent
+    nope_dim: int  # of a head's query, not rotated
+    rope_dim: int  # of a head's query and of the shared key, rotated
+    v_dim: int  # of a head's value after `value_up`
+    scale: float
+    rope: RopeSpec
+    norm: Norm  # of the latents
+    bias: bool = False  # of q_down, kv_down and output
+    window: int | None = None
+    soft_cap: float = 0.0
+    sinks: bool = False
+
+    @property
+    def num_kv_heads(self) -> int:
+        return 1
+
+    @property
+    def key_dim(self) -> int:
+        return self.rope_dim + self.kv_lora_rank
+
+    @property
+    def value_dim(self) -> int:
+        return self.kv_lora_rank
+
+
+class Activation(Enum):
+    SILU = "silu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"
+    RELU = "relu"
+    RELU_SQUARED = "relu_squared"
+    CLIPPED_SWIGLU = "clipped_swiglu"
+    """Of GPT-OSS, gated alone: g * sigmoid(1.702 * g) * (u + 1), where g = min(gate, 7) and u = clamp(up, -7, 7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """down(activation(gate(x)) * up(x)), or down(activation(up(x)))."""
+
+    intermediate_size: int
+    activation: Activation = Activation.SILU
+    gated: bool = True
+    up_bias: bool = False  # of gate and up
+    down_bias: bool = False
+
+
+class RouterScoring(Enum):
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts: a token goes to the `top_k` experts with the highest scores, whose outputs are summed with weights."""
+
+    num_experts: int
+    top_k: int
+    expert: Mlp
+    scoring: RouterScoring = RouterScoring.SOFTMAX  # of the router's logits, over all experts
+    normalize: bool = True  # weights of a token's experts are divided by their sum
+    scaling: float = 1.0  # multiplies the weights
+    num_groups: int = 1  # experts are chosen from `top_groups` of so many groups of equal size
+    top_groups: int = 1
+    group_top: int = 1  # a group's score is the sum of so many of its highest scores
+    router_bias: bool = False
+    correction: bool = False  # an expert's bias that is added to its score to choose experts, not to weight them (DeepSeek-V3)
+    shared: Mlp | None = None  # added for every token
+    shared_gate: bool = False  # the shared output is multiplied by sigmoid(shared_gate(x)) (Qwen2-MoE)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """x += m * post_attention_norm(attention(attention_norm(x))), then x += m * post_mlp_norm(mlp(mlp_norm(x))), where m is the
+    `residual_multiplier`. A norm that is None is the identity.
+
+    `parallel`: x += m * (attention(attention_norm(x)) + mlp(mlp_norm(x))) instead; mlp_norm None then means the attention's normed input.
+    """
+
+    attention: Attention | LatentAttention
+    mlp: Mlp | Experts
+    attention_norm: Norm | None
+    mlp_norm: Norm | None
+    post_attention_norm: Norm | None = None
+    post_mlp_norm: Norm | None = None
+    parallel: bool = False
+    residual_multiplier: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedPositions:
+    """Position p adds row p + offset of a table with `count` + `offset` rows to the embedding (GPT-2, OPT)."""
+
+    count: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only transformer: pre-norm blocks of grouped-query attention and a gated SiLU MLP."""
+    """logits = soft_cap(logit_scale * head(norm(layers(embedding_scale * embedding(ids) + positions))))."""
 
+    family: str  # model_type in config.json, a key of `families.FAMILIES`
     architecture: str  # the name in config.json
-    family: str  # model_type of the architecture
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope: RopeSpec
-    windows: tuple[int | None, ...]  # per layer: sliding window in tokens, the query itself included; None: full attention
-    qkv_bias: bool
-    output_bias: bool  # of the attention's output projection
-    mlp_bias: bool
-    qk_norm: bool  # RMSNorm over each head of q and k, before rotation
-    tied_head: bool  # the output head is the embedding
+    layers: tuple[Layer, ...]
+    norm: Norm | None
     max_position_embeddings: int  # longest sequence in tokens
-    dtype: str | None  # the checkpoint's, as config.json names it
-    initializer_range: float  # standard deviation of random weights
-    eos_token_ids: tuple[int, ...]  # of config.json; those of a generation_config.json override them
+    tied_head: bool  # the output head is the embedding
+    head_bias: bool = False
+    learned_positions: LearnedPositions | None = None
+    embedding_scale: float = 1.0  # rounded to the dtype of the weights before it is used
+    logit_scale: float = 1.0
+    logit_soft_cap: float = 0.0  # logits become cap * tanh(logits / cap); 0: off
+    dtype: str | None = None  # the checkpoint's, as config.json names it
+    initializer_range: float = 0.02  # standard deviation of random weights
+    eos_token_ids: tuple[int, ...] = ()  # of config.json; those of a generation_config.json override them
 
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What differs between architectures: the values that the HF config class assumes for absent keys, biases, norms and windows."""
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """By layer."""
+        return tuple(layer.attention.window for layer in self.layers)
 
-    model_type: str
-    defaults: Mapping[str, Any]  # values of keys that are absent from config.json
-    qkv_bias: bool | None = None  # None: config key attention_bias
-    output_bias: bool | None = False  # None: config key attention_bias
-    mlp_bias: bool | None = False  # None: config key mlp_bias
-    qk_norm: bool = False
-    per_layer_windows: bool = False  # by use_sliding_window, max_window_layers and layer_types; else sliding_window holds for all layers
-    windows: bool = True  # whether sliding_window is read at all
-
-
-_QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
-_FAMILIES = {
-    "Qwen3ForCausalLM": _Family(
-        "qwen3", {**_QWEN, "num_key_value_heads": 32, "head_dim": 128}, output_bias=None, qk_norm=True, per_layer_windows=True
-    ),
-    "Qwen2ForCausalLM": _Family("qwen2", {**_QWEN, "num_key_value_heads": 32}, qkv_bias=True, per_layer_windows=True),
-    "LlamaForCausalLM": _Family("llama", {"max_position_embeddings": 2048}, output_bias=None, mlp_bias=None, windows=False),
-    "MistralForCausalLM": _Family(
-        "mistral", {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096}, qkv_bias=False
-    ),
-}
-
-
-def load_spec(model_dir: pathlib.Path) -> ModelSpec:
-    """The spec of the config.json in `model_dir`. Raises ModelLoadError."""
-    return read_spec(read_json(model_dir / "config.json"))
-
-
-def read_spec(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec of a config.json. Raises ModelLoadError naming what is missing or not supported."""
-    architecture, family = _family(config)
-    reader = _Reader(config, family.defaults)
-    quantization = config.get("quantization_config")
-    if quantization and not _is_of_kv_alone(quantization):
-        method = quantization.get("quant_method", "unknown")
-        raise ModelLoadError(
-            f"quantization_config is not supported (quant_method {method!r}); supported are unquantized weights, with or without an 8-bit"
-            " float kv_cache_scheme"
-        )
-    activation = config.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ModelLoadError(f"hidden_act {activation!r} is not supported; supported is silu")
-
-    hidden_size, num_heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
-    num_layers = reader.positive("num_hidden_layers")
-    num_kv_heads = reader.positive("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise ModelLoadError(f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
-    if reader.get("head_dim") is None and hidden_size % num_heads:
-        raise ModelLoadError(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}, and head_dim is absent")
-    head_dim = reader.positive("head_dim", hidden_size // num_heads)
-    if head_dim % 2:
-        raise ModelLoadError(f"head_dim {head_dim} is odd; rotary embedding needs an even one")
-    attention_bias = reader.flag("attention_bias")
-    rope, context = read_rope(config, head_dim, reader.positive("max_position_embeddings"))
-    return ModelSpec(
-        architecture=architecture,
-        family=family.model_type,
-        vocab_size=reader.positive("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=reader.positive("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=float(reader.get("rms_norm_eps", 1e-6)),
-        rope=rope,
-        windows=_windows(reader, family, num_layers),
-        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
-        output_bias=attention_bias if family.output_bias is None else family.output_bias,
-        mlp_bias=reader.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias,
-        qk_norm=family.qk_norm,
-        tied_head=reader.flag("tie_word_embeddings"),
-        max_position_embeddings=context,
-        dtype=config.get("dtype") or config.get("torch_dtype"),
-        initializer_range=float(reader.get("initializer_range", 0.02)),
-        eos_token_ids=read_token_ids(config.get("eos_token_id"), "eos_token_id"),
-    )
-
-
-def _is_of_kv_alone(quantization: Mapping[str, Any]) -> bool:
-    """Whether a compressed-tensors config quantizes only the KV cache: in 8-bit float with one scale per layer."""
-    scheme = quantization.get("kv_cache_scheme") or {}
-    return (
-        quantization.get("quant_method") == "compressed-tensors"
-        and not quantization.get("config_groups")
-        and (scheme.get("type"), scheme.get("num_bits"), scheme.get("strategy", "tensor")) == ("float", 8, "tensor")
-        and not scheme.get("dynamic")
-    )
-
-
-def read_token_ids(value: Any, key: str) -> tuple[int, ...]:
-    """None, an id or a list of ids -> the distinct ids in order. Raises ModelLoadError."""
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0 for token_id in ids):
-        raise ModelLoadError(f"{key} {value!r} is not a token id or a list of token ids")
-    return tuple(dict.fromkeys(ids))
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    config: Mapping[str, Any]
-    defaults: Mapping[str, Any]
-
-    def get(self, key: str, fallback: Any = None) -> Any:
-        value = self.config[key] if key in self.config else self.defaults.get(key)
-        return fallback if value is None else value
-
-    def positive(self, key: str, fallback: int | None = None) -> int:
-        value = self.get(key, fallback)
-        if value is None:
-            raise ModelLoadError(f"config.json lacks {key}")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelLoadError(f"{key} {value!r} in config.json is not a positive integer")
-        return value
-
-    def flag(self, key: str) -> bool:
-        return bool(self.get(key, False))
-
-
-def _family(config: Mapping[str, Any]) -> tuple[str, _Family]:
-    supported = ", ".join(_FAMILIES)
-    architectures = config.get("architectures")
-    if architectures:
-        name = architectures[0]
-        if name not in _FAMILIES:
-            raise ModelLoadError(f"architecture {name!r} is not supported; supported are {supported}")
-        return name, _FAMILIES[name]
-    model_type = config.get("model_type")
-    for name, family in _FAMILIES.items():
-        if family.model_type == model_type:
-            return name, family
-    raise ModelLoadError(f"config.json has no architectures and its model_type {model_type!r} is not supported; supported are {supported}")
-
-
-def _windows(reader: _Reader, family: _Family, num_layers: int) -> tuple[int | None, ...]:
-    kinds = reader.get("layer_types")
-    if kinds is not None and len(kinds) != num_layers:
-        raise ModelLoadError(f"layer_types has {len(kinds)} entries for {num_layers} layers")
-    unknown = sorted(set(kinds or ()) - {"full_attention", "sliding_attention"})
-    if unknown:
-        raise ModelLoadError(f"layer_types {unknown[0]!r} is not supported; supported are full_attention, sliding_attention")
-
-    if family.per_layer_windows:
-        window = reader.positive("sliding_window") if reader.flag("use_sliding_window") and reader.get("sliding_window") else None
-        if kinds is None:
-            first = reader.get("max_window_layers", num_layers)
-            kinds = ["sliding_attention" if window and layer >= first else "full_attention" for layer in range(num_layers)]
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-    window = reader.positive("sliding_window") if family.windows and reader.get("sliding_window") else None
-    expected = "full_attention" if window is None else "sliding_attention"
-    if kinds is not None and set(kinds) != {expected}:
-        raise ModelLoadError(f"layer_types other than {expected} in every layer is not supported for {family.model_type}")
-    return (window,) * num_layers
-
-
-def load_generation(model_dir: pathlib.Path, spec: ModelSpec) -> tuple[tuple[int, ...], Mapping[str, Any]]:
-    """The end-of-sequence ids, and those of temperature, top_p, top_k, min_p and repetition_penalty that the model sets, as keyword
-    arguments of `SamplingParams`.
-
-    Reads `model_dir`/generation_config.json if there is one. If it has no end-of-sequence ids, those of config.json are taken.
-    Raises ModelLoadError for values out of range.
-    """
-    path = model_dir / "generation_config.json"
-    config = read_json(path) if path.is_file() else {}
-    sampling = {key: config[key] for key in _SAMPLING_KEYS if config.get(key) is not None}
-    try:
-        SamplingParams(**sampling)
-    except InvalidRequestError as error:
-        raise ModelLoadError(f"{path} has a value out of range: {error}") from error
-    eos = read_token_ids(config.get("eos_token_id"), "eos_token_id")
-    return eos or spec.eos_token_ids, sampling
+    @property
+    def ropes(self) -> tuple[RopeSpec, ...]:
+        """The different ropes of the layers, in the order of their first layers."""
+        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers if layer.attention.rope is not None))

@@ -6,6 +6,7 @@ Owns the comparison of a checkpoint with a spec, the order of reading and the fu
 from __future__ import annotations
 
 import pathlib
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,16 +17,18 @@ from torch import Tensor
 from aengine.errors import ModelLoadError
 from aengine.models.checkpoint import DTYPES, Checkpoint, StoredTensor, open_checkpoint, read_from_disk
 from aengine.models.checkpoint_files import shortened
-from aengine.models.named_weights import NamedWeight, kv_scale_of, named_weights
+from aengine.models.families import FAMILIES
+from aengine.models.named_weights import NamedWeight, Part, kv_scale_of, named_weights
 from aengine.models.progress import LoadProgress
 from aengine.models.spec import ModelSpec
 
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _AHEAD_BYTES = 128 << 20
 
 
 def stored_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "auto") -> Iterator[tuple[str, tuple[Tensor, ...]]]:
     """Each of `named_weights(spec)` with its parts: tensors of the checkpoint's dtype on the CPU, mapped from its files where possible.
+
+    A part is [rows, columns], or [rows] of a bias or vector; a parameter is its parts one after another, viewed in its shape.
 
     The system reads the next tensors from the disk while the caller works. Raises ModelLoadError, before the first weight, naming all
     tensors that are missing, unexpected, stored twice, of another shape, or of a dtype that is not supported.
@@ -35,9 +38,14 @@ def stored_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = 
     _check(spec, weights, checkpoint)
     stored = {name: tuple(checkpoint.tensors[part.source] for part in weight.parts) for name, weight in weights.items()}
     with LoadProgress(sum(tensor.nbytes for parts in stored.values() for tensor in parts)) as progress:
-        for name, parts in _read_ahead(stored):
-            yield name, parts
-            progress.add(_nbytes(parts))
+        for name, tensors in _read_ahead(stored):
+            yield name, tuple(_rows(tensor, part) for tensor, part in zip(tensors, weights[name].parts, strict=True))
+            progress.add(_nbytes(tensors))
+
+
+def _rows(tensor: Tensor, part: Part) -> Tensor:
+    """The rows of a parameter that a tensor of the checkpoint becomes."""
+    return tensor if part.apply is None else part.apply(tensor).contiguous()
 
 
 def _read_ahead(stored: Mapping[str, tuple[StoredTensor, ...]]) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
@@ -72,7 +80,7 @@ def _nbytes(parts: Iterable[Tensor]) -> int:
 
 
 def random_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, seed: int) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """Random values for each of `named_weights(spec)`, in one part; equal for equal seeds and device types."""
+    """Random values for each of `named_weights(spec)`, in one part as `stored_weights` has them; equal for equal seeds and device types."""
     generator = torch.Generator(device).manual_seed(seed)
     for name, weight in named_weights(spec).items():
         tensor = torch.empty(weight.shape, dtype=dtype, device=device)
@@ -80,30 +88,38 @@ def random_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, se
             tensor.normal_(0.0, spec.initializer_range, generator=generator)
         else:
             tensor.fill_(weight.fill)
-        yield name, (tensor,)
+        yield name, (tensor.flatten() if name.endswith(".bias") or tensor.dim() == 1 else tensor.flatten(0, -2),)
 
 
-def fused(weights: Iterable[tuple[str, tuple[Tensor, ...]]], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """Parameter name -> a new tensor of `dtype` on `device` with the parts one after another."""
+def fused(
+    spec: ModelSpec, weights: Iterable[tuple[str, tuple[Tensor, ...]]], dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
+    """Each of `named_weights(spec)` in its shape: a new tensor of `dtype` on `device`, or the one part if it is such a tensor already."""
+    shapes = {name: weight.shape for name, weight in named_weights(spec).items()}
     tensors: dict[str, Tensor] = {}
     for name, parts in weights:
-        target = torch.empty((sum(len(part) for part in parts), *parts[0].shape[1:]), dtype=dtype, device=device)
-        row = 0
-        for part in parts:
-            target[row : row + len(part)].copy_(part)
-            row += len(part)
-        tensors[name] = target
+        if len(parts) > 1 or parts[0].dtype != dtype or parts[0].device != device:
+            target = torch.empty((sum(len(part) for part in parts), *parts[0].shape[1:]), dtype=dtype, device=device)
+            row = 0
+            for part in parts:
+                target[row : row + len(part)].copy_(part)
+                row += len(part)
+        else:
+            target = parts[0]
+        tensors[name] = target.view(shapes[name])
     return tensors
 
 
 def _check(spec: ModelSpec, weights: Mapping[str, NamedWeight], checkpoint: Checkpoint) -> None:
     stored = checkpoint.tensors
-    shapes = {part.source: (part.rows, *weight.shape[1:]) for weight in weights.values() for part in weight.parts}
-    # Older Llama checkpoints have the rotary frequencies, which follow from the config. KV scales are read in kv_scales.py.
-    present = {name for name in stored if not name.endswith(".rotary_emb.inv_freq") and kv_scale_of(name, spec) is None}
-    stores_tied_head = spec.tied_head and _HEAD in present
+    family = FAMILIES[spec.family]
+    head, embedding = (f"{family.names[name]}.weight" for name in ("head", "embedding"))
+    shapes = {part.source: part.shape for weight in weights.values() for part in weight.parts}
+    # KV scales are read in kv_scales.py.
+    present = {name for name in stored if not re.fullmatch(family.ignored, name) and kv_scale_of(name, spec) is None}
+    stores_tied_head = spec.tied_head and head in present
     if stores_tied_head:
-        present.remove(_HEAD)
+        present.remove(head)
     used = sorted(shapes.keys() & present)
     problems = {
         "it lacks": sorted(shapes.keys() - present),
@@ -120,5 +136,5 @@ def _check(spec: ModelSpec, weights: Mapping[str, NamedWeight], checkpoint: Chec
     if found:
         raise ModelLoadError(f"the checkpoint does not match its config.json: {'; '.join(found)}")
     # A tied head may be stored too, but only with the values of the embedding.
-    if stores_tied_head and not torch.equal(stored[_HEAD].get(), stored[_EMBEDDING].get()):
-        raise ModelLoadError(f"config.json ties the output head to the embedding, but the checkpoint's {_HEAD} differs from it")
+    if stores_tied_head and not torch.equal(stored[head].get(), stored[embedding].get()):
+        raise ModelLoadError(f"config.json ties the output head to the embedding, but the checkpoint's {head} differs from it")

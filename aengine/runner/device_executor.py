@@ -83,11 +83,8 @@ class DeviceExecutor:
             on_cpu = setup.device.type == "cpu"
             available = free_host_memory() if on_cpu else free_cuda_memory(setup.device, setup.config.gpu_memory_utilization)
             check_memory(weight_bytes(setup.spec, setup.dtype.itemsize, int8=False), self.bytes_per_page(), setup.config, available)
-            if setup.config.load_format == "dummy":
-                weights = {name: tensor for name, (tensor,) in setup.weights(check)}
-            else:
-                weights = fused(setup.weights(check), setup.dtype, setup.device)
-            ops = select_ops(self._backend.name, setup.dtype, setup.spec.head_dim, setup.device)
+            weights = fused(setup.spec, setup.weights(check), setup.dtype, setup.device)
+            ops = select_ops(self._backend.name, setup.dtype, self._backend.spec.head_dim, setup.device)
             self._model = Decoder(setup.spec, weights, setup.max_model_len, ops)
             self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device)
             self._scorer = PromptScorer(setup.spec.vocab_size, setup.device)

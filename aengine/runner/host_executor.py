@@ -48,7 +48,8 @@ class HostExecutor:
             raise KernelsUnavailableError(reason)
         kernels = load_kernels()
         workspace = self._workspace = Workspace(kernels, torch.get_num_threads())
-        self._page_shape = (setup.config.page_size, spec.num_kv_heads, spec.head_dim, dtype)
+        attention = spec.layers[0].attention
+        self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, dtype)
         self._num_layers = spec.num_layers
         int8 = setup.config.quantization == "int8"
         mapped = setup.config.load_format != "dummy" and setup.config.dtype in ("auto", spec.dtype)
@@ -59,7 +60,7 @@ class HostExecutor:
         allocate = lazy_bytes if warm is None else warm.allocate
         start = time.perf_counter()
         with torch.inference_mode():
-            cos_sin = cos_sin_cache(spec.rope, setup.max_model_len, setup.device)
+            cos_sin = cos_sin_cache(spec.ropes[0], setup.max_model_len, setup.device)
             self._stack = DecoderStack(workspace, spec, setup.weights(check), cos_sin, dtype=dtype, int8=int8, allocate=allocate)
             self._sampler = Sampler(
                 setup.max_num_seqs, spec.vocab_size, setup.device, draw=lambda logits, params, _: ops.draw(workspace, logits, params)

@@ -18,8 +18,9 @@ from aengine.config import EngineConfig
 from aengine.errors import ConfigError, ModelLoadError
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.checkpoint import checkpoint_dtype
+from aengine.models.model_config import load_generation, load_spec
 from aengine.models.named_weights import num_parameters
-from aengine.models.spec import ModelSpec, load_generation, load_spec
+from aengine.models.spec import ModelSpec
 from aengine.runner.base import InFlightStep, Step
 from aengine.runner.capture import Capture
 from aengine.runner.cuda_capture import CudaCapture

@@ -47,14 +47,17 @@ class ExecutorSetup:
     def attention(self) -> AttentionSpec:
         """Reads the scales of an fp8 KV cache. Raises ModelLoadError."""
         spec, fp8 = self.spec, self.config.kv_cache_dtype == "fp8"
+        attention = spec.layers[0].attention
         scales = stored_kv_scales(spec, self.model_dir, self.config.load_format) if fp8 and self.config.load_format != "dummy" else None
         if fp8:
             _log.info("fp8 KV cache: %s", "its scales are 1" if scales is None else "scaled as the checkpoint says")
         return AttentionSpec(
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            scoring=tuple(Scoring(spec.head_dim**-0.5, window) for window in spec.windows),
+            num_heads=attention.num_heads,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.key_dim,
+            scoring=tuple(
+                Scoring(each.scale, each.window, each.soft_cap, each.sinks) for each in (layer.attention for layer in spec.layers)
+            ),
             page_size=self.config.page_size,
             dtype=self.dtype,
             device=self.device,

@@ -12,8 +12,9 @@ from aengine.bench.shapes import SHAPES, describe, shape_folder
 from aengine.bench.workload import nano_vllm
 from aengine.engine.tokenizer import Tokenizer
 from aengine.layers.rotary import RopeSpec, llama3, unscaled
+from aengine.models.model_config import load_spec
 from aengine.models.named_weights import named_weights, num_parameters
-from aengine.models.spec import load_spec
+from aengine.models.spec import Norm
 
 PARAMETERS = {"qwen3-60m": 58_729_984, "qwen3-0.6b": 596_049_920, "qwen3-8b": 8_190_735_360, "llama-3.1-8b": 8_030_261_248}
 KV_BYTES = {"qwen3-60m": 8_192, "qwen3-0.6b": 114_688, "qwen3-8b": 147_456, "llama-3.1-8b": 131_072}  # per token, in bfloat16
@@ -26,7 +27,10 @@ def test_a_shape_is_the_published_one(name: str) -> None:
         assert folder.name == name
     assert not folder.exists()
     assert num_parameters(spec) == PARAMETERS[name]
-    assert 2 * 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim == KV_BYTES[name]
+    assert (
+        2 * sum(layer.attention.num_kv_heads * (layer.attention.key_dim + layer.attention.value_dim) for layer in spec.layers)
+        == KV_BYTES[name]
+    )
     assert spec.dtype == "bfloat16"
     assert set(spec.windows) == {None}
     assert not any(".bias" in weight for weight in named_weights(spec))
@@ -39,9 +43,9 @@ def test_ropes_and_contexts() -> None:
         with shape_folder(name) as folder:
             specs[name] = load_spec(folder)
     llama = specs.pop("llama-3.1-8b")
-    assert llama.rope == RopeSpec.of(llama3(unscaled(128, 500_000.0), 8.0, 1.0, 4.0, 8192))
-    assert (llama.max_position_embeddings, llama.rms_norm_eps, llama.tied_head) == (131_072, 1e-5, False)
-    assert all(spec.rope == RopeSpec.of(unscaled(spec.head_dim, 1e6)) for spec in specs.values())
+    assert llama.ropes[0] == RopeSpec.of(llama3(unscaled(128, 500_000.0), 8.0, 1.0, 4.0, 8192))
+    assert (llama.max_position_embeddings, llama.norm, llama.tied_head) == (131_072, Norm(eps=1e-5), False)
+    assert all(spec.ropes == (RopeSpec.of(unscaled(spec.layers[0].attention.key_dim, 1e6)),) for spec in specs.values())
     assert {spec.max_position_embeddings for spec in specs.values()} == {40_960}
 
 
@@ -82,7 +86,10 @@ def test_the_floor_of_the_nano_workload(name: str, seconds: float) -> None:
 
 def test_the_floor_of_a_generation_is_that_of_its_steps() -> None:
     with shape_folder("qwen3-60m") as folder:
-        spec = replace(load_spec(folder), windows=(None, 5) * 4)
+        spec = load_spec(folder)
+    windows = (None, 5) * 4
+    layers = (replace(layer, attention=replace(layer.attention, window=window)) for layer, window in zip(spec.layers, windows, strict=True))
+    spec = replace(spec, layers=tuple(layers))
     for machine in (Machine(1e6, 1e30), Machine(1e30, 1e6)):
         steps = [step_work(spec, [3, 4], [0, 0], 2, 2, 1), step_work(spec, [1, 1], [3, 4], 2, 2, 1), step_work(spec, [1], [5], 1, 2, 1)]
         expected = sum(work.seconds(machine) for work in steps)

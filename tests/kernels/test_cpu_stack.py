@@ -19,7 +19,8 @@ from aengine.kernels.cpu.pool import KvPool
 from aengine.layers.rotary import cos_sin_cache
 from aengine.models.cpu_stack import DecoderStack, unsupported
 from aengine.models.decoder import Decoder, ForwardBatch
-from aengine.models.spec import ModelSpec, read_spec
+from aengine.models.model_config import read_spec
+from aengine.models.spec import ModelSpec
 from aengine.models.weights import random_weights as initial_weights
 
 IntArray = NDArray[np.int32]
@@ -104,8 +105,9 @@ def torch_logits(spec: ModelSpec, weights: dict[str, Tensor], dtype: torch.dtype
     """Of all tokens of each step."""
     decoder = Decoder(spec, {name: weight.to(dtype) for name, weight in weights.items()}, POSITIONS)
     page_size = steps[0].page_size
-    scoring = tuple(Scoring(spec.head_dim**-0.5, window) for window in spec.windows)
-    attention = AttentionSpec(spec.num_heads, spec.num_kv_heads, spec.head_dim, scoring, page_size, dtype, CPU)
+    kinds = [layer.attention for layer in spec.layers]
+    scoring = tuple(Scoring(kind.scale, kind.window) for kind in kinds)
+    attention = AttentionSpec(kinds[0].num_heads, kinds[0].num_kv_heads, kinds[0].key_dim, scoring, page_size, dtype, CPU)
     backend = TorchNativeBackend(attention)
     backend.allocate(num_pages(page_size))
     names = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "slot_mapping")
@@ -121,11 +123,12 @@ def torch_logits(spec: ModelSpec, weights: dict[str, Tensor], dtype: torch.dtype
 def stack_of(workspace: Workspace, spec: ModelSpec, weights: dict[str, Tensor], dtype: torch.dtype, **options) -> DecoderStack:
     """Fused weights are handed over in two parts."""
     parts = ((name, weight.to(dtype).tensor_split(2) if weight.dim() == 2 else [weight]) for name, weight in weights.items())
-    return DecoderStack(workspace, spec, parts, cos_sin_cache(spec.rope, POSITIONS, CPU), dtype=dtype, **options)
+    return DecoderStack(workspace, spec, parts, cos_sin_cache(spec.ropes[0], POSITIONS, CPU), dtype=dtype, **options)
 
 
 def pool_of(spec: ModelSpec, dtype: torch.dtype, page_size: int) -> KvPool:
-    shape = {"num_layers": spec.num_layers, "num_kv_heads": spec.num_kv_heads, "head_dim": spec.head_dim}
+    attention = spec.layers[0].attention
+    shape = {"num_layers": spec.num_layers, "num_kv_heads": attention.num_kv_heads, "head_dim": attention.key_dim}
     return KvPool(**shape, num_pages=num_pages(page_size), page_size=page_size, dtype=dtype)
 
 
@@ -286,4 +289,6 @@ def test_what_is_not_supported() -> None:
     assert unsupported(spec, torch.bfloat16) is None
     assert "float16" in (unsupported(spec, torch.float16) or "")
     for head_dim in (8, 24, 272):
-        assert f"head_dim {head_dim}" in (unsupported(dataclasses.replace(spec, head_dim=head_dim), torch.float32) or "")
+        layer = spec.layers[0]
+        layer = dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, head_dim=head_dim))
+        assert f"head_dim {head_dim}" in (unsupported(dataclasses.replace(spec, layers=(layer,)), torch.float32) or "")

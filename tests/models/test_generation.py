@@ -9,7 +9,7 @@ import pytest
 
 from aengine.errors import ModelLoadError
 from aengine.models.hub import resolve_model
-from aengine.models.spec import load_generation, load_spec, read_spec
+from aengine.models.model_config import load_generation, load_spec, read_spec
 from aengine.params import SamplingParams
 
 SPEC = read_spec(

@@ -15,7 +15,7 @@ from test_weights import CONFIG, CPU, Tensors, load, save_shards, spec_of, tenso
 from aengine.config import EngineConfig
 from aengine.errors import ModelLoadError
 from aengine.models.kv_scales import stored_kv_scales
-from aengine.models.spec import read_spec
+from aengine.models.model_config import read_spec
 from aengine.runner.setup import ExecutorSetup
 
 ATTENTION = "model.layers.{}.self_attn."

@@ -8,7 +8,8 @@ import pytest
 
 from aengine.errors import ModelLoadError
 from aengine.layers.rotary import RopeSpec, llama3, unscaled, yarn
-from aengine.models.spec import load_spec, read_spec
+from aengine.models.model_config import load_spec, read_spec
+from aengine.models.spec import Attention, Layer, Mlp, Norm, QkNorm
 
 BASE = {
     "vocab_size": 100,
@@ -28,14 +29,14 @@ def config(architecture: str = "LlamaForCausalLM", **changes):
 def test_defaults_are_those_of_the_family() -> None:
     bare = {key: value for key, value in config().items() if key not in ("num_key_value_heads", "max_position_embeddings")}
     llama = read_spec(bare)
-    assert (llama.num_kv_heads, llama.head_dim, llama.max_position_embeddings) == (4, 16, 2048)
-    assert llama.rope == RopeSpec.of(unscaled(16, 10000.0))
-    assert (llama.qkv_bias, llama.output_bias, llama.mlp_bias, llama.qk_norm, llama.tied_head) == (False,) * 5
-    assert llama.windows == (None,) * 4
-    qwen3 = read_spec(config("Qwen3ForCausalLM"))
-    assert (qwen3.head_dim, qwen3.qk_norm, qwen3.qkv_bias) == (128, True, False)
-    qwen2 = read_spec(config("Qwen2ForCausalLM"))
-    assert (qwen2.head_dim, qwen2.qk_norm, qwen2.qkv_bias, qwen2.output_bias) == (16, False, True, False)
+    rope = RopeSpec.of(unscaled(16, 10000.0))
+    assert (llama.max_position_embeddings, llama.tied_head, llama.windows) == (2048, False, (None,) * 4)
+    layer = Layer(Attention(4, 4, 16, 0.25, rope), Mlp(128), attention_norm=Norm(), mlp_norm=Norm())
+    assert llama.layers == (layer,) * 4
+    qwen3 = read_spec(config("Qwen3ForCausalLM")).layers[0].attention
+    assert qwen3 == Attention(4, 2, 128, 128**-0.5, RopeSpec.of(unscaled(128, 10000.0)), qk_norm=QkNorm(Norm()))
+    qwen2 = read_spec(config("Qwen2ForCausalLM")).layers[0].attention
+    assert qwen2 == Attention(4, 2, 16, 0.25, rope, qkv_bias=True)
     assert read_spec(config("MistralForCausalLM")).windows == (4096,) * 4
 
 
@@ -72,15 +73,15 @@ def test_both_forms_of_rope(form: str, type_key: str) -> None:
         return read_spec(config(rope_scaling=rope, rope_theta=5000.0, **changes))
 
     plain = unscaled(16, 5000.0)
-    assert read({type_key: "linear", "factor": 2}).rope == RopeSpec.of(plain / 2.0)
+    assert read({type_key: "linear", "factor": 2}).ropes[0] == RopeSpec.of(plain / 2.0)
     llama = read({type_key: "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 64})
-    assert llama.rope == RopeSpec.of(llama3(plain, 8.0, 1.0, 4.0, 64))
+    assert llama.ropes[0] == RopeSpec.of(llama3(plain, 8.0, 1.0, 4.0, 64))
     assert llama.max_position_embeddings == 512
     longer = read({type_key: "yarn", "factor": 4.0, "original_max_position_embeddings": 512})
     frequencies = yarn(plain, 5000.0, 4.0, 32.0, 1.0, 512, truncate=True)
-    assert longer.rope == RopeSpec.of(frequencies, pytest.approx(1.1386294))
+    assert longer.ropes[0] == RopeSpec.of(frequencies, pytest.approx(1.1386294))
     assert longer.max_position_embeddings == 2048
-    assert read({type_key: "default"}).rope == RopeSpec.of(plain)
+    assert read({type_key: "default"}).ropes[0] == RopeSpec.of(plain)
 
 
 def test_ids_of_the_end() -> None:
@@ -93,7 +94,7 @@ REFUSED = [
     (config("GPT2LMHeadModel"), "architecture 'GPT2LMHeadModel' .* Qwen3ForCausalLM, Qwen2ForCausalLM, LlamaForCausalLM, Mistral"),
     ({**BASE, "model_type": "gemma3"}, "model_type 'gemma3' is not supported; supported are Qwen3"),
     (config(quantization_config={"quant_method": "awq"}), "quantization_config .*'awq'"),
-    (config(hidden_act="gelu"), "hidden_act 'gelu' .* silu"),
+    (config(hidden_act="softplus"), "hidden_act 'softplus' .* silu"),
     (config(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope type 'dynamic' .* default, linear, llama3, yarn"),
     (config(rope_scaling={"type": "longrope", "factor": 2.0}), "rope type 'longrope'"),
     (config(rope_scaling={"type": "linear", "factor": 2.0, "mrope_section": [1, 2]}), "rope parameter 'mrope_section'"),

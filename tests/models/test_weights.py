@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from aengine.errors import ModelLoadError
 from aengine.models.checkpoint import checkpoint_dtype
 from aengine.models.decoder import Decoder
+from aengine.models.model_config import read_spec
 from aengine.models.named_weights import named_weights
-from aengine.models.spec import ModelSpec, read_spec
+from aengine.models.spec import ModelSpec
 from aengine.models.weights import fused, random_weights, stored_weights
 
 CPU = torch.device("cpu")
@@ -38,13 +39,11 @@ def spec_of(**changes) -> ModelSpec:
 
 def tensors_of(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Tensors:
     torch.manual_seed(0)
-    return {
-        part.source: torch.randn(part.rows, *weight.shape[1:]).to(dtype) for weight in named_weights(spec).values() for part in weight.parts
-    }
+    return {part.source: torch.randn(part.shape).to(dtype) for weight in named_weights(spec).values() for part in weight.parts}
 
 
 def load(spec: ModelSpec, path: pathlib.Path, dtype: torch.dtype = torch.float32) -> Tensors:
-    return fused(stored_weights(spec, path), dtype, CPU)
+    return fused(spec, stored_weights(spec, path), dtype, CPU)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

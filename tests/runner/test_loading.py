@@ -18,8 +18,8 @@ from aengine.config import EngineConfig
 from aengine.errors import InsufficientMemoryError, ModelLoadError
 from aengine.models import progress
 from aengine.models.hub import resolve_model
+from aengine.models.model_config import load_spec
 from aengine.models.named_weights import weight_bytes
-from aengine.models.spec import load_spec
 from aengine.runner import device_executor, host_executor, setup
 from aengine.runner.host_executor import HostExecutor
 from aengine.runner.model_runner import ModelRunner

@@ -1,0 +1,110 @@
+"""`ConfigReader`: typed access to the keys of a Hugging Face config.json, with errors that name key and value.
+
+Owns what is common to all families: activations, quantization, token ids, the dtype. Does not know which keys a family has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aengine.errors import ModelLoadError
+from aengine.models.spec import Activation
+
+_ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+    "relu2": Activation.RELU_SQUARED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigReader:
+    config: Mapping[str, Any]
+    defaults: Mapping[str, Any]  # the family's values of keys that are absent; a key of the config that is null is not absent
+
+    def get(self, key: str, fallback: Any = None) -> Any:
+        """The value of a key; `fallback` if it is absent or null."""
+        value = self.config[key] if key in self.config else self.defaults.get(key)
+        return fallback if value is None else value
+
+    def positive(self, key: str, fallback: int | None = None) -> int:
+        value = self.get(key, fallback)
+        if value is None:
+            raise ModelLoadError(f"config.json lacks {key}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ModelLoadError(f"{key} {value!r} in config.json is not a positive integer")
+        return value
+
+    def number(self, key: str, fallback: float | None = None) -> float:
+        value = self.get(key, fallback)
+        if value is None:
+            raise ModelLoadError(f"config.json lacks {key}")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise ModelLoadError(f"{key} {value!r} in config.json is not a finite number")
+        return float(value)
+
+    def flag(self, key: str, fallback: bool = False) -> bool:
+        return bool(self.get(key, fallback))
+
+    def refuse(self, **expected: Any) -> None:
+        """Raises ModelLoadError for a key that has another value than the one given here, which is the only one that is supported."""
+        for key, value in expected.items():
+            if self.get(key, value) != value:
+                raise ModelLoadError(f"{key} {self.get(key)!r} in config.json is not supported; supported is {value!r}")
+
+    def activation(self, key: str = "hidden_act", fallback: str = "silu") -> Activation:
+        name = self.get(key, fallback)
+        if name not in _ACTIVATIONS:
+            raise ModelLoadError(f"{key} {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[name]
+
+    def layer_types(self, num_layers: int, known: Sequence[str] = ("full_attention", "sliding_attention")) -> list[str] | None:
+        """The entries of `layer_types`, one per layer; None if it is absent."""
+        kinds = self.get("layer_types")
+        if kinds is None:
+            return None
+        if not isinstance(kinds, list) or len(kinds) != num_layers:
+            count = len(kinds) if isinstance(kinds, list) else repr(kinds)
+            raise ModelLoadError(f"layer_types has {count} entries for {num_layers} layers")
+        unknown = sorted({str(kind) for kind in kinds} - set(known))
+        if unknown:
+            raise ModelLoadError(f"layer_types {unknown[0]!r} is not supported; supported are {', '.join(known)}")
+        return kinds
+
+
+def check_quantization(config: Mapping[str, Any]) -> None:
+    """Raises ModelLoadError for quantized weights."""
+    quantization = config.get("quantization_config")
+    if quantization and not _is_of_kv_alone(quantization):
+        method = quantization.get("quant_method", "unknown")
+        raise ModelLoadError(
+            f"quantization_config is not supported (quant_method {method!r}); supported are unquantized weights, with or without an 8-bit"
+            " float kv_cache_scheme"
+        )
+
+
+def _is_of_kv_alone(quantization: Mapping[str, Any]) -> bool:
+    """Whether a compressed-tensors config quantizes only the KV cache: in 8-bit float with one scale per layer."""
+    scheme = quantization.get("kv_cache_scheme") or {}
+    return (
+        quantization.get("quant_method") == "compressed-tensors"
+        and not quantization.get("config_groups")
+        and (scheme.get("type"), scheme.get("num_bits"), scheme.get("strategy", "tensor")) == ("float", 8, "tensor")
+        and not scheme.get("dynamic")
+    )
+
+
+def read_token_ids(value: Any, key: str) -> tuple[int, ...]:
+    """None, an id or a list of ids -> the distinct ids in order. Raises ModelLoadError."""
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0 for token_id in ids):
+        raise ModelLoadError(f"{key} {value!r} is not a token id or a list of token ids")
+    return tuple(dict.fromkeys(ids))

@@ -1,0 +1,115 @@
+"""What a family of models is: how its config.json becomes a `ModelSpec`, and how its checkpoints name and store the parameters.
+
+Owns the parts of a description that most families share. Knows nothing of files or of how a model is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from aengine.errors import ModelLoadError
+from aengine.layers.rotary import RopeSpec
+from aengine.models.config_reader import ConfigReader, read_token_ids
+from aengine.models.rope_config import read_rope
+from aengine.models.spec import Attention, Layer, Mlp, ModelSpec, Norm
+
+LLAMA_NAMES: Mapping[str, str] = {
+    "embedding": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "layer": "model.layers.{layer}",
+    "attention_norm": "input_layernorm",
+    "qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "output": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "gate_up": "mlp.gate_proj mlp.up_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+"""Our names of modules -> the checkpoint's, several where a parameter is made of several tensors; those of a layer stand behind "layer".
+
+A name with "{index}" stands for one tensor for each of a parameter's experts or heads. A key that ends with ".weight" or ".bias", or that
+is a parameter which has neither ending, gives the whole name of the tensor.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """How a tensor of the checkpoint becomes rows of a parameter."""
+
+    shape: tuple[int, ...]  # in the checkpoint
+    apply: Callable[[Tensor], Tensor]
+
+
+def no_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    """See `Family.transform`."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    model_type: str  # in config.json
+    architecture: str  # in config.json
+    read: Callable[[ConfigReader, str], ModelSpec]
+    """From the config and the architecture's name. Raises ModelLoadError for values that are not supported."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # the values that the HF config class has for absent keys
+    names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)
+    transform: Callable[[ModelSpec, Layer | None, str, int, tuple[int, ...]], Transform | None] = no_transform
+    """For part number `part` of our parameter `name` (such as "qkv.weight", without the layer's number) whose rows have `shape`: how they
+    are made of the checkpoint's tensor; None: it has that shape and is taken as it is."""
+    ignored: str = r".*\.rotary_emb\.inv_freq"  # regular expression for tensors that a checkpoint may have and that nothing needs
+
+
+def decoder_spec(reader: ConfigReader, family: str, architecture: str, layers: Sequence[Layer], **changes: Any) -> ModelSpec:
+    """A model of `layers`, with what the families have in common; `changes` are other fields of `ModelSpec`."""
+    fields: dict[str, Any] = {
+        "vocab_size": reader.positive("vocab_size"),
+        "hidden_size": reader.positive("hidden_size"),
+        "norm": rms_norm(reader),
+        "max_position_embeddings": reader.positive("max_position_embeddings"),
+        "tied_head": reader.flag("tie_word_embeddings"),
+        "dtype": reader.config.get("dtype") or reader.config.get("torch_dtype"),
+        "initializer_range": reader.number("initializer_range", 0.02),
+        "eos_token_ids": read_token_ids(reader.config.get("eos_token_id"), "eos_token_id"),
+    }
+    return ModelSpec(family=family, architecture=architecture, layers=tuple(layers), **{**fields, **changes})
+
+
+def rms_norm(reader: ConfigReader, key: str = "rms_norm_eps", *, unit_offset: bool = False) -> Norm:
+    return Norm(eps=reader.number(key, 1e-6), unit_offset=unit_offset)
+
+
+def rope_and_context(reader: ConfigReader, head_dim: int) -> tuple[RopeSpec, int]:
+    """The rope that all layers share, and the longest context in tokens."""
+    return read_rope(reader.config, head_dim, reader.positive("max_position_embeddings"))
+
+
+def head_sizes(reader: ConfigReader) -> tuple[int, int, int]:
+    """num_heads, num_kv_heads and head_dim, checked."""
+    hidden_size, num_heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
+    num_kv_heads = reader.positive("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelLoadError(f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
+    if reader.get("head_dim") is None and hidden_size % num_heads:
+        raise ModelLoadError(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}, and head_dim is absent")
+    head_dim = reader.positive("head_dim", hidden_size // num_heads)
+    if head_dim % 2:
+        raise ModelLoadError(f"head_dim {head_dim} is odd; rotary embedding needs an even one")
+    return num_heads, num_kv_heads, head_dim
+
+
+def attention(reader: ConfigReader, rope: RopeSpec | None, **changes: Any) -> Attention:
+    """Grouped-query attention with the sizes of the config; `changes` are other fields of `Attention`."""
+    num_heads, num_kv_heads, head_dim = head_sizes(reader)
+    fields = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "scale": head_dim**-0.5, "rope": rope}
+    return Attention(**{**fields, **changes})
+
+
+def gated_mlp(reader: ConfigReader, *, bias: bool = False, size: str = "intermediate_size") -> Mlp:
+    return Mlp(reader.positive(size), reader.activation(), up_bias=bias, down_bias=bias)

@@ -1,0 +1,92 @@
+"""Llama 2 and 3, Mistral, Qwen2 and Qwen3: pre-norm blocks of grouped-query attention and a gated MLP."""
+
+from __future__ import annotations
+
+from aengine.errors import ModelLoadError
+from aengine.models.config_reader import ConfigReader
+from aengine.models.families.base import Family, attention, decoder_spec, gated_mlp, head_sizes, rms_norm, rope_and_context
+from aengine.models.spec import Layer, ModelSpec, QkNorm
+
+
+def _spec(
+    reader: ConfigReader,
+    family: str,
+    architecture: str,
+    windows: list[int | None],
+    *,
+    qkv_bias: bool,
+    output_bias: bool,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+) -> ModelSpec:
+    """Layers that differ in their windows alone."""
+    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    norm = rms_norm(reader)
+    layers = [
+        Layer(
+            attention=attention(
+                reader, rope, window=window, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm=QkNorm(norm) if qk_norm else None
+            ),
+            mlp=gated_mlp(reader, bias=mlp_bias),
+            attention_norm=norm,
+            mlp_norm=norm,
+        )
+        for window in windows
+    ]
+    return decoder_spec(reader, family, architecture, layers, max_position_embeddings=context)
+
+
+def _llama(reader: ConfigReader, architecture: str) -> ModelSpec:
+    bias = reader.flag("attention_bias")
+    return _spec(
+        reader, "llama", architecture, uniform_windows(reader, None), qkv_bias=bias, output_bias=bias, mlp_bias=reader.flag("mlp_bias")
+    )
+
+
+def _mistral(reader: ConfigReader, architecture: str) -> ModelSpec:
+    window = reader.positive("sliding_window") if reader.get("sliding_window") else None
+    return _spec(reader, "mistral", architecture, uniform_windows(reader, window), qkv_bias=False, output_bias=False)
+
+
+def uniform_windows(reader: ConfigReader, window: int | None) -> list[int | None]:
+    """The same window in all layers. Raises ModelLoadError for `layer_types` that say something else, which transformers would ignore."""
+    num_layers = reader.positive("num_hidden_layers")
+    expected = "full_attention" if window is None else "sliding_attention"
+    kinds = reader.layer_types(num_layers)
+    if kinds is not None and set(kinds) != {expected}:
+        raise ModelLoadError(f"layer_types other than {expected} in every layer is not supported for this family")
+    return [window] * num_layers
+
+
+def qwen_windows(reader: ConfigReader) -> list[int | None]:
+    """By use_sliding_window, max_window_layers and layer_types."""
+    num_layers = reader.positive("num_hidden_layers")
+    window = reader.positive("sliding_window") if reader.flag("use_sliding_window") and reader.get("sliding_window") else None
+    kinds = reader.layer_types(num_layers)
+    if kinds is None:
+        first = reader.get("max_window_layers", num_layers)
+        kinds = ["sliding_attention" if window and layer >= first else "full_attention" for layer in range(num_layers)]
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def _qwen2(reader: ConfigReader, architecture: str) -> ModelSpec:
+    return _spec(reader, "qwen2", architecture, qwen_windows(reader), qkv_bias=True, output_bias=False)
+
+
+def _qwen3(reader: ConfigReader, architecture: str) -> ModelSpec:
+    bias = reader.flag("attention_bias")
+    return _spec(reader, "qwen3", architecture, qwen_windows(reader), qkv_bias=bias, output_bias=bias, qk_norm=True)
+
+
+_QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28, "num_key_value_heads": 32}
+FAMILIES = (
+    Family("qwen3", "Qwen3ForCausalLM", _qwen3, {**_QWEN, "head_dim": 128}),
+    Family("qwen2", "Qwen2ForCausalLM", _qwen2, _QWEN),
+    Family("llama", "LlamaForCausalLM", _llama, {"max_position_embeddings": 2048}),
+    Family(
+        "mistral",
+        "MistralForCausalLM",
+        _mistral,
+        {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    ),
+)

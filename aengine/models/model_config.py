@@ -1,0 +1,60 @@
+"""Reads config.json and generation_config.json of a model folder: which family it is, its `ModelSpec`, its end-of-sequence ids and its
+sampling defaults. Follows the configuration classes of transformers, without importing transformers."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from aengine.errors import InvalidRequestError, ModelLoadError
+from aengine.models.config_reader import ConfigReader, check_quantization, read_token_ids
+from aengine.models.families import FAMILIES
+from aengine.models.families.base import Family
+from aengine.models.json_file import read_json
+from aengine.models.spec import ModelSpec
+from aengine.params import SamplingParams
+
+_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def load_spec(model_dir: pathlib.Path) -> ModelSpec:
+    """The spec of the config.json in `model_dir`. Raises ModelLoadError."""
+    return read_spec(read_json(model_dir / "config.json"))
+
+
+def read_spec(config: Mapping[str, Any]) -> ModelSpec:
+    """The spec of a config.json. Raises ModelLoadError naming what is missing or not supported."""
+    family, architecture = _family(config)
+    check_quantization(config)
+    return family.read(ConfigReader(config, family.defaults), architecture)
+
+
+def _family(config: Mapping[str, Any]) -> tuple[Family, str]:
+    architectures = config.get("architectures")
+    model_type = config.get("model_type")
+    for family in FAMILIES.values():
+        if family.architecture == architectures[0] if architectures else family.model_type == model_type:
+            return family, family.architecture
+    supported = ", ".join(family.architecture for family in FAMILIES.values())
+    if architectures:
+        raise ModelLoadError(f"architecture {architectures[0]!r} is not supported; supported are {supported}")
+    raise ModelLoadError(f"config.json has no architectures and its model_type {model_type!r} is not supported; supported are {supported}")
+
+
+def load_generation(model_dir: pathlib.Path, spec: ModelSpec) -> tuple[tuple[int, ...], Mapping[str, Any]]:
+    """The end-of-sequence ids, and those of temperature, top_p, top_k, min_p and repetition_penalty that the model sets, as keyword
+    arguments of `SamplingParams`.
+
+    Reads `model_dir`/generation_config.json if there is one. If it has no end-of-sequence ids, those of config.json are taken.
+    Raises ModelLoadError for values out of range.
+    """
+    path = model_dir / "generation_config.json"
+    config = read_json(path) if path.is_file() else {}
+    sampling = {key: config[key] for key in _SAMPLING_KEYS if config.get(key) is not None}
+    try:
+        SamplingParams(**sampling)
+    except InvalidRequestError as error:
+        raise ModelLoadError(f"{path} has a value out of range: {error}") from error
+    eos = read_token_ids(config.get("eos_token_id"), "eos_token_id")
+    return eos or spec.eos_token_ids, sampling
