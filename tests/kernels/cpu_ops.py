@@ -10,7 +10,21 @@ import torch
 from torch import Tensor
 
 from aengine.attention import StepLayout
-from aengine.kernels.cpu.library import BLOCK, ELEMENTS, PANEL, CLayer, CModel, CPackedLinear, CPool, CpuKernels, CStep, Workspace, check
+from aengine.kernels.cpu.library import (
+    BLOCK,
+    ELEMENTS,
+    PANEL,
+    CExperts,
+    CHeads,
+    CLayer,
+    CModel,
+    CPackedLinear,
+    CPool,
+    CpuKernels,
+    CStep,
+    Workspace,
+    check,
+)
 from aengine.kernels.cpu.ops import as_rows, norm_weight, row_stride
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
@@ -22,6 +36,8 @@ STORE, ADD, SILU_MUL = 0, 1, 2  # `Epilogue` of src/abi.h
 _SIGNATURES = {  # as those of `aengine.kernels.cpu.library`
     "argmax": (c_int, c_int32, c_void_p, c_int64, c_int64, POINTER(CPackedLinear), c_void_p, c_void_p, c_int),
     "rms_norm": (None, c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int),
+    "experts": (c_int, c_int32, POINTER(CExperts), c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int),
+    "heads": (c_int, c_int32, POINTER(CHeads), c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int),
     "rotate_and_write": (
         *(c_int, POINTER(CModel), POINTER(CLayer), POINTER(CPool), c_int64, POINTER(CStep)),
         *(c_void_p, c_int64, c_int),
@@ -66,6 +82,28 @@ def argmax(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:
     )
     check(status)
     return out
+
+
+def add_experts(workspace: Workspace, x: Tensor, experts: CExperts, residual: Tensor) -> Tensor:
+    """residual + the output of the experts, rounded once; [m, out_features]."""
+    rows = as_rows(x, x.shape[1], x.dtype)
+    out = torch.zeros(len(x), _padded(residual.shape[1], PANEL), dtype=x.dtype)
+    out[:, : residual.shape[1]] = residual
+    status = workspace.kernels.experts(
+        *(ELEMENTS[x.dtype], ctypes.byref(experts), rows.data_ptr(), row_stride(rows), len(x)),
+        *(out.data_ptr(), out.shape[1], workspace.handle, workspace.threads),
+    )
+    check(status)
+    return out[:, : residual.shape[1]]
+
+
+def multiply_heads(workspace: Workspace, x: Tensor, heads: CHeads, out: Tensor) -> None:
+    """Writes to `out` as `heads` says; rows of both are contiguous, those of `x` zero up to a multiple of 16."""
+    status = workspace.kernels.heads(
+        *(ELEMENTS[x.dtype], ctypes.byref(heads), x.data_ptr(), x.stride(0), len(x)),
+        *(out.data_ptr(), out.stride(0), workspace.handle, workspace.threads),
+    )
+    check(status)
 
 
 def rms_norm(workspace: Workspace, x: Tensor, weight: Tensor, eps: float) -> Tensor:

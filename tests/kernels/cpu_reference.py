@@ -43,6 +43,52 @@ def int8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return product if bias is None else product + bias.float()
 
 
+def route(
+    logits: Tensor,
+    top_k: int,
+    *,
+    sigmoid: bool = False,
+    correction: Tensor | None = None,
+    num_groups: int = 1,
+    top_groups: int = 1,
+    normalize: bool = False,
+    scaling: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """[m, num_experts] -> the experts and weights of each token, [m, top_k], as the routers of Transformers' DeepSeek-V2 (softmax) and
+    DeepSeek-V3 (sigmoid) choose them; the others are special cases of them."""
+    scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
+    values = scores if correction is None else scores + correction
+    if num_groups > 1:
+        groups = values.view(len(values), num_groups, -1)
+        ranks = groups.topk(2, dim=-1).values.sum(-1) if sigmoid else groups.amax(-1)
+        best = torch.zeros_like(ranks).scatter(1, ranks.topk(top_groups, dim=-1).indices, 1.0)
+        values = groups.masked_fill(best[..., None] == 0, -math.inf).flatten(1)
+    chosen = values.topk(top_k, dim=-1).indices
+    weights = scores.gather(1, chosen)
+    if normalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return chosen, weights * scaling
+
+
+def experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Tensor:
+    """The MLPs of the [m, top_k] chosen experts, added with their weights; [m, in]. Matrices [num_experts, out, in]."""
+    out = torch.zeros(len(x), down.shape[1])
+    for token, row in enumerate(x):
+        for expert, weight in zip(chosen[token].tolist(), weights[token].tolist(), strict=True):
+            biases = [None if bias is None else bias[expert] for bias in (gate_up_bias, down_bias)]
+            gated = gated_linear(row[None], gate_up[expert], biases[0]).to(x.dtype)
+            out[token] += weight * linear(gated, down[expert], biases[1])[0]
+    return out
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """[..., size], [size] -> [..., size]"""
     wide = x.float()

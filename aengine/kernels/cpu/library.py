@@ -42,6 +42,19 @@ class CPart(Structure):
     _fields_ = _fields((c_void_p, "data"), (c_int64, "rows stride"))
 
 
+class CExperts(Structure):
+    _fields_ = _fields(
+        (c_void_p, "router correction gate_up down shared_gate_up shared_down"),
+        (c_int64, "num_experts top_k num_groups top_groups"),
+        (c_float, "scaling"),
+        (c_int32, "scoring normalize shared_gate"),
+    )
+
+
+class CHeads(Structure):
+    _fields_ = _fields((c_void_p, "weights"), (c_int64, "num_heads copied in_first in_stride out_first out_stride"))
+
+
 class CLayer(Structure):
     _fields_ = _fields((c_void_p, "attention_norm q_norm k_norm mlp_norm"), (CPackedLinear, "qkv output gate_up down"), (c_int64, "window"))
 
@@ -71,7 +84,11 @@ class CStep(Structure):
     )
 
 
-STRUCT_SIZES = [*map(ctypes.sizeof, (CPackedLinear, CPart, CLayer, CModel, CPool)), DRAW_PARAMS.itemsize, ctypes.sizeof(CStep)]
+STRUCT_SIZES = [
+    *map(ctypes.sizeof, (CPackedLinear, CPart, CExperts, CHeads, CLayer, CModel, CPool)),
+    DRAW_PARAMS.itemsize,
+    ctypes.sizeof(CStep),
+]
 """In the order of `aengine_struct_sizes`."""
 
 _MESSAGES = {  # of `Status`

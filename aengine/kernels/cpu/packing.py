@@ -1,4 +1,4 @@
-"""`PackedLinear`: a matrix in the layout of the kernels, packed from checkpoint tensors.
+"""`PackedLinear`: a matrix in the layout of the kernels, packed from checkpoint tensors; `PackedLinears`: a list of them.
 
 Owns the allocation; the layout is in `src/abi.h` and `src/packing.h`.
 """
@@ -6,9 +6,11 @@ Owns the allocation; the layout is in `src/abi.h` and `src/packing.h`.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.kernels.cpu.library import BF16_PAIRS, BLOCK, ELEMENTS, F32_WORDS, INT8_QUADS, PANEL, CPackedLinear, CPart, CpuKernels
@@ -33,11 +35,13 @@ class PackedLinear:
         threads: int,
         interleaved: bool = False,
         int8: bool = False,
+        float32: bool = False,
         allocate: Allocate = lazy_bytes,
     ) -> None:
         """Packs the rows of `parts` one after another: bf16 or float32 tensors of the same number of columns, columns contiguous.
 
-        `dtype` is that of the activations, and of the weights unless `int8`, which quantises them with one scale per row.
+        `dtype` is that of the activations, and of the weights unless they are to be `float32`, or `int8`, which quantises them with one
+        scale per row.
         """
         _check_parts(parts)
         self.dtype = dtype
@@ -49,7 +53,7 @@ class PackedLinear:
             raise ValueError(f"an interleaved matrix of {self.out_features} rows cannot be halved")
         if int8 and self.in_features > _MAX_INT8_FEATURES:
             raise ValueError(f"int8 weights of {self.in_features} columns are not supported; the most is {_MAX_INT8_FEATURES}")
-        word_format = INT8_QUADS if int8 else (BF16_PAIRS, F32_WORDS)[ELEMENTS[dtype]]
+        word_format = INT8_QUADS if int8 else F32_WORDS if float32 else (BF16_PAIRS, F32_WORDS)[ELEMENTS[dtype]]
         panels = -(-self.out_features // 2 // (PANEL // 2)) if interleaved else -(-self.out_features // PANEL)
         self.padded_features = panels * PANEL
         steps = -(-self.in_features // BLOCK) * BLOCK // _PER_WORD[word_format]
@@ -88,6 +92,51 @@ class PackedLinear:
             return torch.nn.functional.pad(rows, (0, self.padded_features - len(rows))).contiguous()
         halves = torch.nn.functional.pad(rows.view(2, -1), (0, (self.padded_features - len(rows)) // 2))
         return halves.view(2, -1, 16).transpose(0, 1).reshape(-1).contiguous()
+
+
+class PackedLinears:
+    """Matrices of one shape, for a grouped product: one per expert or head. Their memory is allocated at once."""
+
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        matrices: Sequence[Tensor] | Tensor,
+        *,
+        dtype: torch.dtype,
+        threads: int,
+        interleaved: bool = False,
+        int8: bool = False,
+        allocate: Allocate = lazy_bytes,
+    ) -> None:
+        """Packs each of `matrices` [out_features, in_features] as `PackedLinear` does."""
+        count = len(matrices)
+        memory: list[NDArray[np.uint8]] = []
+
+        def allocate_part(size: int) -> NDArray[np.uint8]:
+            if not memory:
+                memory.append(allocate(count * size))
+            first = len(linears) * size
+            return memory[0][first : first + size]
+
+        linears: list[PackedLinear] = []
+        for matrix in matrices:
+            linears.append(
+                PackedLinear(kernels, [matrix], dtype=dtype, threads=threads, interleaved=interleaved, int8=int8, allocate=allocate_part)
+            )
+        if len({(linear.out_features, linear.in_features) for linear in linears}) != 1:
+            raise ValueError("there are no matrices, or they have several shapes")
+        self.linears = linears
+        self.c = (CPackedLinear * count)(*(linear.c for linear in linears))
+
+    def set_biases(self, biases: Iterable[Tensor]) -> None:
+        """Sets the bias [out_features] of each matrix."""
+        for index, (linear, bias) in enumerate(zip(self.linears, biases, strict=True)):
+            linear.set_bias([bias])
+            self.c[index] = linear.c
+
+    @property
+    def nbytes(self) -> int:
+        return sum(linear.nbytes for linear in self.linears)
 
 
 def _check_parts(parts: Sequence[Tensor]) -> None:

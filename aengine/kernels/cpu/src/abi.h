@@ -66,6 +66,31 @@ struct Layer {
   i64 window;  // latest positions that a query attends to, itself included; 0: all
 };
 
+enum Scoring : i32 { SOFTMAX = 0, SIGMOID = 1 };
+
+// A layer of experts: MLPs of which a router chooses `top_k` for each token. Their gate_up are interleaved.
+struct Experts {
+  const PackedLinear* router;          // [num_experts, hidden], and one row more if there is a shared gate
+  const float* correction;             // [num_experts], added to scores for the choice alone; null: none
+  const PackedLinear* gate_up;         // [num_experts]
+  const PackedLinear* down;            // [num_experts]
+  const PackedLinear* shared_gate_up;  // of an MLP of all tokens, as shared_down; null: none
+  const PackedLinear* shared_down;
+  i64 num_experts, top_k;
+  i64 num_groups, top_groups;  // experts are chosen from the best groups of num_experts / num_groups
+  float scaling;               // of the weights of the chosen
+  i32 scoring;
+  i32 normalize;    // the chosen's scores are divided by their sum
+  i32 shared_gate;  // the last output of the router is a logit, the sigmoid of which is the weight of the shared MLP, otherwise 1
+};
+
+// A matrix for each head: of `in` elements from column in_first + head * in_stride on, to `out` ones from out_first + head * out_stride
+// on. The `copied` elements before the one are copied to before the other.
+struct Heads {
+  const PackedLinear* weights;  // [num_heads]
+  i64 num_heads, copied, in_first, in_stride, out_first, out_stride;
+};
+
 struct Model {
   const Layer* layers;
   const PackedLinear* head;

@@ -37,6 +37,7 @@ struct Buffers {
   Buffer residual, normed, qkv, attended, gated;  // activations of a step
   Buffer prepared, row_scales;                    // activations as a Dot reads them
   Buffer tiles, tasks, partials, gathered;        // attention
+  Buffer routing, choices, groups, expert_gated, expert_outputs;  // of experts
   Buffer logits, chunk_best, block_best, block_mass, listed;  // of random sampling
 };
 

@@ -1,0 +1,194 @@
+// How the experts of a step are computed. The router's choices are sorted by expert, so that an expert's matrices are read once however
+// many tokens chose it; the grouped product shares all experts' panels among the threads. Each choice has a row of its own in the
+// outputs; at the end a token adds up those of its choices, in their order.
+#include "experts.h"
+
+#include <algorithm>
+
+namespace aengine {
+
+// How large the buffers of a layer of experts are, in elements.
+struct ExpertSizes {
+  i64 rows, choices, num_groups;  // at most
+  i64 logits_stride, gated_stride, shared_stride, out_stride;
+  ExpertSizes(const Experts& e, i64 tokens)
+      : rows(tokens),
+        choices(tokens * e.top_k),
+        num_groups(smaller(e.num_experts, tokens * e.top_k)),
+        logits_stride(round_up(e.router->out_features, PANEL)),
+        gated_stride(round_up(e.down->in_features, PANEL)),
+        shared_stride(e.shared_down ? round_up(e.shared_down->in_features, PANEL) : 0),
+        out_stride(round_up(e.down->out_features, PANEL)) {}
+};
+
+// A choice is a token and one of its top_k. Sorted by expert, each has a place.
+template <class E>
+struct ExpertBuffers : ExpertSizes {
+  float* logits;   // [rows, logits_stride]
+  float* weights;  // [rows, top_k + 1], the last of the shared expert
+  i32* chosen;     // [rows, top_k], experts
+  i32* places;     // [rows, top_k]
+  i32* tokens;     // [choices], of each place
+  Group* groups;   // [2][num_groups], for gate_up and for down
+  E* gated;        // [choices, gated_stride], of each place
+  E* shared;       // [rows, shared_stride]
+  float* outputs;  // [choices + rows, out_stride], of each place, then of the shared expert
+
+  ExpertBuffers(const Buffers& space, const ExpertSizes& sizes) : ExpertSizes(sizes) {
+    logits = space.routing.as<float>(), weights = logits + rows * logits_stride;
+    chosen = space.choices.as<i32>(), places = chosen + choices, tokens = places + choices;
+    groups = space.groups.as<Group>();
+    gated = space.expert_gated.as<E>(), shared = gated + choices * gated_stride;
+    outputs = space.expert_outputs.as<float>();
+  }
+};
+
+namespace {
+
+// The index of the largest value that is not taken, the lowest of equal ones; a NaN only if there is nothing else.
+i64 find_largest(const float* values, const bool* taken, i64 count) {
+  i64 best = -1;
+  for (i64 i = 0; i < count; i++) {
+    if (!taken[i] && (best < 0 || values[i] > values[best] || (values[best] != values[best] && values[i] == values[i]))) best = i;
+  }
+  return best;
+}
+
+// Logits, with room to a multiple of PANEL -> scores: their softmax or sigmoids.
+void score_experts(const Experts& e, float* logits) {
+  for (i64 i = e.num_experts; i < round_up(e.num_experts, LANES); i++) logits[i] = 0.f;
+  if (e.scoring == SIGMOID) {
+    for (i64 i = 0; i < e.num_experts; i += LANES) store(logits + i, 1.f / (1.f + exp(-load(logits + i))));
+    return;
+  }
+  float top = logits[0], total = 0;
+  for (i64 i = 1; i < e.num_experts; i++) top = logits[i] > top ? logits[i] : top;
+  for (i64 i = 0; i < e.num_experts; i += LANES) store(logits + i, exp(load(logits + i) - top));
+  for (i64 i = 0; i < e.num_experts; i++) total += logits[i];
+  for (i64 i = 0; i < e.num_experts; i++) logits[i] /= total;
+}
+
+// Marks all experts as taken whose group is not one of the `top_groups` best: by the largest value of a group where scores are a softmax
+// (DeepSeek-V2), by the sum of the two largest where they are sigmoids (DeepSeek-V3).
+void exclude_groups(const Experts& e, const float* values, bool* taken) {
+  const i64 size = e.num_experts / e.num_groups;
+  float ranks[MAX_EXPERTS];
+  bool allowed[MAX_EXPERTS] = {};
+  for (i64 group = 0; group < e.num_groups; group++) {
+    const float* of = values + group * size;
+    bool* seen = taken + group * size;
+    const i64 first = find_largest(of, seen, size);
+    ranks[group] = of[first];
+    if (e.scoring == SIGMOID && size > 1) {
+      seen[first] = true;
+      ranks[group] += of[find_largest(of, seen, size)];
+      seen[first] = false;
+    }
+  }
+  for (i64 i = 0; i < e.top_groups; i++) allowed[find_largest(ranks, allowed, e.num_groups)] = true;
+  for (i64 i = 0; i < e.num_experts; i++) taken[i] = !allowed[i / size];
+}
+
+// The experts of one token, the best first, and their weights; then the weight of the shared expert. Overwrites the logits.
+void choose_experts(const Experts& e, float* logits, i32* chosen, float* weights) {
+  const float gate = e.shared_gate ? 1.f / (1.f + std::exp(-logits[e.num_experts])) : 1.f;
+  score_experts(e, logits);
+  float values[MAX_EXPERTS], total = 1e-20f;  // as DeepSeek's routers have it
+  bool taken[MAX_EXPERTS] = {};
+  for (i64 i = 0; i < e.num_experts; i++) values[i] = e.correction ? logits[i] + e.correction[i] : logits[i];
+  if (e.num_groups > 1) exclude_groups(e, values, taken);
+  for (i64 k = 0; k < e.top_k; k++) {
+    const i64 best = find_largest(values, taken, e.num_experts);
+    taken[best] = true;
+    chosen[k] = (i32)best;
+    total += logits[best];
+  }
+  const float factor = e.normalize ? e.scaling / total : e.scaling;
+  for (i64 k = 0; k < e.top_k; k++) weights[k] = logits[chosen[k]] * factor;
+  weights[e.top_k] = gate;
+}
+
+// Sorts the choices of all tokens by expert, and makes the groups of both products.
+template <class E>
+void group_choices(const Experts& e, const ExpertBuffers<E>& b) {
+  i64 ends[MAX_EXPERTS] = {};
+  for (i64 i = 0; i < b.choices; i++) ends[b.chosen[i]]++;
+  Group *gate_up = b.groups, *down = b.groups + b.num_groups;
+  i64 place = 0;
+  for (i64 expert = 0; expert < e.num_experts; expert++) {
+    const i64 count = ends[expert];
+    if (count) {
+      *gate_up++ = {e.gate_up + expert, b.tokens + place, count, place, 0};
+      *down++ = {e.down + expert, nullptr, count, place, 0};
+    }
+    ends[expert] = place;
+    place += count;
+  }
+  std::fill(gate_up, b.groups + b.num_groups, Group{});
+  std::fill(down, b.groups + 2 * b.num_groups, Group{});
+  for (i64 i = 0; i < b.choices; i++) {
+    b.places[i] = (i32)ends[b.chosen[i]]++;
+    b.tokens[b.places[i]] = (i32)(i / e.top_k);
+  }
+}
+
+// The sum of a token's choices from column `begin` on, added to `out`.
+template <class E>
+AE_NOINLINE void add_choices(const ExpertBuffers<E>& b, const Experts& e, i64 token, i64 begin, i64 end, E* out) {
+  const float* weights = b.weights + token * (e.top_k + 1);
+  const i64 count = e.top_k + (e.shared_down ? 1 : 0);
+  for (i64 column = begin; column < end; column += LANES) {
+    VecF total = {};
+    for (i64 k = 0; k < count; k++) {
+      const i64 row = k < e.top_k ? b.places[token * e.top_k + k] : b.choices + token;
+      total += load(b.outputs + row * b.out_stride + column) * weights[k];
+    }
+    store(out + column, load(out + column) + total);
+  }
+}
+
+}  // namespace
+
+template <class E>
+bool reserve_experts(Buffers& space, const Experts& e, i64 rows) {
+  const ExpertSizes n(e, rows);
+  const i64 widest = larger(e.gate_up->in_features, larger(n.gated_stride, n.shared_stride));
+  return space.routing.reserve<float>(rows * (n.logits_stride + e.top_k + 1)) && space.choices.reserve<i32>(3 * n.choices) &&
+         space.groups.reserve<Group>(2 * n.num_groups) && reserve_prepared(space, larger(n.choices, rows), widest) &&
+         space.expert_gated.reserve<E>(n.choices * n.gated_stride + rows * n.shared_stride) &&
+         space.expert_outputs.reserve<float>((n.choices + rows) * n.out_stride);
+}
+
+template <class E>
+void add_experts(const Member& member, const Experts& e, const E* x, i64 stride, i64 rows, E* out, i64 out_stride, const Buffers& space) {
+  const ExpertBuffers<E> b(space, ExpertSizes(e, rows));
+  multiply(member, x, stride, rows, *e.router, StoreRows<float, false>{b.logits, b.logits_stride}, space);
+  member.each_run(rows, 8, [&](i64 begin, i64 end) {
+    for (i64 row = begin; row < end; row++) {
+      choose_experts(e, b.logits + row * b.logits_stride, b.chosen + row * e.top_k, b.weights + row * (e.top_k + 1));
+    }
+  });
+  member.each(1, [&](i64) { group_choices(e, b); });
+  multiply_groups(member, x, stride, rows, e.gate_up->in_features, {b.groups, b.num_groups, rows}, *e.gate_up,
+                  StoreGated<E>{b.gated, b.gated_stride}, space);
+  multiply_groups(member, b.gated, b.gated_stride, b.choices, e.down->in_features, {b.groups + b.num_groups, b.num_groups, rows}, *e.down,
+                  StoreRows<float, false>{b.outputs, b.out_stride}, space);
+  if (e.shared_down) {
+    multiply(member, x, stride, rows, *e.shared_gate_up, StoreGated<E>{b.shared, b.shared_stride}, space);
+    multiply(member, b.shared, b.shared_stride, rows, *e.shared_down,
+             StoreRows<float, false>{b.outputs + b.choices * b.out_stride, b.out_stride}, space);
+  }
+  constexpr i64 COLUMNS = 8 * PANEL;  // of a task
+  const i64 parts = ceil_div(b.out_stride, COLUMNS);
+  member.each(rows * parts, [&](i64 task) {
+    const i64 row = task / parts, begin = task % parts * COLUMNS;
+    add_choices(b, e, row, begin, smaller(b.out_stride, begin + COLUMNS), out + row * out_stride);
+  });
+}
+
+template bool reserve_experts<Bf16>(Buffers&, const Experts&, i64);
+template bool reserve_experts<float>(Buffers&, const Experts&, i64);
+template void add_experts(const Member&, const Experts&, const Bf16*, i64, i64, Bf16*, i64, const Buffers&);
+template void add_experts(const Member&, const Experts&, const float*, i64, i64, float*, i64, const Buffers&);
+
+}  // namespace aengine
