@@ -21,7 +21,8 @@ from tools.prebuild import prebuild
 
 FILES = {
     "attention.cpp": "static int twenty() { return 20; }\n",
-    "draw.cpp": "int draw() { return twenty() + 1; }\n",
+    "experts.cpp": "static int experts() { return 1; }\n",
+    "draw.cpp": "int draw() { return twenty() + experts(); }\n",
     "gemm.cpp": "static int gemm() { return 21; }\n",
     "kernels.cpp": 'int draw();\nextern "C" __attribute__((visibility("default"))) int answer() { return draw() + gemm(); }\n',
     "other.h": "\n",
