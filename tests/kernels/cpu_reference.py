@@ -51,16 +51,17 @@ def route(
     correction: Tensor | None = None,
     num_groups: int = 1,
     top_groups: int = 1,
+    group_top: int = 1,
     normalize: bool = False,
     scaling: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """[m, num_experts] -> the experts and weights of each token, [m, top_k], as the routers of Transformers' DeepSeek-V2 (softmax) and
-    DeepSeek-V3 (sigmoid) choose them; the others are special cases of them."""
+    """[m, num_experts] -> the experts and weights of each token, [m, top_k], as the router of Transformers' DeepSeek-V3 chooses them;
+    all others are special cases of it."""
     scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
     values = scores if correction is None else scores + correction
     if num_groups > 1:
         groups = values.view(len(values), num_groups, -1)
-        ranks = groups.topk(2, dim=-1).values.sum(-1) if sigmoid else groups.amax(-1)
+        ranks = groups.topk(group_top, dim=-1).values.sum(-1)
         best = torch.zeros_like(ranks).scatter(1, ranks.topk(top_groups, dim=-1).indices, 1.0)
         values = groups.masked_fill(best[..., None] == 0, -math.inf).flatten(1)
     chosen = values.topk(top_k, dim=-1).indices

@@ -45,7 +45,7 @@ class CPart(Structure):
 class CExperts(Structure):
     _fields_ = _fields(
         (c_void_p, "router correction gate_up down shared_gate_up shared_down"),
-        (c_int64, "num_experts top_k num_groups top_groups"),
+        (c_int64, "num_experts top_k num_groups top_groups group_top"),
         (c_float, "scaling"),
         (c_int32, "scoring normalize shared_gate"),
     )

@@ -6,7 +6,7 @@ Owns the allocation; the layout is in `src/abi.h` and `src/packing.h`.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -100,7 +100,8 @@ class PackedLinears:
     def __init__(
         self,
         kernels: CpuKernels,
-        matrices: Sequence[Tensor] | Tensor,
+        parts: Sequence[Tensor],
+        count: int,
         *,
         dtype: torch.dtype,
         threads: int,
@@ -108,35 +109,44 @@ class PackedLinears:
         int8: bool = False,
         allocate: Allocate = lazy_bytes,
     ) -> None:
-        """Packs each of `matrices` [out_features, in_features] as `PackedLinear` does."""
-        count = len(matrices)
+        """Packs the rows of `parts`, which are those of `count` matrices one after another, as `PackedLinear` does."""
+        rows, left = divmod(sum(len(part) for part in parts), count)
+        if left or not rows:
+            raise ValueError(f"{rows * count + left} rows are not those of {count} matrices")
         memory: list[NDArray[np.uint8]] = []
+        self.linears: list[PackedLinear] = []
 
-        def allocate_part(size: int) -> NDArray[np.uint8]:
+        def allocate_next(size: int) -> NDArray[np.uint8]:
             if not memory:
                 memory.append(allocate(count * size))
-            first = len(linears) * size
-            return memory[0][first : first + size]
+            return memory[0][len(self.linears) * size :][:size]
 
-        linears: list[PackedLinear] = []
-        for matrix in matrices:
-            linears.append(
-                PackedLinear(kernels, [matrix], dtype=dtype, threads=threads, interleaved=interleaved, int8=int8, allocate=allocate_part)
-            )
-        if len({(linear.out_features, linear.in_features) for linear in linears}) != 1:
-            raise ValueError("there are no matrices, or they have several shapes")
-        self.linears = linears
-        self.c = (CPackedLinear * count)(*(linear.c for linear in linears))
+        options = {"interleaved": interleaved, "int8": int8}
+        for index in range(count):
+            matrix = _cut(parts, index * rows, (index + 1) * rows)
+            self.linears.append(PackedLinear(kernels, matrix, dtype=dtype, threads=threads, allocate=allocate_next, **options))
+        self.c = (CPackedLinear * count)(*(linear.c for linear in self.linears))
 
-    def set_biases(self, biases: Iterable[Tensor]) -> None:
-        """Sets the bias [out_features] of each matrix."""
-        for index, (linear, bias) in enumerate(zip(self.linears, biases, strict=True)):
-            linear.set_bias([bias])
+    def set_biases(self, parts: Sequence[Tensor]) -> None:
+        """Sets the biases of all matrices to the parts, one after another [count * out_features]."""
+        for index, linear in enumerate(self.linears):
+            rows = linear.out_features
+            linear.set_bias(_cut(parts, index * rows, (index + 1) * rows))
             self.c[index] = linear.c
 
     @property
     def nbytes(self) -> int:
         return sum(linear.nbytes for linear in self.linears)
+
+
+def _cut(parts: Sequence[Tensor], begin: int, end: int) -> list[Tensor]:
+    """Rows begin .. end of the parts one after another, as views."""
+    found, first = [], 0
+    for part in parts:
+        if begin < first + len(part) and end > first:
+            found.append(part[max(begin - first, 0) : end - first])
+        first += len(part)
+    return found
 
 
 def _check_parts(parts: Sequence[Tensor]) -> None:

@@ -77,7 +77,8 @@ struct Experts {
   const PackedLinear* shared_gate_up;  // of an MLP of all tokens, as shared_down; null: none
   const PackedLinear* shared_down;
   i64 num_experts, top_k;
-  i64 num_groups, top_groups;  // experts are chosen from the best groups of num_experts / num_groups
+  i64 num_groups, top_groups;  // experts are chosen from the best groups of num_experts / num_groups,
+  i64 group_top;               // ranked by the sum of so many of their highest scores
   float scaling;               // of the weights of the chosen
   i32 scoring;
   i32 normalize;    // the chosen's scores are divided by their sum
@@ -85,7 +86,7 @@ struct Experts {
 };
 
 // A matrix for each head: of `in` elements from column in_first + head * in_stride on, to `out` ones from out_first + head * out_stride
-// on. The `copied` elements before the one are copied to before the other.
+// on. The `copied` elements before the one are copied to before the other. in_features is a multiple of 16.
 struct Heads {
   const PackedLinear* weights;  // [num_heads]
   i64 num_heads, copied, in_first, in_stride, out_first, out_stride;

@@ -68,21 +68,17 @@ void score_experts(const Experts& e, float* logits) {
   for (i64 i = 0; i < e.num_experts; i++) logits[i] /= total;
 }
 
-// Marks all experts as taken whose group is not one of the `top_groups` best: by the largest value of a group where scores are a softmax
-// (DeepSeek-V2), by the sum of the two largest where they are sigmoids (DeepSeek-V3).
+// Marks all experts as taken whose group is not one of the `top_groups` best, by the sum of the `group_top` largest values of each.
 void exclude_groups(const Experts& e, const float* values, bool* taken) {
   const i64 size = e.num_experts / e.num_groups;
-  float ranks[MAX_EXPERTS];
+  float ranks[MAX_EXPERTS] = {};
   bool allowed[MAX_EXPERTS] = {};
   for (i64 group = 0; group < e.num_groups; group++) {
-    const float* of = values + group * size;
-    bool* seen = taken + group * size;
-    const i64 first = find_largest(of, seen, size);
-    ranks[group] = of[first];
-    if (e.scoring == SIGMOID && size > 1) {
-      seen[first] = true;
-      ranks[group] += of[find_largest(of, seen, size)];
-      seen[first] = false;
+    bool seen[MAX_EXPERTS] = {};
+    for (i64 i = 0; i < smaller(e.group_top, size); i++) {
+      const i64 best = find_largest(values + group * size, seen, size);
+      ranks[group] += values[group * size + best];
+      seen[best] = true;
     }
   }
   for (i64 i = 0; i < e.top_groups; i++) allowed[find_largest(ranks, allowed, e.num_groups)] = true;
