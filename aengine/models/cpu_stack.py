@@ -18,12 +18,8 @@ from torch import Tensor
 from aengine.attention import StepLayout
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import (
-    BLOCK,
     ELEMENTS,
-    MAX_HEAD_DIM,
-    PANEL,
-    CLayer,
-    CModel,
+    MAX_VALUE_DIM,
     CStep,
     Workspace,
     address,
@@ -33,6 +29,7 @@ from aengine.kernels.cpu.library import (
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
+from aengine.models.cpu_program import PackedWeights, Program
 from aengine.models.named_weights import named_weights
 from aengine.models.spec import Activation, Attention, Mlp, ModelSpec
 
@@ -44,8 +41,8 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     if dtype not in ELEMENTS:
         return f"dtype {dtype} is not bfloat16 or float32"
     head_dim = spec.layers[0].attention.key_dim
-    if head_dim % BLOCK or not BLOCK <= head_dim <= MAX_HEAD_DIM:
-        return f"head_dim {head_dim} is not a multiple of {BLOCK} in [{BLOCK}, {MAX_HEAD_DIM}]"
+    if head_dim % 2 or head_dim > MAX_VALUE_DIM:
+        return f"head_dim {head_dim} is not an even number up to {MAX_VALUE_DIM}"
     for layer in spec.layers:
         attention, mlp = layer.attention, layer.mlp
         plain = isinstance(attention, Attention) and isinstance(mlp, Mlp) and mlp.gated and mlp.activation is Activation.SILU
@@ -152,7 +149,7 @@ class DecoderStack:
         workspace: Workspace,
         spec: ModelSpec,
         weights: Iterable[tuple[str, Sequence[Tensor]]],
-        cos_sin: Tensor,
+        num_positions: int,
         *,
         dtype: torch.dtype,
         int8: bool = False,
@@ -161,7 +158,7 @@ class DecoderStack:
         """Packs each of `weights` as it comes: the names of `named_weights(spec)` with their parts, tensors with consecutive rows of a
         parameter. Only the embedding is kept unpacked: if it has `dtype` it is not copied, so it may stay in a mapped file.
 
-        `cos_sin` is [positions, head_dim] float32. With `int8` all linear layers and the head are quantised.
+        It can be called with positions below `num_positions`. With `int8` all linear layers and the head are quantised.
         `allocate` makes the memory of packed matrices.
         Raises ValueError for a model that `unsupported` names, and for weights that are missing, unknown or of another shape.
         """
@@ -170,35 +167,11 @@ class DecoderStack:
             raise ValueError(reason)
         self.spec = spec
         self.dtype = dtype
-        self._cos_sin = cos_sin.float().contiguous()
-        self._hidden_stride = -(-spec.hidden_size // PANEL) * PANEL
         self._norms: dict[str, Tensor] = {}
         self._linears: dict[str, PackedLinear] = {}
         self._embedding = torch.empty(0)
         self._take(workspace, weights, int8, allocate)
-        self._layers = (CLayer * spec.num_layers)(*(self._layer(index) for index in range(spec.num_layers)))
-        attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
-        assert isinstance(mlp, Mlp)
-        assert spec.norm is not None
-        self._c = CModel(
-            layers=self._layers,
-            head=ctypes.pointer(self._linears["head"].c),
-            embedding=self._embedding.data_ptr(),
-            final_norm=self._norms["norm"].data_ptr(),
-            cos_sin=self._cos_sin.data_ptr(),
-            num_layers=spec.num_layers,
-            hidden=spec.hidden_size,
-            intermediate=mlp.intermediate_size,
-            heads=attention.num_heads,
-            kv_heads=attention.num_kv_heads,
-            head_dim=attention.key_dim,
-            vocab=spec.vocab_size,
-            num_positions=len(self._cos_sin),
-            eps=spec.norm.eps,
-            scale=attention.scale,
-            soft_cap=attention.soft_cap,
-            element=ELEMENTS[dtype],
-        )
+        self._program = Program(spec, dtype, num_positions, PackedWeights(self._linears, self._norms, self._embedding))
 
     @property
     def nbytes(self) -> int:
@@ -223,14 +196,13 @@ class DecoderStack:
         What a token gets depends on its own sequence alone: not on other rows, the cut into chunks, or the number of threads.
         Raises ValueError for a pool of another shape, and for another number of ids or draws than there are tokens.
         """
-        shape = (pool.c.num_layers, pool.c.kv_heads, pool.c.head_dim, pool.c.element)
-        if shape != (self._c.num_layers, self._c.kv_heads, self._c.head_dim, self._c.element):
-            raise ValueError("the pool's layers, KV heads, head_dim or dtype are not the model's")
+        if (pool.c.num_layers, pool.c.kv_heads, pool.c.key_dim, pool.c.value_dim, pool.c.element) != self._program.kv_shape:
+            raise ValueError("the pool's layers, KV heads, widths or dtype are not the model's")
         samples = greedy or draw_params is not None
-        hidden = None if samples else torch.empty(len(logits_indices), self._hidden_stride, dtype=self.dtype)
+        hidden = None if samples else torch.empty(len(logits_indices), self._program.hidden_stride, dtype=self.dtype)
         sampled = np.empty(len(logits_indices), np.int64) if samples else None
         step = StepArguments(layout, token_ids, logits_indices, hidden, sampled, draw_params, last_tokens)
-        arguments = (ctypes.byref(self._c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
+        arguments = (ctypes.byref(self._program.c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
         used = None if hidden is None else hidden[:, : self.spec.hidden_size]
         return PreparedStep(workspace, arguments, (self, pool, step), used, sampled)
 
@@ -274,9 +246,3 @@ class DecoderStack:
             int8=int8,
             allocate=allocate,
         )
-
-    def _layer(self, index: int) -> CLayer:
-        norms = {name: self._norms.get(f"layers.{index}.{name}") for name in ("attention_norm", "q_norm", "k_norm", "mlp_norm")}
-        addresses = {name: None if norm is None else norm.data_ptr() for name, norm in norms.items()}
-        linears = {name: self._linears[f"layers.{index}.{name}"].c for name in ("qkv", "output", "gate_up", "down")}
-        return CLayer(**addresses, **linears, window=self.spec.windows[index] or 0)

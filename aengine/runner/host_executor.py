@@ -19,7 +19,6 @@ from aengine.kernels.cpu.levels import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.cpu.pool import KvPool, page_bytes
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
-from aengine.layers.rotary import cos_sin_cache
 from aengine.models.cpu_stack import DecoderStack, LastTokens, PreparedStep, unsupported
 from aengine.models.named_weights import weight_bytes
 from aengine.runner.base import InFlightStep, IntArray, Step
@@ -49,7 +48,7 @@ class HostExecutor:
         kernels = load_kernels()
         workspace = self._workspace = Workspace(kernels, torch.get_num_threads())
         attention = spec.layers[0].attention
-        self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, dtype)
+        self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, dtype)
         self._num_layers = spec.num_layers
         int8 = setup.config.quantization == "int8"
         mapped = setup.config.load_format != "dummy" and setup.config.dtype in ("auto", spec.dtype)
@@ -60,8 +59,9 @@ class HostExecutor:
         allocate = lazy_bytes if warm is None else warm.allocate
         start = time.perf_counter()
         with torch.inference_mode():
-            cos_sin = cos_sin_cache(spec.ropes[0], setup.max_model_len, setup.device)
-            self._stack = DecoderStack(workspace, spec, setup.weights(check), cos_sin, dtype=dtype, int8=int8, allocate=allocate)
+            self._stack = DecoderStack(
+                workspace, spec, setup.weights(check), setup.max_model_len, dtype=dtype, int8=int8, allocate=allocate
+            )
             self._sampler = Sampler(
                 setup.max_num_seqs, spec.vocab_size, setup.device, draw=lambda logits, params, _: ops.draw(workspace, logits, params)
             )
@@ -78,19 +78,20 @@ class HostExecutor:
         )
 
     def bytes_per_page(self) -> int:
-        return 2 * self._num_layers * page_bytes(*self._page_shape)
+        return self._num_layers * page_bytes(*self._page_shape)
 
     def kv_budget(self) -> int:
         return cpu_budget()
 
     def allocate(self, num_pages: int, max_model_len: int) -> None:
-        page_size, num_kv_heads, head_dim, dtype = self._page_shape
+        page_size, num_kv_heads, key_dim, value_dim, dtype = self._page_shape
         self._pool = KvPool(
             num_layers=self._num_layers,
             num_pages=num_pages,
             page_size=page_size,
             num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
+            key_dim=key_dim,
+            value_dim=value_dim,
             dtype=dtype,
         )
 

@@ -1,51 +1,46 @@
-"""The kernels that run only within `DecoderStack`, one by one: shapes and dtypes checked, results allocated."""
+"""The operations that run only within `DecoderStack`, one by one, as steps of models of one operation.
+
+Shapes and dtypes are checked, results allocated.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_int, c_int32, c_int64, c_void_p
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.attention import StepLayout
+from aengine.attention import StepLayout, build_layout
+from aengine.kernels.cpu import library
 from aengine.kernels.cpu.library import (
     BLOCK,
     ELEMENTS,
     PANEL,
+    CAttentionOp,
+    CEmbedOp,
     CExperts,
     CHeads,
-    CLayer,
+    CLinearOp,
     CModel,
-    CPackedLinear,
-    CPool,
+    CNorm,
+    CNormOp,
+    COp,
     CpuKernels,
-    CStep,
     Workspace,
     check,
 )
 from aengine.kernels.cpu.ops import as_rows, norm_weight, row_stride
 from aengine.kernels.cpu.packing import PackedLinear
-from aengine.kernels.cpu.pool import KvPool
+from aengine.kernels.cpu.pool import KvPool, stored_dim
 from aengine.models.cpu_stack import LastTokens, StepArguments
 
 NO_TOKENS = np.zeros(0, np.int32)
 NO_LAST_TOKENS = LastTokens(NO_TOKENS, NO_TOKENS, NO_TOKENS)
-STORE, ADD, SILU_MUL = 0, 1, 2  # `Epilogue` of src/abi.h
 _SIGNATURES = {  # as those of `aengine.kernels.cpu.library`
-    "argmax": (c_int, c_int32, c_void_p, c_int64, c_int64, POINTER(CPackedLinear), c_void_p, c_void_p, c_int),
-    "rms_norm": (None, c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int),
     "experts": (c_int, c_int32, POINTER(CExperts), c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int),
     "heads": (c_int, c_int32, POINTER(CHeads), c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int),
-    "rotate_and_write": (
-        *(c_int, POINTER(CModel), POINTER(CLayer), POINTER(CPool), c_int64, POINTER(CStep)),
-        *(c_void_p, c_int64, c_int),
-    ),
-    "attention": (
-        *(c_int, POINTER(CPool), c_int64, POINTER(CStep), c_void_p, c_int64, c_void_p, c_int64),
-        *(c_int64, c_int64, c_float, c_float, c_void_p, c_int),
-    ),
 }
 
 
@@ -57,31 +52,75 @@ def declare(kernels: CpuKernels) -> CpuKernels:
     return kernels
 
 
+def run(
+    workspace: Workspace,
+    inputs: list[Tensor],
+    outputs: list[int],
+    *ops: tuple[int, ctypes.Structure],
+    attention: tuple[KvPool, StepLayout, int] | None = None,
+    head: PackedLinear | None = None,
+    num_positions: int = 1 << 30,
+) -> Tensor:
+    """Runs operations on the rows of `inputs` [m, width], which become the first buffers. `outputs` are the widths of further ones.
+
+    Returns the last buffer, [m, width]; with a `head`, [m] its argmax of them instead. `attention`: pool, layout and query heads.
+    """
+    rows, dtype = len(inputs[0]), inputs[0].dtype
+    if dtype not in ELEMENTS or any(x.dim() != 2 or x.dtype != dtype for x in inputs):
+        raise ValueError(f"inputs of dtype {dtype} are not matrices of bfloat16 or float32")
+    inputs = [x.contiguous() for x in inputs]
+    if attention is None:
+        pages = max(1, -(-rows // BLOCK))
+        pool = KvPool(num_layers=1, num_pages=1, page_size=BLOCK, num_kv_heads=1, key_dim=BLOCK, value_dim=BLOCK, dtype=dtype)
+        count = np.array([rows] if rows else [], np.int32)
+        attention = (pool, build_layout(count * 0, 0, count * 0, count, np.zeros((1, pages), np.int32), BLOCK), 1)
+    pool, layout, heads = attention
+    embeds = [CEmbedOp(x.data_ptr(), x.shape[1], buffer) for buffer, x in enumerate(inputs)]
+    program = [*((library.EMBED, embed) for embed in embeds), *ops]
+    widths = [*(x.shape[1] for x in inputs), *outputs]
+    strides = [_padded(width, PANEL) for width in widths]
+    model = CModel(
+        ops=(COp * len(program))(*(COp(kind, ctypes.addressof(item)) for kind, item in program)),
+        head=None if head is None else ctypes.pointer(head.c),
+        strides=(c_int64 * len(strides))(*strides),
+        num_ops=len(program),
+        num_buffers=len(strides),
+        heads=heads,
+        kv_heads=pool.c.kv_heads,
+        vocab=max(1, rows),
+        num_positions=num_positions,
+        hidden=len(strides) - 1,
+        element=ELEMENTS[dtype],
+    )
+    everything = np.arange(rows, dtype=np.int32)
+    hidden = torch.empty(rows, strides[-1], dtype=dtype)
+    sampled = None if head is None else np.empty(rows, np.int64)
+    step = StepArguments(layout, everything, everything, hidden, sampled, None, NO_LAST_TOKENS)
+    status = workspace.kernels.run_layers(
+        *(ctypes.byref(model), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
+    )
+    check(status)
+    return hidden[:, : widths[-1]] if sampled is None else torch.from_numpy(sampled)
+
+
 def linear(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:
     """[m, in_features] -> [m, out_features]: W x + b."""
-    return _linear(workspace, x, weight, STORE, weight.out_features)
+    return _linear(workspace, x, weight, library.STORE, weight.out_features)
 
 
 def add_linear(workspace: Workspace, x: Tensor, weight: PackedLinear, residual: Tensor) -> Tensor:
     """residual + W x + b, rounded once; [m, out_features]."""
-    return _linear(workspace, x, weight, ADD, weight.out_features, residual)
+    return _linear(workspace, x, weight, library.ADD, weight.out_features, residual)
 
 
 def gated_linear(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:
     """silu(gate) * up of an interleaved weight; [m, out_features / 2]."""
-    return _linear(workspace, x, weight, SILU_MUL, weight.out_features // 2)
+    return _linear(workspace, x, weight, library.GATED, weight.out_features // 2)
 
 
 def argmax(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:
     """[m] int64: the column of the largest of `logits`, without writing them. Of equal ones the lowest; a NaN is the largest."""
-    rows = as_rows(x, weight.in_features, weight.dtype)
-    out = torch.empty(len(x), dtype=torch.int64)
-    status = workspace.kernels.argmax(
-        *(ELEMENTS[x.dtype], rows.data_ptr(), row_stride(rows), len(x), ctypes.byref(weight.c)),
-        *(out.data_ptr(), workspace.handle, workspace.threads),
-    )
-    check(status)
-    return out
+    return run(workspace, [x], [], head=weight)
 
 
 def add_experts(workspace: Workspace, x: Tensor, experts: CExperts, residual: Tensor) -> Tensor:
@@ -108,15 +147,9 @@ def multiply_heads(workspace: Workspace, x: Tensor, heads: CHeads, out: Tensor) 
 
 def rms_norm(workspace: Workspace, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """[m, size] -> the same shape."""
-    size = x.shape[1]
-    rows = as_rows(x, size, x.dtype)
-    out = torch.empty(len(x), _padded(size, BLOCK), dtype=x.dtype)
     scale = norm_weight(weight)
-    workspace.kernels.rms_norm(
-        *(ELEMENTS[x.dtype], rows.data_ptr(), row_stride(rows), scale.data_ptr(), out.data_ptr(), out.shape[1]),
-        *(len(x), size, eps, workspace.threads),
-    )
-    return out[:, :size]
+    op = CNormOp(CNorm(scale.data_ptr(), None, len(weight), eps, library.RMS_NORM), None, 0, 1)
+    return run(workspace, [x], [len(weight)], (library.NORM, op))
 
 
 def rotate_and_write(
@@ -134,21 +167,16 @@ def rotate_and_write(
 
     `qkv` is [T, (q heads + 2 kv heads) * head_dim] with contiguous columns; `cos_sin` is [positions, head_dim] float32.
     """
-    kv_heads, dim = pool.c.kv_heads, pool.c.head_dim
+    kv_heads, dim = pool.c.kv_heads, cos_sin.shape[1]
     if qkv.stride(1) != 1 or qkv.shape[1] % dim or ELEMENTS[qkv.dtype] != pool.c.element:
         raise ValueError(f"qkv of shape {tuple(qkv.shape)} and dtype {qkv.dtype} does not fit the pool")
-    norms = [None if weight is None else norm_weight(weight) for weight in (q_norm, k_norm)]
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    weights = [None if weight is None else norm_weight(weight) for weight in (q_norm, k_norm)]
+    norms = [CNorm(None if weight is None else weight.data_ptr(), None, dim, eps, library.RMS_NORM) for weight in weights]
     table = cos_sin.contiguous()
-    model = CModel(cos_sin=table.data_ptr(), heads=qkv.shape[1] // dim - 2 * kv_heads, kv_heads=kv_heads, head_dim=dim)
-    model.num_positions, model.eps, model.element = len(table), eps, ELEMENTS[qkv.dtype]
-    c_layer = CLayer()
-    c_layer.q_norm, c_layer.k_norm = (None if weight is None else weight.data_ptr() for weight in norms)
-    step = tokens_of(layout)
-    status = workspace.kernels.rotate_and_write(
-        *(ctypes.byref(model), ctypes.byref(c_layer), ctypes.byref(pool.c), layer, ctypes.byref(step.c)),
-        *(qkv.data_ptr(), qkv.stride(0), workspace.threads),
-    )
-    check(status)
+    op = CAttentionOp(table.data_ptr(), *norms, layer, heads, kv_heads, dim, dim)
+    attended = (pool, layout, heads)
+    qkv.copy_(run(workspace, [qkv], [], (library.ROTATE, op), attention=attended, num_positions=len(table)))
 
 
 def attention(
@@ -166,38 +194,22 @@ def attention(
 
     A query sees the `window` latest positions (None: all), itself included; with a `soft_cap` c scores become c * tanh(score / c).
     """
-    if query.shape[2] != pool.c.head_dim or query.shape[1] % pool.c.kv_heads or ELEMENTS[query.dtype] != pool.c.element:
+    heads, dim = query.shape[1:]
+    if stored_dim(dim) != pool.c.key_dim or heads % pool.c.kv_heads or ELEMENTS[query.dtype] != pool.c.element:
         raise ValueError(f"queries of shape {tuple(query.shape)} and dtype {query.dtype} do not fit the pool")
-    if query.stride()[1:] != (query.shape[2], 1):
-        query = query.contiguous()
-    out = torch.empty(query.shape, dtype=query.dtype)
-    step = tokens_of(layout)
-    status = workspace.kernels.attention(
-        *(ctypes.byref(pool.c), layer, ctypes.byref(step.c), query.data_ptr(), query.stride(0), out.data_ptr(), out.stride(0)),
-        *(query.shape[1], window or 0, scale, soft_cap, workspace.handle, workspace.threads),
-    )
-    check(status)
-    return out
-
-
-def tokens_of(layout: StepLayout) -> StepArguments:
-    """A step without token ids and results."""
-    return StepArguments(layout, layout.positions, NO_TOKENS, None, None, None, NO_LAST_TOKENS)
+    op = CAttentionOp(None, CNorm(), CNorm(), layer, heads, pool.c.kv_heads, dim, dim, window or 0, scale, soft_cap, 0, 1)
+    attended = (pool, layout, heads)
+    return run(workspace, [query.flatten(1)], [heads * dim], (library.ATTEND, op), attention=attended).view(query.shape)
 
 
 def _linear(workspace: Workspace, x: Tensor, weight: PackedLinear, epilogue: int, width: int, residual: Tensor | None = None) -> Tensor:
-    if weight.interleaved != (epilogue == SILU_MUL):
+    if weight.interleaved != (epilogue == library.GATED):
         raise ValueError("a gated product takes an interleaved weight, and nothing else does")
-    rows = as_rows(x, weight.in_features, weight.dtype)
-    out = torch.empty(len(x), _padded(width, PANEL), dtype=x.dtype)
-    if residual is not None:
-        out[:, :width] = residual
-    status = workspace.kernels.linear(
-        *(ELEMENTS[x.dtype], epilogue, rows.data_ptr(), row_stride(rows), len(x), ctypes.byref(weight.c)),
-        *(out.data_ptr(), out.shape[1], workspace.handle, workspace.threads),
-    )
-    check(status)
-    return out[:, :width]
+    if x.shape[1] != weight.in_features or x.dtype != weight.dtype:
+        raise ValueError(f"activations of shape {tuple(x.shape)} and dtype {x.dtype} are not [m, {weight.in_features}] of {weight.dtype}")
+    op = CLinearOp(ctypes.pointer(weight.c), 0, 1, epilogue, library.SILU, 1.0)
+    inputs, outputs = ([x], [width]) if residual is None else ([x, residual], [])
+    return run(workspace, inputs, outputs, (library.LINEAR, op))
 
 
 def _padded(size: int, multiple: int) -> int:

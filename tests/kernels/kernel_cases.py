@@ -46,7 +46,8 @@ def paged_case(
     per_row = max((-(-(start + length) // page_size) for start, length in rows), default=1)
     num_pages = 1 + len(rows) * per_row
     table = (1 + rng.permutation(num_pages - 1)).reshape(-1, per_row).astype(np.int32)
-    pool = KvPool(num_layers=2, num_pages=num_pages, page_size=page_size, num_kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+    widths = {"key_dim": head_dim, "value_dim": head_dim}
+    pool = KvPool(num_layers=2, num_pages=num_pages, page_size=page_size, num_kv_heads=kv_heads, **widths, dtype=dtype)
     poison(workspace, pool, heads)
     indices = np.arange(len(rows), dtype=np.int32)
     everything = build_layout(indices, 0, starts * 0, starts + lengths, table, page_size)
@@ -72,7 +73,9 @@ def write(workspace: Workspace, pool: KvPool, layout: StepLayout, heads: int, ke
 def poison(workspace: Workspace, pool: KvPool, heads: int) -> None:
     """Fills all pages but page 0 with NaN."""
     size, count = pool.c.page_size, pool.num_pages - 1
+    if not count:
+        return
     one = np.ones(1, dtype=np.int32)
     layout = build_layout(one * 0, 0, one * 0, one * (count * size), np.arange(1, count + 1, dtype=np.int32)[None], size)
-    bad = torch.full((layout.num_tokens, pool.c.kv_heads, pool.c.head_dim), torch.nan, dtype=torch.bfloat16)
+    bad = torch.full((layout.num_tokens, pool.c.kv_heads, pool.c.key_dim), torch.nan, dtype=torch.bfloat16)
     write(workspace, pool, layout, heads, *(bad.to(torch.float32 if pool.c.element else torch.bfloat16),) * 2)

@@ -21,7 +21,7 @@ from aengine.kernels.cpu.pool import KvPool, page_bytes
 from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
 
 DTYPES = [torch.float32, torch.bfloat16]
-HEAD_DIMS = [16, 32, 48, 64, 80, 96, 112, 128, 256]
+HEAD_DIMS = [2, 8, 16, 24, 32, 48, 64, 80, 100, 112, 128, 256, 512]
 PAGE_SIZES = [1, 4, 16, 32, 48, 64]
 
 
@@ -141,7 +141,7 @@ def test_rotate_and_write(kernels: CpuKernels, count, kv_heads, group, head_dim,
     workspace = Workspace(kernels, threads)
     heads = kv_heads * group
     table = cos_sin_cache(RopeSpec.of(unscaled(head_dim, 10000.0)), 200, torch.device("cpu"))
-    pool = KvPool(num_layers=2, num_pages=42, page_size=page_size, num_kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+    pool = KvPool(num_layers=2, num_pages=42, page_size=page_size, num_kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, dtype=dtype)
     layout = one_token_rows(np.random.default_rng(count), count, page_size)
     qkv = torch.randn(count, heads + 2 * kv_heads, head_dim).to(dtype)
     weights = [(torch.rand(head_dim) + 0.5).to(dtype) if norm else None for _ in range(2)]
@@ -176,7 +176,7 @@ def test_keys_are_stored_at_their_slots(kernels: CpuKernels, dtype: torch.dtype,
     changed = dataclasses.replace(case.layout, slot_mapping=slots)
     keys, values = torch.randn(2, 21, 1, 32).to(dtype)
     write(workspace, case.pool, changed, 2, keys, values)
-    reserved = page_bytes(page_size, 1, 32, dtype)
+    reserved = page_bytes(page_size, 1, 32, 0, dtype)
     assert not any(memory[:reserved].any() for memory in case.pool._memory)  # page 0, where a slot of -1 might end up
     for stored, new in ((case.keys[0], keys), (case.values[0], values)):
         new[[0, 3, 20]] = stored[[0, 3, 20]]
@@ -206,7 +206,7 @@ def test_a_pool_costs_nothing_until_it_is_written() -> None:
             return int(file.read().split()[1]) * 4096
 
     before = resident()
-    pool = KvPool(num_layers=4, num_pages=4096, page_size=16, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+    pool = KvPool(num_layers=4, num_pages=4096, page_size=16, num_kv_heads=8, key_dim=128, value_dim=128, dtype=torch.bfloat16)
     assert sum(len(memory) for memory in pool._memory) == 4 * 2 * 4096 * 16 * 8 * 128 * 2
     assert resident() - before < 16 << 20
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, StepLayout, TorchNativeBackend, build_layout
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.cpu.pool import KvPool
-from aengine.layers.rotary import cos_sin_cache
 from aengine.models.cpu_stack import DecoderStack, unsupported
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.models.model_config import read_spec
@@ -44,7 +43,7 @@ FAMILIES = {
     ),
     "qwen3-partly-windowed": ("Qwen3", {"head_dim": 16, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     "qwen2": ("Qwen2", {}),
-    "llama-mha": ("Llama", {"num_key_value_heads": 4}),
+    "llama-mha": ("Llama", {"num_key_value_heads": 4, "head_dim": 12}),
     "llama-all-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
     "mistral-windowed": ("Mistral", {"sliding_window": 11, "head_dim": 80}),
 }
@@ -123,12 +122,13 @@ def torch_logits(spec: ModelSpec, weights: dict[str, Tensor], dtype: torch.dtype
 def stack_of(workspace: Workspace, spec: ModelSpec, weights: dict[str, Tensor], dtype: torch.dtype, **options) -> DecoderStack:
     """Fused weights are handed over in two parts."""
     parts = ((name, weight.to(dtype).tensor_split(2) if weight.dim() == 2 else [weight]) for name, weight in weights.items())
-    return DecoderStack(workspace, spec, parts, cos_sin_cache(spec.ropes[0], POSITIONS, CPU), dtype=dtype, **options)
+    return DecoderStack(workspace, spec, parts, POSITIONS, dtype=dtype, **options)
 
 
 def pool_of(spec: ModelSpec, dtype: torch.dtype, page_size: int) -> KvPool:
     attention = spec.layers[0].attention
-    shape = {"num_layers": spec.num_layers, "num_kv_heads": attention.num_kv_heads, "head_dim": attention.key_dim}
+    shape = {"num_layers": spec.num_layers, "num_kv_heads": attention.num_kv_heads}
+    shape |= {"key_dim": attention.key_dim, "value_dim": attention.value_dim}
     return KvPool(**shape, num_pages=num_pages(page_size), page_size=page_size, dtype=dtype)
 
 
@@ -288,7 +288,7 @@ def test_what_is_not_supported() -> None:
     assert unsupported(spec, torch.float32) is None
     assert unsupported(spec, torch.bfloat16) is None
     assert "float16" in (unsupported(spec, torch.float16) or "")
-    for head_dim in (8, 24, 272):
+    for head_dim in (15, 514):
         layer = spec.layers[0]
         layer = dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, head_dim=head_dim))
         assert f"head_dim {head_dim}" in (unsupported(dataclasses.replace(spec, layers=(layer,)), torch.float32) or "")

@@ -22,11 +22,15 @@ from aengine.kernels.draw_params import DRAW_PARAMS
 
 PANEL = 64  # output columns that are packed together; rows of activations are padded to it
 BLOCK = 16  # tokens of a KV block
-MAX_HEAD_DIM = 256
+MAX_KEY_DIM, MAX_VALUE_DIM = 576, 512  # of a head
+MAX_BUFFERS = 32  # of a model's activations
 ELEMENTS = {torch.bfloat16: 0, torch.float32: 1}
 BF16_PAIRS, F32_WORDS, INT8_QUADS = 0, 1, 2
 _BYTES = ctypes.c_char * 0
-LOGITS = 3  # `Epilogue` of a product whose result is float32
+EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER = range(6)  # `OpKind`
+STORE, ADD, ACTIVATE, GATED = range(4)  # `Epilogue`
+SILU = 0  # `Activation`
+RMS_NORM, LAYER_NORM = range(2)  # `NormKind`
 
 
 def _fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
@@ -55,24 +59,53 @@ class CHeads(Structure):
     _fields_ = _fields((c_void_p, "weights"), (c_int64, "num_heads copied in_first in_stride out_first out_stride"))
 
 
-class CLayer(Structure):
-    _fields_ = _fields((c_void_p, "attention_norm q_norm k_norm mlp_norm"), (CPackedLinear, "qkv output gate_up down"), (c_int64, "window"))
+class CNorm(Structure):
+    _fields_ = _fields((c_void_p, "weight bias"), (c_int64, "size"), (c_float, "eps"), (c_int32, "kind"))
+
+
+class COp(Structure):
+    _fields_ = _fields((c_int32, "kind"), (c_void_p, "item"))
+
+
+class CEmbedOp(Structure):
+    _fields_ = _fields((c_void_p, "embedding"), (c_int64, "width"), (c_int32, "out unused"))
+
+
+class CNormOp(Structure):
+    _fields_ = _fields((CNorm, "norm"), (c_void_p, "next"), (c_int32, "in out adds"), (c_float, "multiplier"))
+
+
+class CLinearOp(Structure):
+    _fields_ = _fields((POINTER(CPackedLinear), "weight"), (c_int32, "in out epilogue activation"), (c_float, "multiplier"))
+
+
+class CAttentionOp(Structure):
+    _fields_ = _fields(
+        (c_void_p, "cos_sin"),
+        (CNorm, "q_norm k_norm"),
+        (c_int64, "layer heads kv_heads head_dim rotary_dim window"),
+        (c_float, "scale soft_cap"),
+        (c_int32, "in out"),
+    )
+
+
+class CGatherOp(Structure):
+    _fields_ = _fields((c_int32, "in out"))
 
 
 class CModel(Structure):
     _fields_ = _fields(
-        (POINTER(CLayer), "layers"),
+        (POINTER(COp), "ops"),
         (POINTER(CPackedLinear), "head"),
-        (c_void_p, "embedding final_norm cos_sin"),
-        (c_int64, "num_layers hidden intermediate heads kv_heads head_dim vocab num_positions"),
-        (c_float, "eps scale soft_cap"),
-        (c_int32, "element"),
+        (POINTER(c_int64), "strides"),
+        (c_int64, "num_ops num_buffers heads kv_heads vocab num_positions"),
+        (c_int32, "hidden element"),
     )
 
 
 class CPool(Structure):
     _fields_ = _fields(
-        (POINTER(c_void_p), "keys values"), (c_int64, "num_layers num_pages page_size kv_heads head_dim"), (c_int32, "element")
+        (POINTER(c_void_p), "keys values"), (c_int64, "num_layers num_pages page_size kv_heads key_dim value_dim"), (c_int32, "element")
     )
 
 
@@ -84,11 +117,8 @@ class CStep(Structure):
     )
 
 
-STRUCT_SIZES = [
-    *map(ctypes.sizeof, (CPackedLinear, CPart, CExperts, CHeads, CLayer, CModel, CPool)),
-    DRAW_PARAMS.itemsize,
-    ctypes.sizeof(CStep),
-]
+_OPS = (COp, CEmbedOp, CNormOp, CLinearOp, CAttentionOp, CGatherOp, CExperts, CHeads)
+STRUCT_SIZES = [*map(ctypes.sizeof, (CPackedLinear, CPart, *_OPS, CModel, CPool)), DRAW_PARAMS.itemsize, ctypes.sizeof(CStep)]
 """In the order of `aengine_struct_sizes`."""
 
 _MESSAGES = {  # of `Status`
@@ -107,7 +137,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_workspace_create": (c_void_p,),
     "aengine_workspace_destroy": (None, c_void_p),
     "aengine_pack": (None, POINTER(CPart), c_int64, c_int32, POINTER(CPackedLinear), c_int),
-    "aengine_linear": (c_int, c_int32, c_int32, c_void_p, c_int64, c_int64, POINTER(CPackedLinear), c_void_p, c_int64, c_void_p, c_int),
+    "aengine_logits": (c_int, c_int32, c_void_p, c_int64, c_int64, POINTER(CPackedLinear), c_void_p, c_void_p, c_int),
     "aengine_draw": (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int),
     "aengine_run_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
     "aengine_begin_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),

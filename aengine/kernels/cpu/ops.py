@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.kernels.cpu.library import BLOCK, ELEMENTS, LOGITS, Workspace, address_of_params, check
+from aengine.kernels.cpu.library import BLOCK, ELEMENTS, Workspace, address_of_params, check
 from aengine.kernels.cpu.packing import PackedLinear
 
 
@@ -23,9 +23,9 @@ def logits(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:
         raise ValueError("an interleaved weight is for a gated product alone")
     rows = as_rows(x, weight.in_features, weight.dtype)
     out = torch.empty(len(x), weight.out_features)
-    status = workspace.kernels.linear(
-        *(ELEMENTS[x.dtype], LOGITS, rows.data_ptr(), row_stride(rows), len(x), ctypes.byref(weight.c)),
-        *(out.data_ptr(), out.shape[1], workspace.handle, workspace.threads),
+    status = workspace.kernels.logits(
+        *(ELEMENTS[x.dtype], rows.data_ptr(), row_stride(rows), len(x), ctypes.byref(weight.c)),
+        *(out.data_ptr(), workspace.handle, workspace.threads),
     )
     check(status)
     return out

@@ -9,21 +9,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aengine.kernels.cpu.library import ELEMENTS, CPool, Workspace, check
+from aengine.kernels.cpu.library import BLOCK, ELEMENTS, CPool, Workspace, check
 from aengine.kernels.warm_memory import lazy_bytes
 
 
 class KvPool:
     """Pages of keys and values of all layers, initially zero; memory is committed when it is first written."""
 
-    def __init__(self, *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-        """`page_size` is in tokens, fastest if a multiple of 16. `dtype` is bfloat16 or float32."""
+    def __init__(
+        self, *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
+    ) -> None:
+        """`page_size` is in tokens, fastest if a multiple of 16; `key_dim` and `value_dim` are the widths of a head of the model.
+        `dtype` is bfloat16 or float32."""
         self.num_pages = num_pages
-        page = page_bytes(page_size, num_kv_heads, head_dim, dtype)
-        self._memory = [lazy_bytes(num_pages * page) for _ in range(2 * num_layers)]
+        widths = stored_dim(key_dim), stored_dim(value_dim)
+        sizes = [num_pages * page_size * num_kv_heads * width * dtype.itemsize for width in widths]
+        self._memory = [lazy_bytes(size) for size in sizes for _ in range(num_layers)]
         pointers = [memory.ctypes.data for memory in self._memory]
         keys, values = (c_void_p * num_layers)(*pointers[:num_layers]), (c_void_p * num_layers)(*pointers[num_layers:])
-        self.c = CPool(keys, values, num_layers, num_pages, page_size, num_kv_heads, head_dim, ELEMENTS[dtype])
+        self.c = CPool(keys, values, num_layers, num_pages, page_size, num_kv_heads, *widths, ELEMENTS[dtype])
 
     def copy_pages(self, workspace: Workspace, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
         """Copies page sources[i] to page destinations[i] in all layers; all sources are read before any destination is written.
@@ -39,6 +43,11 @@ class KvPool:
         check(status)
 
 
-def page_bytes(page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes of the keys of a page in one layer; the values take as many."""
-    return page_size * num_kv_heads * head_dim * dtype.itemsize
+def stored_dim(head_dim: int) -> int:
+    """How wide a head of keys or values is in a page."""
+    return -(-head_dim // BLOCK) * BLOCK
+
+
+def page_bytes(page_size: int, num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of a page in one layer."""
+    return page_size * num_kv_heads * (stored_dim(key_dim) + stored_dim(value_dim)) * dtype.itemsize

@@ -35,7 +35,14 @@ enum Status : i32 {
   HELD = 10,  // the step did not begin because it was held
 };
 
-enum Epilogue : i32 { STORE = 0, ADD = 1, SILU_MUL = 2, LOGITS = 3 };
+// What becomes of a product: stored; added to what is there, times a multiplier; an activation of it stored, or of its gate times up.
+enum Epilogue : i32 { STORE = 0, ADD = 1, ACTIVATE = 2, GATED = 3 };
+
+// See activations.h.
+enum Activation : i32 { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU_SQUARED = 4, CLIPPED_SWIGLU = 5 };
+
+// See norm.h.
+enum NormKind : i32 { RMS_NORM = 0, LAYER_NORM = 1 };
 
 // y = W x + b, W [out_features, in_features] packed as [panels][steps][64] words with zeros where a panel or a step is not full.
 // Interleaved: out_features is twice the width of an MLP and a panel holds gate 0..15, up 0..15, gate 16..31, up 16..31 of its 32.
@@ -57,13 +64,62 @@ struct Part {
   i64 stride;
 };
 
-struct Layer {
-  const float* attention_norm;  // [hidden, padded with zeros to a multiple of 16], as all norms
-  const float* q_norm;          // [head_dim]; null: no normalisation of queries and keys
-  const float* k_norm;
-  const float* mlp_norm;
-  PackedLinear qkv, output, gate_up, down;
-  i64 window;  // latest positions that a query attends to, itself included; 0: all
+struct Norm {
+  const float* weight;  // [size, padded with zeros to a multiple of 16]
+  const float* bias;    // the same; null: none
+  i64 size;
+  float eps;
+  i32 kind;
+};
+
+// The operations of a step, each done before the next begins. Buffers of activations are numbers; each has a row for each token, or from
+// GATHER on for each logits index.
+enum OpKind : i32 { EMBED = 0, NORM = 1, LINEAR = 2, ROTATE = 3, ATTEND = 4, GATHER = 5 };
+
+struct Op {
+  i32 kind;
+  const void* item;  // the struct of the kind
+
+  template <class T>
+  const T& as() const { return *static_cast<const T*>(item); }
+};
+
+// out = the rows of the token ids.
+struct EmbedOp {
+  const void* embedding;  // [vocab, width]
+  i64 width;
+  i32 out, unused;
+};
+
+// out = norm(in), or out += multiplier * norm(in).
+struct NormOp {
+  Norm norm;
+  const NormOp* next;  // done right after it for the same row; null: nothing
+  i32 in, out, adds;
+  float multiplier;
+};
+
+struct LinearOp {
+  const PackedLinear* weight;
+  i32 in, out, epilogue, activation;
+  float multiplier;
+};
+
+// ROTATE: heads of queries and keys are normalised and rotated in place, and keys and values go to their pages. ATTEND: attention of the
+// queries over the pages. Rows of `in` are [query heads | key heads | value heads].
+struct AttentionOp {
+  const float* cos_sin;  // [num_positions, rotary_dim]: cosines, then sines
+  Norm q_norm, k_norm;   // of each head; without a weight: none
+  i64 layer;             // of the pool
+  i64 heads, kv_heads, head_dim, rotary_dim;
+  i64 window;            // latest positions that a query attends to, itself included; 0: all
+  float scale, soft_cap;  // soft_cap 0: none
+  i32 in, out;
+};
+
+// out = the rows of `in` at the logits indices.
+struct GatherOp {
+  i32 in, out;
 };
 
 enum Scoring : i32 { SOFTMAX = 0, SIGMOID = 1 };
@@ -93,23 +149,21 @@ struct Heads {
 };
 
 struct Model {
-  const Layer* layers;
+  const Op* ops;
   const PackedLinear* head;
-  const void* embedding;  // [vocab, hidden]
-  const float* final_norm;
-  const float* cos_sin;  // [num_positions, head_dim]: cosines, then sines
-  i64 num_layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, num_positions;
-  float eps, scale, soft_cap;  // soft_cap 0: none
+  const i64* strides;  // [num_buffers], of rows of activations, multiples of PANEL
+  i64 num_ops, num_buffers, heads, kv_heads, vocab, num_positions;
+  i32 hidden;  // the buffer in which the hidden states are that the head reads
   i32 element;
 };
 
 // Pages of all layers. Where page_size is a multiple of 16 a page of a layer is, for each KV head, blocks of 16 tokens:
-// keys [head_dim / 2][16][2] and values [8][head_dim][2] in bf16, keys [head_dim][16] and values [16][head_dim] in float32.
-// Otherwise it is [kv_heads][page_size][head_dim] for both.
+// keys [key_dim / 2][16][2] and values [8][value_dim][2] in bf16, keys [key_dim][16] and values [16][value_dim] in float32.
+// Otherwise it is [kv_heads][page_size][key_dim], and the same of values. Both widths are multiples of 16; what a head does not fill is zero.
 struct Pool {
   void* const* keys;  // [num_layers]
   void* const* values;
-  i64 num_layers, num_pages, page_size, kv_heads, head_dim;
+  i64 num_layers, num_pages, page_size, kv_heads, key_dim, value_dim;
   i32 element;
 };
 
@@ -134,7 +188,7 @@ struct Step {
   i32* last_tokens;               // [num_last_tokens], the last token of each row
   const i32* input_rows;          // [num_input_rows], rows whose last tokens become the first `token_ids` when the step begins
   const i32* output_rows;         // [num_output_rows], rows whose last tokens become the `sampled` ones when the step ends; num_logits or 0
-  void* hidden;                   // [num_logits, round_up(hidden, 64)]; null: not stored
+  void* hidden;                   // [num_logits, stride of the hidden buffer]; null: not stored
   i64* sampled;                   // [num_logits], the next token of each; null: nothing is sampled
   const DrawParams* draw_params;  // [num_logits], how each is sampled; null: greedy
   i64 num_tokens, num_rows, num_logits, num_last_tokens, num_input_rows, num_output_rows;

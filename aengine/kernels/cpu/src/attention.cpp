@@ -14,11 +14,11 @@ constexpr float MASKED = -1e30f;  // the score of a masked key
 
 // The running softmax of a tile's query rows: out = weighted / total once all is seen.
 struct Softmax {
-  alignas(64) float weighted[TILE_QUERIES * MAX_HEAD_DIM];  // [count][head_dim]
+  alignas(64) float weighted[TILE_QUERIES * MAX_VALUE_DIM];  // [count][value_dim]
   float maximum[TILE_QUERIES], total[TILE_QUERIES];
 
-  void clear(i64 count, i64 head_dim) {
-    memset(weighted, 0, (size_t)(count * head_dim) * sizeof(float));
+  void clear(i64 count, i64 value_dim) {
+    memset(weighted, 0, (size_t)(count * value_dim) * sizeof(float));
     for (i64 i = 0; i < count; i++) maximum[i] = MASKED, total[i] = 0;
   }
 };
@@ -158,12 +158,11 @@ class TileAttention {
   using Dot = DotOf<E>;
   using X = typename Dot::X;
 
-  TileAttention(const AttentionArguments<E>& arguments, const Tile& tile, E* gathered)
-      : a_(arguments), tile_(tile), dim_(arguments.pages.head_dim), gathered_(gathered) {
-    const Step& step = *a_.step;
-    pages_ = step.kv_indices + step.kv_indptr[tile.row];
+  TileAttention(const AttentionOp& op, const LayerPages<E>& pages, const Step& step, const Tile& tile, E* gathered)
+      : op_(op), pages_(pages), tile_(tile), group_(op.heads / op.kv_heads), gathered_(gathered) {
+    page_ids_ = step.kv_indices + step.kv_indptr[tile.row];
     first_token_ = step.qo_indptr[tile.row];
-    start_ = sequence_length(step, tile.row, a_.pages.page_size) - (step.qo_indptr[tile.row + 1] - first_token_);
+    start_ = sequence_length(step, tile.row, pages.page_size) - (step.qo_indptr[tile.row + 1] - first_token_);
     end_ = position(tile.count - 1) + 1;
     begin_ = lowest(0) / BLOCK * BLOCK;
   }
@@ -182,16 +181,22 @@ class TileAttention {
   // What to prefetch at the end of the last head.
   void set_upcoming(const u32* const* blocks) { upcoming_ = blocks; }
 
-  void load_queries() {
+  void load_queries(const Rows<E>& rows) {
     for (i64 r = 0; r < tile_.count; r++) {
-      const E* from = a_.query + token(r) * a_.query_stride + query_head(r) * dim_;
-      for (i64 i = 0; i < dim_; i += LANES) store(query_ + r * dim_ + i, load(from + i));
+      const E* from = rows.row(token(r)) + query_head(r) * op_.head_dim;
+      if constexpr (std::is_same_v<X, E>) {
+        memcpy(static_cast<void*>(query_ + r * pages_.key_dim), from, (size_t)op_.head_dim * sizeof(E));
+        const i64 padding = pages_.key_dim - op_.head_dim;
+        memset(static_cast<void*>(query_ + r * pages_.key_dim + op_.head_dim), 0, (size_t)padding * sizeof(E));
+      } else {
+        load_padded(from, op_.head_dim, query_ + r * pages_.key_dim);
+      }
     }
   }
 
   // Softmax over what the tile sees of a partition; `next_head` is prefetched at the end of the tile's last run, -1: what is upcoming.
   void attend(i64 partition, i64 next_head, Softmax& softmax) {
-    softmax.clear(tile_.count, dim_);
+    softmax.clear(tile_.count, pages_.value_dim);
     const i64 begin = larger(begin_, partition * PARTITION), end = smaller(end_, (partition + 1) * PARTITION);
     for (i64 first = begin; first < end;) {
       const i64 after = smaller(end, (first / KV_RUN + 1) * KV_RUN);
@@ -200,34 +205,33 @@ class TileAttention {
     }
   }
 
-  void put(i64 r, const float* weighted, float total) const {
-    E* to = a_.output + token(r) * a_.output_stride + query_head(r) * dim_;
+  // Divides what was weighted, in place, and stores it.
+  void put(const Rows<E>& rows, i64 r, float* weighted, float total) const {
     const float factor = 1.f / total;
-    for (i64 i = 0; i < dim_; i += LANES) store(to + i, load(weighted + i) * factor);
+    for (i64 i = 0; i < pages_.value_dim; i += LANES) store(weighted + i, load(weighted + i) * factor);
+    store_first(weighted, op_.head_dim, rows.row(token(r)) + query_head(r) * op_.head_dim);
   }
 
  private:
-  i64 token(i64 r) const { return first_token_ + (tile_.first + r) / a_.group; }
-  i64 query_head(i64 r) const { return head_ * a_.group + (tile_.first + r) % a_.group; }
-  i64 position(i64 r) const { return start_ + (tile_.first + r) / a_.group; }
-  i64 lowest(i64 r) const { return a_.window ? larger(0, position(r) - a_.window + 1) : 0; }
+  i64 token(i64 r) const { return first_token_ + (tile_.first + r) / group_; }
+  i64 query_head(i64 r) const { return head_ * group_ + (tile_.first + r) % group_; }
+  i64 position(i64 r) const { return start_ + (tile_.first + r) / group_; }
+  i64 lowest(i64 r) const { return op_.window ? larger(0, position(r) - op_.window + 1) : 0; }
 
   const u32* key_block(i64 token, i64 head) const {
-    const LayerPages<E>& pages = a_.pages;
-    return pages.block(pages.keys, pages_[token / pages.page_size], head, token % pages.page_size);
+    return pages_.key_block(page_ids_[token / pages_.page_size], head, token % pages_.page_size);
   }
 
   KvRun find_run(i64 first, i64 end, i64 next_head) const {
-    const LayerPages<E>& pages = a_.pages;
     KvRun run = {first, end, {}, {}, {}};
     const i64 blocks = ceil_div(end - first, BLOCK);
-    if (!pages.blocked()) {
-      E *keys = gathered_, *values = gathered_ + RUN_BLOCKS * pages.block_elements();
-      pages.gather(pages_, head_, first, larger(first, lowest(0)), end, keys, values);
+    if (!pages_.blocked()) {
+      E *keys = gathered_, *values = gathered_ + KV_RUN * pages_.key_dim;
+      pages_.gather(page_ids_, head_, first, larger(first, lowest(0)), end, keys, values);
       for (i64 b = 0; b < RUN_BLOCKS; b++) {
-        const i64 offset = smaller(b, blocks - 1) * pages.block_elements();
-        run.keys[b] = reinterpret_cast<const u32*>(keys + offset);
-        run.values[b] = reinterpret_cast<const u32*>(values + offset);
+        const i64 offset = smaller(b, blocks - 1) * BLOCK;
+        run.keys[b] = reinterpret_cast<const u32*>(keys + offset * pages_.key_dim);
+        run.values[b] = reinterpret_cast<const u32*>(values + offset * pages_.value_dim);
       }
       return run;
     }
@@ -237,7 +241,7 @@ class TileAttention {
     for (i64 b = 0; b < RUN_BLOCKS; b++) {
       const i64 at = first + smaller(b, blocks - 1) * BLOCK, next_at = next_first + b * BLOCK;
       run.keys[b] = key_block(at, head_);
-      run.values[b] = pages.block(pages.values, pages_[at / pages.page_size], head_, at % pages.page_size);
+      run.values[b] = pages_.value_block(page_ids_[at / pages_.page_size], head_, at % pages_.page_size);
       if (last && next_head < 0) {
         run.next[b] = upcoming_[b];
       } else if (b < next_blocks && next_at < end_) {
@@ -251,45 +255,49 @@ class TileAttention {
     alignas(64) float scores[TILE_ROWS * KV_RUN];
     alignas(64) X weights[TILE_ROWS * KV_RUN];
     float rescale[TILE_ROWS];
+    const i64 key_dim = pages_.key_dim, value_dim = pages_.value_dim;
     const i64 parts = ceil_div(tile_.count, TILE_ROWS);
     for (i64 part = 0; part < parts; part++) {
       const i64 r0 = part * tile_.count / parts, rows = (part + 1) * tile_.count / parts - r0;
-      with_rows(rows, [&](auto n) { score<Dot, n>(query_ + r0 * dim_, dim_, run, part == 0 && a_.pages.blocked(), scores); });
+      with_rows(rows, [&](auto n) { score<Dot, n>(query_ + r0 * key_dim, key_dim, run, part == 0 && pages_.blocked(), scores); });
       for (i64 i = 0; i < rows; i++) {
         const i64 r = r0 + i, high = smaller(position(r) + 1, run.end);
-        rescale[i] = softmax_weights(scores + i * KV_RUN, weights + i * KV_RUN, run.first, run.end, lowest(r), high, a_.scale, a_.soft_cap,
+        rescale[i] = softmax_weights(scores + i * KV_RUN, weights + i * KV_RUN, run.first, run.end, lowest(r), high, op_.scale, op_.soft_cap,
                                      softmax.maximum[r], softmax.total[r]);
       }
-      with_rows(rows, [&](auto n) { add_weighted<Dot, n>(weights, dim_, run, part == 0, rescale, softmax.weighted + r0 * dim_); });
+      with_rows(rows, [&](auto n) { add_weighted<Dot, n>(weights, value_dim, run, part == 0, rescale, softmax.weighted + r0 * value_dim); });
     }
   }
 
-  const AttentionArguments<E>& a_;
+  const AttentionOp& op_;
+  const LayerPages<E>& pages_;
   const Tile& tile_;
-  const i64 dim_;
-  E* gathered_;       // [2][RUN_BLOCKS] blocks of this thread
+  const i64 group_;   // query heads per KV head
+  E* gathered_;       // blocks of keys, then of values, of this thread
   const u32* const* upcoming_ = nullptr;  // [RUN_BLOCKS]
-  const i32* pages_;  // of the row
+  const i32* page_ids_;                   // of the row
   i64 first_token_, start_, begin_, end_, head_ = 0;
-  alignas(64) X query_[TILE_QUERIES * MAX_HEAD_DIM];
+  alignas(64) X query_[TILE_QUERIES * MAX_KEY_DIM];  // [count][key_dim]
 };
 
 }  // namespace
 
 template <class E>
-void attend(const Member& member, const AttentionArguments<E>& arguments, const AttentionPlan& plan, const Buffers& space) {
-  const i64 dim = arguments.pages.head_dim, kv_heads = arguments.pages.kv_heads;
-  E* gathered = arguments.pages.blocked() ? nullptr : space.gathered.as<E>() + member.index() * gathered_elements(dim);
+void attend(const Member& member, const AttentionOp& op, const Pool& pool, const Step& step, const StepRows<E>& rows,
+            const AttentionPlan& plan, const Buffers& space) {
+  const LayerPages<E> pages = layer_pages<E>(pool, op.layer);
+  const i64 dim = pages.value_dim, kv_heads = pages.kv_heads;
+  E* gathered = pages.blocked() ? nullptr : space.gathered.as<E>() + member.index() * gathered_elements(pool);
   const i64 head_runs = ceil_div(kv_heads, plan.heads_per_task);
   member.each_ahead(plan.num_tasks * head_runs, [&](i64 number, i64 next_number) {
     const AttentionTask& task = plan.tasks[number / head_runs];
     const Tile& tile = plan.tiles[task.tile];
     const i64 first_head = number % head_runs * plan.heads_per_task, end_head = smaller(kv_heads, first_head + plan.heads_per_task);
-    TileAttention<E> attention(arguments, tile, gathered);
+    TileAttention<E> attention(op, pages, step, tile, gathered);
     const u32* upcoming[RUN_BLOCKS] = {};
-    if (next_number >= 0 && arguments.pages.blocked()) {
+    if (next_number >= 0 && pages.blocked()) {
       const AttentionTask& next_task = plan.tasks[next_number / head_runs];
-      TileAttention<E> next(arguments, plan.tiles[next_task.tile], gathered);
+      TileAttention<E> next(op, pages, step, plan.tiles[next_task.tile], gathered);
       next.set_head(next_number % head_runs * plan.heads_per_task);
       next.first_keys(larger(0, next_task.partition), upcoming);
     }
@@ -297,7 +305,7 @@ void attend(const Member& member, const AttentionArguments<E>& arguments, const 
     Softmax all, part;
     for (i64 head = first_head; head < end_head; head++) {
       attention.set_head(head);
-      attention.load_queries();
+      attention.load_queries(rows[op.in]);
       const i64 next_head = head + 1 < end_head ? head + 1 : -1;
       if (task.partition >= 0) {
         attention.attend(task.partition, -1, part);
@@ -317,14 +325,14 @@ void attend(const Member& member, const AttentionArguments<E>& arguments, const 
         }
         first = false;
       }
-      for (i64 r = 0; r < tile.count; r++) attention.put(r, all.weighted + r * dim, all.total[r]);
+      for (i64 r = 0; r < tile.count; r++) attention.put(rows[op.out], r, all.weighted + r * dim, all.total[r]);
     }
   });
   if (!plan.split) return;
   member.each(plan.num_tiles * kv_heads, [&](i64 number) {
     const Tile& tile = plan.tiles[number / kv_heads];
     const i64 head = number % kv_heads;
-    TileAttention<E> attention(arguments, tile, gathered);
+    TileAttention<E> attention(op, pages, step, tile, gathered);
     attention.set_head(head);
     for (i64 r = 0; r < tile.count; r++) {
       float* all = plan.partials + (tile.first_task * kv_heads + head) * plan.partial_stride + r * (dim + 2);
@@ -332,14 +340,16 @@ void attend(const Member& member, const AttentionArguments<E>& arguments, const 
         const float* part = all + partition * kv_heads * plan.partial_stride;
         merge_row(all[0], all[1], all + 2, part[0], part[1], part + 2, dim);
       }
-      attention.put(r, all + 2, all[1]);
+      attention.put(rows[op.out], r, all + 2, all[1]);
     }
   });
 }
 
-template void attend(const Member&, const AttentionArguments<Bf16>&, const AttentionPlan&, const Buffers&);
-template void attend(const Member&, const AttentionArguments<float>&, const AttentionPlan&, const Buffers&);
-template void rotate_and_write(const Member&, Bf16*, i64, const Model&, const Layer&, const LayerPages<Bf16>&, const i32*, const i32*, i64);
-template void rotate_and_write(const Member&, float*, i64, const Model&, const Layer&, const LayerPages<float>&, const i32*, const i32*, i64);
+template void attend(const Member&, const AttentionOp&, const Pool&, const Step&, const StepRows<Bf16>&, const AttentionPlan&,
+                     const Buffers&);
+template void attend(const Member&, const AttentionOp&, const Pool&, const Step&, const StepRows<float>&, const AttentionPlan&,
+                     const Buffers&);
+template void rotate_and_write(const Member&, const AttentionOp&, const Pool&, const Step&, const StepRows<Bf16>&);
+template void rotate_and_write(const Member&, const AttentionOp&, const Pool&, const Step&, const StepRows<float>&);
 
 }  // namespace aengine

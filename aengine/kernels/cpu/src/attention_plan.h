@@ -33,7 +33,7 @@ struct AttentionPlan {
   i64 num_tiles, num_tasks;
   bool split;               // one task per partition
   i64 heads_per_task;       // KV heads
-  float* partials;          // of split tasks: [task][kv head][count of TILE_QUERIES][head_dim + 2]
+  float* partials;          // of split tasks: [task][kv head][count of TILE_QUERIES][value_dim + 2]
   i64 partial_stride;       // of one task and head
 };
 
@@ -43,9 +43,8 @@ inline i64 sequence_length(const Step& step, i64 row, i64 page_size) {
 }
 
 // Fails only for lack of memory.
-inline bool plan_attention(const Step& step, i64 heads, i64 kv_heads, i64 head_dim, i64 page_size, int threads, Buffers& space,
-                           AttentionPlan& plan) {
-  const i64 group = heads / kv_heads;
+inline bool plan_attention(const Step& step, i64 heads, const Pool& pool, int threads, Buffers& space, AttentionPlan& plan) {
+  const i64 kv_heads = pool.kv_heads, page_size = pool.page_size, group = heads / kv_heads;
   i64 num_tiles = 0;
   for (i64 row = 0; row < step.num_rows; row++) {
     num_tiles += ceil_div((step.qo_indptr[row + 1] - step.qo_indptr[row]) * group, TILE_QUERIES);
@@ -78,7 +77,7 @@ inline bool plan_attention(const Step& step, i64 heads, i64 kv_heads, i64 head_d
     if (!split) tasks[next++] = {(i32)tile, -1};
     else for (i32 partition = 0; partition < tiles[tile].partitions; partition++) tasks[next++] = {(i32)tile, partition};
   }
-  const i64 partial_stride = most_queries * (head_dim + 2);
+  const i64 partial_stride = most_queries * (pool.value_dim + 2);
   if (split && !space.partials.reserve<float>(num_tasks * kv_heads * partial_stride)) return false;
   i64 heads_per_task = kv_heads;
   while (heads_per_task % 2 == 0 && num_tasks * (kv_heads / heads_per_task) < 4 * threads) heads_per_task /= 2;

@@ -33,8 +33,10 @@ class Buffer {
   i64 capacity_ = 0;
 };
 
+constexpr i64 MAX_BUFFERS = 32;  // of a model's activations
+
 struct Buffers {
-  Buffer residual, normed, qkv, attended, gated;  // activations of a step
+  Buffer activations[MAX_BUFFERS];                // of a step
   Buffer prepared, row_scales;                    // activations as a Dot reads them
   Buffer tiles, tasks, partials, gathered;        // attention
   Buffer routing, choices, groups, expert_gated, expert_outputs;  // of experts

@@ -158,7 +158,7 @@ bool reserve_experts(Buffers& space, const Experts& e, i64 rows) {
 template <class E>
 void add_experts(const Member& member, const Experts& e, const E* x, i64 stride, i64 rows, E* out, i64 out_stride, const Buffers& space) {
   const ExpertBuffers<E> b(space, ExpertSizes(e, rows));
-  multiply(member, x, stride, rows, *e.router, StoreRows<float, false>{b.logits, b.logits_stride}, space);
+  multiply(member, x, stride, rows, *e.router, StoreRows<float, false>({b.logits, b.logits_stride}, 1.f), space);
   member.each_run(rows, 8, [&](i64 begin, i64 end) {
     for (i64 row = begin; row < end; row++) {
       choose_experts(e, b.logits + row * b.logits_stride, b.chosen + row * e.top_k, b.weights + row * (e.top_k + 1));
@@ -166,13 +166,13 @@ void add_experts(const Member& member, const Experts& e, const E* x, i64 stride,
   });
   member.each(1, [&](i64) { group_choices(e, b); });
   multiply_groups(member, x, stride, rows, e.gate_up->in_features, {b.groups, b.num_groups, rows}, *e.gate_up,
-                  StoreGated<E>{b.gated, b.gated_stride}, space);
+                  StoreGated<E, SILU>({b.gated, b.gated_stride}), space);
   multiply_groups(member, b.gated, b.gated_stride, b.choices, e.down->in_features, {b.groups + b.num_groups, b.num_groups, rows}, *e.down,
-                  StoreRows<float, false>{b.outputs, b.out_stride}, space);
+                  StoreRows<float, false>({b.outputs, b.out_stride}, 1.f), space);
   if (e.shared_down) {
-    multiply(member, x, stride, rows, *e.shared_gate_up, StoreGated<E>{b.shared, b.shared_stride}, space);
+    multiply(member, x, stride, rows, *e.shared_gate_up, StoreGated<E, SILU>({b.shared, b.shared_stride}), space);
     multiply(member, b.shared, b.shared_stride, rows, *e.shared_down,
-             StoreRows<float, false>{b.outputs + b.choices * b.out_stride, b.out_stride}, space);
+             StoreRows<float, false>({b.outputs + b.choices * b.out_stride, b.out_stride}, 1.f), space);
   }
   constexpr i64 COLUMNS = 8 * PANEL;  // of a task
   const i64 parts = ceil_div(b.out_stride, COLUMNS);

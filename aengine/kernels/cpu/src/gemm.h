@@ -1,8 +1,8 @@
 // Matrix products of few to many rows with one packed matrix or with a list of them, and the epilogues that take the results while they
 // are in the caches.
 #pragma once
-#include "buffers.h"
-#include "team.h"
+#include "activations.h"
+#include "rows.h"
 
 namespace aengine {
 
@@ -58,38 +58,59 @@ inline bool reserve_prepared(Buffers& space, i64 rows, i64 depth) {
   return space.prepared.reserve<float>(rows * round_up(depth, 16)) && space.row_scales.reserve<float>(rows);
 }
 
-// out[row] = values, or out[row] += values.
+// out[row] = values, or out[row] += multiplier * values.
 template <class E, bool ACCUMULATE>
 struct StoreRows final : RowOutput<StoreRows<E, ACCUMULATE>> {
-  StoreRows(E* to, i64 by) : out(to), stride(by) {}
+  StoreRows(const Rows<E>& to, float by) : out(to), multiplier(by) {}
   void put_row(i64 row, i64 panel, const float* values) const {
-    E* p = out + row * stride + panel * PANEL;
+    E* p = out.row(row) + panel * PANEL;
     for (int j = 0; j < PANEL; j += LANES) {
       VecF v = load(values + j);
-      if constexpr (ACCUMULATE) v += load(p + j);
+      if constexpr (ACCUMULATE) v = v * multiplier + load(p + j);
       store(p + j, v);
     }
   }
-  E* out;
-  i64 stride;
+  Rows<E> out;
+  float multiplier;
 };
 
-// out[row] = silu(gate) * up, of an interleaved matrix.
-template <class E>
-struct StoreGated final : RowOutput<StoreGated<E>> {
-  StoreGated(E* to, i64 by) : out(to), stride(by) {}
+// out[row] = activation(gate) * up, of an interleaved matrix.
+template <class E, i32 KIND>
+struct StoreGated final : RowOutput<StoreGated<E, KIND>> {
+  explicit StoreGated(const Rows<E>& to) : out(to) {}
   void put_row(i64 row, i64 panel, const float* values) const {
-    E* p = out + row * stride + panel * (PANEL / 2);
+    E* p = out.row(row) + panel * (PANEL / 2);
     for (int half = 0; half < 2; half++) {
       for (int j = 0; j < 16; j += LANES) {
         const float* gate = values + half * 32 + j;
-        store(p + half * 16 + j, silu(load(gate)) * load(gate + 16));
+        store(p + half * 16 + j, gated<KIND>(load(gate), load(gate + 16)));
       }
     }
   }
-  E* out;
-  i64 stride;
+  Rows<E> out;
 };
+
+// out[row] = activation(values).
+template <class E, i32 KIND>
+struct StoreActivated final : RowOutput<StoreActivated<E, KIND>> {
+  explicit StoreActivated(const Rows<E>& to) : out(to) {}
+  void put_row(i64 row, i64 panel, const float* values) const {
+    E* p = out.row(row) + panel * PANEL;
+    for (int j = 0; j < PANEL; j += LANES) store(p + j, activate<KIND>(load(values + j)));
+  }
+  Rows<E> out;
+};
+
+// Calls `f` with the output that brings a product's values to `out` as the operation says.
+template <class E, class F>
+void with_output(const LinearOp& op, const Rows<E>& out, F&& f) {
+  switch (static_cast<Epilogue>(op.epilogue)) {
+    case STORE: return f(StoreRows<E, false>(out, 1.f));
+    case ADD: return f(StoreRows<E, true>(out, op.multiplier));
+    case ACTIVATE: return with_activation(op.activation, [&](auto kind) { f(StoreActivated<E, kind>(out)); });
+    case GATED: return with_activation(op.activation, [&](auto kind) { f(StoreGated<E, kind>(out)); });
+  }
+}
 
 // out[row] = values in float32, without the padding of the last panel.
 struct StoreLogits final : RowOutput<StoreLogits> {

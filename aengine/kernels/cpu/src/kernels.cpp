@@ -16,18 +16,6 @@ using namespace aengine;
 
 namespace {
 
-// Runs one product with the epilogue that `kind` names; `stride` is that of `out`, in its elements.
-template <class E>
-void multiply_with(const Member& member, i32 kind, const E* x, i64 x_stride, i64 rows, const PackedLinear& w, void* out, i64 stride,
-                   const Workspace& space) {
-  switch (static_cast<Epilogue>(kind)) {
-    case STORE: return multiply(member, x, x_stride, rows, w, StoreRows<E, false>{static_cast<E*>(out), stride}, space);
-    case ADD: return multiply(member, x, x_stride, rows, w, StoreRows<E, true>{static_cast<E*>(out), stride}, space);
-    case SILU_MUL: return multiply(member, x, x_stride, rows, w, StoreGated<E>{static_cast<E*>(out), stride}, space);
-    case LOGITS: return multiply(member, x, x_stride, rows, w, StoreLogits{static_cast<float*>(out), w.out_features}, space);
-  }
-}
-
 Status check_step(const Model& model, const Pool& pool, const Step& step, const Workspace& space) {
   if (space.workers.busy()) return BUSY;
   if (const Status status = check_tokens(model, pool, step)) return status;
@@ -45,7 +33,8 @@ const char* aengine_level() { return AENGINE_LEVEL; }
 
 // The sizes of the structs of abi.h, in the order of `library.STRUCT_SIZES`, so that a library of other sources is noticed.
 void aengine_struct_sizes(i64* sizes) {
-  const i64 all[] = {sizeof(PackedLinear), sizeof(Part), sizeof(Experts), sizeof(Heads), sizeof(Layer), sizeof(Model), sizeof(Pool), sizeof(DrawParams), sizeof(Step)};
+  const i64 all[] = {sizeof(PackedLinear), sizeof(Part), sizeof(Op), sizeof(EmbedOp), sizeof(NormOp), sizeof(LinearOp),
+                     sizeof(AttentionOp), sizeof(GatherOp), sizeof(Experts), sizeof(Heads), sizeof(Model), sizeof(Pool), sizeof(DrawParams), sizeof(Step)};
   memcpy(sizes, all, sizeof all);
 }
 
@@ -57,32 +46,16 @@ void aengine_pack(const Part* parts, i64 num_parts, i32 source, const PackedLine
   with_element(source, [&](auto element) { pack<decltype(element)>(parts, num_parts, *w, threads); });
 }
 
-// out = epilogue(W x + b), see `Epilogue`; rows of x as in abi.h, rows of out padded to whole panels unless LOGITS.
-i32 aengine_linear(i32 element, i32 epilogue, const void* x, i64 x_stride, i64 rows, const PackedLinear* w, void* out, i64 stride,
-                   Workspace* space, int threads) {
+// out = W x + b in float32, [rows, out_features]; rows of x as in abi.h.
+i32 aengine_logits(i32 element, const void* x, i64 x_stride, i64 rows, const PackedLinear* w, float* out, Workspace* space, int threads) {
   if (space->workers.busy()) return BUSY;
   if (!reserve_prepared(*space, rows, w->in_features)) return OUT_OF_MEMORY;
   with_element(element, [&](auto e) {
     using E = decltype(e);
     run_team(threads, [&](const Member& member) {
-      multiply_with(member, epilogue, static_cast<const E*>(x), x_stride, rows, *w, out, stride, *space);
+      multiply(member, static_cast<const E*>(x), x_stride, rows, *w, StoreLogits{out, w->out_features}, *space);
     });
   });
-  return OK;
-}
-
-// out[row] = the column of the largest logit, as torch.argmax has it.
-i32 aengine_argmax(i32 element, const void* x, i64 x_stride, i64 rows, const PackedLinear* w, i64* out, Workspace* space, int threads) {
-  if (space->workers.busy()) return BUSY;
-  if (!reserve_prepared(*space, rows, w->in_features)) return OUT_OF_MEMORY;
-  StoreArgmax::begin(out, rows);
-  with_element(element, [&](auto e) {
-    using E = decltype(e);
-    run_team(threads, [&](const Member& member) {
-      multiply(member, static_cast<const E*>(x), x_stride, rows, *w, StoreArgmax::of(out, *w), *space);
-    });
-  });
-  StoreArgmax::finish(out, rows);
   return OK;
 }
 
@@ -122,48 +95,6 @@ i32 aengine_draw(const float* logits, i64 rows, i64 vocab, const DrawParams* par
   return OK;
 }
 
-void aengine_rms_norm(i32 element, const void* x, i64 stride, const float* weight, void* out, i64 out_stride, i64 rows, i64 size, float eps,
-                      int threads) {
-  with_element(element, [&](auto e) {
-    using E = decltype(e);
-    run_team(threads, [&](const Member& member) {
-      norm_rows(member, static_cast<const E*>(x), stride, weight, static_cast<E*>(out), out_stride, rows, size, eps);
-    });
-  });
-}
-
-// Normalises and rotates the heads of qkv in place and writes keys and values to the pages of a layer. Of the model, the shape
-// of its heads, eps and cos_sin are read; of the step, its tokens.
-i32 aengine_rotate_and_write(const Model* model, const Layer* layer, const Pool* pool, i64 layer_index, const Step* step, void* qkv,
-                             i64 stride, int threads) {
-  if (const Status status = check_tokens(*model, *pool, *step)) return status;
-  with_element(model->element, [&](auto e) {
-    using E = decltype(e);
-    run_team(threads, [&](const Member& member) {
-      const LayerPages<E> pages = layer_pages<E>(*pool, layer_index);
-      rotate_and_write(member, static_cast<E*>(qkv), stride, *model, *layer, pages, step->positions, step->slots, step->num_tokens);
-    });
-  });
-  return OK;
-}
-
-// Attention of the step's queries over a layer's pages; a window of 0 is none, a soft cap of 0 too.
-i32 aengine_attention(const Pool* pool, i64 layer_index, const Step* step, const void* query, i64 query_stride, void* out, i64 out_stride,
-                      i64 heads, i64 window, float scale, float soft_cap, Workspace* space, int threads) {
-  if (space->workers.busy()) return BUSY;
-  if (const Status status = check_rows(*pool, *step)) return status;
-  AttentionPlan plan;
-  if (!plan_attention(*step, heads, pool->kv_heads, pool->head_dim, pool->page_size, threads, *space, plan)) return OUT_OF_MEMORY;
-  return with_element(pool->element, [&](auto e) -> i32 {
-    using E = decltype(e);
-    if (!space->gathered.reserve<E>(threads * gathered_elements(pool->head_dim))) return OUT_OF_MEMORY;
-    const AttentionArguments<E> arguments = {static_cast<const E*>(query), query_stride, static_cast<E*>(out), out_stride,
-                                             layer_pages<E>(*pool, layer_index), step, heads / pool->kv_heads, window, scale, soft_cap};
-    run_team(threads, [&](const Member& member) { attend(member, arguments, plan, *space); });
-    return OK;
-  });
-}
-
 // A whole step: writes keys and values, and brings hidden states or sampled tokens at the logits indices.
 i32 aengine_run_layers(const Model* model, const Pool* pool, const Step* step, Workspace* space, int threads) {
   if (const Status status = check_step(*model, *pool, *step, *space)) return status;
@@ -187,17 +118,18 @@ i32 aengine_finish_and_begin(const Model* model, const Pool* pool, const Step* n
 
 // Copies page sources[i] to page destinations[i] in all layers, all sources before any destination.
 i32 aengine_copy_pages(const Pool* pool, const i32* sources, const i32* destinations, i64 count, Workspace* space, int threads) {
-  const i64 bytes = pool->kv_heads * pool->page_size * pool->head_dim * (pool->element == BF16 ? 2 : 4);
+  const i64 per_element = pool->kv_heads * pool->page_size * (pool->element == BF16 ? 2 : 4);
+  const i64 staged_bytes = count * per_element * larger(pool->key_dim, pool->value_dim);
   if (space->workers.busy()) return BUSY;
-  if (!space->gathered.reserve<u8>(threads * count * bytes)) return OUT_OF_MEMORY;
+  if (!space->gathered.reserve<u8>(threads * staged_bytes)) return OUT_OF_MEMORY;
   for (i64 i = 0; i < count; i++) {
     if (sources[i] < 0 || sources[i] >= pool->num_pages || destinations[i] < 0 || destinations[i] >= pool->num_pages) return BAD_PAGE;
   }
   run_team(threads, [&](const Member& member) {
-    u8* staged = space->gathered.as<u8>() + member.index() * count * bytes;
+    u8* staged = space->gathered.as<u8>() + member.index() * staged_bytes;
     member.each(2 * pool->num_layers, [&](i64 task) {
-      void* const* layers = task % 2 ? pool->values : pool->keys;
-      u8* pages = static_cast<u8*>(layers[task / 2]);
+      const i64 bytes = per_element * (task % 2 ? pool->value_dim : pool->key_dim);
+      u8* pages = static_cast<u8*>((task % 2 ? pool->values : pool->keys)[task / 2]);
       for (i64 i = 0; i < count; i++) memcpy(staged + i * bytes, pages + sources[i] * bytes, (size_t)bytes);
       for (i64 i = 0; i < count; i++) memcpy(pages + destinations[i] * bytes, staged + i * bytes, (size_t)bytes);
     });

@@ -1,30 +1,64 @@
-// RMSNorm (Zhang and Sennrich, 2019): x / sqrt(mean(x^2) + eps) * weight, all in float32.
+// RMSNorm (Zhang and Sennrich, 2019): x / sqrt(mean(x^2) + eps) * weight; LayerNorm (Ba et al., 2016): the same of x - mean(x). Both with a
+// bias or none, and all in float32.
 #pragma once
+#include "rows.h"
 #include "team.h"
 
 namespace aengine {
 
-// The factor that gives a row of `size` elements a mean square of 1; it is read to the next multiple of 16.
+// A row of `size` elements normalised is (x - mean) * factor.
+struct Moments {
+  float mean, factor;
+};
+
+// Those of a row, which is read to the next multiple of 16 and zero there.
 template <class E>
-AE_INLINE float rms_factor(const E* x, i64 size, float eps) {
+AE_INLINE Moments moments_of(const E* x, i64 size, float eps, i32 kind) {
   VecF squares = {};
-  for (i64 i = 0; i < round_up(size, 16); i += LANES) {
-    const VecF v = load(x + i);
+  if (kind == RMS_NORM) {
+    for (i64 i = 0; i < round_up(size, 16); i += LANES) {
+      const VecF v = load(x + i);
+      squares += v * v;
+    }
+    return {0.f, 1.f / std::sqrt(sum(squares) / (float)size + eps)};
+  }
+  VecF total = {};
+  for (i64 i = 0; i < round_up(size, 16); i += LANES) total += load(x + i);
+  const float mean = sum(total) / (float)size;
+  for (i64 i = 0; i < size; i += LANES) {
+    const VecI inside = lane_numbers() + (i32)i < (i32)size;
+    const VecF v = inside ? load(x + i) - mean : splat(0.f);
     squares += v * v;
   }
-  return 1.f / std::sqrt(sum(squares) / (float)size + eps);
+  return {mean, 1.f / std::sqrt(sum(squares) / (float)size + eps)};
+}
+
+// LANES elements from i on; zero beyond the row's end, where weight and bias are.
+template <class E>
+AE_INLINE VecF normed(const E* x, i64 i, const Norm& norm, const Moments& moments) {
+  VecF v = load(x + i);
+  if (norm.kind != RMS_NORM) v -= moments.mean;
+  v = v * moments.factor * load(norm.weight + i);
+  return norm.bias ? v + load(norm.bias + i) : v;
 }
 
 template <class E>
-void norm_row(const E* x, const float* weight, E* out, i64 size, float eps) {
-  const float factor = rms_factor(x, size, eps);
-  for (i64 i = 0; i < round_up(size, 16); i += LANES) store(out + i, load(x + i) * factor * load(weight + i));
+void norm_row(const E* x, const NormOp& op, E* out) {
+  const Norm& norm = op.norm;
+  const Moments moments = moments_of(x, norm.size, norm.eps, norm.kind);
+  for (i64 i = 0; i < round_up(norm.size, 16); i += LANES) {
+    const VecF v = normed(x, i, norm, moments);
+    store(out + i, op.adds ? load(out + i) + v * op.multiplier : v);
+  }
 }
 
+// The operation and those that follow it, row by row.
 template <class E>
-void norm_rows(const Member& member, const E* x, i64 stride, const float* weight, E* out, i64 out_stride, i64 rows, i64 size, float eps) {
+void norm_rows(const Member& member, const NormOp& first, const StepRows<E>& buffers, i64 rows) {
   member.each_run(rows, 4, [&](i64 begin, i64 end) {
-    for (i64 row = begin; row < end; row++) norm_row(x + row * stride, weight, out + row * out_stride, size, eps);
+    for (i64 row = begin; row < end; row++) {
+      for (const NormOp* op = &first; op; op = op->next) norm_row(buffers[op->in].row(row), *op, buffers[op->out].row(row));
+    }
   });
 }
 

@@ -103,6 +103,28 @@ AE_INLINE void store(Bf16* p, VecF v) {
   memcpy(p, &half, sizeof half);
 }
 
+// The first `size` elements as float32, and zeros up to the next multiple of 16.
+template <class E>
+AE_INLINE void load_padded(const E* p, i64 size, float* out) {
+  i64 i = 0;
+  for (; i + LANES <= size; i += LANES) store(out + i, load(p + i));
+  if (i == size && size % 16 == 0) return;
+  E rest[16] = {};
+  if (size > i) memcpy(static_cast<void*>(rest), p + i, (size_t)(size - i) * sizeof(E));
+  for (i64 j = 0; i + j < round_up(size, 16); j += LANES) store(out + i + j, load(rest + j));
+}
+
+// Stores the first `size` of `values`, which are readable to the next multiple of 16.
+template <class E>
+AE_INLINE void store_first(const float* values, i64 size, E* p) {
+  i64 i = 0;
+  for (; i + LANES <= size; i += LANES) store(p + i, load(values + i));
+  if (i == size) return;
+  E rest[LANES];
+  store(rest, load(values + i));
+  memcpy(static_cast<void*>(p + i), rest, (size_t)(size - i) * sizeof(E));
+}
+
 AE_INLINE float widen(float x) { return x; }
 AE_INLINE float widen(Bf16 x) {
   const u32 bits = (u32)x.bits << 16;

@@ -1,4 +1,5 @@
-// All layers of a decoder for one step, by one team of threads: what models/decoder.py computes, in the same order.
+// The operations of a model for one step, by one team of threads: what models/decoder.py computes, in the same order. models/cpu_program.py
+// writes them down.
 #pragma once
 #include "attention.h"
 #include "draw.h"
@@ -7,16 +8,6 @@
 #include "workspace.h"
 
 namespace aengine {
-
-// The widths of the activations of a model, in elements, padded so that whole panels can be stored.
-struct Strides {
-  i64 hidden, qkv, attended, gated;
-  explicit Strides(const Model& m)
-      : hidden(round_up(m.hidden, PANEL)),
-        qkv(round_up((m.heads + 2 * m.kv_heads) * m.head_dim, PANEL)),
-        attended(round_up(m.heads * m.head_dim, PANEL)),
-        gated(round_up(m.intermediate, PANEL)) {}
-};
 
 // Positions and slots of a step's tokens.
 inline Status check_tokens(const Model& model, const Pool& pool, const Step& step) {
@@ -61,79 +52,66 @@ inline Status check_rows(const Pool& pool, const Step& step) {
   return OK;
 }
 
+// Room for `rows` rows of all activations, for products of them and for attention.
 template <class E>
-bool reserve_step(Workspace& space, const Model& model, const Strides& strides, i64 tokens, int threads) {
-  const i64 widest = larger(larger(strides.hidden, strides.attended), strides.gated);
-  return space.residual.reserve<E>(tokens * strides.hidden) && space.normed.reserve<E>(tokens * strides.hidden) &&
-         space.qkv.reserve<E>(tokens * strides.qkv) && space.attended.reserve<E>(tokens * strides.attended) &&
-         space.gated.reserve<E>(tokens * strides.gated) && reserve_prepared(space, tokens, widest) &&
-         space.gathered.reserve<E>(threads * gathered_elements(model.head_dim));
-}
-
-// Copies rows[0..count) of `from`, or its first `count` rows, to `to`; what lies between width and to_stride becomes zero.
-template <class E>
-void gather_rows(const Member& member, const E* from, i64 stride, const i32* rows, i64 count, i64 width, E* to, i64 to_stride) {
-  member.each_run(count, 16, [&](i64 begin, i64 end) {
-    for (i64 i = begin; i < end; i++) {
-      memcpy(static_cast<void*>(to + i * to_stride), from + rows[i] * stride, (size_t)width * sizeof(E));
-      memset(static_cast<void*>(to + i * to_stride + width), 0, (size_t)(to_stride - width) * sizeof(E));
-    }
-  });
+bool reserve_step(Workspace& space, const Model& model, const Pool& pool, i64 rows, int threads) {
+  i64 widest = 0;
+  for (i64 i = 0; i < model.num_buffers; i++) {
+    if (!space.activations[i].reserve<E>(rows * model.strides[i])) return false;
+    widest = larger(widest, model.strides[i]);
+  }
+  return reserve_prepared(space, rows, widest) && space.gathered.reserve<E>(threads * gathered_elements(pool));
 }
 
 template <class E>
 class Stack {
  public:
   Stack(const Model& model, const Pool& pool, const Step& step, const AttentionPlan& plan, const Workspace& space)
-      : m_(model), pool_(pool), step_(step), plan_(plan), space_(space), strides_(model) {
-    residual_ = space.residual.as<E>(), normed_ = space.normed.as<E>(), qkv_ = space.qkv.as<E>();
-    attended_ = space.attended.as<E>(), gated_ = space.gated.as<E>();
-  }
+      : m_(model), pool_(pool), step_(step), plan_(plan), space_(space), rows_(model, space, step.hidden) {}
 
-  // Embeds the tokens, runs all layers, then stores the normed hidden states at the logits indices, or samples the next tokens there.
+  // Runs all operations, then samples the next tokens at the logits indices if the step does.
   void run(const Member& member) const {
-    const E* embedding = static_cast<const E*>(m_.embedding);
-    gather_rows(member, embedding, m_.hidden, step_.token_ids, step_.num_tokens, m_.hidden, residual_, strides_.hidden);
-    for (i64 i = 0; i < m_.num_layers; i++) {
-      const Layer& layer = m_.layers[i];
-      attention_half(member, layer, layer_pages<E>(pool_, i));
-      if (i + 1 < m_.num_layers) {
-        mlp_half(member, layer, residual_, normed_, attended_, step_.num_tokens);
-        continue;
-      }
-      // After the last attention tokens no longer meet, so only those of the logits indices are computed. What they read is moved first.
-      gather_rows(member, residual_, strides_.hidden, step_.logits_indices, step_.num_logits, strides_.hidden, normed_, strides_.hidden);
-      gather_rows(member, attended_, strides_.attended, step_.logits_indices, step_.num_logits, strides_.attended, qkv_, strides_.attended);
-      mlp_half(member, layer, normed_, residual_, qkv_, step_.num_logits);
-    }
-    E* hidden = step_.hidden ? static_cast<E*>(step_.hidden) : residual_;
-    norm_rows(member, normed_, strides_.hidden, m_.final_norm, hidden, strides_.hidden, step_.num_logits, m_.hidden, m_.eps);
-    if (!step_.sampled) return;
-    if (!step_.draw_params) {
-      return multiply(member, hidden, strides_.hidden, step_.num_logits, *m_.head, StoreArgmax::of(step_.sampled, *m_.head), space_);
-    }
-    float* logits = space_.logits.as<float>();
-    const i64 vocab = m_.head->out_features;
-    multiply(member, hidden, strides_.hidden, step_.num_logits, *m_.head, StoreLogits{logits, vocab}, space_);
-    draw_tokens(member, logits, step_.num_logits, vocab, step_.draw_params, step_.sampled, space_);
+    run_ops(member);
+    if (step_.sampled) sample(member);
   }
 
  private:
-  void attention_half(const Member& member, const Layer& layer, const LayerPages<E>& pages) const {
-    const i64 tokens = step_.num_tokens;
-    norm_rows(member, residual_, strides_.hidden, layer.attention_norm, normed_, strides_.hidden, tokens, m_.hidden, m_.eps);
-    multiply(member, normed_, strides_.hidden, tokens, layer.qkv, StoreRows<E, false>{qkv_, strides_.qkv}, space_);
-    rotate_and_write(member, qkv_, strides_.qkv, m_, layer, pages, step_.positions, step_.slots, tokens);
-    attend(member, AttentionArguments<E>{qkv_, strides_.qkv, attended_, strides_.attended, pages, &step_, m_.heads / m_.kv_heads,
-                                         layer.window, m_.scale, m_.soft_cap}, plan_, space_);
+  void run_ops(const Member& member) const {
+    i64 rows = step_.num_tokens;
+    for (const Op* op = m_.ops; op < m_.ops + m_.num_ops; op++) {
+      switch (static_cast<OpKind>(op->kind)) {
+        case EMBED: embed(member, op->as<EmbedOp>()); break;
+        case NORM: norm_rows(member, op->as<NormOp>(), rows_, rows); break;
+        case LINEAR: multiply_rows(member, op->as<LinearOp>(), rows); break;
+        case ROTATE: rotate_and_write(member, op->as<AttentionOp>(), pool_, step_, rows_); break;
+        case ATTEND: attend(member, op->as<AttentionOp>(), pool_, step_, rows_, plan_, space_); break;
+        case GATHER: gather(member, op->as<GatherOp>()), rows = step_.num_logits; break;
+      }
+    }
   }
 
-  // The output projection of what was attended, and the MLP; both are added to `residual`.
-  void mlp_half(const Member& member, const Layer& layer, E* residual, E* normed, const E* attended, i64 rows) const {
-    multiply(member, attended, strides_.attended, rows, layer.output, StoreRows<E, true>{residual, strides_.hidden}, space_);
-    norm_rows(member, residual, strides_.hidden, layer.mlp_norm, normed, strides_.hidden, rows, m_.hidden, m_.eps);
-    multiply(member, normed, strides_.hidden, rows, layer.gate_up, StoreGated<E>{gated_, strides_.gated}, space_);
-    multiply(member, gated_, strides_.gated, rows, layer.down, StoreRows<E, true>{residual, strides_.hidden}, space_);
+  void sample(const Member& member) const {
+    const Rows<E>& hidden = rows_[m_.hidden];
+    if (!step_.draw_params) {
+      const StoreArgmax argmax = StoreArgmax::of(step_.sampled, *m_.head);
+      return multiply(member, hidden.data, hidden.stride, step_.num_logits, *m_.head, argmax, space_);
+    }
+    float* logits = space_.logits.as<float>();
+    const i64 vocab = m_.head->out_features;
+    multiply(member, hidden.data, hidden.stride, step_.num_logits, *m_.head, StoreLogits{logits, vocab}, space_);
+    draw_tokens(member, logits, step_.num_logits, vocab, step_.draw_params, step_.sampled, space_);
+  }
+
+  void embed(const Member& member, const EmbedOp& op) const {
+    gather_rows(member, static_cast<const E*>(op.embedding), op.width, step_.token_ids, step_.num_tokens, op.width, rows_[op.out]);
+  }
+  void multiply_rows(const Member& member, const LinearOp& op, i64 rows) const {
+    const Rows<E>& in = rows_[op.in];
+    with_output<E>(op, rows_[op.out], [&](const Output& out) { multiply(member, in.data, in.stride, rows, *op.weight, out, space_); });
+  }
+  void gather(const Member& member, const GatherOp& op) const {
+    const Rows<E>& in = rows_[op.in];
+    gather_rows(member, in.data, in.stride, step_.logits_indices, step_.num_logits, in.stride, rows_[op.out]);
   }
 
   const Model& m_;
@@ -141,8 +119,7 @@ class Stack {
   const Step& step_;
   const AttentionPlan& plan_;
   const Workspace& space_;
-  const Strides strides_;
-  E *residual_, *normed_, *qkv_, *attended_, *gated_;
+  const StepRows<E> rows_;
 };
 
 // One step as a job: what all members need, and the buffers that hold it. Model, pool and step must outlive it.
@@ -152,10 +129,10 @@ class StackJob final : public Job {
   StackJob(const Model& model, const Pool& pool, const Step& step, Workspace& space) : m_(model), pool_(pool), step_(step), space_(space) {}
 
   Status prepare(int threads) {
-    if (!reserve_step<E>(space_, m_, Strides(m_), larger(step_.num_tokens, step_.num_logits), threads)) return OUT_OF_MEMORY;
-    if (!plan_attention(step_, m_.heads, m_.kv_heads, m_.head_dim, pool_.page_size, threads, space_, plan_)) return OUT_OF_MEMORY;
-    const i64 vocab = m_.head->out_features;
+    if (!reserve_step<E>(space_, m_, pool_, larger(step_.num_tokens, step_.num_logits), threads)) return OUT_OF_MEMORY;
+    if (!plan_attention(step_, m_.heads, pool_, threads, space_, plan_)) return OUT_OF_MEMORY;
     if (has_draw_params()) {
+      const i64 vocab = m_.head->out_features;
       if (!space_.logits.reserve<float>(step_.num_logits * vocab)) return OUT_OF_MEMORY;
       if (!reserve_draws(space_, step_.num_logits, vocab, threads)) return OUT_OF_MEMORY;
     } else if (step_.sampled) {
