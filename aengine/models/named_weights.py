@@ -33,15 +33,16 @@ class NamedWeight:
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
     fill: float | None  # the value of all elements in a random model; None: normal with the spec's initializer_range
+    float32: bool = False  # kept in float32 whatever the dtype of the model is
 
 
 def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
     """Parameter name -> `NamedWeight`, in the order of execution. There is no `head.weight` if the head is tied to the embedding.
 
     A linear layer is [out_features, in_features]. Experts are [num_experts, out_features, in_features], their biases
-    [num_experts, out_features]; `gate_up` has the rows of the gate, then those of up. Queries of a `LatentAttention` have the rotated part
-    of each head first, as `kv_down` has the rotated key first; `key_up` is [heads, kv_lora_rank, nope_dim], `value_up`
-    [heads, v_dim, kv_lora_rank].
+    [num_experts, out_features]; `gate_up` has the rows of the gate, then those of up. A `LatentAttention` projects its queries with `q`, or
+    with `q_down` and `q_up` if it has a q_lora_rank; they have the rotated part of each head first, as `kv_down` has the rotated key first.
+    `key_up` is [heads, kv_lora_rank, nope_dim], `value_up` [heads, v_dim, kv_lora_rank].
     """
     found = _Parameters(spec)
     hidden = spec.hidden_size
@@ -83,12 +84,13 @@ def _attention(found: _Parameters, attention: Attention, hidden: int) -> None:
 
 def _latent_attention(found: _Parameters, attention: LatentAttention, hidden: int) -> None:
     heads, rank = attention.num_heads, attention.kv_lora_rank
-    width = hidden
-    if attention.q_lora_rank is not None:
-        width = attention.q_lora_rank
-        found.linear("q_down", (width,), hidden, bias=attention.bias)
-        found.norm("q_down_norm", attention.norm, width)
-    found.linear("q", (heads * (attention.rope_dim + attention.nope_dim),), width)
+    q_size = heads * (attention.rope_dim + attention.nope_dim)
+    if attention.q_lora_rank is None:
+        found.linear("q", (q_size,), hidden)
+    else:
+        found.linear("q_down", (attention.q_lora_rank,), hidden, bias=attention.bias)
+        found.norm("q_down_norm", attention.norm, attention.q_lora_rank)
+        found.linear("q_up", (q_size,), attention.q_lora_rank)
     found.linear("kv_down", (attention.rope_dim + rank,), hidden, bias=attention.bias)
     found.norm("kv_down_norm", attention.norm, rank)
     found.add("key_up.weight", (heads, rank, attention.nope_dim), (heads * rank,), None)
@@ -109,7 +111,7 @@ def _experts(found: _Parameters, experts: Experts, hidden: int) -> None:
     count, size = experts.num_experts, experts.expert.intermediate_size
     found.linear("router", (count,), hidden, bias=experts.router_bias)
     if experts.correction:
-        found.add("router_correction", (count,), (count,), 0.0)
+        found.add("router_correction", (count,), (count,), 0.0, float32=True)
     found.add("experts.gate_up.weight", (count, 2 * size, hidden), (size, size) * count, None)
     if experts.expert.up_bias:
         found.add("experts.gate_up.bias", (count, 2 * size), (size, size) * count, 0.0)
@@ -157,7 +159,7 @@ class _Parameters:
         if bias:
             self.add(f"{name}.bias", (sum(rows),), rows, 0.0)
 
-    def add(self, name: str, shape: tuple[int, ...], rows: tuple[int, ...], fill: float | None) -> None:
+    def add(self, name: str, shape: tuple[int, ...], rows: tuple[int, ...], fill: float | None, *, float32: bool = False) -> None:
         """`rows`: the largest cut of the parameter's rows that a family's tensors have; fewer tensors have consecutive ones."""
         is_matrix = len(shape) > 1 and not name.endswith(".bias")
         sources = self._sources(name, len(rows))
@@ -171,7 +173,7 @@ class _Parameters:
                 parts.append(Part(self._theirs + source, wanted))
             else:
                 parts.append(Part(self._theirs + source, transform.shape, transform.apply))
-        self.weights[self._ours + name] = NamedWeight(shape, tuple(parts), fill)
+        self.weights[self._ours + name] = NamedWeight(shape, tuple(parts), fill, float32)
 
     def _sources(self, name: str, count: int) -> list[str]:
         """The checkpoint's names of the tensors of a parameter with `count` cuts, without that of the layer."""

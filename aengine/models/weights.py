@@ -94,19 +94,20 @@ def random_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, se
 def fused(
     spec: ModelSpec, weights: Iterable[tuple[str, tuple[Tensor, ...]]], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """Each of `named_weights(spec)` in its shape: a new tensor of `dtype` on `device`, or the one part if it is such a tensor already."""
-    shapes = {name: weight.shape for name, weight in named_weights(spec).items()}
+    """Each of `named_weights(spec)` in its shape: a new tensor of `dtype` or float32 on `device`, or the one part if it is that."""
+    named = named_weights(spec)
     tensors: dict[str, Tensor] = {}
     for name, parts in weights:
-        if len(parts) > 1 or parts[0].dtype != dtype or parts[0].device != device:
-            target = torch.empty((sum(len(part) for part in parts), *parts[0].shape[1:]), dtype=dtype, device=device)
+        wanted = torch.float32 if named[name].float32 else dtype
+        if len(parts) > 1 or parts[0].dtype != wanted or parts[0].device != device:
+            target = torch.empty((sum(len(part) for part in parts), *parts[0].shape[1:]), dtype=wanted, device=device)
             row = 0
             for part in parts:
                 target[row : row + len(part)].copy_(part)
                 row += len(part)
         else:
             target = parts[0]
-        tensors[name] = target.view(shapes[name])
+        tensors[name] = target.view(named[name].shape)
     return tensors
 
 

@@ -1,0 +1,139 @@
+"""DeepSeek V2 and V3: multi-head latent attention, and experts in all layers but the first ones."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from aengine.errors import ModelLoadError
+from aengine.models.config_reader import ConfigReader
+from aengine.models.families.base import Family, Transform, decoder_spec, gated_mlp, rms_norm
+from aengine.models.families.mixtures import DEEPSEEK_NAMES, dense_layers, experts, shared_experts, sigmoid_experts
+from aengine.models.rope_config import read_rope
+from aengine.models.spec import Experts, LatentAttention, Layer, ModelSpec, Norm
+
+_NAMES = {
+    **DEEPSEEK_NAMES,
+    "q": "self_attn.q_proj",
+    "q_down": "self_attn.q_a_proj",
+    "q_down_norm": "self_attn.q_a_layernorm",
+    "q_up": "self_attn.q_b_proj",
+    "kv_down": "self_attn.kv_a_proj_with_mqa",
+    "kv_down_norm": "self_attn.kv_a_layernorm",
+    "key_up": "self_attn.kv_b_proj",
+    "value_up": "self_attn.kv_b_proj",
+}
+
+
+def _spec(reader: ConfigReader, family: str, architecture: str, block: Experts, *, mlp_bias: bool = False) -> ModelSpec:
+    reader.refuse(rope_interleave=True)
+    nope_dim, rope_dim = reader.positive("qk_nope_head_dim"), reader.positive("qk_rope_head_dim")
+    rope, context = read_rope(reader.config, rope_dim, reader.positive("max_position_embeddings"))
+    attention = LatentAttention(
+        num_heads=reader.positive("num_attention_heads"),
+        q_lora_rank=None if reader.get("q_lora_rank") is None else reader.positive("q_lora_rank"),
+        kv_lora_rank=reader.positive("kv_lora_rank"),
+        nope_dim=nope_dim,
+        rope_dim=rope_dim,
+        v_dim=reader.positive("v_head_dim"),
+        scale=(nope_dim + rope_dim) ** -0.5 * _mscale(reader) ** 2,
+        rope=rope,
+        norm=Norm(eps=1e-6),  # whatever the config's rms_norm_eps is
+        bias=reader.flag("attention_bias"),
+    )
+    norm = rms_norm(reader)
+    layers = [Layer(attention, gated_mlp(reader, bias=mlp_bias) if is_dense else block, norm, norm) for is_dense in dense_layers(reader)]
+    return decoder_spec(reader, family, architecture, layers, max_position_embeddings=context)
+
+
+def _mscale(reader: ConfigReader) -> float:
+    """What queries and keys are multiplied with for a context that YaRN extends, as `transformers` has it."""
+    rope = reader.get("rope_scaling") or reader.get("rope_parameters", {})
+    weight = rope.get("mscale_all_dim")
+    if rope.get("rope_type", rope.get("type", "default")) == "default" or not weight:
+        return 1.0
+    return 1.0 if rope["factor"] <= 1 else 0.1 * weight * math.log(rope["factor"]) + 1.0
+
+
+def _v2(reader: ConfigReader, architecture: str) -> ModelSpec:
+    reader.refuse(scoring_func="softmax", norm_topk_prob=False)
+    method = reader.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ModelLoadError(f"topk_method {method!r} in config.json is not supported; supported are greedy, group_limited_greedy")
+    grouped = method == "group_limited_greedy"
+    block = experts(
+        reader,
+        normalize=False,
+        scaling=reader.number("routed_scaling_factor"),
+        num_groups=reader.positive("n_group") if grouped else 1,
+        top_groups=reader.positive("topk_group") if grouped else 1,
+        shared=shared_experts(reader),
+    )
+    reader.refuse(mlp_bias=False)
+    return _spec(reader, "deepseek_v2", architecture, block)
+
+
+def _v3(reader: ConfigReader, architecture: str) -> ModelSpec:
+    return _spec(reader, "deepseek_v3", architecture, sigmoid_experts(reader))
+
+
+def _transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    """The rotated part goes first, its pairs of neighbours apart into halves; `kv_b_proj` is cut into `key_up` and `value_up`."""
+    attention = None if layer is None else layer.attention
+    if not isinstance(attention, LatentAttention):
+        return None
+    stem, heads, rope, nope = name.partition(".")[0], attention.num_heads, attention.rope_dim, attention.nope_dim
+    columns = shape[1:]
+    if stem in ("q", "q_up"):
+        return Transform(shape, lambda tensor: _rope_first(tensor.view(heads, nope + rope, *columns), nope).reshape(shape))
+    if stem == "kv_down":
+        return Transform(shape, lambda tensor: _rope_first(tensor[None], attention.kv_lora_rank)[0])
+    if stem not in ("key_up", "value_up"):
+        return None
+    by_head = (heads, nope + attention.v_dim, attention.kv_lora_rank)
+
+    def apply(tensor: Tensor) -> Tensor:
+        part = tensor.view(by_head)
+        return (part[:, :nope].transpose(1, 2) if stem == "key_up" else part[:, nope:]).reshape(shape)
+
+    return Transform((by_head[0] * by_head[1], by_head[2]), apply)
+
+
+def _rope_first(tensor: Tensor, others: int) -> Tensor:
+    """[heads, others + rope, ...] -> [heads, rope + others, ...]: of the rotated rows the even ones, then the odd ones."""
+    return torch.cat((tensor[:, others::2], tensor[:, others + 1 :: 2], tensor[:, :others]), dim=1)
+
+
+_SIZES = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+FAMILIES = (
+    Family(
+        "deepseek_v2",
+        "DeepseekV2ForCausalLM",
+        _v2,
+        {**_SIZES, "max_position_embeddings": 2048, "n_routed_experts": 64, "n_shared_experts": 2, "routed_scaling_factor": 1.0},
+        _NAMES,
+        _transform,
+    ),
+    Family(
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        _v3,
+        {
+            **_SIZES,
+            "max_position_embeddings": 4096,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "n_group": 8,
+            "topk_group": 4,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 3,
+        },
+        _NAMES,
+        _transform,
+        ignored=r".*\.rotary_emb\.inv_freq|model\.layers\.61\..*",  # a layer that predicts further tokens
+    ),
+)

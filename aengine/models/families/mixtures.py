@@ -1,0 +1,293 @@
+"""Mixtures of experts with grouped-query attention: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, GPT-OSS and GLM-4.5-MoE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from aengine.errors import ModelLoadError
+from aengine.models.config_reader import ConfigReader
+from aengine.models.families.base import (
+    LLAMA_NAMES,
+    Family,
+    Transform,
+    attention,
+    decoder_spec,
+    gated_mlp,
+    head_sizes,
+    rms_norm,
+    rope_and_context,
+)
+from aengine.models.families.llama import uniform_windows
+from aengine.models.spec import Activation, Experts, Layer, Mlp, ModelSpec, QkNorm, RouterScoring
+
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+QWEN_NAMES = {
+    **LLAMA_NAMES,
+    "router": "mlp.gate",
+    "router_correction": "mlp.gate.e_score_correction_bias",
+    "experts.gate_up": "mlp.experts.{index}.gate_proj mlp.experts.{index}.up_proj",
+    "experts.down": "mlp.experts.{index}.down_proj",
+    "shared.gate_up": "mlp.shared_expert.gate_proj mlp.shared_expert.up_proj",
+    "shared.down": "mlp.shared_expert.down_proj",
+    "shared_gate": "mlp.shared_expert_gate",
+}
+DEEPSEEK_NAMES = {
+    **QWEN_NAMES,
+    "shared.gate_up": "mlp.shared_experts.gate_proj mlp.shared_experts.up_proj",
+    "shared.down": "mlp.shared_experts.down_proj",
+}
+_MIXTRAL_NAMES = {
+    **LLAMA_NAMES,
+    "router": "block_sparse_moe.gate",
+    "experts.gate_up": "block_sparse_moe.experts.{index}.w1 block_sparse_moe.experts.{index}.w3",
+    "experts.down": "block_sparse_moe.experts.{index}.w2",
+}
+_GPT_OSS_NAMES = {
+    **LLAMA_NAMES,
+    "sinks": "self_attn.sinks",
+    "router": "mlp.router",
+    "experts.gate_up.weight": "mlp.experts.gate_up_proj",
+    "experts.gate_up.bias": "mlp.experts.gate_up_proj_bias",
+    "experts.down.weight": "mlp.experts.down_proj",
+    "experts.down.bias": "mlp.experts.down_proj_bias",
+}
+
+
+def experts(reader: ConfigReader, *, size: str = "moe_intermediate_size", **changes: Any) -> Experts:
+    """Experts with the sizes of the config; `changes` are other fields of `Experts`. Raises ModelLoadError for counts that do not fit."""
+    places = (reader.config, reader.defaults)
+    count = reader.positive(next((key for place in places for key in _COUNTS if place.get(key) is not None), _COUNTS[0]))
+    top_k = reader.positive("num_experts_per_tok")
+    block = Experts(**{"num_experts": count, "top_k": top_k, "expert": gated_mlp(reader, size=size), **changes})
+    groups, chosen = block.num_groups, block.top_groups
+    if count % groups or chosen > groups or block.group_top > count // groups:
+        raise ModelLoadError(f"{count} experts in n_group {groups} groups, of which topk_group {chosen} are chosen, do not fit together")
+    if top_k > count // groups * chosen:
+        raise ModelLoadError(f"num_experts_per_tok {top_k} is more than the {count // groups * chosen} experts that it chooses from")
+    return block
+
+
+def sigmoid_experts(reader: ConfigReader) -> Experts:
+    """The experts of DeepSeek-V3 and GLM-4.5: sigmoid scores with a correction; a group's score is the sum of its two highest."""
+    reader.refuse(scoring_func="sigmoid", topk_method="noaux_tc")
+    return experts(
+        reader,
+        scoring=RouterScoring.SIGMOID,
+        normalize=reader.flag("norm_topk_prob"),
+        scaling=reader.number("routed_scaling_factor"),
+        num_groups=reader.positive("n_group"),
+        top_groups=reader.positive("topk_group"),
+        group_top=2,
+        correction=True,
+        shared=shared_experts(reader),
+    )
+
+
+def shared_experts(reader: ConfigReader) -> Mlp | None:
+    """The experts that all tokens share, as one block."""
+    if not reader.get("n_shared_experts"):
+        return None
+    size = reader.positive("n_shared_experts") * reader.positive("moe_intermediate_size")
+    return Mlp(size, reader.activation())
+
+
+def dense_layers(reader: ConfigReader) -> list[bool]:
+    """Which layers have no experts: the first `first_k_dense_replace`."""
+    reader.refuse(moe_layer_freq=1)
+    return [layer < reader.get("first_k_dense_replace", 0) for layer in range(reader.positive("num_hidden_layers"))]
+
+
+def _qwen_dense_layers(reader: ConfigReader) -> list[bool]:
+    """Those of `mlp_only_layers`, and all but every `decoder_sparse_step`-th."""
+    step, listed = reader.positive("decoder_sparse_step", 1), reader.get("mlp_only_layers", [])
+    return [layer in listed or (layer + 1) % step > 0 for layer in range(reader.positive("num_hidden_layers"))]
+
+
+def _spec(
+    reader: ConfigReader,
+    family: str,
+    architecture: str,
+    block: Experts,
+    *,
+    dense: Sequence[bool] = (),
+    windows: Sequence[int | None] = (),
+    **attention_fields: Any,
+) -> ModelSpec:
+    """Layers that differ in their windows, and in whether they have experts."""
+    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    norm, num_layers = rms_norm(reader), reader.positive("num_hidden_layers")
+    mlp = gated_mlp(reader) if any(dense) else None
+    layers = [
+        Layer(
+            attention=attention(reader, rope, window=window, **attention_fields),
+            mlp=mlp if mlp is not None and is_dense else block,
+            attention_norm=norm,
+            mlp_norm=norm,
+        )
+        for window, is_dense in zip(windows or [None] * num_layers, dense or [False] * num_layers, strict=True)
+    ]
+    return decoder_spec(reader, family, architecture, layers, max_position_embeddings=context)
+
+
+def _mixtral(reader: ConfigReader, architecture: str) -> ModelSpec:
+    window = reader.positive("sliding_window") if reader.get("sliding_window") else None
+    block = experts(reader, size="intermediate_size")
+    return _spec(reader, "mixtral", architecture, block, windows=uniform_windows(reader, window))
+
+
+def _qwen2_moe(reader: ConfigReader, architecture: str) -> ModelSpec:
+    num_layers = reader.positive("num_hidden_layers")
+    window = reader.positive("sliding_window") if reader.flag("use_sliding_window") and reader.get("sliding_window") else None
+    kinds = reader.layer_types(num_layers)
+    if kinds is None:  # of the first max_window_layers, every second
+        windowed = [window is not None and layer % 2 == 0 and layer < reader.get("max_window_layers", 28) for layer in range(num_layers)]
+    else:
+        windowed = [kind == "sliding_attention" for kind in kinds]
+    block = experts(
+        reader,
+        normalize=reader.flag("norm_topk_prob"),
+        shared=gated_mlp(reader, size="shared_expert_intermediate_size"),
+        shared_gate=True,
+    )
+    windows = [window if is_windowed else None for is_windowed in windowed]
+    bias = reader.flag("qkv_bias", True)
+    return _spec(reader, "qwen2_moe", architecture, block, dense=_qwen_dense_layers(reader), windows=windows, qkv_bias=bias)
+
+
+def _qwen3_moe(reader: ConfigReader, architecture: str) -> ModelSpec:
+    window = reader.positive("sliding_window") if reader.flag("use_sliding_window") and reader.get("sliding_window") else None
+    block = experts(reader, normalize=reader.flag("norm_topk_prob"))
+    bias = reader.flag("attention_bias")
+    return _spec(
+        reader,
+        "qwen3_moe",
+        architecture,
+        block,
+        dense=_qwen_dense_layers(reader),
+        windows=uniform_windows(reader, window),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=QkNorm(rms_norm(reader)),
+    )
+
+
+def _olmoe(reader: ConfigReader, architecture: str) -> ModelSpec:
+    if reader.get("clip_qkv") is not None:
+        raise ModelLoadError(f"clip_qkv {reader.get('clip_qkv')!r} in config.json is not supported; supported is null")
+    block = experts(reader, size="intermediate_size", normalize=reader.flag("norm_topk_prob"))
+    bias, norm = reader.flag("attention_bias"), QkNorm(rms_norm(reader), whole=True)
+    return _spec(reader, "olmoe", architecture, block, qkv_bias=bias, output_bias=bias, qk_norm=norm)
+
+
+def _gpt_oss(reader: ConfigReader, architecture: str) -> ModelSpec:
+    reader.refuse(swiglu_alpha=1.702, swiglu_limit=7.0)
+    num_layers = reader.positive("num_hidden_layers")
+    kinds = reader.layer_types(num_layers) or ["sliding_attention", "full_attention"] * num_layers
+    windows = [reader.positive("sliding_window") if kind == "sliding_attention" else None for kind in kinds[:num_layers]]
+    mlp = Mlp(reader.positive("intermediate_size"), Activation.CLIPPED_SWIGLU, up_bias=True, down_bias=True)
+    block = experts(reader, size="intermediate_size", expert=mlp, router_bias=True)
+    bias = reader.flag("attention_bias")
+    return _spec(reader, "gpt_oss", architecture, block, windows=windows, qkv_bias=bias, output_bias=bias, sinks=True)
+
+
+def _gpt_oss_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    """A tensor holds all experts, transposed: [experts, in, out]. The columns of gate and up alternate."""
+    if layer is None or not name.startswith("experts.") or not isinstance(layer.mlp, Experts):
+        return None
+    count, gated, is_bias = layer.mlp.num_experts, "gate_up" in name, name.endswith("bias")
+    rows = shape[0] // count
+
+    def apply(tensor: Tensor) -> Tensor:
+        whole = tensor if is_bias else tensor.transpose(1, 2)
+        if gated:
+            whole = whole.reshape(count, rows // 2, 2, *whole.shape[2:]).transpose(1, 2)
+        return whole.reshape(shape)
+
+    return Transform((count, rows) if is_bias else (count, shape[1], rows), apply)
+
+
+def _glm4_moe(reader: ConfigReader, architecture: str) -> ModelSpec:
+    qk_norm = QkNorm(rms_norm(reader)) if reader.flag("use_qk_norm") else None
+    bias = reader.flag("attention_bias")
+    return _spec(reader, "glm4_moe", architecture, sigmoid_experts(reader), dense=dense_layers(reader), qkv_bias=bias, qk_norm=qk_norm)
+
+
+_QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "rms_norm_eps": 1e-6}
+FAMILIES = (
+    Family(
+        "mixtral",
+        "MixtralForCausalLM",
+        _mixtral,
+        {
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
+        _MIXTRAL_NAMES,
+    ),
+    Family(
+        "qwen2_moe",
+        "Qwen2MoeForCausalLM",
+        _qwen2_moe,
+        {**_QWEN, "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4},
+        QWEN_NAMES,
+    ),
+    Family(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        _qwen3_moe,
+        {**_QWEN, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8},
+        QWEN_NAMES,
+    ),
+    Family(
+        "olmoe",
+        "OlmoeForCausalLM",
+        _olmoe,
+        {"max_position_embeddings": 4096, "num_experts": 64, "num_experts_per_tok": 8, "rms_norm_eps": 1e-5},
+        QWEN_NAMES,
+    ),
+    Family(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        _gpt_oss,
+        {
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "sliding_window": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-5,
+        },
+        _GPT_OSS_NAMES,
+        _gpt_oss_transform,
+    ),
+    Family(
+        "glm4_moe",
+        "Glm4MoeForCausalLM",
+        _glm4_moe,
+        {
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.0,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-5,
+        },
+        DEEPSEEK_NAMES,
+        ignored=r".*\.rotary_emb\.inv_freq|model\.layers\.(46|92)\..*",  # layers that predict further tokens
+    ),
+)
