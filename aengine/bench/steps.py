@@ -214,6 +214,7 @@ def _plan(runner: ModelRunner, case: Case, step: int, *, new_rows: bool) -> Step
         samples=np.ones(case.rows, np.bool_),
         token_ids=empty if decode else np.arange(case.rows * case.length, dtype=np.int32) % runner.spec.vocab_size,
         new_rows=tuple(NewRow(row, GREEDY, prompt_len=case.context) for row in range(case.rows)) if new_rows else (),
+        page_groups=np.zeros(case.rows * pages, dtype=np.int32) if new_rows else empty,
         page_rows=np.repeat(rows, pages) if new_rows else empty,
         page_cols=np.tile(np.arange(pages, dtype=np.int32), case.rows) if new_rows else empty,
         page_ids=np.arange(1, 1 + case.rows * pages, dtype=np.int32) if new_rows else empty,

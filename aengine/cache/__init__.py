@@ -3,7 +3,8 @@
 Owns page numbers and their bookkeeping. Must not know what a page contains on the device, nor why a sequence wants one.
 """
 
+from aengine.cache.groups import LayerGroups, PageNeeds, WindowKind, Windows, layer_groups
 from aengine.cache.pages import OutOfPages, PageCache
 from aengine.cache.prefix import PageChain
 
-__all__ = ["OutOfPages", "PageCache", "PageChain"]
+__all__ = ["LayerGroups", "OutOfPages", "PageCache", "PageChain", "PageNeeds", "WindowKind", "Windows", "layer_groups"]

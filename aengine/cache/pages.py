@@ -8,11 +8,13 @@ Page 0 is reserved: padding points at it and it is never handed out. All operati
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.cache.prefix import PageChain, PrefixIndex
+from aengine.cache.groups import PageNeeds
+from aengine.cache.prefix import PageChain, PrefixIndex, page_name
 
 IntArray = NDArray[np.int32]
 
@@ -70,7 +72,7 @@ class PageCache:
         return pages
 
     def release(self, pages: IntArray) -> None:
-        """Give up one reference to each of a sequence's `pages`, given first to last. The tail is evicted before the head."""
+        """Give up one reference to each of a sequence's `pages`, none of them twice, first to last. The tail is evicted before the head."""
         self.refs[pages] -= 1
         dropped = pages[self.refs[pages] == 0]
         if not len(self._index):
@@ -88,38 +90,67 @@ class PageCache:
         self._free[self._num_free : self._num_free + len(pages)] = pages
         self._num_free += len(pages)
 
-    def match(self, chain: PageChain, tokens: IntArray) -> list[int]:
-        """The pages that hold the longest published prefix of `tokens`, not yet referenced by the caller (see `retain`).
+    def match(self, chain: PageChain, tokens: IntArray, needs: PageNeeds) -> IntArray:
+        """The pages [groups, columns] that hold the longest published prefix of `tokens`, not yet referenced by the caller (see `retain`).
 
-        The last token is never covered: it must be computed to have logits.
+        0 where the first token after the prefix does not see the page, because it is behind the group's window. The last token is never
+        covered: it must be computed to have logits.
         """
-        pages: list[int] = []
         size = self.page_size * tokens.itemsize
         raw = tokens.tobytes()
-        for i in range(min((len(tokens) - 1) // self.page_size, len(chain.digests))):
-            page = self._index.find(chain.digests[i], raw[i * size : (i + 1) * size])
-            if page is None:
-                break
-            pages.append(page)
-        return pages
+        length = min((len(tokens) - 1) // self.page_size, len(chain.digests))
 
-    def retain(self, pages: list[int]) -> None:
+        def find(group: int, column: int) -> int:
+            return self._index.find(page_name(chain.digests[column], group), raw[column * size : (column + 1) * size])
+
+        full: list[list[int]] = []
+        for group in range(needs.num_full):
+            full.append([])
+            for column in range(length):
+                page = find(group, column)
+                if not page:
+                    length = column
+                    break
+                full[-1].append(page)
+        if not needs.kinds:
+            return np.array([pages[:length] for pages in full], np.int32)
+        hits = np.zeros((needs.num_groups, length), np.int32)
+        for group, pages in enumerate(full):
+            hits[group] = pages[:length]
+
+        def missing() -> int | None:
+            """The first column that a window lacks. Every longer prefix needs it, too."""
+            for kind in needs.kinds:
+                for column in range(kind.first_column(length * self.page_size), length):
+                    for group in range(kind.begin, kind.end):
+                        hits[group, column] = hits[group, column] or find(group, column)
+                        if not hits[group, column]:
+                            return column
+            return None
+
+        while (lacking := missing()) is not None:
+            length = lacking
+        for kind in needs.kinds:
+            hits[kind.begin : kind.end, : kind.first_column(length * self.page_size)] = 0
+        return hits[:, :length]
+
+    def retain(self, pages: IntArray) -> None:
         """Take one more reference to each of these matched pages, no two of which are the same."""
-        matched = np.array(pages, np.int32)
-        for page in matched[self.refs[matched] == 0].tolist():
+        for page in pages[self.refs[pages] == 0].tolist():
             del self._cached[page]
-        self.refs[matched] += 1
+        self.refs[pages] += 1
 
-    def num_unreferenced(self, pages: list[int]) -> int:
+    def num_unreferenced(self, pages: IntArray) -> int:
         """How many of these matched pages are available now, and so would lower `available` when retained."""
-        return int(np.count_nonzero(self.refs[np.array(pages, np.int32)] == 0))
+        return int(np.count_nonzero(self.refs[pages] == 0))
 
-    def publish(self, page: int, digest: bytes, page_tokens: bytes) -> None:
-        """Offer a full, computed, referenced page to others; `page_tokens`: the bytes of its int32 ids.
+    def publish(self, pages: Iterable[int], digest: bytes, page_tokens: bytes) -> None:
+        """Offer full, computed, referenced pages of the same tokens, one in each group, to others; `page_tokens`: the bytes of their ids.
 
-        If its content is published already, it stays private.
+        Those whose content is published already stay private.
         """
-        self._index.add(page, digest, page_tokens)
+        for group, page in enumerate(pages):
+            self._index.add(page, page_name(digest, group), page_tokens)
 
     def flush(self) -> int:
         """Drop every cached page; referenced pages stay, unpublished. Returns the number of pages that became free."""

@@ -1,6 +1,6 @@
-"""The names of page contents: chained hashes, and the index from hash to the page that holds the content.
+"""The names of page contents: chained hashes with the layer group, and the index from name to the page that holds the content.
 
-A page's hash covers its own token ids, everything before it, and the salt, so equal hashes mean equal KV. Hashes are 128-bit
+A page's hash covers its own token ids, everything before it, and the salt, so equal names mean equal KV. Hashes are 128-bit
 BLAKE2b; a hit is still compared on token ids, so even a constructed collision cannot serve foreign KV. Knows nothing of
 ref counts or free lists.
 """
@@ -40,14 +40,19 @@ class PageChain:
         digests.append(digest.digest())
 
 
+def page_name(digest: bytes, group: int) -> bytes:
+    """The name of what the page of a layer group holds, `digest` being the hash of its tokens."""
+    return digest + group.to_bytes(2, "little") if group else digest
+
+
 class PrefixIndex:
-    """Which page holds the content of a hash: at most one page per hash, at most one hash per page.
+    """Which page holds the content of a name: at most one page per name, at most one name per page.
 
     A page's own token ids come as the bytes of its int32 ids.
     """
 
     def __init__(self) -> None:
-        self._by_digest: dict[bytes, tuple[int, bytes]] = {}  # digest -> page, token ids
+        self._by_name: dict[bytes, tuple[int, bytes]] = {}  # name -> page, token ids
         self._by_page: dict[int, bytes] = {}
 
     def __len__(self) -> int:
@@ -56,16 +61,16 @@ class PrefixIndex:
     def __contains__(self, page: int) -> bool:
         return page in self._by_page
 
-    def find(self, digest: bytes, page_tokens: bytes) -> int | None:
-        """The page that holds `digest`, if its token ids are `page_tokens`."""
-        entry = self._by_digest.get(digest)
-        return entry[0] if entry is not None and entry[1] == page_tokens else None
+    def find(self, name: bytes, page_tokens: bytes) -> int:
+        """The page that holds `name`, if its token ids are `page_tokens`; 0: none."""
+        entry = self._by_name.get(name)
+        return entry[0] if entry is not None and entry[1] == page_tokens else 0
 
-    def add(self, page: int, digest: bytes, page_tokens: bytes) -> None:
-        """Publish `page` under `digest`. If another page is published under it already, `page` stays private."""
-        if digest not in self._by_digest:
-            self._by_digest[digest] = (page, page_tokens)
-            self._by_page[page] = digest
+    def add(self, page: int, name: bytes, page_tokens: bytes) -> None:
+        """Publish `page` under `name`. If another page is published under it already, `page` stays private."""
+        if name not in self._by_name:
+            self._by_name[name] = (page, page_tokens)
+            self._by_page[page] = name
 
     def remove(self, page: int) -> None:
-        del self._by_digest[self._by_page.pop(page)]
+        del self._by_name[self._by_page.pop(page)]

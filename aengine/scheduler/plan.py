@@ -110,8 +110,9 @@ class StepPlan:
     samples: NDArray[np.bool_]  # [n]; True for decodes
     token_ids: IntArray  # [sum(lengths[num_decodes:])], in the order of rows
     new_rows: tuple[NewRow, ...]
-    # Page-table writes that precede the step: row page_rows[i] has page page_ids[i] at index page_cols[i].
-    # Writes of a new row start at column 0 and void what the row had before.
+    # Page-table writes that precede the step: in layer group page_groups[i], row page_rows[i] has page page_ids[i] at index page_cols[i].
+    # Page 0 stands for one behind the group's window. Writes of a new row start at column 0 and void what the row had before.
+    page_groups: IntArray  # [p]
     page_rows: IntArray  # [p]
     page_cols: IntArray  # [p]
     page_ids: IntArray  # [p]

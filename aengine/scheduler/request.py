@@ -9,7 +9,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aengine.cache import PageChain
+from aengine.cache import PageChain, Windows
 from aengine.outputs import FinishReason
 from aengine.scheduler.plan import IntArray, PromptLogprobs, RowParams, TokenLogprobs
 
@@ -21,6 +21,7 @@ class SchedulerConfig:
     max_model_len: int
     num_pages: int  # the reserved page 0 included
     page_size: int
+    windows: Windows = (None,)
     enable_prefix_cache: bool = True
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     ageing_seconds: float = 30.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from aengine.cache import PageCache
+from aengine.cache import PageCache, PageNeeds
 from aengine.scheduler.plan import NO_INTS, Features, IntArray, NewRow
 from aengine.scheduler.prefixes import PrefixesInFlight
 from aengine.scheduler.request import Sequence, SequenceState
@@ -22,17 +22,31 @@ class RowChanges:
     """Changes of rows that were not sent to the runner yet."""
 
     new_rows: dict[int, NewRow] = field(default_factory=dict)  # by row
-    copies: dict[int, tuple[int, int]] = field(default_factory=dict)  # by row: the page that is copied, and the row's page it is copied to
-    page_writes: list[tuple[IntArray, IntArray, IntArray]] = field(default_factory=list)  # rows, columns and ids of page-table entries
+    copies: dict[int, tuple[IntArray, IntArray]] = field(default_factory=dict)
+    """By row: the pages that are copied, and the row's pages they are copied to, one in each group."""
+    page_writes: list[tuple[IntArray, IntArray, IntArray, IntArray]] = field(default_factory=list)
+    """Groups, rows, columns and ids of page-table entries."""
+
+    def write_pages(self, first_group: int, rows: IntArray, columns: IntArray, pages: IntArray) -> None:
+        """`pages` [groups, n] stand in the page table at `rows` and `columns` [n], in groups from the first on."""
+        groups = np.repeat(np.arange(first_group, first_group + len(pages), dtype=np.int32), len(rows))
+        if len(pages) != 1:
+            rows, columns = np.tile(rows, len(pages)), np.tile(columns, len(pages))
+        self.page_writes.append((groups, rows, columns, pages.reshape(-1)))
+
+    def write_row(self, first_group: int, row: int, first_column: int, pages: IntArray) -> None:
+        """`pages` [groups, n] stand in the page table at one row, from a column on."""
+        columns = np.arange(first_column, first_column + pages.shape[1], dtype=np.int32)
+        self.write_pages(first_group, np.full(len(columns), row, np.int32), columns, pages)
 
     def drop(self, row: int) -> None:
         """The row is free: nothing of it is sent."""
         self.new_rows.pop(row, None)
         self.copies.pop(row, None)
-        for i, (rows, columns, ids) in enumerate(self.page_writes):
+        for i, (groups, rows, columns, ids) in enumerate(self.page_writes):
             others = rows != row
             if not others.all():
-                self.page_writes[i] = rows[others], columns[others], ids[others]
+                self.page_writes[i] = groups[others], rows[others], columns[others], ids[others]
 
 
 MAX_PREEMPTIONS = 3
@@ -41,32 +55,45 @@ runs, the same holds for all others, so nothing runs out of pages and it is neve
 
 
 class Residency:
-    def __init__(self, rows: RowTable, cache: PageCache, *, enable_prefix_cache: bool) -> None:
+    def __init__(self, rows: RowTable, cache: PageCache, needs: PageNeeds, *, enable_prefix_cache: bool) -> None:
         self.rows = rows
         self.cache = cache
+        self.needs = needs
         self.prefixes = PrefixesInFlight()
         self._enable_prefix_cache = enable_prefix_cache
         self._watermark = max(1, cache.usable // 100)
         self._num_protected = 0  # running sequences that were preempted MAX_PREEMPTIONS times
         self.changes = RowChanges()
-
-    def _num_pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.cache.page_size)
+        self.short = False  # a chunk of the step that is planned found no pages in the groups with windows
 
     # ---- admission ---------------------------------------------------------------------------------------------------
 
-    def prefix(self, sequence: Sequence) -> tuple[list[int], Sequence | None]:
-        """The pages that a waiting sequence need not compute: the published ones that hold its longest prefix. Or for a fork those before
+    def prefix(self, sequence: Sequence) -> tuple[IntArray, Sequence | None]:
+        """The pages [groups, columns] that a waiting sequence need not compute, as `PageCache.match` finds them. Or for a fork those before
         the last prompt token of the running sequence that computed its prompt, with that sequence."""
         if self._enable_prefix_cache:
             sequence.hash_pages()
         rows, primary, num_tokens = self.rows, sequence.primary, len(sequence.tokens)
         forks = primary is not None and not sequence.started and primary.state is SequenceState.RUNNING
         if primary is not None and forks and rows.num_committed[primary.row] >= num_tokens:
-            return rows.pages(primary.row)[: (num_tokens - 1) // self.cache.page_size].tolist(), primary
+            hits = self._prompt_pages(primary.row, num_tokens)
+            if hits is not None:
+                return hits, primary
         if not self._enable_prefix_cache or sequence.request.params.prompt_logprobs is not None:  # cached KV has no logits
-            return [], None
-        return self.cache.match(sequence.chain, sequence.tokens), None
+            return np.zeros((self.needs.num_groups, 0), np.int32), None
+        return self.cache.match(sequence.chain, sequence.tokens, self.needs), None
+
+    def _prompt_pages(self, row: int, num_tokens: int) -> IntArray | None:
+        """The full pages before the last of `num_tokens` tokens of a row; 0 where that token does not see one. None: it has left pages
+        behind that the token sees."""
+        rows = self.rows
+        hits = rows.page_table[:, row, : (num_tokens - 1) // self.cache.page_size].copy()
+        for number, kind in enumerate(self.needs.kinds):
+            first = kind.first_column(num_tokens - 1)
+            if rows.window_begins[number, row] > first:
+                return None
+            hits[kind.begin : kind.end, :first] = 0
+        return hits
 
     def awaits_prompt(self, sequence: Sequence) -> bool:
         """Whether a running sequence is computing the prompt that a fork shares; if so, the fork waits for it."""
@@ -79,44 +106,83 @@ class Residency:
             return False  # the rest must be computed anyway
         return self.prefixes.wait(sequence, sequence.chain.digests[num_hits])
 
-    def has_room(self, sequence: Sequence, hits: list[int]) -> bool:
+    def has_room(self, sequence: Sequence, hits: IntArray) -> bool:
         """Whether the sequence can be admitted now: with its known tokens, and enough to grow that it is not soon preempted."""
-        rows, size = self.rows, self.cache.page_size
+        rows, needs = self.rows, self.needs
         if not rows.num_free:
             return False
-        known, limit = self._num_pages(len(sequence.tokens)), self._num_pages(sequence.limit)
+        known, limit = needs.columns(len(sequence.tokens)), needs.columns(sequence.limit)
         if not rows.active.any():
-            needed = known
+            needed = needs.pages(known)
         elif self._num_protected or sequence.preemptions >= MAX_PREEMPTIONS:
-            needed = limit + int((-(-rows.limit[rows.active] // size) - rows.num_pages[rows.active]).sum())
+            growth = int((needs.columns(rows.limit[rows.active]) - rows.num_pages[rows.active]).sum())
+            needed = needs.num_full * (limit + growth) + self._windows_to_grow(limit) + int(np.count_nonzero(hits[needs.num_full :]))
         else:
             # The headroom doubles with every preemption, so that two that do not fit together soon run one after the other.
-            needed = min(known + 2**sequence.preemptions - 1, limit) + self._watermark
-        return needed - len(hits) + self.cache.num_unreferenced(hits) <= self.cache.available
+            columns = min(known + 2**sequence.preemptions - 1, limit)
+            needed = needs.pages(columns) + self._watermark + self._windows_of_chunks()
+        if hits.size:
+            hit_pages = hits[hits > 0]
+            needed += self.cache.num_unreferenced(hit_pages) - len(hit_pages)
+        return needed <= self.cache.available
 
-    def admit(self, sequence: Sequence, hits: list[int], tenant_id: int, primary: Sequence | None = None) -> None:
-        """Give the sequence a row, the pages it matched, and pages for its other known tokens.
+    def _windows_to_grow(self, columns: int) -> int:
+        """How many pages are missing for all groups with windows of all that runs, and of another sequence of so many columns, to have the
+        most that they ever hold. Pages that they share now count once: all but one of their holders can need another."""
+        if not self.needs.kinds:
+            return 0
+        active = np.flatnonzero(self.rows.active)
+        most = sum(self.needs.windowed_pages(limit) for limit in [columns, *self.needs.columns(self.rows.limit[active]).tolist()])
+        kinds = range(len(self.needs.kinds))
+        held = {page for row in active.tolist() for number in kinds for page in self.rows.window_pages(number, row).tolist()}
+        return most - len(held)
 
-        With `primary`, from which the hits are shared, the page that both fill differently is copied, and only the last token of
+    def _windows_of_chunks(self) -> int:
+        """How many pages the sequences that compute their prompts will still take in groups with windows."""
+        rows, missing = self.rows, 0
+        if self.needs.kinds:
+            prefilling = rows.active & ~rows.decoding
+            columns = self.needs.columns(rows.num_tokens[prefilling])
+        for number, kind in enumerate(self.needs.kinds):
+            begins, ends = rows.window_begins[number, prefilling], rows.window_ends[prefilling]
+            missing += kind.num_groups * int((np.minimum(columns, begins + kind.most_columns) - ends).clip(0).sum())
+        return missing
+
+    def admit(self, sequence: Sequence, hits: IntArray, tenant_id: int, primary: Sequence | None = None) -> None:
+        """Give the sequence a row, the pages it matched, and pages for its other known tokens; in groups with windows these come with each
+        chunk (`extend`).
+
+        With `primary`, from which the hits are shared, the pages that both fill differently are copied, and only the last token of
         the prompt is left to compute.
         """
-        rows, size = self.rows, self.cache.page_size
+        rows, needs, num_hits = self.rows, self.needs, hits.shape[1]
         request, tokens = sequence.request, sequence.tokens
         row = rows.assign(sequence, tenant_id)
-        pages = np.empty(self._num_pages(len(tokens)), np.int32)
-        self.cache.retain(hits)
-        pages[: len(hits)] = hits
-        pages[len(hits) :] = self.cache.allocate(len(pages) - len(hits))
-        rows.page_table[row, : len(pages)] = pages
-        rows.num_pages[row] = len(pages)
-        self.changes.page_writes.append((np.full(len(pages), row, np.int32), np.arange(len(pages), dtype=np.int32), pages))
-        num_computed = len(hits) * size
-        if primary is not None and (len(tokens) - 1) % size:
-            self.changes.copies[row] = int(rows.page_table[primary.row, len(hits)]), int(pages[len(hits)])
+        num_full, columns = needs.num_full, needs.columns(len(tokens))
+        if hits.size:
+            self.cache.retain(hits[hits > 0])
+        pages = np.empty((num_full, columns), np.int32)
+        pages[:, :num_hits] = hits[:num_full]
+        pages[:, num_hits:] = self.cache.allocate(num_full * (columns - num_hits)).reshape(num_full, columns - num_hits)
+        rows.page_table[:num_full, row, :columns] = pages
+        rows.num_pages[row] = columns
+        self.changes.write_row(0, row, 0, pages)
+        num_computed = num_hits * self.cache.page_size
+        copies = primary is not None and (len(tokens) - 1) % self.cache.page_size > 0
+        if copies:
             num_computed = len(tokens) - 1
-        rows.num_published[row] = len(hits)
+        if needs.kinds:
+            rows.page_table[num_full:, row, :num_hits] = hits[num_full:]
+            self.changes.write_row(num_full, row, 0, hits[num_full:])
+            for number, kind in enumerate(needs.kinds):
+                rows.window_begins[number, row] = kind.first_column(num_computed)
+            rows.window_ends[row] = num_hits
+            self.extend(row, num_computed, int(copies))
+        if primary is not None and copies:
+            self.changes.copies[row] = rows.page_table[:, primary.row, num_hits].copy(), rows.page_table[:, row, num_hits].copy()
+        rows.num_published[row] = num_hits
         rows.num_computed[row] = rows.num_committed[row] = num_computed
-        claims = sequence.chain.digests[len(hits) :]
+        claims = sequence.chain.digests[num_hits:]
         self.prefixes.claim(sequence, [*claims, fork_digest(request.key)] if request.num_forks else claims)
         self._num_protected += sequence.preemptions >= MAX_PREEMPTIONS
         history = tokens if request.params.features & Features.HISTORY else NO_INTS
@@ -129,15 +195,49 @@ class Residency:
         rows = self.rows
         columns = rows.num_computed[decodes] // self.cache.page_size
         growing = columns >= rows.num_pages[decodes]
-        count = int(np.count_nonzero(growing))
+        num_groups = self.needs.num_groups
+        count = num_groups * int(np.count_nonzero(growing))
         if count > self.cache.available:
             return False
         if count:
-            growing_rows, columns, pages = decodes[growing], columns[growing], self.cache.allocate(count)
-            rows.page_table[growing_rows, columns] = pages
+            growing_rows, columns, pages = decodes[growing], columns[growing], self.cache.allocate(count).reshape(num_groups, -1)
+            rows.page_table[:, growing_rows, columns] = pages
             rows.num_pages[growing_rows] += 1
-            self.changes.page_writes.append((growing_rows, columns, pages))
+            if self.needs.kinds:
+                rows.window_ends[growing_rows] += 1
+            self.changes.write_pages(0, growing_rows, columns, pages)
         return True
+
+    def extend(self, row: int, start: int, length: int) -> int:
+        """Give a row pages for a chunk of `length` tokens from position `start` on, in the groups with windows. Returns for how many of
+        the tokens there are pages."""
+        rows, needs = self.rows, self.needs
+        if not needs.kinds:
+            return length
+        begin = int(rows.window_ends[row])
+        end = min(needs.columns(start + length), begin + self.cache.available // (needs.num_groups - needs.num_full))
+        if end > begin:
+            pages = self.cache.allocate((end - begin) * (needs.num_groups - needs.num_full)).reshape(-1, end - begin)
+            rows.page_table[needs.num_full :, row, begin:end] = pages
+            rows.window_ends[row] = end
+            self.changes.write_row(needs.num_full, row, begin, pages)
+        covered = min(length, int(rows.window_ends[row]) * self.cache.page_size - start)
+        self.short |= covered < length
+        return covered
+
+    def leave_behind(self, plan_rows: IntArray, committed: IntArray) -> None:
+        """Give back the pages that no query of the rows, which have `committed` tokens now, will read again because of its window."""
+        rows = self.rows
+        for number, kind in enumerate(self.needs.kinds):
+            begins = kind.first_column(committed - 1)  # for a fork, or a postponed row, computes the last token again
+            due = (begins > rows.window_begins[number, plan_rows]) & rows.active[plan_rows]
+            for row, begin in zip(plan_rows[due].tolist(), begins[due].tolist(), strict=True):
+                old = int(rows.window_begins[number, row])
+                pages = rows.page_table[kind.begin : kind.end, row, old:begin]
+                self.cache.release(pages.T.ravel())
+                pages[:] = 0
+                self.changes.write_row(kind.begin, row, old, pages.copy())
+                rows.window_begins[number, row] = begin
 
     def publish(self, plan_rows: IntArray, committed: IntArray) -> list[Sequence]:
         """Offer the pages that a returned step filled to others; its rows have `committed` tokens now. Returns the waiting sequences that
@@ -160,11 +260,11 @@ class Residency:
             assert sequence is not None
             digests = sequence.chain.digests
             raw = rows.tokens[row, start * size : end * size].tobytes()
-            for i, page in enumerate(rows.page_table[row, start:end].tolist()):
+            for i, pages in enumerate(zip(*rows.page_table[:, row, start:end].tolist(), strict=True)):
                 page_tokens = raw[i * page_bytes : (i + 1) * page_bytes]
                 if len(digests) == start + i:
                     sequence.chain.append(page_tokens)
-                self.cache.publish(page, digests[start + i], page_tokens)
+                self.cache.publish(pages, digests[start + i], page_tokens)
                 woken += self.prefixes.settle(sequence, digests[start + i])
         return woken
 

@@ -6,20 +6,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from aengine.cache import PageNeeds
 from aengine.scheduler.plan import Features, IntArray
 from aengine.scheduler.request import Sequence
 
 
 class RowTable:
-    """`num_rows` rows of up to `max_model_len` tokens in pages of `page_size`.
+    """`num_rows` rows of up to `max_model_len` tokens, with pages in the groups of `needs`.
 
     Per row: `num_tokens` counts the tokens of the sequence including those that a step in flight samples, `num_known` without
     them; `num_computed` counts the tokens whose KV is in pages or being written by a step in flight, `num_committed`
     without the latter. So num_committed <= num_known <= num_tokens and num_committed <= num_computed <= num_tokens.
     """
 
-    def __init__(self, num_rows: int, max_model_len: int, page_size: int) -> None:
-        max_pages = -(-max_model_len // page_size)
+    def __init__(self, num_rows: int, max_model_len: int, needs: PageNeeds) -> None:
         self.sequences: list[Sequence | None] = [None] * num_rows
         self.keys = np.zeros(num_rows, np.int64)
         self.num_tokens = np.zeros(num_rows, np.int32)
@@ -27,7 +27,9 @@ class RowTable:
         self.num_computed = np.zeros(num_rows, np.int32)
         self.num_committed = np.zeros(num_rows, np.int32)
         self.num_published = np.zeros(num_rows, np.int32)  # pages offered to the prefix index
-        self.num_pages = np.zeros(num_rows, np.int32)
+        self.num_pages = np.zeros(num_rows, np.int32)  # in each group without a window
+        self.window_begins = np.zeros((len(needs.kinds), num_rows), np.int32)  # by kind of window: the first column with a page
+        self.window_ends = np.zeros(num_rows, np.int32)  # and of all kinds the one after the last; num_pages where a row decodes
         self.limit = np.zeros(num_rows, np.int32)  # tokens at which the sequence ends
         self.flights = np.zeros(num_rows, np.int32)  # steps in flight that compute the row
         # These three are changed by the methods below alone.
@@ -38,7 +40,9 @@ class RowTable:
         self.lockstep = np.zeros(num_rows, np.bool_)  # the next step needs the token of the one before: never two in flight
         self.tenants = np.zeros(num_rows, np.int32)
         # Large tables are mapped lazily: only the parts that are used take memory.
-        self.page_table = np.zeros((num_rows, max_pages), np.int32)
+        self._kinds = needs.kinds
+        self._num_full = needs.num_full
+        self.page_table = np.zeros((needs.num_groups, num_rows, needs.columns(max_model_len)), np.int32)  # 0: none
         self.tokens = np.zeros((num_rows, max_model_len), np.int32)
         self.stop_ids = np.full((num_rows, 4), -1, np.int32)  # padded with -1
         self._free = list(range(num_rows - 1, -1, -1))
@@ -56,6 +60,7 @@ class RowTable:
         self.keys[row] = request.key
         self.num_tokens[row] = self.num_known[row] = num_tokens
         self.num_computed[row] = self.num_committed[row] = self.num_published[row] = self.num_pages[row] = 0
+        self.window_begins[:, row] = self.window_ends[row] = 0
         self.limit[row] = sequence.limit
         self.flights[row] = 0
         self.active[row] = True
@@ -103,6 +108,14 @@ class RowTable:
         return ready.nonzero()[0].astype(np.int32)
 
     def pages(self, row: int) -> IntArray:
-        """The pages of the row, first to last (a view)."""
-        view: IntArray = self.page_table[row, : self.num_pages[row]]
-        return view
+        """The pages that the row holds, first to last."""
+        pages = self.page_table[: self._num_full, row, : self.num_pages[row]].T.ravel()
+        if not self._kinds:
+            return pages
+        return np.concatenate((pages, *(self.window_pages(number, row) for number in range(len(self._kinds)))))
+
+    def window_pages(self, number: int, row: int) -> IntArray:
+        """Those in the groups of a kind of window."""
+        kind = self._kinds[number]
+        columns = slice(self.window_begins[number, row], self.window_ends[row])
+        return self.page_table[kind.begin : kind.end, row, columns].T.ravel()

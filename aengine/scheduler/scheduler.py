@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.cache import PageCache, PageChain
+from aengine.cache import PageCache, PageChain, PageNeeds
 from aengine.outputs import EngineStats, FinishReason
 from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan, StepResult
 from aengine.scheduler.queue import WaitingQueue
@@ -41,9 +41,10 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._clock = clock
-        self._rows = RowTable(config.max_num_seqs, config.max_model_len, config.page_size)
+        needs = PageNeeds(config.windows, config.page_size, config.max_num_batched_tokens)
+        self._rows = RowTable(config.max_num_seqs, config.max_model_len, needs)
         self._cache = PageCache(config.num_pages, config.page_size)
-        self._residency = Residency(self._rows, self._cache, enable_prefix_cache=config.enable_prefix_cache)
+        self._residency = Residency(self._rows, self._cache, needs, enable_prefix_cache=config.enable_prefix_cache)
         self._queue = WaitingQueue(tenant_weights=config.tenant_weights, ageing_seconds=config.ageing_seconds)
         self._sequences: dict[int, Sequence] = {}  # all that are not FINISHED
         self._prefilling: list[Sequence] = []  # RUNNING with known tokens left to compute, oldest admission first
@@ -117,7 +118,7 @@ class Scheduler:
             parked=len(self._sequences) - (num_active - num_parked) - self._num_leaving - waiting,
             pages_used=self._cache.referenced,
             pages_total=self._cache.usable,
-            cached_tokens=self._cache.cached_tokens,
+            cached_tokens=self._cache.cached_tokens // len(self._config.windows),
             preemptions=self._num_preemptions,
             prompt_tokens=self._num_prompt_tokens,
             cached_prompt_tokens=self._num_cached_prompt_tokens,
@@ -133,13 +134,16 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None when nothing can run (with steps in flight: until one of them is committed)."""
         now = self.expire()
-        decodes = self._plan_decodes()
-        if decodes is None:
-            return None
-        chunks = self._plan_prefills(self._config.max_num_batched_tokens - len(decodes), now)
-        if not len(decodes) and not chunks:
-            return None
-        return self._make_plan(decodes, chunks)
+        while True:
+            decodes = self._plan_decodes()
+            if decodes is None:
+                return None
+            chunks = self._plan_prefills(self._config.max_num_batched_tokens - len(decodes), now)
+            if len(decodes) or chunks:
+                return self._make_plan(decodes, chunks)
+            if self._num_in_flight or not self._residency.short:
+                return None
+            self._preempt(self._residency.victim())
 
     def expire(self) -> float:
         """End what has passed its deadline; returns the time. `schedule()` does it, so this is for when nothing is scheduled."""
@@ -163,16 +167,17 @@ class Scheduler:
     def _plan_prefills(self, budget: int, now: float) -> list[_Chunk]:
         chunks: list[_Chunk] = []
         residency = self._residency
+        residency.short = False
         for prefilling in self._prefilling:
             if budget == 0:
                 break
             if not prefilling.parked:
                 budget -= self._add_chunk(prefilling, budget, chunks)
-        while budget > 0 and (sequence := self._queue.pop(now)) is not None:
+        while budget > 0 and not residency.short and (sequence := self._queue.pop(now)) is not None:
             if residency.awaits_prompt(sequence):
                 continue
             hits, primary = residency.prefix(sequence)
-            if primary is None and residency.awaits_page(sequence, len(hits)):
+            if primary is None and residency.awaits_page(sequence, hits.shape[1]):
                 continue
             while not (has_room := residency.has_room(sequence, hits)) and residency.has_parked():
                 self._preempt(residency.victim())
@@ -186,7 +191,7 @@ class Scheduler:
             self._prefilling = [sequence for sequence in self._prefilling if not self._rows.decoding[sequence.row]]
         return chunks
 
-    def _admit(self, sequence: Sequence, hits: list[int], primary: Sequence | None, now: float) -> None:
+    def _admit(self, sequence: Sequence, hits: IntArray, primary: Sequence | None, now: float) -> None:
         self._residency.admit(sequence, hits, self._queue.tenant_id(sequence), primary)
         sequence.state = SequenceState.RUNNING
         self._prefilling.append(sequence)
@@ -203,7 +208,9 @@ class Scheduler:
         rows, row = self._rows, sequence.row
         start = int(rows.num_computed[row])
         missing = int(rows.num_tokens[row]) - start
-        length = min(missing, budget)
+        length = self._residency.extend(row, start, min(missing, budget))
+        if not length:
+            return 0
         chunks.append(_Chunk(row, start, length, samples=length == missing))
         rows.set_decoding(row, length == missing)
         return length
@@ -228,11 +235,13 @@ class Scheduler:
         pieces = [rows.tokens[chunk.row, chunk.start : chunk.start + chunk.length] for chunk in chunks]
         self._sent = changes = self._residency.changes
         self._residency.changes = RowChanges()
-        page_rows = page_cols = page_ids = copy_from = copy_to = NO_INTS
-        if changes.page_writes:
-            page_rows, page_cols, page_ids = map(np.concatenate, zip(*changes.page_writes, strict=True))
+        page_groups = page_rows = page_cols = page_ids = copy_from = copy_to = NO_INTS
+        if len(changes.page_writes) == 1:
+            ((page_groups, page_rows, page_cols, page_ids),) = changes.page_writes
+        elif changes.page_writes:
+            page_groups, page_rows, page_cols, page_ids = map(np.concatenate, zip(*changes.page_writes, strict=True))
         if changes.copies:
-            copy_from, copy_to = np.array([*changes.copies.values()], np.int32).T
+            copy_from, copy_to = map(np.concatenate, zip(*changes.copies.values(), strict=True))
         self._num_steps += 1
         self._num_in_flight += 1
         return StepPlan(
@@ -244,6 +253,7 @@ class Scheduler:
             samples=samples,
             token_ids=np.concatenate(pieces) if pieces else NO_INTS,
             new_rows=tuple(changes.new_rows.values()),
+            page_groups=page_groups,
             page_rows=page_rows,
             page_cols=page_cols,
             page_ids=page_ids,
@@ -279,6 +289,7 @@ class Scheduler:
         self._updates.token_ids.extend(tokens.tolist())
         self._updates.logprobs = logprobs
         self._queue.push(*self._residency.publish(plan.rows, committed))
+        self._residency.leave_behind(plan.rows, committed)
         if not only_decodes:
             self._settle_forks(plan, result.postponed)
         stops, at_limit = rows.stop_ids[sampled] == tokens[:, None], num_tokens >= rows.limit[sampled]

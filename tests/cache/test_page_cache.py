@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from page_invariants import check_pages
 
-from aengine.cache import OutOfPages, PageCache, PageChain
+from aengine.cache import OutOfPages, PageCache, PageChain, PageNeeds
 
 PAGE_SIZE = 2
+ONE_GROUP = PageNeeds((None,), PAGE_SIZE, 8)
 
 
 def tokens_of(*pages: int) -> np.ndarray:
@@ -25,11 +26,15 @@ def chain_of(tokens: np.ndarray, salt: str = "") -> PageChain:
     return chain
 
 
+def match(cache: PageCache, tokens: np.ndarray, salt: str = "") -> list[int]:
+    return cache.match(chain_of(tokens, salt), tokens, ONE_GROUP)[0].tolist()
+
+
 def store(cache: PageCache, tokens: np.ndarray, salt: str = "") -> np.ndarray:
     """A sequence that computes `tokens` and is done."""
     pages = cache.allocate(len(tokens) // PAGE_SIZE)
     for page, digest, own in zip(pages.tolist(), chain_of(tokens, salt).digests, tokens.reshape(-1, PAGE_SIZE), strict=True):
-        cache.publish(page, digest, own.tobytes())
+        cache.publish([page], digest, own.tobytes())
     return pages
 
 
@@ -38,30 +43,30 @@ class TestPrefix:
         cache = PageCache(20, PAGE_SIZE)
         pages = store(cache, tokens_of(1, 2, 3))
         asked = tokens_of(1, 2, 9, 3)
-        assert cache.match(chain_of(asked), asked) == pages[:2].tolist()
+        assert match(cache, asked) == pages[:2].tolist()
         other = tokens_of(2, 3)
-        assert cache.match(chain_of(other), other) == []
+        assert match(cache, other) == []
 
     def test_the_last_token_is_never_covered(self) -> None:
         cache = PageCache(20, PAGE_SIZE)
         pages = store(cache, tokens_of(1, 2))
         asked = tokens_of(1, 2)
-        assert cache.match(chain_of(asked), asked) == pages[:1].tolist()
+        assert match(cache, asked) == pages[:1].tolist()
 
     def test_salts_do_not_meet(self) -> None:
         cache = PageCache(20, PAGE_SIZE)
         store(cache, tokens_of(1, 2, 3), salt="a")
         asked = tokens_of(1, 2, 3)
-        assert cache.match(chain_of(asked, "b"), asked) == []
-        assert cache.match(chain_of(asked), asked) == []
-        assert len(cache.match(chain_of(asked, "a"), asked)) == 2
+        assert match(cache, asked, "b") == []
+        assert match(cache, asked) == []
+        assert len(match(cache, asked, "a")) == 2
 
     def test_a_forged_digest_does_not_serve_foreign_pages(self) -> None:
         cache = PageCache(20, PAGE_SIZE)
         store(cache, tokens_of(1, 2))
         forged = chain_of(tokens_of(1, 2))
         asked = tokens_of(7, 2, 3)
-        assert cache.match(forged, asked) == []
+        assert cache.match(forged, asked, ONE_GROUP).tolist() == [[]]
 
     def test_hashes_are_computed_once_and_extended(self) -> None:
         tokens = tokens_of(1, 2, 3)
@@ -102,7 +107,7 @@ class TestEviction:
         one, two = store(cache, tokens_of(1, 1)), store(cache, tokens_of(2, 2))
         cache.release(one)
         cache.release(two)
-        cache.retain(one.tolist())
+        cache.retain(one)
         cache.release(one)
         assert cache.allocate(2).tolist() == two[::-1].tolist()
 
@@ -119,7 +124,7 @@ class TestEviction:
         cache.release(dropped)
         assert cache.flush() == 2
         asked = tokens_of(1, 2, 3)
-        assert cache.match(chain_of(asked), asked) == []
+        assert match(cache, asked) == []
         cache.release(kept)
         assert (cache.cached_tokens, cache.available) == (0, 9)
         check_pages(cache)
@@ -144,15 +149,16 @@ class PageCacheMachine(RuleBasedStateMachine):
     def come(self, content: list[int], salt: str, publish: bool) -> None:
         tokens = tokens_of(*content)
         chain = chain_of(tokens, salt)
-        hits = self.cache.match(chain, tokens)
+        found = self.cache.match(chain, tokens, ONE_GROUP)[0]
+        hits = found.tolist()
         for i, page in enumerate(hits):
             assert self.content[page] == (salt, tuple(content[: i + 1])), "a hit holds something else"
         needed = len(content) - len(hits)
-        if needed + self.cache.num_unreferenced(hits) > self.cache.available:
+        if needed + self.cache.num_unreferenced(found) > self.cache.available:
             return
         before = self.cache.available
-        taken = self.cache.num_unreferenced(hits)
-        self.cache.retain(hits)
+        taken = self.cache.num_unreferenced(found)
+        self.cache.retain(found)
         assert self.cache.available == before - taken
         fresh = self.cache.allocate(needed).tolist()
         held = {page for _, pages, _ in self.holders for page in pages}
@@ -160,7 +166,7 @@ class PageCacheMachine(RuleBasedStateMachine):
         for i, page in enumerate(fresh, len(hits)):
             self.content[page] = (salt, tuple(content[: i + 1]))
             if publish:
-                self.cache.publish(page, chain.digests[i], tokens_of(content[i]).tobytes())
+                self.cache.publish([page], chain.digests[i], tokens_of(content[i]).tobytes())
         self.holders.append((content, hits + fresh, salt))
 
     @precondition(lambda self: self.holders)

@@ -176,6 +176,7 @@ class Crowd:
             samples=np.array(samples, np.bool_),
             token_ids=np.array(ids, np.int32),
             new_rows=tuple(new_rows),
+            page_groups=np.zeros_like(page_rows),
             page_rows=page_rows,
             page_cols=page_cols,
             page_ids=page_ids,

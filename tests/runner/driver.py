@@ -103,6 +103,7 @@ class Driver:
             samples=np.array([s.computed + length >= len(s.tokens) for s, length in entries], dtype=np.bool_),
             token_ids=_int32(token for ids in prompt_ids for token in ids),
             new_rows=tuple(new_rows),
+            page_groups=_int32(0 for _ in page_rows),
             page_rows=_int32(page_rows),
             page_cols=_int32(page_cols),
             page_ids=_int32(page_ids),

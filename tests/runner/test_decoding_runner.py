@@ -228,6 +228,7 @@ def test_page_copies_precede_the_step(tiny: Tiny) -> None:
         samples=np.array([True, True]),
         token_ids=ints(prompt[9], 100, 150, 151),  # `first` overwrites what the copy was taken of
         new_rows=(NewRow(fork_row, GREEDY),),
+        page_groups=ints(0, 0, 0),
         page_rows=ints(fork_row, fork_row, fork_row),
         page_cols=ints(0, 1, 2),
         page_ids=ints(pages[0], pages[1], target),

@@ -1,7 +1,7 @@
 """The KV-content oracle: a runner without a model that knows what every page slot must hold.
 
-A slot's content is the hash of the salt and of every token up to its own position, so a read of a wrong, stale or foreign slot
-is seen at once. The next token is a function of that hash, so the right output of a request is known in advance: its solo run.
+A slot's content is the hash of the salt, of the layer group and of every token up to its own position, so a read of a wrong, stale or
+foreign slot is seen at once. The next token is a function of that hash, so the right output of a request is known in advance: its solo run.
 Requests are told apart by their seed, which is their key.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aengine.cache import Windows
 from aengine.outputs import FinishReason
 from aengine.scheduler.plan import RowParams, StepPlan, StepResult
 from aengine.scheduler.request import Request
@@ -72,8 +73,10 @@ class OracleFlight:
     def __init__(self, runner: OracleRunner, plan: StepPlan, result: StepResult) -> None:
         self._runner, self._plan, self._result = runner, plan, result
         self._reads = [
-            (runner.slots_of(row, start + length), runner.truth_of(row).hashes[: start + length])
+            (runner.slots_of(row, group, first, start + length), runner.contents_of(row, group, first, start + length))
             for row, start, length in zip(plan.rows.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True)
+            for group, window in enumerate(runner.windows)
+            for first in [0 if window is None else max(0, start - window + 1)]
         ]
         self.check()
 
@@ -89,13 +92,14 @@ class OracleFlight:
 
 
 class OracleRunner:
-    def __init__(self, num_pages: int, page_size: int, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, max_num_seqs: int, max_num_batched_tokens: int, windows: Windows = (None,)) -> None:
         self.page_size = page_size
+        self.windows = windows
         self.slots = np.full(num_pages * page_size, -1, np.int64)
         self.truths: dict[int, Truth] = {}  # by key
         self.num_computed = 0  # tokens computed in all steps
         self._key: dict[int, int] = {}  # row -> key
-        self._pages: dict[int, list[int]] = {}
+        self._pages: dict[int, list[list[int]]] = {}  # row -> by group
         self._last_token: dict[int, int] = {}
         self._next_step = 0
         self._max_num_seqs = max_num_seqs
@@ -104,9 +108,15 @@ class OracleRunner:
     def truth_of(self, row: int) -> Truth:
         return self.truths[self._key[row]]
 
-    def slots_of(self, row: int, num_tokens: int) -> np.ndarray:
-        positions = np.arange(num_tokens)
-        return np.array(self._pages[row])[positions // self.page_size] * self.page_size + positions % self.page_size
+    def slots_of(self, row: int, group: int, first: int, end: int) -> np.ndarray:
+        positions = np.arange(first, end)
+        pages = np.array(self._pages[row][group])[positions // self.page_size]
+        if not pages.all():
+            raise OracleError("a page that a query sees was given back")
+        return pages * self.page_size + positions % self.page_size
+
+    def contents_of(self, row: int, group: int, first: int, end: int) -> np.ndarray:
+        return self.truth_of(row).hashes[first:end] ^ (group << 48)
 
     def launch(self, plan: StepPlan) -> OracleFlight:
         assert plan.step == self._next_step
@@ -120,12 +130,14 @@ class OracleRunner:
             size = self.page_size
             self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
         for new in plan.new_rows:
-            self._key[new.row], self._pages[new.row] = new.params.seed, []
+            self._key[new.row], self._pages[new.row] = new.params.seed, [[] for _ in self.windows]
             self._last_token.pop(new.row, None)
-        for row, column, page in zip(plan.page_rows.tolist(), plan.page_cols.tolist(), plan.page_ids.tolist(), strict=True):
-            assert page != 0, "the reserved page was handed out"
-            assert column == len(self._pages[row])
-            self._pages[row].append(page)
+        writes = (plan.page_groups, plan.page_rows, plan.page_cols, plan.page_ids)
+        for group, row, column, page in zip(*(array.tolist() for array in writes), strict=True):
+            pages = self._pages[row][group]
+            assert page or self.windows[group], "the reserved page was handed out"
+            assert not page or column == len(pages)
+            pages[column : column + 1] = [page]
         given = 0
         tokens = []
         for i, (row, start, length) in enumerate(zip(plan.rows.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True)):
@@ -137,7 +149,8 @@ class OracleRunner:
                 given += length
             if ids != truth.tokens[start : start + length].tolist():
                 raise OracleError(f"step {plan.step} computes other tokens than the sequence has at {start}")
-            self.slots[self.slots_of(row, start + length)[start:]] = truth.hashes[start : start + length]
+            for group in range(len(self.windows)):
+                self.slots[self.slots_of(row, group, start, start + length)] = self.contents_of(row, group, start, start + length)
             self.num_computed += length
             if plan.samples[i]:
                 # A row that ended in a step still in flight runs once more; what it samples is dropped.

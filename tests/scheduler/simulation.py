@@ -32,7 +32,7 @@ class Simulation:
         self.config = config
         self.clock = FakeClock()
         self.scheduler = Scheduler(config, self.clock)
-        self.runner = OracleRunner(config.num_pages, config.page_size, config.max_num_seqs, config.max_num_batched_tokens)
+        self.runner = OracleRunner(config.num_pages, config.page_size, config.max_num_seqs, config.max_num_batched_tokens, config.windows)
         self.overlap = overlap
         self.rng = rng
         self.vocab_size = vocab_size
@@ -123,6 +123,8 @@ class Simulation:
             if sequence is not None:
                 np.add.at(refs, rows.pages(row), 1)
         assert np.array_equal(refs, cache.refs), "ref counts do not add up"
+        windows_end = rows.window_ends[rows.decoding & rows.active]
+        assert not self.config.windows[-1] or np.array_equal(windows_end, rows.num_pages[rows.decoding & rows.active])
         free = set(cache._free[: cache._num_free].tolist())
         for plan, _ in self.flights:
             for row in plan.rows.tolist():

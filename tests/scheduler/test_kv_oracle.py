@@ -13,14 +13,15 @@ from simulation import Simulation
 from slow_cases import slow_but
 
 import aengine.scheduler.scheduler as scheduler_module
-from aengine.cache import PageCache, PageChain
+from aengine.cache import PageCache, PageChain, PageNeeds, Windows
 from aengine.outputs import FinishReason
 from aengine.scheduler.request import Request, SchedulerConfig, Sequence
 from aengine.scheduler.residency import Residency
 from aengine.scheduler.scheduler import Scheduler
 
-WORKLOADS = 2000
-PARTS = 8
+WORKLOADS = 3000
+PARTS = 12
+GROUPS: list[Windows] = [(None,), (None,), (None,), (None, 12), (None, 3, 3, 40), (1, 20, 20), (17,)]
 
 
 def random_config(rng: random.Random) -> SchedulerConfig:
@@ -28,12 +29,16 @@ def random_config(rng: random.Random) -> SchedulerConfig:
     max_model_len = rng.choice([24, 60, 130])
     pages_of_one = -(-max_model_len // page_size)
     max_num_seqs = rng.choice([1, 2, 5, 16])
+    max_num_batched_tokens = max(max_num_seqs, rng.choice([1, 8, 16, 40, 300]))
+    windows = rng.choice(GROUPS)
+    pages_of_one = PageNeeds(windows, page_size, max_num_batched_tokens).pages(pages_of_one)
     return SchedulerConfig(
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max(max_num_seqs, rng.choice([1, 8, 16, 40, 300])),
+        max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         num_pages=1 + pages_of_one + rng.choice([0, 0, 1, pages_of_one // 2, 2 * pages_of_one, 8 * pages_of_one]),
         page_size=page_size,
+        windows=windows,
         enable_prefix_cache=rng.random() < 0.85,
         ageing_seconds=rng.choice([5.0, 50.0]),
     )
@@ -145,7 +150,7 @@ class TestTheOracleCanFail:
     def test_publish_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real = Residency.admit
 
-        def admit(self: Residency, sequence: Sequence, hits: list[int], tenant_id: int, primary: Sequence | None = None) -> None:
+        def admit(self: Residency, sequence: Sequence, hits: np.ndarray, tenant_id: int, primary: Sequence | None = None) -> None:
             real(self, sequence, hits, tenant_id, primary)
             row = np.array([sequence.row], np.int32)
             self.publish(row, self.rows.num_known[row])
@@ -154,8 +159,8 @@ class TestTheOracleCanFail:
         assert fails(range(200))
 
     def test_broken_ref_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def retain(self: PageCache, pages: list[int]) -> None:
-            for page in pages:
+        def retain(self: PageCache, pages: np.ndarray) -> None:
+            for page in pages.tolist():
                 if self.refs[page] == 0:
                     del self._cached[page]
                     self.refs[page] = 1
@@ -166,7 +171,7 @@ class TestTheOracleCanFail:
     def test_fork_without_its_copy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real = Residency.admit
 
-        def admit(self: Residency, sequence: Sequence, hits: list[int], tenant_id: int, primary: Sequence | None = None) -> None:
+        def admit(self: Residency, sequence: Sequence, hits: np.ndarray, tenant_id: int, primary: Sequence | None = None) -> None:
             real(self, sequence, hits, tenant_id, primary)
             self.changes.copies.clear()
 
@@ -176,3 +181,29 @@ class TestTheOracleCanFail:
     def test_salt_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(scheduler_module, "PageChain", lambda page_size, salt: PageChain(page_size))
         assert fails(range(400))
+
+    def test_pages_given_back_one_token_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = Residency.leave_behind
+        monkeypatch.setattr(Residency, "leave_behind", lambda self, rows, committed: real(self, rows, committed + 2))
+        assert fails(range(200))
+
+    def test_pages_given_back_while_a_step_reads_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = Residency.leave_behind
+        monkeypatch.setattr(Residency, "leave_behind", lambda self, rows, _: real(self, rows, self.rows.num_computed[rows]))
+        assert fails(range(200))
+
+    def test_prefixes_without_their_windows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A window one token shorter when prefixes are looked up."""
+        real = PageCache.match
+
+        def match(self: PageCache, chain: PageChain, tokens: np.ndarray, needs: PageNeeds) -> np.ndarray:
+            windows = [None] * needs.num_full + [max(1, kind.window - 1) for kind in needs.kinds for _ in range(kind.num_groups)]
+            return real(self, chain, tokens, PageNeeds(tuple(windows), needs.page_size, 1))
+
+        monkeypatch.setattr(PageCache, "match", match)
+        assert fails(range(200))
+
+    def test_pages_under_the_name_of_another_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = PageCache.publish
+        monkeypatch.setattr(PageCache, "publish", lambda self, pages, *rest: real(self, pages[::-1], *rest))
+        assert fails(range(200))

@@ -1,0 +1,110 @@
+"""Layer groups: which layers of a model share pages, and how many pages a sequence needs in each group.
+
+All pages of a pool have the same size: `page_size` tokens of K and V of `layers_per_page` layers. A group is that many layers, which keep
+the same tokens: all of them, or those of one sliding window. A sequence has a list of pages for each group. Every page can serve any
+group, so there is one pool. (Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023, has
+one group.) Layers with a state of fixed size per sequence would be a further kind of group.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntT = TypeVar("IntT", int, NDArray[np.int32])
+Windows = tuple[int | None, ...]
+"""By group, the positions that a query attends to, its own included; None: all. Groups without a window come first, and equal windows stand
+beside each other."""
+MOST_PADDING = 1 / 8
+"""The share of the memory of one page in each group that may be of no layer. Fewer layers per page mean more groups, and more work."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroups:
+    windows: Windows
+    layers_per_page: int
+    places: tuple[tuple[int, int], ...]  # by layer: its group, and which of the layers of a page it is
+
+
+def layer_groups(windows: Sequence[int | None]) -> LayerGroups:
+    """The groups of layers with these windows (one per layer), of which there is at least one."""
+    sizes = Counter(windows)
+
+    def padding(layers_per_page: int) -> int:
+        return sum(-size % layers_per_page for size in sizes.values())
+
+    smallest = min(sizes.values())
+    layers_per_page = next(count for count in range(smallest, 0, -1) if padding(count) <= MOST_PADDING * len(windows))
+    begins: dict[int | None, int] = {}
+    groups: list[int | None] = []
+    for window in sorted(sizes, key=lambda window: window or 0):
+        begins[window] = len(groups)
+        groups += [window] * -(-sizes[window] // layers_per_page)
+    seen: Counter[int | None] = Counter()
+    places = []
+    for window in windows:
+        places.append((begins[window] + seen[window] // layers_per_page, seen[window] % layers_per_page))
+        seen[window] += 1
+    return LayerGroups(tuple(groups), layers_per_page, tuple(places))
+
+
+@dataclass(frozen=True, slots=True)
+class WindowKind:
+    """Consecutive groups with one window. Their page lists have the same columns; those behind the window are given back."""
+
+    window: int
+    begin: int  # the first of the groups
+    end: int
+    page_size: int
+    most_columns: int  # that a sequence holds at a time, with two steps in flight
+
+    @property
+    def num_groups(self) -> int:
+        return self.end - self.begin
+
+    def first_column(self, position: IntT) -> IntT:
+        """The first column of a page list that a query at `position` reads."""
+        first = position - (self.window - 1)
+        return first * (first > 0) // self.page_size
+
+
+class PageNeeds:
+    """The arithmetic of pages for groups with `windows`. A column is `page_size` consecutive tokens: one page in each group."""
+
+    def __init__(self, windows: Windows, page_size: int, max_num_batched_tokens: int) -> None:
+        self.page_size = page_size
+        self.num_groups = len(windows)
+        self.num_full = windows.count(None)  # groups without a window
+        kinds: list[WindowKind] = []
+        begin = self.num_full
+        assert windows[:begin] == (None,) * begin, "groups without a window come first"
+        for window, group in groupby(windows[begin:]):
+            assert window is not None
+            end = begin + len(list(group))
+            # From the page of the window's first position, one token earlier than needed, to that of the last token in flight.
+            most_columns = (2 * max_num_batched_tokens + window - 2) // page_size + 2
+            kinds.append(WindowKind(window, begin, end, page_size, most_columns))
+            begin = end
+        self.kinds = tuple(kinds)
+
+    def columns(self, num_tokens: IntT) -> IntT:
+        return -(-num_tokens // self.page_size)
+
+    def pages(self, columns: int) -> int:
+        """The most pages that a sequence holds at a time while it computes so many columns."""
+        return self.num_full * columns + self.windowed_pages(columns)
+
+    def windowed_pages(self, columns: int) -> int:
+        """Those of them that belong to groups with windows."""
+        return sum(kind.num_groups * min(columns, kind.most_columns) for kind in self.kinds)
+
+    def longest(self, num_pages: int, limit: int) -> int:
+        """How many tokens the longest sequence has that `num_pages` pages suffice for; `limit` at most."""
+        return min(limit, bisect_right(range(1, self.columns(limit) + 1), num_pages, key=self.pages) * self.page_size)

@@ -1,0 +1,102 @@
+"""Layer groups, the arithmetic of their pages, and prefixes of sequences with windows."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from aengine.cache import PageCache, PageChain, PageNeeds, layer_groups
+
+PAGE_SIZE = 2
+
+
+class TestLayerGroups:
+    @pytest.mark.parametrize("window", [None, 512])
+    def test_layers_of_one_kind_are_one_group(self, window: int | None) -> None:
+        groups = layer_groups([window] * 26)
+        assert (groups.windows, groups.layers_per_page) == ((window,), 26)
+        assert groups.places == tuple((0, layer) for layer in range(26))
+
+    @pytest.mark.parametrize(
+        ("windows", "expected", "layers_per_page"),
+        [
+            ([128, None] * 12, (None, 128), 12),
+            (([1024] * 5 + [None]) * 5 + [1024] * 4, (None, *[1024] * 6), 5),  # one of 35 places is of no layer
+            ([None, None, None, 8, 8], (None, None, None, 8, 8), 1),  # two layers per page would leave one of six places unused
+            ([16, None, 8, None, 16, 8], (None, 8, 16), 2),
+            ([None] * 28 + [4096] * 4, (*[None] * 7, 4096), 4),
+        ],
+    )
+    def test_kinds_are_cut_into_groups_of_as_many_layers(
+        self, windows: list[int | None], expected: tuple[int | None, ...], layers_per_page: int
+    ) -> None:
+        groups = layer_groups(windows)
+        assert (groups.windows, groups.layers_per_page) == (expected, layers_per_page)
+        assert len(set(groups.places)) == len(windows), "two layers have one place"
+        for window, (group, index) in zip(windows, groups.places, strict=True):
+            assert groups.windows[group] == window
+            assert index < layers_per_page
+
+
+class TestPageNeeds:
+    def test_one_group_without_a_window_needs_a_page_for_each_column(self) -> None:
+        needs = PageNeeds((None,), 16, 512)
+        assert [needs.pages(columns) for columns in (0, 1, 100)] == [0, 1, 100]
+        assert (needs.longest(9, 1000), needs.longest(9, 100), needs.longest(0, 100)) == (144, 100, 0)
+
+    def test_a_window_bounds_what_its_groups_need(self) -> None:
+        needs = PageNeeds((None, 32, 32), 16, 64)
+        most = needs.kinds[0].most_columns
+        assert most == (2 * 64 + 32 - 2) // 16 + 2
+        assert needs.pages(most) == 3 * most
+        assert needs.pages(most + 10) == 3 * most + 10
+        for num_pages in range(60):
+            longest = needs.longest(num_pages, 10_000)
+            assert needs.pages(longest // 16) <= num_pages < needs.pages(longest // 16 + 1)
+
+    def test_with_windows_alone_nothing_is_too_long(self) -> None:
+        assert PageNeeds((32,), 16, 64).longest(11, 10_000) == 10_000
+        assert PageNeeds((32,), 16, 64).longest(10, 10_000) == 160
+
+    def test_the_first_column_that_a_query_reads(self) -> None:
+        (kind,) = PageNeeds((5,), 4, 8).kinds
+        assert [kind.first_column(position) for position in (0, 4, 7, 8, 11, 12)] == [0, 0, 0, 1, 1, 2]
+        np.testing.assert_array_equal(kind.first_column(np.array([0, 8, 12], np.int32)), [0, 1, 2])
+
+
+def test_prefixes_need_the_pages_of_their_windows_alone() -> None:
+    """Against a search over all lengths, with pages published at random."""
+    rng = random.Random(0)
+    lengths = []
+    for _ in range(300):
+        windows = rng.choice([(None, 5), (None, 3, 3, 8), (6,), (None, None, 1), (4, 9)])
+        needs = PageNeeds(windows, PAGE_SIZE, 4)
+        cache = PageCache(100, PAGE_SIZE)
+        tokens = np.arange(18, dtype=np.int32)
+        chain = PageChain(PAGE_SIZE)
+        chain.extend(tokens)
+        published = np.zeros((len(windows), 9), np.int32)
+        for column in range(9):
+            published[:, column] = cache.allocate(len(windows))
+            cache.publish(
+                published[:, column].tolist(), chain.digests[column], tokens[column * PAGE_SIZE : (column + 1) * PAGE_SIZE].tobytes()
+            )
+        for lost in np.argwhere(np.array([[rng.random() < 0.1 for _ in range(9)] for _ in windows])):
+            cache._index.remove(int(published[tuple(lost)]))
+            published[tuple(lost)] = 0
+
+        def needed(length: int, windows: tuple[int | None, ...] = windows) -> list[range]:
+            first_read = [0 if window is None else max(0, length * PAGE_SIZE - window + 1) for window in windows]
+            return [range(first // PAGE_SIZE, length) for first in first_read]
+
+        expected = max(
+            length for length in range(9) if all(published[group, list(columns)].all() for group, columns in enumerate(needed(length)))
+        )
+        hits = cache.match(chain, tokens, needs)
+        assert hits.shape == (len(windows), expected)
+        for group, columns in enumerate(needed(expected)):
+            assert hits[group].tolist() == [published[group, column] if column in columns else 0 for column in range(expected)]
+        lengths.append(expected)
+    assert {0, 8} < set(lengths)
