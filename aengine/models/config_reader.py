@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aengine.errors import ModelLoadError
@@ -29,41 +29,50 @@ _ACTIVATIONS = {
 class ConfigReader:
     config: Mapping[str, Any]
     defaults: Mapping[str, Any]  # the family's values of keys that are absent; a key of the config that is null is not absent
+    keys: Mapping[str, str] = field(default_factory=dict)  # key -> the family's own name of it, in the config and the defaults
+
+    def name(self, key: str) -> str:
+        """A key as the config has it."""
+        return self.keys.get(key, key)
 
     def get(self, key: str, fallback: Any = None) -> Any:
         """The value of a key; `fallback` if it is absent or null."""
-        value = self.config[key] if key in self.config else self.defaults.get(key)
+        name = self.name(key)
+        value = self.config[name] if name in self.config else self.defaults.get(name)
         return fallback if value is None else value
 
     def positive(self, key: str, fallback: int | None = None) -> int:
         value = self.get(key, fallback)
         if value is None:
-            raise ModelLoadError(f"config.json lacks {key}")
+            raise ModelLoadError(f"config.json lacks {self.name(key)}")
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelLoadError(f"{key} {value!r} in config.json is not a positive integer")
+            raise ModelLoadError(f"{self.name(key)} {value!r} in config.json is not a positive integer")
         return value
 
     def number(self, key: str, fallback: float | None = None) -> float:
         value = self.get(key, fallback)
         if value is None:
-            raise ModelLoadError(f"config.json lacks {key}")
+            raise ModelLoadError(f"config.json lacks {self.name(key)}")
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            raise ModelLoadError(f"{key} {value!r} in config.json is not a finite number")
+            raise ModelLoadError(f"{self.name(key)} {value!r} in config.json is not a finite number")
         return float(value)
 
     def flag(self, key: str, fallback: bool = False) -> bool:
-        return bool(self.get(key, fallback))
+        value = self.get(key, fallback)
+        if not isinstance(value, bool):
+            raise ModelLoadError(f"{self.name(key)} {value!r} in config.json is not true or false")
+        return value
 
     def refuse(self, **expected: Any) -> None:
         """Raises ModelLoadError for a key that has another value than the one given here, which is the only one that is supported."""
         for key, value in expected.items():
             if self.get(key, value) != value:
-                raise ModelLoadError(f"{key} {self.get(key)!r} in config.json is not supported; supported is {value!r}")
+                raise ModelLoadError(f"{self.name(key)} {self.get(key)!r} in config.json is not supported; supported is {value!r}")
 
     def activation(self, key: str = "hidden_act", fallback: str = "silu") -> Activation:
         name = self.get(key, fallback)
-        if name not in _ACTIVATIONS:
-            raise ModelLoadError(f"{key} {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
+        if not isinstance(name, str) or name not in _ACTIVATIONS:
+            raise ModelLoadError(f"{self.name(key)} {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[name]
 
     def layer_types(self, num_layers: int, known: Sequence[str] = ("full_attention", "sliding_attention")) -> list[str] | None:

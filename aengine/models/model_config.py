@@ -27,7 +27,7 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
     """The spec of a config.json. Raises ModelLoadError naming what is missing or not supported."""
     family, architecture = _family(config)
     check_quantization(config)
-    return family.read(ConfigReader(config, family.defaults), architecture)
+    return family.read(ConfigReader(config, family.defaults, family.keys), architecture)
 
 
 def _family(config: Mapping[str, Any]) -> tuple[Family, str]:

@@ -37,9 +37,6 @@ def read_rope(config: Mapping[str, Any], head_dim: int, max_position_embeddings:
     unknown = sorted(set(parameters) - _COMMON_KEYS - set(_KEYS[rope_type].split()))
     if unknown:
         raise ModelLoadError(f"rope parameter {unknown[0]!r} is not supported for rope type {rope_type!r}")
-    partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise ModelLoadError(f"partial_rotary_factor {partial!r} is not supported; supported is 1.0")
 
     def number(key: str, fallback: float | None = None) -> float:
         value = parameters.get(key, fallback)
@@ -49,12 +46,19 @@ def read_rope(config: Mapping[str, Any], head_dim: int, max_position_embeddings:
             raise ModelLoadError(f"rope parameter {key} {value!r} is not a positive number")
         return float(value)
 
+    parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
+    rotary_dim = int(head_dim * number("partial_rotary_factor"))
+    if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
+        raise ModelLoadError(
+            f"partial_rotary_factor {parameters['partial_rotary_factor']!r} rotates {rotary_dim} of a head's {head_dim} dimensions; "
+            f"supported is an even number in [2, {head_dim}]"
+        )
     parameters.setdefault("rope_theta", config.get("rope_theta") or _DEFAULT_THETA)
     theta = number("rope_theta")
     # A top-level original_max_position_embeddings overrides the one in the rope dict.
     original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
     original = int(original or max_position_embeddings)
-    frequencies = unscaled(head_dim, theta)
+    frequencies = unscaled(rotary_dim, theta)
     match rope_type:
         case "linear":
             frequencies /= number("factor")

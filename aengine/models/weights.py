@@ -18,6 +18,7 @@ from aengine.errors import ModelLoadError
 from aengine.models.checkpoint import DTYPES, Checkpoint, StoredTensor, open_checkpoint, read_from_disk
 from aengine.models.checkpoint_files import shortened
 from aengine.models.families import FAMILIES
+from aengine.models.families.base import Family
 from aengine.models.named_weights import NamedWeight, Part, kv_scale_of, named_weights
 from aengine.models.progress import LoadProgress
 from aengine.models.spec import ModelSpec
@@ -34,7 +35,7 @@ def stored_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = 
     tensors that are missing, unexpected, stored twice, of another shape, or of a dtype that is not supported.
     """
     weights = named_weights(spec)
-    checkpoint = open_checkpoint(model_dir, load_format)
+    checkpoint = _renamed(open_checkpoint(model_dir, load_format), FAMILIES[spec.family])
     _check(spec, weights, checkpoint)
     stored = {name: tuple(checkpoint.tensors[part.source] for part in weight.parts) for name, weight in weights.items()}
     with LoadProgress(sum(tensor.nbytes for parts in stored.values() for tensor in parts)) as progress:
@@ -111,6 +112,23 @@ def fused(
     return tensors
 
 
+def _renamed(checkpoint: Checkpoint, family: Family) -> Checkpoint:
+    """With the family's names for its `other_names`, and for those of a checkpoint of the model without its head, which lack the first
+    word of all names of the model: `h.0.` of GPT-2 is then `transformer.h.0.`."""
+    first_word, dot, rest = family.names["embedding"].partition(".")
+    is_bare = f"{rest}.weight" in checkpoint.tensors
+    tensors: dict[str, StoredTensor] = {}
+    duplicates = list(checkpoint.duplicates)
+    for stored, tensor in checkpoint.tensors.items():
+        name = next((new + stored.removeprefix(old) for old, new in family.other_names.items() if stored.startswith(old)), stored)
+        if is_bare and not name.startswith(f"{family.names['head']}."):
+            name = first_word + dot + name
+        if name in tensors:
+            duplicates.append(name)
+        tensors[name] = tensor
+    return Checkpoint(tensors, tuple(duplicates))
+
+
 def _check(spec: ModelSpec, weights: Mapping[str, NamedWeight], checkpoint: Checkpoint) -> None:
     stored = checkpoint.tensors
     family = FAMILIES[spec.family]
@@ -125,7 +143,7 @@ def _check(spec: ModelSpec, weights: Mapping[str, NamedWeight], checkpoint: Chec
     problems = {
         "it lacks": sorted(shapes.keys() - present),
         "it has unexpected": sorted(present - shapes.keys()),
-        "several of its files have": sorted(set(checkpoint.duplicates)),
+        "it has more than one": sorted(set(checkpoint.duplicates)),
         "it has other shapes than the config implies:": [
             f"{name} {list(stored[name].shape)} instead of {list(shapes[name])}" for name in used if stored[name].shape != shapes[name]
         ],

@@ -202,7 +202,7 @@ def test_everything_that_does_not_match_is_named_at_once(tmp_path: pathlib.Path)
     with pytest.raises(ModelLoadError) as caught:
         load(spec_of(), tmp_path)
     assert str(caught.value) == (
-        "the checkpoint does not match its config.json: it lacks lm_head.weight; it has unexpected stray; several of its files have "
+        "the checkpoint does not match its config.json: it lacks lm_head.weight; it has unexpected stray; it has more than one "
         "model.embed_tokens.weight; it has other shapes than the config implies: model.norm.weight [9] instead of [8]; it has dtypes other "
         f"than float32, float16, bfloat16, float64: {mlp}.down_proj.weight int8, {mlp}.up_proj.weight torch.sparse_coo"
     )

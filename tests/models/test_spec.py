@@ -91,7 +91,7 @@ def test_ids_of_the_end() -> None:
 
 
 REFUSED = [
-    (config("GPT2LMHeadModel"), "architecture 'GPT2LMHeadModel' .* Qwen3ForCausalLM, Qwen2ForCausalLM, LlamaForCausalLM, Mistral"),
+    (config("T5Model"), "architecture 'T5Model' .* Qwen3ForCausalLM, Qwen2ForCausalLM, LlamaForCausalLM, Mistral"),
     ({**BASE, "model_type": "gemma3"}, "model_type 'gemma3' is not supported; supported are Qwen3"),
     (config(quantization_config={"quant_method": "awq"}), "quantization_config .*'awq'"),
     (config(hidden_act="softplus"), "hidden_act 'softplus' .* silu"),

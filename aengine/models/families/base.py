@@ -15,7 +15,7 @@ from aengine.errors import ModelLoadError
 from aengine.layers.rotary import RopeSpec
 from aengine.models.config_reader import ConfigReader, read_token_ids
 from aengine.models.rope_config import read_rope
-from aengine.models.spec import Attention, Layer, Mlp, ModelSpec, Norm
+from aengine.models.spec import Attention, Layer, Mlp, ModelSpec, Norm, NormKind
 
 LLAMA_NAMES: Mapping[str, str] = {
     "embedding": "model.embed_tokens",
@@ -64,6 +64,8 @@ class Family:
     """For part number `part` of our parameter `name` (such as "qkv.weight", without the layer's number) whose rows have `shape`: how they
     are made of the checkpoint's tensor; None: it has that shape and is taken as it is."""
     ignored: str = r".*\.rotary_emb\.inv_freq"  # regular expression for tensors that a checkpoint may have and that nothing needs
+    keys: Mapping[str, str] = field(default_factory=dict)  # keys as most families call them -> as this one calls them in its config.json
+    other_names: Mapping[str, str] = field(default_factory=dict)  # how names begin in some checkpoints -> how they begin in `names`
 
 
 def decoder_spec(reader: ConfigReader, family: str, architecture: str, layers: Sequence[Layer], **changes: Any) -> ModelSpec:
@@ -71,7 +73,7 @@ def decoder_spec(reader: ConfigReader, family: str, architecture: str, layers: S
     fields: dict[str, Any] = {
         "vocab_size": reader.positive("vocab_size"),
         "hidden_size": reader.positive("hidden_size"),
-        "norm": rms_norm(reader),
+        "norm": changes["norm"] if "norm" in changes else rms_norm(reader),
         "max_position_embeddings": reader.positive("max_position_embeddings"),
         "tied_head": reader.flag("tie_word_embeddings"),
         "dtype": reader.config.get("dtype") or reader.config.get("torch_dtype"),
@@ -85,9 +87,16 @@ def rms_norm(reader: ConfigReader, key: str = "rms_norm_eps", *, unit_offset: bo
     return Norm(eps=reader.number(key, 1e-6), unit_offset=unit_offset)
 
 
-def rope_and_context(reader: ConfigReader, head_dim: int) -> tuple[RopeSpec, int]:
-    """The rope that all layers share, and the longest context in tokens."""
-    return read_rope(reader.config, head_dim, reader.positive("max_position_embeddings"))
+def rope_and_context(reader: ConfigReader, head_dim: int, *, partial: bool = False) -> tuple[RopeSpec, int]:
+    """The rope that all layers share, and the longest context in tokens. `partial`: it may rotate a part of each head."""
+    given = {key: reader.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+    rope, context = read_rope({**reader.config, **given}, head_dim, reader.positive("max_position_embeddings"))
+    rotated = 2 * len(rope.frequencies)
+    if rotated != head_dim and not partial:
+        raise ModelLoadError(
+            f"partial_rotary_factor {rotated / head_dim:g} in config.json is not supported for this family; supported is 1"
+        )
+    return rope, context
 
 
 def head_sizes(reader: ConfigReader) -> tuple[int, int, int]:
@@ -109,6 +118,16 @@ def attention(reader: ConfigReader, rope: RopeSpec | None, **changes: Any) -> At
     num_heads, num_kv_heads, head_dim = head_sizes(reader)
     fields = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "scale": head_dim**-0.5, "rope": rope}
     return Attention(**{**fields, **changes})
+
+
+def layer_norm(reader: ConfigReader, key: str = "layer_norm_eps") -> Norm:
+    return Norm(NormKind.LAYER, reader.number(key), bias=True)
+
+
+def plain_mlp(reader: ConfigReader, *, bias: bool, size: int | None = None) -> Mlp:
+    """`size`: instead of intermediate_size."""
+    size = size or reader.positive("intermediate_size")
+    return Mlp(size, reader.activation(), gated=False, up_bias=bias, down_bias=bias)
 
 
 def gated_mlp(reader: ConfigReader, *, bias: bool = False, size: str = "intermediate_size") -> Mlp:

@@ -114,10 +114,11 @@ def _spec(
     *,
     dense: Sequence[bool] = (),
     windows: Sequence[int | None] = (),
+    partial: bool = False,
     **attention_fields: Any,
 ) -> ModelSpec:
-    """Layers that differ in their windows, and in whether they have experts."""
-    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    """Layers that differ in their windows, and in whether they have experts. `partial`: see `rope_and_context`."""
+    rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=partial)
     norm, num_layers = rms_norm(reader), reader.positive("num_hidden_layers")
     mlp = gated_mlp(reader) if any(dense) else None
     layers = [
@@ -211,8 +212,8 @@ def _gpt_oss_transform(spec: ModelSpec, layer: Layer | None, name: str, part: in
 
 def _glm4_moe(reader: ConfigReader, architecture: str) -> ModelSpec:
     qk_norm = QkNorm(rms_norm(reader)) if reader.flag("use_qk_norm") else None
-    bias = reader.flag("attention_bias")
-    return _spec(reader, "glm4_moe", architecture, sigmoid_experts(reader), dense=dense_layers(reader), qkv_bias=bias, qk_norm=qk_norm)
+    bias, block, dense = reader.flag("attention_bias"), sigmoid_experts(reader), dense_layers(reader)
+    return _spec(reader, "glm4_moe", architecture, block, dense=dense, partial=True, qkv_bias=bias, qk_norm=qk_norm)
 
 
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "rms_norm_eps": 1e-6}
