@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention.flashinfer_library import building, load_flashinfer, require_kernels
-from aengine.layers.ops import TorchOps, run_once
+from aengine.layers.ops import LayerOps, TorchOps, run_once
 
 _ALIGNMENT = 16  # bytes, of the halves of a gate_up row
 
@@ -25,31 +25,37 @@ class FlashInferOps:
 
     name = "flashinfer"
 
-    def __init__(self, dtype: torch.dtype, head_dim: int, device: torch.device, library: ModuleType | None = None) -> None:
-        """Raises BackendUnavailableError without kernels for activations of `dtype` and heads of `head_dim`, and where FlashInfer is
+    def __init__(
+        self, dtype: torch.dtype, head_dim: int, device: torch.device, library: ModuleType | None = None, other: LayerOps | None = None
+    ) -> None:
+        """`other` computes what FlashInfer has no kernels for: norms with float32 weights, and rows that are not aligned. None: torch.
+
+        Raises BackendUnavailableError without kernels for activations of `dtype` and heads of `head_dim`, and where FlashInfer is
         missing or cannot be built."""
         require_kernels(dtype, head_dim)
         self._library = library or load_flashinfer(device)
-        self._unaligned = TorchOps()
+        self._other = other or TorchOps()
         with building(self._library, "layers", device):
             run_once(self, dtype, head_dim, device)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if _is_wider(weight, x):
+            return self._other.rms_norm(x, weight, eps)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         self._library.rmsnorm(input=x, weight=_of_dtype(weight, x), eps=eps, out=out)
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        if _is_wider(weight, x):
+            return self._other.add_rms_norm(x, _of_dtype(residual, x), weight, eps)
         self._library.fused_add_rmsnorm(input=x, residual=_of_dtype(residual, x), weight=_of_dtype(weight, x), eps=eps)
         return x, residual
 
     def rotate(
         self, query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
-        for heads, weight in ((query, query_norm), (key, key_norm)):
-            if weight is not None:
-                self._library.rmsnorm(input=heads, weight=_of_dtype(weight, heads), eps=eps, out=heads)
         tokens, _, head_dim = query.shape
+        query, key = (self._normed(heads, weight, eps) for heads, weight in ((query, query_norm), (key, key_norm)))
         self._library.apply_rope_with_cos_sin_cache_inplace(
             positions=positions,
             query=query.view(tokens, query.shape[1] * head_dim),  # a view or an error: rotating a copy would have no effect
@@ -60,13 +66,25 @@ class FlashInferOps:
         )
         return query, key
 
+    def _normed(self, heads: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        """Heads are overwritten."""
+        if weight is not None and _is_wider(weight, heads):
+            return self._other.rms_norm(heads.reshape(-1, heads.shape[-1]), weight, eps).view(heads.shape)
+        if weight is not None:
+            self._library.rmsnorm(input=heads, weight=_of_dtype(weight, heads), eps=eps, out=heads)
+        return heads
+
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         size = gate_up.shape[-1] // 2
         if size * gate_up.dtype.itemsize % _ALIGNMENT:
-            return self._unaligned.silu_mul(gate_up)
+            return self._other.silu_mul(gate_up)
         out = torch.empty((len(gate_up), size), dtype=gate_up.dtype, device=gate_up.device)
         self._library.silu_and_mul(input=gate_up, out=out)
         return out
+
+
+def _is_wider(weight: Tensor, x: Tensor) -> bool:
+    return weight.dtype == torch.float32 != x.dtype
 
 
 def _of_dtype(tensor: Tensor, x: Tensor) -> Tensor:

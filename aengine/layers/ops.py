@@ -17,6 +17,7 @@ from aengine.layers.rotary import apply_rotary
 class LayerOps(Protocol):
     """Activations are [T, ...], on one device and of one dtype, as the weights; statistics and angles are float32.
 
+    A weight of a norm may be float32 where activations are narrower (Gemma's 1 + w): then the product with it is all that is rounded.
     An argument that is "overwritten" may be used as the memory of a result. Results are valid until the step ends.
     """
 
@@ -35,8 +36,8 @@ class LayerOps(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Rotary embedding of [T, heads, head_dim] queries and keys, whose heads are normalised first where there is a weight [head_dim].
 
-        `cos_sin` is [num_positions, head_dim] float32, cosines then sines; `positions` [T] int32; halves are paired ("neox"). Last
-        dimensions are contiguous, token strides any. Query and key are overwritten.
+        `cos_sin` is [num_positions, rotary_dim] float32, cosines then sines; `positions` [T] int32; halves of the first rotary_dim
+        dimensions are paired ("neox"). Last dimensions are contiguous, token strides any. Query and key are overwritten.
         """
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -51,7 +52,7 @@ class TorchOps:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return weight * normed.to(x.dtype)
+        return (weight * normed.to(weight.dtype)).to(x.dtype)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         total = residual + x

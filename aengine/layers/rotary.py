@@ -1,7 +1,7 @@
 """Rotary position embedding and its scalings (RoPE, Su et al. 2021).
 
 Owns the frequencies, the cos/sin cache and the rotation. Does not read model configs: `models/rope_config.py` makes a `RopeSpec` of one.
-Frequencies are [head_dim / 2] float32 radians per position. The formulas of the scalings are those of `transformers.modeling_rope_utils`.
+Frequencies are [rotary_dim / 2] float32 radians per position. The formulas of the scalings are those of `transformers.modeling_rope_utils`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """How positions become angles, in all layers."""
+    """How positions become angles. The first rotary_dim dimensions of a head are rotated."""
 
-    frequencies: tuple[float, ...]
+    frequencies: tuple[float, ...]  # rotary_dim / 2
     attention_factor: float = 1.0  # multiplies cos and sin
 
     @classmethod
@@ -31,14 +31,17 @@ def unscaled(head_dim: int, theta: float) -> Tensor:
 
 
 def cos_sin_cache(spec: RopeSpec, num_positions: int, device: torch.device) -> Tensor:
-    """[num_positions, head_dim] float32: the cosines, then the sines, of every position's angles."""
+    """[num_positions, rotary_dim] float32: the cosines, then the sines, of every position's angles."""
     positions = torch.arange(num_positions, dtype=torch.float32)
     angles = positions[:, None] * torch.tensor(spec.frequencies, dtype=torch.float32)[None, :]
     return (torch.cat((angles.cos(), angles.sin()), dim=-1) * spec.attention_factor).to(device)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates [T, heads, head_dim] by [T, 1, head_dim / 2] float32 cos and sin, halves paired (the "neox" form)."""
+    """Rotates the first 2 * r dimensions of [T, heads, head_dim] by [T, 1, r] float32 cos and sin, halves paired (the "neox" form)."""
+    size = 2 * cos.shape[-1]
+    if size < x.shape[-1]:
+        return torch.cat((apply_rotary(x[..., :size], cos, sin), x[..., size:]), dim=-1)
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 

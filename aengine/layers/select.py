@@ -32,16 +32,20 @@ def _device_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, devic
         from aengine.layers.flashinfer_ops import FlashInferOps
 
         try:
-            return FlashInferOps(dtype, head_dim, device), because
+            return FlashInferOps(dtype, head_dim, device, other=_triton_ops()), because
         except BackendUnavailableError as reason:
             because = f"not flashinfer: {reason}"
     try:
-        from aengine.kernels.triton.layer_ops import TritonOps
-
-        ops = TritonOps()
+        ops = _triton_ops()
         run_once(ops, dtype, head_dim, device)
     except torch.OutOfMemoryError:
         raise
     except Exception as reason:  # not installed, or no compiler for it
         return TorchOps(), f"several times slower; triton cannot run: {reason}"
     return ops, because
+
+
+def _triton_ops() -> LayerOps:
+    from aengine.kernels.triton.layer_ops import TritonOps
+
+    return TritonOps()

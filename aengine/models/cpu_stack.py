@@ -31,7 +31,7 @@ from aengine.kernels.cpu.pool import KvPool
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.cpu_program import PackedWeights, Program
 from aengine.models.named_weights import named_weights
-from aengine.models.spec import Activation, Attention, Mlp, ModelSpec
+from aengine.models.spec import Activation, Attention, Layer, Mlp, ModelSpec, Norm, QkNorm
 
 IntArray = NDArray[np.int32]
 
@@ -44,11 +44,28 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     if head_dim % 2 or head_dim > MAX_VALUE_DIM:
         return f"head_dim {head_dim} is not an even number up to {MAX_VALUE_DIM}"
     for layer in spec.layers:
-        attention, mlp = layer.attention, layer.mlp
-        plain = isinstance(attention, Attention) and isinstance(mlp, Mlp) and mlp.gated and mlp.activation is Activation.SILU
-        if not plain or layer.parallel or layer.post_attention_norm or layer.post_mlp_norm or spec.embedding_scale != 1.0:
+        if not _is_plain(spec, layer):
             return "its layers have blocks that the CPU kernels do not run"
     return None
+
+
+def _is_plain(spec: ModelSpec, layer: Layer) -> bool:
+    """Whether a layer of the model is one of a Llama: what this stack runs."""
+    attention, mlp, norm = layer.attention, layer.mlp, spec.norm
+    if not (isinstance(attention, Attention) and isinstance(mlp, Mlp) and mlp.gated and mlp.activation is Activation.SILU):
+        return False
+    first, rope = spec.layers[0].attention, attention.rope
+    return (
+        norm == Norm(eps=norm.eps if norm else 0.0)
+        and (layer.attention_norm, layer.mlp_norm, layer.post_attention_norm, layer.post_mlp_norm) == (norm, norm, None, None)
+        and (layer.parallel, layer.residual_multiplier, attention.sinks) == (False, 1.0, False)
+        and (attention.scale, attention.soft_cap, rope) == (first.scale, first.soft_cap, first.rope)
+        and rope is not None
+        and 2 * len(rope.frequencies) == attention.head_dim
+        and attention.qk_norm in (None, QkNorm(norm))
+        and (spec.embedding_scale, spec.logit_scale, spec.logit_soft_cap, spec.head_bias) == (1.0, 1.0, 0.0, False)
+        and spec.learned_positions is None
+    )
 
 
 @dataclass(frozen=True, slots=True)

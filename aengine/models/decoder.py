@@ -1,13 +1,13 @@
 """The torch decoder: one declarative model for every `ModelSpec`.
 
-Owns the order of operations of a forward pass. Attention, KV and metadata come with the batch; weights come from outside.
+Owns the order of operations of a forward pass: embedding, layers with their residuals, and the head. What is between two residuals is a
+block. Attention, KV and metadata come with the batch; weights come from outside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from aengine.attention import AttentionStep
 from aengine.layers.ops import LayerOps, TorchOps
-from aengine.layers.rotary import cos_sin_cache
+from aengine.layers.rotary import RopeSpec, cos_sin_cache
+from aengine.models.blocks import AttentionBlock, MlpBlock, Normalize, Weights
 from aengine.models.named_weights import named_weights
-from aengine.models.spec import ModelSpec, Norm
+from aengine.models.spec import Attention, Layer, Mlp, ModelSpec, Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,70 +43,105 @@ class Decoder:
         different = named_weights(spec).keys() ^ weights.keys()
         if different:
             raise ValueError(f"weights that are missing or unknown: {', '.join(sorted(different))}")
-        self._weights = weights
-        self._eps = _plain(spec).eps
-        self._ops: LayerOps = ops or TorchOps()
-        self._cos_sin = cos_sin_cache(spec.ropes[0], num_positions, weights["embedding.weight"].device)
-        self._layers = [_Layer(spec, index, weights) for index in range(spec.num_layers)]
+        self._spec = spec
+        self._weights = Weights(weights)
+        self._embedding = weights["embedding.weight"]
+        self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=self._embedding.dtype).item()
+        ops = ops or TorchOps()
+        tables = {rope: cos_sin_cache(rope, num_positions, self._embedding.device) for rope in spec.ropes}
+        self._layers = [_Layer(layer, index, weights, tables, ops) for index, layer in enumerate(spec.layers)]
+        self._norm = _Join(spec.norm, self._weights, "norm", ops)
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size], normed, ready for the head."""
-        ops, eps = self._ops, self._eps
-        x, residual = torch.empty(0), F.embedding(batch.input_ids, self._weights["embedding.weight"])
+        pending, residual = None, self._embed(batch)
         for layer in self._layers:
-            if layer.index == 0:
-                x = ops.rms_norm(residual, layer.attention_norm, eps)
-            else:
-                x, residual = ops.add_rms_norm(x, residual, layer.attention_norm, eps)
-            x, residual = layer.forward(x, residual, self._cos_sin, batch, ops)
-        return ops.add_rms_norm(x, residual, self._weights["norm.weight"], eps)[0]
+            pending, residual = layer(pending, residual, batch)
+        return self._norm(pending, residual)[0]
 
     def logits(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `batch.logits_indices`."""
-        return self.head_logits(hidden.index_select(0, batch.logits_indices)).float()
+        return self.scaled_logits(self.head_product(hidden.index_select(0, batch.logits_indices)))
 
-    def head_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[m, hidden_size] -> [m, vocab_size] in the dtype of the weights, in `out` if it is given."""
-        return torch.mm(hidden, self.head_weight.t(), out=out)
+    def head_product(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[m, hidden_size] -> [m, vocab_size] in the dtype of the weights, in `out` if it is given. `scaled_logits` makes logits of it; the
+        order of a token's logits is the same."""
+        bias = self._weights.get("head.bias")
+        if bias is None:
+            return torch.mm(hidden, self.head_weight.t(), out=out)
+        return torch.addmm(bias, hidden, self.head_weight.t(), out=out)
+
+    def scaled_logits(self, product: Tensor) -> Tensor:
+        """The float32 logits of a `head_product`: a new tensor."""
+        logits, cap = product.to(torch.float32, copy=True), self._spec.logit_soft_cap
+        if self._spec.logit_scale != 1.0:
+            logits *= self._spec.logit_scale
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     @property
     def head_weight(self) -> Tensor:
         """[vocab_size, hidden_size]; the embedding where the head is tied to it."""
-        return self._weights.get("head.weight", self._weights["embedding.weight"])
+        return self._embedding if self._spec.tied_head else self._weights["head.weight"]
+
+    def _embed(self, batch: ForwardBatch) -> Tensor:
+        embedded = F.embedding(batch.input_ids, self._embedding)
+        if self._spec.embedding_scale != 1.0:
+            embedded *= self._embedding_scale
+        if self._spec.learned_positions is not None:
+            embedded += F.embedding(batch.positions + self._spec.learned_positions.offset, self._weights["positions.weight"])
+        return embedded
 
 
-def _plain(spec: ModelSpec) -> Norm:
-    """The norm of a model that has one kind of norm."""
-    assert spec.norm is not None
-    return spec.norm
+class _Join:
+    """What stands at the beginning of a block: adds what is `pending` to the residual, and norms the sum. None: the identity."""
+
+    def __init__(self, norm: Norm | None, weights: Weights, name: str, ops: LayerOps) -> None:
+        self._norm = None if norm is None else Normalize(norm, weights, name, ops)
+
+    def __call__(self, pending: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, hidden_size] each, both given up. Returns the normed sum, which may be the same tensor, and the sum."""
+        if self._norm is None:
+            total = residual if pending is None else residual + pending
+            return total, total
+        return (self._norm(residual), residual) if pending is None else self._norm.of_sum(pending, residual)
 
 
 class _Layer:
-    """One block: x += attention(norm(x)); x += mlp(norm(x)). The sum that follows a block is made with the norm of the next."""
+    """The sum that follows a block is left to the next, which makes it together with its norm: the `pending` activations."""
 
-    def __init__(self, spec: ModelSpec, index: int, weights: Mapping[str, Tensor]) -> None:
-        def get(name: str) -> Tensor | None:
-            return weights.get(f"layers.{index}.{name}")
+    def __init__(self, layer: Layer, index: int, tensors: Mapping[str, Tensor], tables: Mapping[RopeSpec, Tensor], ops: LayerOps) -> None:
+        """`tables` are the [num_positions, rotary_dim] cos and sin of each rope."""
+        weights = Weights(tensors, f"layers.{index}.")
+        self._attention = _attention_block(layer, index, weights, tables, ops)
+        self._mlp = _mlp_block(layer, weights, ops)
+        self._parallel, self._multiplier = layer.parallel, layer.residual_multiplier
+        self._join_attention = _Join(layer.attention_norm, weights, "attention_norm", ops)
+        self._join_mlp = _Join(layer.mlp_norm, weights, "mlp_norm", ops)
+        self._shared_norm = layer.parallel and layer.mlp_norm is None
+        self._post_attention = _Join(layer.post_attention_norm, weights, "post_attention_norm", ops)
+        self._post_mlp = _Join(layer.post_mlp_norm, weights, "post_mlp_norm", ops)
 
-        self.index = index
-        self.attention_norm = weights[f"layers.{index}.attention_norm.weight"]
-        self._mlp_norm = weights[f"layers.{index}.mlp_norm.weight"]
-        self._q_norm, self._k_norm = get("q_norm.weight"), get("k_norm.weight")
-        self._qkv, self._output, self._gate_up, self._down = (
-            partial(F.linear, weight=weights[f"layers.{index}.{name}.weight"], bias=get(f"{name}.bias"))
-            for name in ("qkv", "output", "gate_up", "down")
-        )
-        attention = spec.layers[index].attention
-        self._head_dim, self._eps = attention.key_dim, _plain(spec).eps
-        self._qkv_sizes = [heads * attention.key_dim for heads in (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)]
+    def __call__(self, pending: Tensor | None, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """What is to be added to the residual, and the residual: [T, hidden_size] each. Those given are given up."""
+        x, residual = self._join_attention(pending, residual)
+        attended = self._attention(x, batch.positions, batch.attention)
+        attended = self._post_attention(None, attended)[0]
+        if self._parallel:
+            x = x if self._shared_norm else self._join_mlp(None, residual)[0]
+            return self._scaled(attended + self._mlp(x)), residual
+        x, residual = self._join_mlp(self._scaled(attended), residual)
+        return self._scaled(self._post_mlp(None, self._mlp(x))[0]), residual
 
-    def forward(self, x: Tensor, residual: Tensor, cos_sin: Tensor, batch: ForwardBatch, ops: LayerOps) -> tuple[Tensor, Tensor]:
-        """`x` [T, hidden_size] is the normed input, `residual` what it was normed from, both given up. Returns what is to be added to
-        the residual, and the residual."""
-        qkv = torch.split(self._qkv(x), self._qkv_sizes, dim=-1)
-        q, k, v = (part.view(len(x), -1, self._head_dim) for part in qkv)
-        q, k = ops.rotate(q, k, cos_sin, batch.positions, self._q_norm, self._k_norm, self._eps)
-        batch.attention.write(self.index, k, v)
-        attended = self._output(batch.attention.attend(self.index, q).flatten(1))
-        x, residual = ops.add_rms_norm(attended, residual, self._mlp_norm, self._eps)
-        return self._down(ops.silu_mul(self._gate_up(x))), residual
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self._multiplier == 1.0 else x * self._multiplier
+
+
+def _attention_block(layer: Layer, index: int, weights: Weights, tables: Mapping[RopeSpec, Tensor], ops: LayerOps) -> AttentionBlock:
+    attention = layer.attention
+    assert isinstance(attention, Attention)
+    return AttentionBlock(attention, index, weights, None if attention.rope is None else tables[attention.rope], ops)
+
+
+def _mlp_block(layer: Layer, weights: Weights, ops: LayerOps) -> MlpBlock:
+    assert isinstance(layer.mlp, Mlp)
+    return MlpBlock(layer.mlp, weights, ops)

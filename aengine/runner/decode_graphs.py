@@ -131,8 +131,7 @@ class DecodeGraphs:
         graph.pieces.replay()
 
         def logits(indices: Tensor) -> Tensor:
-            selected = self._logits[:count] if len(indices) == count else self._logits.index_select(0, indices)
-            return selected.to(torch.float32, copy=True)
+            return self._model.scaled_logits(self._logits[:count] if len(indices) == count else self._logits.index_select(0, indices))
 
         inputs = graph.inputs
         return Forward(logits, self._arange[:count], inputs.rows[:count], inputs.seq_lens[:count], greedy_tokens=self._tokens[:count])
@@ -155,6 +154,6 @@ class DecodeGraphs:
             attention=attention,
         )
         logits, tokens = self._logits[:size], self._tokens[:size]
-        self._model.head_logits(self._model(batch), out=logits)
+        self._model.head_product(self._model(batch), out=logits)
         torch.argmax(logits, -1, out=tokens)
         last_tokens.index_copy_(0, inputs.rows.long(), tokens.to(torch.int32))

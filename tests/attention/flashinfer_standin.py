@@ -103,7 +103,7 @@ class StandIn:
         cos, sin = cos_sin_cache[positions.long()].unsqueeze(1).chunk(2, dim=-1)
         for heads in (query, key):
             check(heads.dim() == 2 and heads.stride(-1) == 1, "query and key must be [n, heads * head_size]")
-            split = heads.view(len(heads), -1, head_size)
+            split = heads.view(len(heads), -1, head_size)[..., : cos_sin_cache.shape[1]]
             first, second = split.float().chunk(2, dim=-1)
             split.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
 

@@ -73,10 +73,12 @@ def test_add_rms_norm(ops: LayerOps, dtype: torch.dtype, device: torch.device, t
 
 
 @pytest.mark.parametrize("norms", [True, False], ids=["normed", "as they are"])
-@pytest.mark.parametrize(("tokens", "heads", "kv_heads"), [(1, 1, 1), (3, 16, 8), (5, 10, 2)])
-def test_rotate(ops: LayerOps, dtype: torch.dtype, device: torch.device, tokens: int, heads: int, kv_heads: int, norms: bool) -> None:
+@pytest.mark.parametrize(("tokens", "heads", "kv_heads", "rotary_dim"), [(1, 1, 1, 128), (3, 16, 8, 128), (5, 10, 2, 128), (4, 6, 2, 32)])
+def test_rotate(
+    ops: LayerOps, dtype: torch.dtype, device: torch.device, tokens: int, heads: int, kv_heads: int, rotary_dim: int, norms: bool
+) -> None:
     """Of views of one fused product, as in the decoder; what is beside them stays."""
-    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(HEAD_DIM, 10000.0)), 1000, device)
+    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(rotary_dim, 10000.0)), 1000, device)
     positions = torch.randint(0, 1000, (tokens,), generator=torch.Generator().manual_seed(3), dtype=torch.int32).to(device)
     fused = numbers(device, dtype, tokens, (heads + 2 * kv_heads) * HEAD_DIM, scale=2.0)
     weights = [numbers(device, dtype, HEAD_DIM, seed=seed) for seed in (4, 5)] if norms else [None, None]
@@ -113,7 +115,8 @@ def test_silu_mul(
 
 
 def test_weights_of_another_dtype_are_refused(ops: LayerOps, dtype: torch.dtype, device: torch.device) -> None:
-    x, weight = numbers(device, dtype, 2, HEAD_DIM), torch.ones(HEAD_DIM, device=device)
+    other = torch.float16 if dtype is torch.bfloat16 else torch.bfloat16
+    x, weight = numbers(device, dtype, 2, HEAD_DIM), torch.ones(HEAD_DIM, device=device, dtype=other)
     heads = x.view(2, 1, HEAD_DIM)
     cos_sin = cos_sin_cache(RopeSpec.of(unscaled(HEAD_DIM, 10000.0)), 10, device)
     positions = torch.zeros(2, dtype=torch.int32, device=device)
@@ -124,8 +127,26 @@ def test_weights_of_another_dtype_are_refused(ops: LayerOps, dtype: torch.dtype,
         lambda: ops.rotate(heads, heads.clone(), cos_sin, positions, weight, None, EPS),
         lambda: ops.rotate(heads, heads.clone(), cos_sin, positions, None, weight, EPS),
     ):
-        with pytest.raises(TypeError, match=r"as the activations are, not torch.float32"):
+        with pytest.raises(TypeError, match=r"as the activations are, not torch.(b?float16|float32)"):
             call()
+
+
+def test_float32_weights(ops: LayerOps, dtype: torch.dtype, device: torch.device) -> None:
+    """Gemma's, by torch here: the product alone is rounded."""
+    x, residual = numbers(device, dtype, 2, 3 * HEAD_DIM), numbers(device, dtype, 2, 3 * HEAD_DIM, seed=1)
+    wide = numbers(device, torch.float32, 3 * HEAD_DIM, seed=2)
+    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(HEAD_DIM, 10000.0)), 10, device)
+    positions = torch.arange(2, dtype=torch.int32, device=device)
+    torch_ops = TorchOps()
+    for name, *given in (
+        ("rms_norm", x, wide, EPS),
+        ("add_rms_norm", x, residual, wide, EPS),
+        ("rotate", x.view(2, 3, -1), residual.view(2, 3, -1), cos_sin, positions, wide[:HEAD_DIM], wide[HEAD_DIM : 2 * HEAD_DIM], EPS),
+    ):
+        expected = getattr(torch_ops, name)(*given)
+        found = getattr(ops, name)(*(value.clone() if isinstance(value, Tensor) else value for value in given))
+        for one, two in zip(found, expected, strict=True):
+            assert_near(one, two)
 
 
 def test_models_without_kernels_are_refused() -> None:

@@ -71,12 +71,22 @@ def test_add_rms_norm(device: str, dtype: torch.dtype, tokens: int, size: int) -
 
 @pytest.mark.parametrize("norms", ["both", "query", "none"])
 @pytest.mark.parametrize(
-    ("tokens", "heads", "kv_heads", "head_dim"),
-    [(0, 2, 1, 64), (1, 1, 1, 128), (3, 16, 8, 128), (5, 9, 3, 64), (2, 14, 2, 80), (4, 3, 3, 6)],
+    ("tokens", "heads", "kv_heads", "head_dim", "rotary_dim"),
+    [
+        (0, 2, 1, 64, 64),
+        (1, 1, 1, 128, 128),
+        (3, 16, 8, 128, 128),
+        (5, 9, 3, 64, 64),
+        (2, 14, 2, 80, 80),
+        (4, 3, 3, 6, 6),
+        (3, 4, 2, 64, 48),
+    ],
 )
-def test_rotate(device: str, dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, head_dim: int, norms: str) -> None:
+def test_rotate(
+    device: str, dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, head_dim: int, rotary_dim: int, norms: str
+) -> None:
     """Of views of one fused product, as in the decoder; what is beside them stays."""
-    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(head_dim, 10000.0)), 1000, torch.device(device))
+    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(rotary_dim, 10000.0)), 1000, torch.device(device))
     positions = torch.randint(0, 1000, (tokens,), generator=torch.Generator().manual_seed(3), dtype=torch.int32).to(device)
     fused = numbers(device, dtype, tokens, (heads + 2 * kv_heads) * head_dim, scale=2.0)
     weights = [numbers(device, dtype, head_dim, seed=seed) for seed in (4, 5)]
@@ -94,6 +104,23 @@ def test_rotate(device: str, dtype: torch.dtype, tokens: int, heads: int, kv_hea
     for one, other in zip(actual, expected, strict=True):
         # A normed value that is rounded the other way moves the sum of two products by a part of the larger one.
         assert_near(one, other, atol=16 * torch.finfo(dtype).eps, equal=0.95)
+
+
+def test_float32_weights(device: str, dtype: torch.dtype) -> None:
+    """Gemma's: the product alone is rounded."""
+    x, residual = numbers(device, dtype, 3, 192), numbers(device, dtype, 3, 192, seed=1)
+    weight = numbers(device, torch.float32, 192, seed=2)
+    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(64, 10000.0)), 10, torch.device(device))
+    positions = torch.arange(3, dtype=torch.int32, device=device)
+    for name, *given in (
+        ("rms_norm", x, weight, EPS),
+        ("add_rms_norm", x, residual, weight, EPS),
+        ("rotate", x.view(3, 3, 64), residual.view(3, 3, 64), cos_sin, positions, weight[:64], weight[64:128], EPS),
+    ):
+        expected = getattr(TorchOps(), name)(*given)
+        found = getattr(TritonOps(), name)(*(value.clone() if isinstance(value, Tensor) else value for value in given))
+        for one, other in zip(found, expected, strict=True):
+            assert_near(one, other, atol=16 * torch.finfo(x.dtype).eps)
 
 
 @pytest.mark.parametrize(("tokens", "size"), [(0, 8), (1, 3072), (3, 1000), (4, 5)])

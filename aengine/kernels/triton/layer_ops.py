@@ -33,16 +33,22 @@ class TritonOps:
         self, query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
         tokens, query_heads, head_dim = query.shape
-        key_heads = key.shape[1]
+        key_heads, size = key.shape[1], cos_sin.shape[1]
         if not tokens:
             return query, key
+        if size < head_dim:  # the kernel norms what it rotates alone
+            if query_norm is not None:
+                query = self.rms_norm(query.reshape(-1, head_dim), query_norm, eps).view(query.shape)
+            if key_norm is not None:
+                key = self.rms_norm(key.reshape(-1, head_dim), key_norm, eps).view(key.shape)
+            query_norm = key_norm = None
         query_blocks = triton.cdiv(query_heads, _HEADS_AT_ONCE)
         _rotate[(tokens, query_blocks + triton.cdiv(key_heads, _HEADS_AT_ONCE))](
             *(query, query.stride(0), query.stride(1), query_heads, query_norm),
             *(key, key.stride(0), key.stride(1), key_heads, key_norm),
             *(cos_sin, cos_sin.stride(0), positions, eps, query_blocks),
-            HALF=head_dim // 2,
-            BLOCK=triton.next_power_of_2(head_dim // 2),
+            HALF=size // 2,
+            BLOCK=triton.next_power_of_2(size // 2),
             HEADS=_HEADS_AT_ONCE,
             num_warps=4,
         )
@@ -81,7 +87,7 @@ def _rms_norm(x, x_stride, residual, residual_stride, weight, out, out_stride, e
         wide = total.to(tl.float32)
     factor = tl.load(weight + at, mask=inside, other=0.0)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
-    normed = (wide * scale).to(factor.dtype).to(tl.float32)  # both roundings are to the dtype of the weight, that of the result
+    normed = (wide * scale).to(factor.dtype).to(tl.float32)  # as is the product, where that is not wider than the result
     tl.store(out + token * out_stride + at, (normed * factor.to(tl.float32)).to(factor.dtype), mask=inside)
 
 
@@ -145,9 +151,9 @@ def _rotate_heads(
 
 @triton.jit
 def _weighted(normed, weight_at, inside, dtype: tl.constexpr):
-    """[HEADS, BLOCK] float32, rounded to `dtype`, times a weight [BLOCK], rounded again; returns float32."""
-    weight = tl.load(weight_at, mask=inside, other=0.0).to(tl.float32)
-    return (normed.to(dtype).to(tl.float32) * weight[None, :]).to(dtype).to(tl.float32)
+    """[HEADS, BLOCK] float32, rounded to the dtype of a weight [BLOCK], times it, rounded to `dtype`; returns float32."""
+    weight = tl.load(weight_at, mask=inside, other=0.0)
+    return (normed.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)[None, :]).to(dtype).to(tl.float32)
 
 
 @triton.jit

@@ -1,0 +1,148 @@
+"""The blocks of the torch decoder that have one kind of weights each: norms, grouped-query attention, MLPs.
+
+A block is built from its description and its layer's weights, and maps activations [T, hidden_size] to the same shape. Does not know
+where its result is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aengine.attention import AttentionStep
+from aengine.layers.ops import LayerOps
+from aengine.models.spec import Activation, Attention, Mlp, Norm, NormKind
+
+Linear = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of a model whose names begin with `prefix`."""
+
+    tensors: Mapping[str, Tensor]
+    prefix: str = ""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[self.prefix + name]
+
+    def get(self, name: str) -> Tensor | None:
+        return self.tensors.get(self.prefix + name)
+
+    def linear(self, name: str) -> Linear:
+        return partial(F.linear, weight=self[f"{name}.weight"], bias=self.get(f"{name}.bias"))
+
+
+class Normalize:
+    """A norm over the last dimension of activations."""
+
+    def __init__(self, norm: Norm, weights: Weights, name: str, ops: LayerOps) -> None:
+        self._norm = norm
+        self._ops = ops
+        self.weight, self._bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
+        if norm.unit_offset:
+            self.weight = self.weight.float() + 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._norm.kind is NormKind.RMS:
+            return self._ops.rms_norm(x, self.weight, self._norm.eps)
+        return F.layer_norm(x, x.shape[-1:], self.weight, self._bias, self._norm.eps)
+
+    def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of the sum of both, and the sum. Both are given up."""
+        if self._norm.kind is NormKind.RMS:
+            return self._ops.add_rms_norm(x, residual, self.weight, self._norm.eps)
+        total = residual + x
+        return self(total), total
+
+
+class NormalizeHeads(Normalize):
+    """A norm of [T, heads, head_dim] queries or keys, as `attention.qk_norm` says."""
+
+    def __init__(self, attention: Attention, weights: Weights, name: str, ops: LayerOps) -> None:
+        assert attention.qk_norm is not None
+        super().__init__(attention.qk_norm.norm, weights, name, ops)
+        self._qk_norm = attention.qk_norm
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        tokens, num_heads, head_dim = heads.shape
+        if self._qk_norm.whole:
+            return super().__call__(heads.flatten(1)).view(tokens, num_heads, head_dim)
+        if self._qk_norm.head_weights:
+            assert self._norm.kind is NormKind.LAYER, "the only kind that models have with weights for each head"
+            return F.layer_norm(heads, (head_dim,), eps=self._norm.eps) * self.weight.view(num_heads, head_dim)
+        return super().__call__(heads.reshape(-1, head_dim)).view(tokens, num_heads, head_dim)
+
+
+class AttentionBlock:
+    """Grouped-query attention of one layer."""
+
+    def __init__(self, attention: Attention, index: int, weights: Weights, cos_sin: Tensor | None, ops: LayerOps) -> None:
+        """`cos_sin` [num_positions, rotary_dim] is the table of the layer's rope."""
+        self._index = index
+        self._ops = ops
+        self._cos_sin = cos_sin
+        self._head_dim = attention.head_dim
+        self._qkv_sizes = [heads * attention.head_dim for heads in (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)]
+        self._qkv, self._output = weights.linear("qkv"), weights.linear("output")
+        self._sinks = weights.get("sinks")
+        self._norms: tuple[NormalizeHeads, NormalizeHeads] | None = None
+        # The norm of each head alone is fused with the rotation.
+        self._fused_norms: tuple[Tensor | None, Tensor | None] = None, None
+        qk_norm = attention.qk_norm
+        self._eps = 0.0 if qk_norm is None else qk_norm.norm.eps
+        if qk_norm is not None:
+            norms = (NormalizeHeads(attention, weights, "q_norm", ops), NormalizeHeads(attention, weights, "k_norm", ops))
+            if cos_sin is None or qk_norm.whole or qk_norm.norm.kind is not NormKind.RMS:
+                self._norms = norms
+            else:
+                self._fused_norms = norms[0].weight, norms[1].weight
+
+    def __call__(self, x: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
+        qkv = torch.split(self._qkv(x), self._qkv_sizes, dim=-1)
+        q, k, v = (part.view(len(x), -1, self._head_dim) for part in qkv)
+        if self._norms is not None:
+            q, k = self._norms[0](q), self._norms[1](k)
+        if self._cos_sin is not None:
+            q, k = self._ops.rotate(q, k, self._cos_sin, positions, *self._fused_norms, self._eps)
+        step.write(self._index, k, v)
+        return self._output(step.attend(self._index, q, self._sinks).flatten(1))
+
+
+class MlpBlock:
+    """A gated or plain MLP."""
+
+    def __init__(self, mlp: Mlp, weights: Weights, ops: LayerOps) -> None:
+        self._mlp = mlp
+        self._ops = ops
+        self._up, self._down = weights.linear("gate_up" if mlp.gated else "up"), weights.linear("down")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._down(activated(self._mlp, self._up(x), self._ops))
+
+
+def activated(mlp: Mlp, x: Tensor, ops: LayerOps) -> Tensor:
+    """What `down` is given: [T, 2 * intermediate_size] of gate and up, or [T, intermediate_size] of up alone -> the latter shape."""
+    if not mlp.gated:
+        return _ACTIVATIONS[mlp.activation](x)
+    if mlp.activation is Activation.SILU:
+        return ops.silu_mul(x)
+    gate, up = x.chunk(2, dim=-1)
+    if mlp.activation is Activation.CLIPPED_SWIGLU:
+        gate = gate.clamp(max=7.0)
+        return (up.clamp(-7.0, 7.0) + 1.0) * (gate * torch.sigmoid(gate * 1.702))
+    return _ACTIVATIONS[mlp.activation](gate) * up
+
+
+_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.SILU: F.silu,
+    Activation.GELU: F.gelu,
+    Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
+    Activation.RELU: F.relu,
+    Activation.RELU_SQUARED: lambda x: F.relu(x).square(),
+}
