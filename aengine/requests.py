@@ -1,4 +1,5 @@
-"""What a request consists of beside its parameters: the forms of a prompt, and the options with their ranges.
+"""What a request consists of beside its parameters: the forms of a prompt, and the options with their ranges; those of chats are in
+`aengine.chats`.
 
 Shared by engine and client. Knows nothing of how a request is served.
 """
@@ -7,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from aengine.checks import Accepts, check_fields, integer, is_positive, text
-from aengine.errors import InvalidRequestError
+from aengine.chats import ChatFields, ChatOptions, check_count
+from aengine.checks import Accepts, integer, is_positive, text
+from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.params import SamplingParams
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages."""
 Form = Literal["text", "token_ids", "chat"]
-MAX_CHAT_MESSAGES = 4096
 
 _LABEL = text("a string of at most 128 characters", r"(?s).{0,128}")
 
@@ -31,8 +32,7 @@ def form_of(prompt: Any) -> Form:
         raise InvalidRequestError.of("prompt", f"a {type(prompt).__name__} is not a string, a list of token ids or a list of chat messages")
     if not is_chat(prompt):
         return "token_ids"
-    if len(prompt) > MAX_CHAT_MESSAGES:
-        raise InvalidRequestError.of("prompt", f"{len(prompt)} messages are more than {MAX_CHAT_MESSAGES}")
+    check_count(prompt)
     return "chat"
 
 
@@ -50,7 +50,7 @@ def check_params(params: SamplingParams | None) -> SamplingParams:
     return params
 
 
-class OptionFields(TypedDict, total=False):
+class OptionFields(ChatFields, total=False):
     """The fields of `RequestOptions` as keyword arguments."""
 
     request_id: str | None
@@ -61,7 +61,7 @@ class OptionFields(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOptions:
+class RequestOptions(ChatOptions):
     """What a request has beside its prompt and parameters. Raises `InvalidRequestError` naming every field that is out of range."""
 
     request_id: Annotated[str | None, text("a string that matches [A-Za-z0-9._:-]{1,128}", r"[A-Za-z0-9._:-]{1,128}")] = None
@@ -75,12 +75,14 @@ class RequestOptions:
     cache_salt: Annotated[str | None, _LABEL] = None
     """At most 128 characters: the request shares cached prefixes only with requests of the same salt."""
 
-    def __post_init__(self) -> None:
-        check_fields(self, InvalidRequestError)
-
     @classmethod
     def of(cls, options: RequestOptions | None, fields: OptionFields) -> RequestOptions:
         """`options`, or the defaults, with `fields` in place of its own."""
         if options is None:
             return cls(**fields)
         return replace(options, **fields) if fields else options
+
+    def misplaced(self, form: Form) -> list[FieldViolation]:
+        """The violations of what is set for a chat, if the prompt has another form."""
+        names = self.chat_only if form != "chat" else ()
+        return [FieldViolation(name, f"it is for chat messages, and the prompt is {form.replace('_', ' ')}") for name in names]

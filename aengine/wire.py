@@ -46,6 +46,9 @@ CONSTRAINTS: Mapping[str, str] = {
     "choice": "choices",
 }
 
+# What a chat has beside its messages, with the same name on both sides.
+CHAT = ("tools", "add_generation_prompt", "continue_final_message", "template_kwargs")
+
 # The parameters of which a model has defaults.
 DEFAULTS: Mapping[str, str] = {name: ours for name, ours in SAMPLING.items() if name != "n"}
 
@@ -71,6 +74,7 @@ _PATHS: Mapping[str, str] = {
     "cache_salt": "spec.cache.salt",
     "priority": "spec.priority",
     "tenant": "spec.tenant",
+    **{name: f"{_PROMPT}.chat.{name}" for name in CHAT},
 }
 _FIELDS: Mapping[str, str] = {path: name for name, path in _PATHS.items()}
 
@@ -106,9 +110,7 @@ def path_of(field: str, spec: generation_pb2.GenerationSpec) -> str:
 
 def field_of(path: str) -> str:
     """The engine's name for what is found at `path`; a path that the engine has no name for stays as it is."""
-    if path == _PROMPT or path.startswith(f"{_PROMPT}."):
-        return "prompt"
-    return _FIELDS.get(path, path)
+    return _FIELDS.get(path, "prompt" if path == _PROMPT or path.startswith(f"{_PROMPT}.") else path)
 
 
 def read_params(message: Message, names: Mapping[str, str]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from aengine.errors import EngineDeadError, InvalidRequestError, RequestIdInUseE
 from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, ResumeGenerateRequest, StreamGenerateRequest
 from aengine.v1.tokenizer_service_pb2 import RenderChatRequest, TokenizeRequest
+from aengine.wire import field_of
 
 DEADLINE_GRACE = 10.0
 """Seconds beyond the time limit of a request until its call is given up: by then the server has ended it, or is stuck."""
@@ -79,7 +80,7 @@ class GenerationCall:
                 case _:
                     return
         except InvalidRequestError as error:
-            raise error.moved(lambda _: "prompt") from error
+            raise error.moved(lambda field: field_of(f"spec.prompt.{field}")) from error
         write_token_ids(done.token_ids, prompt)
 
     async def _read(self, call: Any) -> AsyncGenerator[GenerationEvent, None]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from google.protobuf.duration_pb2 import Duration
 
+from aengine.chats import ChatFields, ChatOptions
 from aengine.client.active_request import ActiveRequest
 from aengine.client.call import GenerationCall
 from aengine.client.config import DEFAULT_ADDRESS, ClientConfig
@@ -155,8 +156,8 @@ class AsyncClient(EngineProtocol):
         """Submit a request at once; iterate the result for its tokens. See `AsyncEngine.stream` for the arguments.
 
         Raises `EngineStateError`, and `InvalidRequestError` for what can be checked without the server. What the server refuses is raised
-        by the first iteration, and by `ClientStream.started()`. Chat messages have a role and a content, both text; `logits_processors`
-        cannot be sent. Numbers are sent with a precision of 32 bits.
+        by the first iteration, and by `ClientStream.started()`. `logits_processors` cannot be sent.
+        Numbers are sent with a precision of 32 bits.
         """
         return self._open(prompt, params, RequestOptions.of(options, fields), StreamOptions())
 
@@ -204,11 +205,11 @@ class AsyncClient(EngineProtocol):
         request = DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         return str((await self._link.ask(self._link.tokenizer.Detokenize, request)).text)
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """A conversation as the model's chat template writes it."""
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> str:
+        """A conversation as the model's chat template writes it; `fields` are those of `ChatOptions`."""
         self._check_running()
-        request = RenderChatRequest(add_generation_prompt=add_generation_prompt)
-        write_chat(messages, request.chat)
+        request = RenderChatRequest()
+        write_chat(messages, ChatOptions(**fields), request.chat)
         return str((await self._link.ask(self._link.tokenizer.RenderChat, request)).text)
 
     # ---- inside --------------------------------------------------------------------------------------------------------

@@ -3,15 +3,17 @@ refused here."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from aengine.chats import ChatOptions, read_messages
 from aengine.errors import InvalidRequestError, ServerError
 from aengine.outputs import EngineStats, FinishReason, LayerGroup, ModelInfo, Timing, Token, TokenLogprob
 from aengine.params import SamplingParams, StructuredOutput
-from aengine.requests import MAX_CHAT_MESSAGES, Prompt, RequestOptions, form_of
+from aengine.requests import Prompt, RequestOptions, form_of
 from aengine.token_ids import read_token_ids
 from aengine.v1 import generation_pb2, sampling_pb2
 from aengine.v1.engine_service_pb2 import Load
@@ -23,7 +25,6 @@ NO_TOKEN = -1
 MAX_UINT32 = 2**32 - 1
 MAX_TOKEN_IDS = 1 << 22
 """Of a prompt: a list of more has too many bytes for any server."""
-_MESSAGE_KEYS = {"role", "content"}
 _REASONS = {value: reason for reason, value in FINISH_REASONS.items()}
 # Fields with the same name and meaning on both sides.
 _LOAD = (
@@ -41,7 +42,7 @@ def write_request(prompt: Prompt, params: SamplingParams, options: RequestOption
         raise InvalidRequestError.of("logits_processors", "custom code cannot be sent to a server")
     request = StreamGenerateRequest()
     spec, output = request.spec, request.spec.output
-    _write_prompt(prompt, spec.prompt)
+    _write_prompt(prompt, options, spec.prompt)
     with _unicode("params", "a string"):
         write_params(params, SAMPLING, spec.sampling)
         write_params(params, STOPPING, spec.stopping)
@@ -69,25 +70,40 @@ def write_token_ids(ids: Sequence[int], message: generation_pb2.Prompt) -> None:
     message.token_ids.ids.extend(ids)
 
 
-def write_chat(messages: Sequence[Mapping[str, Any]], message: generation_pb2.ChatPrompt) -> None:
+def write_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions, message: generation_pb2.ChatPrompt) -> None:
     """Raises `InvalidRequestError`."""
-    if len(messages) > MAX_CHAT_MESSAGES:
-        raise InvalidRequestError.of("prompt", f"{len(messages)} messages are more than {MAX_CHAT_MESSAGES}")
-    for index, one in enumerate(messages):
-        if not isinstance(one, Mapping) or set(one) != _MESSAGE_KEYS or not all(isinstance(value, str) for value in one.values()):
-            text = f"message {index} is not a mapping of role and content to text, which is all that can be sent"
-            raise InvalidRequestError.of("prompt", text)
+    for index, one in enumerate(read_messages(messages)):
+        content = one.get("content")
+        extra = {name: value for name, value in one.items() if name not in ("role", "content") or value is None}
         with _unicode("prompt", f"message {index}"):
-            message.messages.add(role=one["role"], content=one["content"])
+            sent = message.messages.add(role=one["role"], extra_fields=_json(extra) if extra else "")
+            if isinstance(content, str):
+                sent.content = content
+            else:
+                sent.parts.extend(generation_pb2.ContentPart(text=part["text"]) for part in content or ())
+    with _unicode("tools", "a string"):
+        message.tools.extend(map(_json, options.tools or ()))
+    if options.add_generation_prompt is not None:
+        message.add_generation_prompt = options.add_generation_prompt
+    message.continue_final_message = options.continue_final_message
+    if options.template_kwargs is not None:
+        with _unicode("template_kwargs", "a string"):
+            message.template_kwargs = _json(options.template_kwargs)
 
 
-def _write_prompt(prompt: Prompt, message: generation_pb2.Prompt) -> None:
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _write_prompt(prompt: Prompt, options: RequestOptions, message: generation_pb2.Prompt) -> None:
     form = form_of(prompt)
+    if misplaced := options.misplaced(form):
+        raise InvalidRequestError(misplaced)
     if form == "text":
         with _unicode("prompt", "it"):
             message.text = prompt  # type: ignore[assignment]
     elif form == "chat":
-        write_chat(prompt, message.chat)  # type: ignore[arg-type]
+        write_chat(prompt, options, message.chat)  # type: ignore[arg-type]
     else:
         if len(prompt) > MAX_TOKEN_IDS:
             raise InvalidRequestError.of("prompt", f"{len(prompt)} token ids are more than {MAX_TOKEN_IDS}, which no server takes")

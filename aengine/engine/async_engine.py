@@ -147,7 +147,8 @@ class AsyncEngine(EngineProtocol):
         """Submit a request at once; iterate the result for its tokens.
 
         `prompt`: text, token ids, or chat messages (rendered with the model's chat template). `options`, or `fields` of it as keyword
-        arguments: `request_id`, `priority`, `tenant`, `timeout`, `cache_salt` (see `RequestOptions`).
+        arguments: `request_id`, `priority`, `tenant`, `timeout`, `cache_salt`; for chats `tools`, `add_generation_prompt`,
+        `continue_final_message`, `template_kwargs` (see `RequestOptions`).
 
         Raises `InvalidRequestError`, `RequestIdInUseError`, `QueueFullError`, `EngineStateError` or `EngineDeadError`. Long texts
         and chats are tokenized in the background; what is wrong with those is raised by the first iteration, and by
@@ -159,7 +160,7 @@ class AsyncEngine(EngineProtocol):
             options = RequestOptions.of(options, fields)
         except InvalidRequestError as error:
             violations.extend(error.violations)
-        request = check_request(prompt, check_params(params), self._registry.limits, violations)
+        request = check_request(prompt, check_params(params), options, self._registry.limits, violations)
         if violations or options is None:
             raise refusal(violations)
         request_id = options.request_id or uuid.uuid4().hex
@@ -172,7 +173,7 @@ class AsyncEngine(EngineProtocol):
         in compiling a grammar."""
         self._check_serving()
         found: list[FieldViolation] = []
-        check_request(prompt, params, self._registry.limits, found)
+        check_request(prompt, params, None, self._registry.limits, found)
         if params.structured_output is not None:
             found += await self._registry.grammar_violations(params.structured_output)
         return found

@@ -55,7 +55,7 @@ def prepare(
                 raise InvalidRequestError.of("bad_words", f"{shown(word)} has no tokens in this model's vocabulary")
             bad_words.update(dict.fromkeys(sequences))
         if request.form == "chat":
-            prompt = tokenizer.chat_text(prompt)  # type: ignore[arg-type]
+            prompt = tokenizer.chat_text(prompt, options)  # type: ignore[arg-type]
             yield len(prompt)
         if isinstance(prompt, str):
             prompt = yield from _encode(prompt, tokenizer, limits, add_special_tokens=request.form == "text")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from aengine.engine.limits import Limits
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.params import SamplingParams
-from aengine.requests import Form, Prompt, form_of
+from aengine.requests import Form, Prompt, RequestOptions, form_of
 
 INLINE_CHARACTERS = 1000
 """Longer texts are tokenized in a worker thread: up to here it takes well under a millisecond."""
@@ -35,9 +35,13 @@ class CheckedRequest:
     size: int  # of what is left to do in a worker thread, in characters; 0 where it takes well under a millisecond
 
 
-def check_request(prompt: Prompt, params: SamplingParams, limits: Limits, violations: list[FieldViolation]) -> CheckedRequest:
-    """Adds to `violations`; only if there are none, the result is what it says."""
+def check_request(
+    prompt: Prompt, params: SamplingParams, options: RequestOptions | None, limits: Limits, violations: list[FieldViolation]
+) -> CheckedRequest:
+    """Adds to `violations`; only if there are none, the result is what it says. `options`: None if they are known to be wrong."""
     form, size, at_least, checked = _check_prompt(prompt, limits, violations)
+    if options is not None:
+        violations.extend(options.misplaced(form))
     if params.bad_words or len(params.allowed_token_ids or ()) > INLINE_ENTRIES:
         size = max(size, 1)
     model = limits.model
@@ -73,7 +77,7 @@ def _check_prompt(prompt: Prompt, limits: Limits, violations: list[FieldViolatio
             return form, len(prompt) if len(prompt) > INLINE_CHARACTERS else 0, 1, prompt
         if form == "chat":  # never quick: the first one imports what renders it
             contents = (message.get("content") for message in prompt if isinstance(message, Mapping))
-            return form, QUICK_CHARACTERS + 1 + sum(len(content) for content in contents if isinstance(content, str)), 1, prompt
+            return form, QUICK_CHARACTERS + 1 + sum(len(content) for content in contents if isinstance(content, str)), 1, tuple(prompt)  # type: ignore[return-value]
         num_tokens = len(prompt)
         limits.check(None, num_tokens)
         if num_tokens > INLINE_ENTRIES and not isinstance(prompt, np.ndarray):

@@ -7,34 +7,37 @@ transformers. In particular special tokens are added as its post-processor says:
 `tokenizer_config.json` are ignored, just as transformers 5 ignores them when there is a tokenizer.json, so a file whose
 post-processor lacks BOS yields no BOS. `legacy` is ignored too; transformers passes it to a few classes (LlamaTokenizer) that
 rebuild their pre-tokenizer rather than take the file's. Truncation and padding stored in the file are switched off.
-From `tokenizer_config.json` come only the names of special tokens: those are left out of decoded text even when the file
-does not mark them. `clean_up_tokenization_spaces` is not applied (transformers applies it to no BPE tokenizer either).
+From `tokenizer_config.json` (or `special_tokens_map.json`) come the names of special tokens: those are left out of decoded text even
+when the file does not mark them. `added_tokens_decoder` says how its tokens take the spaces beside them, and `split_special_tokens` that
+special tokens in a text are text. `clean_up_tokenization_spaces` is not applied (transformers applies it to no BPE tokenizer either).
 A directory without tokenizer.json is read by transformers' AutoTokenizer, which applies all of these by its own rules.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from aengine.checks import shown
+from aengine.chats import ChatFields, ChatOptions, read_messages
 from aengine.engine.detokenizer import Detokenizer
 from aengine.engine.token_codecs import Codec, TokenizedText, TokenizersCodec, TransformersCodec
 from aengine.errors import InvalidRequestError, ModelLoadError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 PIECE_CHARACTERS = 16384
 """Characters of a piece in `Tokenizer.count_pieces`, which takes some 10 ms."""
 MAX_SLOW_CHARACTERS = 1 << 19
 """Most characters of a text for a tokenizer that runs in Python."""
-MAX_CHAT_CHARACTERS = 4 << 20
-"""Most characters and other values in the messages of a chat. A template may leave out most of them, so the context does not bound this."""
 ASSUMED_TOKEN_BYTES = 64
 """A text has a token for at least so many bytes, or as many as the vocabulary's longest token has. That is more than a token can stand for,
 except where tokenizers drop or merge parts of a text: runs of unknown characters, or of spaces."""
@@ -42,7 +45,7 @@ except where tokenizers drop or merge parts of a text: runs of unknown character
 
 TOKENIZER_FILES = (
     *("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken.json"),
-    *("special_tokens_map.json", "added_tokens.json", "chat_template*"),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*"),
 )
 MAX_REASON = 300
 """Most characters of a library's error that are shown."""
@@ -73,8 +76,11 @@ class Tokenizer:
                 core = tokenizers.Tokenizer.from_file(str(path))
             except Exception as error:  # the library raises bare Exception
                 raise ModelLoadError(f"{path} is not a tokenizer that can be read: {error}") from error
+            core.encode_special_tokens = bool(config.get("split_special_tokens"))
+            _add_described(core, config.get("added_tokens_decoder") or {})
             _mark_special(core, config)
-            has_chat_template = (model_dir / "chat_template.jinja").is_file() or bool(config.get("chat_template"))
+            files = [*model_dir.glob("chat_template.jinja"), *model_dir.glob("additional_chat_templates/*.jinja")]
+            has_chat_template = bool(files or config.get("chat_template"))
             return cls(TokenizersCodec(core), (lambda: _auto_tokenizer(model_dir)) if has_chat_template else None)
         auto = _auto_tokenizer(model_dir)
         if len(auto) <= len(auto.all_special_ids):  # what transformers makes of files that are not those of the model's class
@@ -144,26 +150,47 @@ class Tokenizer:
             raise InvalidRequestError.of("offsets", "this model's tokenizer does not tell where its tokens are in the text")
         return tokens
 
-    def chat_text(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """A conversation as the model's chat template writes it, with or without the opening of the assistant's turn.
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None, **fields: Unpack[ChatFields]) -> str:
+        """A conversation as the model's chat template writes it. `options`, or `fields` of it: what the template is given beside it.
 
-        A message has a string `role` and a `content` that is a string or a list of parts; the template decides what else it reads.
-        The first call imports transformers.
+        A message has a string `role` and a `content` that is a string or a list of parts `{"type": "text", "text": ...}`. Parts go to a
+        template that reads them; another one is given their text, joined. What else a message has, such as `tool_calls`, is for the
+        template to read. Of several templates it is the one named "tool_use" if there are `tools`, else the one named "default". The first
+        call imports transformers.
         Raises `InvalidRequestError` (prompt) for messages the template cannot render, or a model without a template.
         """
         if self._load_template is None:
             raise InvalidRequestError.of("prompt", "chat messages need a chat template and this model has none; give text or token ids")
-        _check_size(messages)
-        _check_messages(messages)
+        options = ChatOptions(**fields) if options is None else options
+        plain = read_messages(messages)
         with self._template_lock:  # not at the import and the files by every thread at once
             if self._template is None:
                 self._template = self._load_template()
+        if any(isinstance(message.get("content"), list) for message in plain) and not self._reads_parts(options):
+            plain = [{**message, "content": _text_of(message.get("content"))} for message in plain]
         try:
-            plain = [dict(message) for message in messages]
-            text = self._template.apply_chat_template(plain, tokenize=False, add_generation_prompt=add_generation_prompt)
+            return self._render(plain, options)
         except Exception as error:  # a template is a program: it may raise anything
             raise InvalidRequestError.of("prompt", f"the model's chat template refuses these messages: {error}"[:MAX_REASON]) from error
+
+    def _render(self, messages: list[dict[str, Any]], options: ChatOptions) -> str:
+        text = self._template.apply_chat_template(
+            messages,
+            tools=options.tools,
+            add_generation_prompt=options.opens_turn,
+            continue_final_message=options.continue_final_message,
+            tokenize=False,
+            **(options.template_kwargs or {}),
+        )
         return str(text)
+
+    def _reads_parts(self, options: ChatOptions) -> bool:
+        """Whether the template writes the text of content parts. Others fail on a list, leave it out, or write it as a list."""
+        try:
+            text = self._render([{"role": "user", "content": [{"type": "text", "text": "PART"}]}], options)
+        except Exception:
+            return False
+        return "PART" in text and not re.search(r"""["']text["']: *["']PART""", text)
 
     def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
         """The token sequences that write `word`, each once and none empty: as a text begins with it, behind a space (which belongs
@@ -208,7 +235,12 @@ class Tokenizer:
 
 
 def _read_config(model_dir: Path) -> dict[str, Any]:
-    path = model_dir / "tokenizer_config.json"
+    config = _read_object(model_dir / "tokenizer_config.json")
+    return config if "added_tokens_decoder" in config else {**config, **_read_object(model_dir / "special_tokens_map.json")}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Of a JSON file; empty if there is none."""
     if not path.is_file():
         return {}
     try:
@@ -218,6 +250,14 @@ def _read_config(model_dir: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelLoadError(f"{path} is not a JSON object")
     return config
+
+
+def _add_described(core: tokenizers.Tokenizer, described: Mapping[str, Any]) -> None:
+    """Add tokens by id, as `added_tokens_decoder` describes them; those with another id in the vocabulary, or beyond it, stay out."""
+    for token_id, token in sorted((int(token_id), token) for token_id, token in described.items()):
+        known = core.token_to_id(token["content"])
+        if token_id == (core.get_vocab_size(with_added_tokens=True) if known is None else known):
+            core.add_tokens([tokenizers.AddedToken(**token)])
 
 
 def _mark_special(core: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
@@ -238,7 +278,7 @@ def _auto_tokenizer(model_dir: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
+        return AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # depends on the tokenizer's class what is raised
         raise ModelLoadError(f"{model_dir} has no tokenizer that can be read: {error}") from error
 
@@ -261,33 +301,6 @@ def _check_unicode(text: str, field: str) -> None:
         raise InvalidRequestError.of(field, f"not valid Unicode: {error.reason} at character {error.start}") from None
 
 
-def _check_size(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Counts characters and other values in the messages, at any depth, and stops at the limit."""
-    remaining, unseen = MAX_CHAT_CHARACTERS, [messages]
-    while unseen:
-        one: Any = unseen.pop()
-        remaining -= len(one) if isinstance(one, Sized) else 1
-        if remaining < 0:
-            raise InvalidRequestError.of("prompt", f"the messages hold more than {MAX_CHAT_CHARACTERS} characters and other values")
-        if isinstance(one, Mapping):
-            unseen.extend(one.values())
-        elif isinstance(one, Sequence) and not isinstance(one, str | bytes):
-            unseen.extend(one)
-
-
-def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    if not messages:
-        raise InvalidRequestError.of("prompt", "there are no messages")
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise InvalidRequestError.of("prompt", f"message {index} is a {type(message).__name__}, not a dict with role and content")
-        role = message.get("role")
-        if not isinstance(role, str) or not role:
-            raise InvalidRequestError.of("prompt", f"message {index} has role {shown(role)}, which is not a non-empty string")
-        content = message.get("content")
-        if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
-            continue
-        if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-            raise InvalidRequestError.of(
-                "prompt", f"message {index} has content of type {type(content).__name__}, not a string or a list of parts"
-            )
+def _text_of(content: Any) -> Any:
+    """The text of content parts, joined; other content as it is."""
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content

@@ -27,55 +27,57 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61\x65ngine/v1/generation.proto\x12\naengine.v1\x1a\x19\x61\x65ngine/v1/sampling.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8d\x03\n\x0eGenerationSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06prompt\x18\x02 \x01(\x0b\x32\x12.aengine.v1.Prompt\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.aengine.v1.SamplingParams\x12.\n\x08stopping\x18\x04 \x01(\x0b\x32\x1c.aengine.v1.StoppingCriteria\x12\x37\n\x11structured_output\x18\x05 \x01(\x0b\x32\x1c.aengine.v1.StructuredOutput\x12)\n\x06output\x18\x06 \x01(\x0b\x32\x19.aengine.v1.OutputOptions\x12\'\n\x05\x63\x61\x63he\x18\x07 \x01(\x0b\x32\x18.aengine.v1.CacheOptions\x12\x15\n\x08priority\x18\t \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12)\n\x06stream\x18\x0c \x01(\x0b\x32\x19.aengine.v1.StreamOptionsB\x0b\n\t_priority\"v\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.aengine.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.aengine.v1.ChatPromptH\x00\x42\t\n\x07\x63ontent\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"7\n\nChatPrompt\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.aengine.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xa2\x02\n\rOutputOptions\x12\x11\n\x04text\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x16\n\ttoken_ids\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x1a.aengine.v1.LogprobOptions\x12\x33\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x1a.aengine.v1.LogprobOptions\x12 \n\x13skip_special_tokens\x18\x07 \x01(\x08H\x02\x88\x01\x01\x12\x1d\n\x10\x65\x66\x66\x65\x63tive_params\x18\x08 \x01(\x08H\x03\x88\x01\x01\x42\x07\n\x05_textB\x0c\n\n_token_idsB\x16\n\x14_skip_special_tokensB\x13\n\x11_effective_params\".\n\x0eLogprobOptions\x12\x12\n\x05top_k\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_top_k\"\xca\x01\n\rStreamOptions\x12!\n\x14max_tokens_per_delta\x18\x01 \x01(\rH\x00\x88\x01\x01\x12,\n\tmax_delay\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\tresumable\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12)\n\x06retain\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x17\n\x15_max_tokens_per_deltaB\x0c\n\n_resumable\"*\n\x0c\x43\x61\x63heOptions\x12\x11\n\x04salt\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_salt\"\xb6\x02\n\x0fGenerationEvent\x12\x14\n\x0c\x65vent_number\x18\x01 \x01(\x04\x12\x30\n\x07started\x18\x02 \x01(\x0b\x32\x1d.aengine.v1.GenerationStartedH\x00\x12\x35\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x1a.aengine.v1.PromptLogprobsH\x00\x12,\n\x05\x64\x65lta\x18\x04 \x01(\x0b\x32\x1b.aengine.v1.GenerationDeltaH\x00\x12\x39\n\x11sequence_finished\x18\x05 \x01(\x0b\x32\x1c.aengine.v1.SequenceFinishedH\x00\x12\x32\n\x08\x66inished\x18\x06 \x01(\x0b\x32\x1e.aengine.v1.GenerationFinishedH\x00\x42\x07\n\x05\x65vent\"\xb6\x01\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12&\n\x06prompt\x18\x03 \x01(\x0b\x32\x16.aengine.v1.PromptInfo\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x32\n\x0e\x65\x66\x66\x65\x63tive_spec\x18\x05 \x01(\x0b\x32\x1a.aengine.v1.GenerationSpec\x12\x14\n\x0cresume_token\x18\x06 \x01(\x0c\" \n\nPromptInfo\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\"l\n\rTokenLogprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"S\n\x0ePromptLogprobs\x12\x14\n\x0ctoken_offset\x18\x01 \x01(\r\x12+\n\x08logprobs\x18\x02 \x01(\x0b\x32\x19.aengine.v1.TokenLogprobs\"\xaf\x01\n\x0fGenerationDelta\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12\x14\n\x0ctoken_offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x0c\n\x04text\x18\x05 \x01(\t\x12+\n\x08logprobs\x18\x06 \x01(\x0b\x32\x19.aengine.v1.TokenLogprobs\x12\x0c\n\x04last\x18\x07 \x01(\x08\"b\n\x10SequenceFinished\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\"\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x12.aengine.v1.Finish\"m\n\x06\x46inish\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.aengine.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x02 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x42\t\n\x07matched\"Z\n\x12GenerationFinished\x12 \n\x05usage\x18\x01 \x01(\x0b\x32\x11.aengine.v1.Usage\x12\"\n\x06timing\x18\x02 \x01(\x0b\x32\x12.aengine.v1.Timing\"W\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"\x90\x02\n\x06Timing\x12+\n\x07\x61rrival\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x66irst_token\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa8\x01\n\x11GeneratedSequence\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12+\n\x08logprobs\x18\x05 \x01(\x0b\x32\x19.aengine.v1.TokenLogprobs\x12\"\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x12.aengine.v1.Finish*\xfa\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12\x1c\n\x18\x46INISH_REASON_MAX_TOKENS\x10\x05\x12 \n\x1c\x46INISH_REASON_CONTEXT_LENGTH\x10\x06\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x07\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61\x65ngine/v1/generation.proto\x12\naengine.v1\x1a\x19\x61\x65ngine/v1/sampling.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8d\x03\n\x0eGenerationSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06prompt\x18\x02 \x01(\x0b\x32\x12.aengine.v1.Prompt\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.aengine.v1.SamplingParams\x12.\n\x08stopping\x18\x04 \x01(\x0b\x32\x1c.aengine.v1.StoppingCriteria\x12\x37\n\x11structured_output\x18\x05 \x01(\x0b\x32\x1c.aengine.v1.StructuredOutput\x12)\n\x06output\x18\x06 \x01(\x0b\x32\x19.aengine.v1.OutputOptions\x12\'\n\x05\x63\x61\x63he\x18\x07 \x01(\x0b\x32\x18.aengine.v1.CacheOptions\x12\x15\n\x08priority\x18\t \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12)\n\x06stream\x18\x0c \x01(\x0b\x32\x19.aengine.v1.StreamOptionsB\x0b\n\t_priority\"v\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.aengine.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.aengine.v1.ChatPromptH\x00\x42\t\n\x07\x63ontent\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xbd\x01\n\nChatPrompt\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.aengine.v1.ChatMessage\x12\r\n\x05tools\x18\x02 \x03(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\x12\x17\n\x0ftemplate_kwargs\x18\x05 \x01(\tB\x18\n\x16_add_generation_prompt\"j\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12&\n\x05parts\x18\x03 \x03(\x0b\x32\x17.aengine.v1.ContentPart\x12\x14\n\x0c\x65xtra_fields\x18\x04 \x01(\t\"(\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x42\t\n\x07\x63ontent\"\xa2\x02\n\rOutputOptions\x12\x11\n\x04text\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x16\n\ttoken_ids\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12,\n\x08logprobs\x18\x04 \x01(\x0b\x32\x1a.aengine.v1.LogprobOptions\x12\x33\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x1a.aengine.v1.LogprobOptions\x12 \n\x13skip_special_tokens\x18\x07 \x01(\x08H\x02\x88\x01\x01\x12\x1d\n\x10\x65\x66\x66\x65\x63tive_params\x18\x08 \x01(\x08H\x03\x88\x01\x01\x42\x07\n\x05_textB\x0c\n\n_token_idsB\x16\n\x14_skip_special_tokensB\x13\n\x11_effective_params\".\n\x0eLogprobOptions\x12\x12\n\x05top_k\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_top_k\"\xca\x01\n\rStreamOptions\x12!\n\x14max_tokens_per_delta\x18\x01 \x01(\rH\x00\x88\x01\x01\x12,\n\tmax_delay\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\tresumable\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12)\n\x06retain\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x17\n\x15_max_tokens_per_deltaB\x0c\n\n_resumable\"*\n\x0c\x43\x61\x63heOptions\x12\x11\n\x04salt\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_salt\"\xb6\x02\n\x0fGenerationEvent\x12\x14\n\x0c\x65vent_number\x18\x01 \x01(\x04\x12\x30\n\x07started\x18\x02 \x01(\x0b\x32\x1d.aengine.v1.GenerationStartedH\x00\x12\x35\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x1a.aengine.v1.PromptLogprobsH\x00\x12,\n\x05\x64\x65lta\x18\x04 \x01(\x0b\x32\x1b.aengine.v1.GenerationDeltaH\x00\x12\x39\n\x11sequence_finished\x18\x05 \x01(\x0b\x32\x1c.aengine.v1.SequenceFinishedH\x00\x12\x32\n\x08\x66inished\x18\x06 \x01(\x0b\x32\x1e.aengine.v1.GenerationFinishedH\x00\x42\x07\n\x05\x65vent\"\xb6\x01\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12&\n\x06prompt\x18\x03 \x01(\x0b\x32\x16.aengine.v1.PromptInfo\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x32\n\x0e\x65\x66\x66\x65\x63tive_spec\x18\x05 \x01(\x0b\x32\x1a.aengine.v1.GenerationSpec\x12\x14\n\x0cresume_token\x18\x06 \x01(\x0c\" \n\nPromptInfo\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\"l\n\rTokenLogprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"S\n\x0ePromptLogprobs\x12\x14\n\x0ctoken_offset\x18\x01 \x01(\r\x12+\n\x08logprobs\x18\x02 \x01(\x0b\x32\x19.aengine.v1.TokenLogprobs\"\xaf\x01\n\x0fGenerationDelta\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12\x14\n\x0ctoken_offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x0c\n\x04text\x18\x05 \x01(\t\x12+\n\x08logprobs\x18\x06 \x01(\x0b\x32\x19.aengine.v1.TokenLogprobs\x12\x0c\n\x04last\x18\x07 \x01(\x08\"b\n\x10SequenceFinished\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\"\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x12.aengine.v1.Finish\"m\n\x06\x46inish\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.aengine.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x02 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x42\t\n\x07matched\"Z\n\x12GenerationFinished\x12 \n\x05usage\x18\x01 \x01(\x0b\x32\x11.aengine.v1.Usage\x12\"\n\x06timing\x18\x02 \x01(\x0b\x32\x12.aengine.v1.Timing\"W\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"\x90\x02\n\x06Timing\x12+\n\x07\x61rrival\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x66irst_token\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa8\x01\n\x11GeneratedSequence\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12+\n\x08logprobs\x18\x05 \x01(\x0b\x32\x19.aengine.v1.TokenLogprobs\x12\"\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x12.aengine.v1.Finish*\xfa\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12\x1c\n\x18\x46INISH_REASON_MAX_TOKENS\x10\x05\x12 \n\x1c\x46INISH_REASON_CONTEXT_LENGTH\x10\x06\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x07\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aengine.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=3117
-  _globals['_FINISHREASON']._serialized_end=3367
+  _globals['_FINISHREASON']._serialized_start=3356
+  _globals['_FINISHREASON']._serialized_end=3606
   _globals['_GENERATIONSPEC']._serialized_start=136
   _globals['_GENERATIONSPEC']._serialized_end=533
   _globals['_PROMPT']._serialized_start=535
   _globals['_PROMPT']._serialized_end=653
   _globals['_TOKENIDS']._serialized_start=655
   _globals['_TOKENIDS']._serialized_end=678
-  _globals['_CHATPROMPT']._serialized_start=680
-  _globals['_CHATPROMPT']._serialized_end=735
-  _globals['_CHATMESSAGE']._serialized_start=737
-  _globals['_CHATMESSAGE']._serialized_end=781
-  _globals['_OUTPUTOPTIONS']._serialized_start=784
-  _globals['_OUTPUTOPTIONS']._serialized_end=1074
-  _globals['_LOGPROBOPTIONS']._serialized_start=1076
-  _globals['_LOGPROBOPTIONS']._serialized_end=1122
-  _globals['_STREAMOPTIONS']._serialized_start=1125
-  _globals['_STREAMOPTIONS']._serialized_end=1327
-  _globals['_CACHEOPTIONS']._serialized_start=1329
-  _globals['_CACHEOPTIONS']._serialized_end=1371
-  _globals['_GENERATIONEVENT']._serialized_start=1374
-  _globals['_GENERATIONEVENT']._serialized_end=1684
-  _globals['_GENERATIONSTARTED']._serialized_start=1687
-  _globals['_GENERATIONSTARTED']._serialized_end=1869
-  _globals['_PROMPTINFO']._serialized_start=1871
-  _globals['_PROMPTINFO']._serialized_end=1903
-  _globals['_TOKENLOGPROBS']._serialized_start=1905
-  _globals['_TOKENLOGPROBS']._serialized_end=2013
-  _globals['_PROMPTLOGPROBS']._serialized_start=2015
-  _globals['_PROMPTLOGPROBS']._serialized_end=2098
-  _globals['_GENERATIONDELTA']._serialized_start=2101
-  _globals['_GENERATIONDELTA']._serialized_end=2276
-  _globals['_SEQUENCEFINISHED']._serialized_start=2278
-  _globals['_SEQUENCEFINISHED']._serialized_end=2376
-  _globals['_FINISH']._serialized_start=2378
-  _globals['_FINISH']._serialized_end=2487
-  _globals['_GENERATIONFINISHED']._serialized_start=2489
-  _globals['_GENERATIONFINISHED']._serialized_end=2579
-  _globals['_USAGE']._serialized_start=2581
-  _globals['_USAGE']._serialized_end=2668
-  _globals['_TIMING']._serialized_start=2671
-  _globals['_TIMING']._serialized_end=2943
-  _globals['_GENERATEDSEQUENCE']._serialized_start=2946
-  _globals['_GENERATEDSEQUENCE']._serialized_end=3114
+  _globals['_CHATPROMPT']._serialized_start=681
+  _globals['_CHATPROMPT']._serialized_end=870
+  _globals['_CHATMESSAGE']._serialized_start=872
+  _globals['_CHATMESSAGE']._serialized_end=978
+  _globals['_CONTENTPART']._serialized_start=980
+  _globals['_CONTENTPART']._serialized_end=1020
+  _globals['_OUTPUTOPTIONS']._serialized_start=1023
+  _globals['_OUTPUTOPTIONS']._serialized_end=1313
+  _globals['_LOGPROBOPTIONS']._serialized_start=1315
+  _globals['_LOGPROBOPTIONS']._serialized_end=1361
+  _globals['_STREAMOPTIONS']._serialized_start=1364
+  _globals['_STREAMOPTIONS']._serialized_end=1566
+  _globals['_CACHEOPTIONS']._serialized_start=1568
+  _globals['_CACHEOPTIONS']._serialized_end=1610
+  _globals['_GENERATIONEVENT']._serialized_start=1613
+  _globals['_GENERATIONEVENT']._serialized_end=1923
+  _globals['_GENERATIONSTARTED']._serialized_start=1926
+  _globals['_GENERATIONSTARTED']._serialized_end=2108
+  _globals['_PROMPTINFO']._serialized_start=2110
+  _globals['_PROMPTINFO']._serialized_end=2142
+  _globals['_TOKENLOGPROBS']._serialized_start=2144
+  _globals['_TOKENLOGPROBS']._serialized_end=2252
+  _globals['_PROMPTLOGPROBS']._serialized_start=2254
+  _globals['_PROMPTLOGPROBS']._serialized_end=2337
+  _globals['_GENERATIONDELTA']._serialized_start=2340
+  _globals['_GENERATIONDELTA']._serialized_end=2515
+  _globals['_SEQUENCEFINISHED']._serialized_start=2517
+  _globals['_SEQUENCEFINISHED']._serialized_end=2615
+  _globals['_FINISH']._serialized_start=2617
+  _globals['_FINISH']._serialized_end=2726
+  _globals['_GENERATIONFINISHED']._serialized_start=2728
+  _globals['_GENERATIONFINISHED']._serialized_end=2818
+  _globals['_USAGE']._serialized_start=2820
+  _globals['_USAGE']._serialized_end=2907
+  _globals['_TIMING']._serialized_start=2910
+  _globals['_TIMING']._serialized_end=3182
+  _globals['_GENERATEDSEQUENCE']._serialized_start=3185
+  _globals['_GENERATEDSEQUENCE']._serialized_end=3353
 # @@protoc_insertion_point(module_scope)

@@ -186,7 +186,7 @@ class RenderChatRequest(_message.Message):
     model: _builtins.str
     """The model, as in GenerationSpec.model. Default: empty, which is the served model."""
     add_generation_prompt: _builtins.bool
-    """Whether the text ends with the start of the assistant's message, as a prompt does. Default: true."""
+    """Whether the text ends with the start of the assistant's message. Default: as in `chat`."""
     @_builtins.property
     def chat(self) -> _generation_pb2.ChatPrompt:
         """The conversation. Required. At most 4 MiB."""
@@ -220,7 +220,7 @@ class RenderChatResponse(_message.Message):
     """The conversation as text, special tokens written out."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Its token ids; with add_generation_prompt those of a Prompt.chat of this conversation."""
+        """Its token ids: those of a Prompt.chat of this conversation, unless add_generation_prompt differs."""
 
     def __init__(
         self,

@@ -21,8 +21,8 @@ from grpc_harness import Serving, failure_of, serving
 
 import aengine
 from aengine import AsyncEngine
+from aengine.chats import MAX_CHAT_MESSAGES
 from aengine.engine.tokenizer import Tokenizer
-from aengine.requests import MAX_CHAT_MESSAGES
 from aengine.server.services.tokenizer import MAX_NAMED_IDS, MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, GenerationSpec, LogprobOptions, OutputOptions, TokenIds
 from aengine.v1.generation_service_pb2 import GenerateRequest

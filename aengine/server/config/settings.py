@@ -14,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -194,10 +195,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def field_docs(cls: type) -> dict[str, str]:
     """The docstring below each field of a class, which Python itself does not keep."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(definition, ast.ClassDef)
+    bases = (base for base in reversed(cls.__mro__) if base is not object)
+    body = [statement for base in bases for statement in ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body]  # type: ignore[attr-defined]
     docs: dict[str, str] = {}
-    for statement, following in zip(definition.body, definition.body[1:], strict=False):
+    for statement, following in pairwise(body):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and isinstance(following, ast.Expr):
             docs[statement.target.id] = " ".join(str(ast.literal_eval(following.value)).split())
     return docs

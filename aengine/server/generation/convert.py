@@ -5,6 +5,7 @@ All violations of a request are collected before it is refused, each under its p
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
@@ -12,10 +13,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
-from aengine.checks import FieldChecks
+from aengine.chats import MAX_CHAT_MESSAGES, MAX_OPTION_CHARACTERS, ChatFields
+from aengine.checks import FieldChecks, shown
 from aengine.errors import FieldError, FieldViolation, InvalidRequestError
 from aengine.params import MAX_CHOICES, SamplingParams, StructuredOutput
-from aengine.requests import MAX_CHAT_MESSAGES, Prompt, RequestOptions
+from aengine.requests import Prompt, RequestOptions
 from aengine.v1 import generation_pb2, generation_service_pb2
 from aengine.wire import SAMPLING, STOPPING, path_of, read_params, seconds_of
 
@@ -26,6 +28,8 @@ MAX_DELTA_TOKENS = 1024
 MAX_DELAY_SECONDS = 1.0
 MAX_RETAIN_SECONDS = 600.0
 DEFAULT_RETAIN_SECONDS = 60.0
+MAX_EXTRA_CHARACTERS = 1 << 20
+"""Of the extra_fields of all messages of a chat: to read so many takes some 20 ms."""
 
 ErrorT = TypeVar("ErrorT", bound=Exception)
 GenerationRequest = generation_service_pb2.GenerateRequest | generation_service_pb2.StreamGenerateRequest
@@ -105,10 +109,60 @@ def read_chat(chat: generation_pb2.ChatPrompt, path: str, check: FieldChecks) ->
     if len(chat.messages) > MAX_CHAT_MESSAGES:
         check.add(f"{path}.messages", f"{len(chat.messages)} messages are more than {MAX_CHAT_MESSAGES}")
     messages = chat.messages[:MAX_CHAT_MESSAGES]
-    for index, message in enumerate(messages):
-        if not message.role:
-            check.add(f"{path}.messages[{index}].role", "must not be empty")
-    return [{"role": message.role, "content": message.content} for message in messages]
+    if not _check_length(f"{path}.messages", (message.extra_fields for message in messages), MAX_EXTRA_CHARACTERS, check):
+        return [{}]  # as good as any: it is refused
+    return [_read_message(message, f"{path}.messages[{index}]", check) for index, message in enumerate(messages)]
+
+
+def _read_message(message: generation_pb2.ChatMessage, path: str, check: FieldChecks) -> dict[str, Any]:
+    if not message.role:
+        check.add(f"{path}.role", "must not be empty")
+    read: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.parts:
+        if message.content:
+            check.add(f"{path}.parts", "cannot be combined with content")
+        if any(part.WhichOneof("content") is None for part in message.parts):
+            check.add(f"{path}.parts", "each must have text")
+        read["content"] = [{"type": "text", "text": part.text} for part in message.parts]
+    if message.extra_fields:
+        extra = _read_object(message.extra_fields, f"{path}.extra_fields", check)
+        if "role" in extra or extra.get("content") is not None or ("content" in extra and read["content"]):
+            check.add(f"{path}.extra_fields", "role and content have fields of their own")
+        read.update(extra)
+    return read
+
+
+def read_chat_fields(chat: generation_pb2.ChatPrompt, path: str, check: FieldChecks) -> ChatFields:
+    """What the chat has beside its messages, as `ChatOptions` take it."""
+    fields: ChatFields = {"continue_final_message": chat.continue_final_message}
+    if chat.HasField("add_generation_prompt"):
+        fields["add_generation_prompt"] = chat.add_generation_prompt
+    if chat.tools and _check_length(f"{path}.tools", chat.tools, MAX_OPTION_CHARACTERS, check):
+        fields["tools"] = [_read_object(tool, f"{path}.tools[{index}]", check) for index, tool in enumerate(chat.tools)]
+    if chat.template_kwargs and _check_length(f"{path}.template_kwargs", [chat.template_kwargs], MAX_OPTION_CHARACTERS, check):
+        fields["template_kwargs"] = _read_object(chat.template_kwargs, f"{path}.template_kwargs", check)
+    return fields
+
+
+def _check_length(path: str, texts: Iterable[str], most: int, check: FieldChecks) -> bool:
+    """Whether the texts may be read as JSON, which is done in the event loop."""
+    count = sum(map(len, texts))
+    if count > most:
+        check.add(path, f"{count} characters of JSON are more than {most}")
+    return count <= most
+
+
+def _read_object(text: str, path: str, check: FieldChecks) -> dict[str, Any]:
+    """Empty after a violation."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        check.add(path, f"{shown(text)} is not JSON: {error}")
+        return {}
+    if not isinstance(value, dict):
+        check.add(path, f"{shown(text)} is not a JSON object")
+        return {}
+    return value
 
 
 def _add_located(check: FieldChecks, violations: Iterable[FieldViolation], spec: generation_pb2.GenerationSpec) -> None:
@@ -188,6 +242,7 @@ def _read_options(request: GenerationRequest, check: FieldChecks) -> RequestOpti
             tenant=spec.tenant,
             timeout=timeout,
             cache_salt=spec.cache.salt or None,
+            **(read_chat_fields(spec.prompt.chat, "spec.prompt.chat", check) if spec.prompt.HasField("chat") else {}),
         )
     except InvalidRequestError as error:
         _add_located(check, error.violations, spec)

@@ -14,15 +14,17 @@ from typing import Any, TypeVar
 import numpy as np
 from grpc import ServicerContext
 
+from aengine.chats import ChatFields
 from aengine.checks import FieldChecks
 from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Steps, Workers
 from aengine.errors import InvalidRequestError
 from aengine.server.generation.backend import require_model
-from aengine.server.generation.convert import read_chat
+from aengine.server.generation.convert import read_chat, read_chat_fields
 from aengine.v1 import tokenizer_service_pb2 as messages
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceServicer
+from aengine.wire import CHAT
 
 MAX_TEXT_BYTES = 4 * 1024 * 1024
 MAX_PIECES_TEXT_BYTES = 256 * 1024
@@ -35,7 +37,7 @@ QUICK_BYTES = 65536
 
 # The tokenizer's names for fields, and the fields of the requests.
 _TEXT_PATHS = {"prompt": "text", "offsets": "with_pieces"}
-_CHAT_PATHS = {"prompt": "chat"}
+_CHAT_PATHS = {"prompt": "chat", **{name: f"chat.{name}" for name in CHAT}}
 
 Response = TypeVar("Response")
 
@@ -75,8 +77,10 @@ class TokenizerServicer(TokenizerServiceServicer):
             check.add("chat.messages", "must not be empty")
         _check_size("chat", request.chat.ByteSize(), MAX_TEXT_BYTES, check)
         conversation = read_chat(request.chat, "chat", check)
-        opened = request.add_generation_prompt if request.HasField("add_generation_prompt") else True
-        steps = _render(self._engine.tokenizer, conversation, opened)
+        fields = read_chat_fields(request.chat, "chat", check)
+        if request.HasField("add_generation_prompt"):
+            fields["add_generation_prompt"] = request.add_generation_prompt
+        steps = _render(self._engine.tokenizer, conversation, fields)
         return await self._run(steps, QUICK_BYTES + 1, check, _CHAT_PATHS)  # never quick: the first one imports what renders it
 
     async def _run(self, steps: Steps[Response], size: int, check: FieldChecks, paths: Mapping[str, str] = {}) -> Response:
@@ -105,10 +109,8 @@ def _tokenize(tokenizer: Tokenizer, request: messages.TokenizeRequest) -> Steps[
     return messages.TokenizeResponse(num_tokens=len(ids), token_ids=() if request.count_only else ids)
 
 
-def _render(
-    tokenizer: Tokenizer, conversation: Sequence[Mapping[str, Any]], add_generation_prompt: bool
-) -> Steps[messages.RenderChatResponse]:
-    text = tokenizer.chat_text(conversation, add_generation_prompt=add_generation_prompt)
+def _render(tokenizer: Tokenizer, conversation: Sequence[Mapping[str, Any]], fields: ChatFields) -> Steps[messages.RenderChatResponse]:
+    text = tokenizer.chat_text(conversation, **fields)
     yield len(text)
     return messages.RenderChatResponse(text=text, token_ids=tokenizer.encode(text, add_special_tokens=False))
 
