@@ -1,0 +1,95 @@
+"""Every family of models against Transformers, in torch and in the CPU kernels: greedy tokens and logits of a mixed batch, whole and in
+chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import pathlib
+
+import dense_cases
+import pytest
+import torch
+from driver import Driver
+from family_cases import COUNT, Case, Reference, reference
+
+from aengine import AsyncEngine, Completion, SamplingParams
+from aengine.config import EngineConfig
+from aengine.runner.model_runner import ModelRunner
+
+CASES = {case.name: case for case in (*dense_cases.CASES,)}
+BACKENDS = ("auto", "torch_native")  # auto: the CPU kernels where they run the model
+
+
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Reference]:
+    case = request.param
+    expected = reference(case, tmp_path_factory.mktemp(case.name))
+    assert len({token for tokens in expected.tokens for token in tokens}) > 40, "the reference is degenerate"
+    return case, expected
+
+
+def config_of(case: Case, path: pathlib.Path, backend: str, **options) -> EngineConfig:
+    settings = {"dtype": "float32", "device": "cpu", "kv_cache_memory": 16 << 20, "max_model_len": case.max_model_len, **options}
+    return EngineConfig(model=str(path), attention_backend=backend, **settings)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_at_once(made: tuple[Case, Reference], backend: str) -> None:
+    """Tokens, and the logits that they were chosen from: within 1e-4 of the largest."""
+    case, expected = made
+    runner = ModelRunner(config_of(case, expected.path, backend), expected.path)
+    if backend == "auto" and runner.executor_name != "cpu" and os.environ.get("AENGINE_CPU_LEVEL") != "torch":
+        print(f"{case.name}: not in the CPU kernels")
+    seen = record_logits(runner)
+    assert Driver(runner).generate(expected.prompts, COUNT) == expected.tokens
+    for step, logits in enumerate(seen):
+        assert_near(logits, torch.stack([of_prompt[step] for of_prompt in expected.logits]))
+    assert len(seen) == COUNT
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_in_chunks(made: tuple[Case, Reference], backend: str) -> None:
+    """By an engine whose steps hold few tokens; logprobs of prompts as well."""
+    case, expected = made
+    params = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, detokenize=False, prompt_logprobs=0)
+
+    async def run() -> list[Completion]:
+        config = config_of(case, expected.path, backend, max_num_batched_tokens=20, max_num_seqs=8, page_size=4)
+        async with AsyncEngine(config) as engine:
+            return await asyncio.gather(
+                *(
+                    engine.generate(prompt, params if number % 2 else dataclasses.replace(params, prompt_logprobs=None))
+                    for number, prompt in enumerate(expected.prompts)
+                )
+            )
+
+    completions = asyncio.run(run())
+    assert [list(completion.token_ids) for completion in completions] == expected.tokens
+    for completion, logprobs in zip(completions, expected.prompt_logprobs, strict=True):
+        if completion.prompt_logprobs is not None:
+            found = torch.tensor([each.logprob for each in completion.prompt_logprobs if each is not None])
+            torch.testing.assert_close(found, logprobs, rtol=1e-4, atol=1e-3)
+
+
+def assert_near(logits: torch.Tensor, expected: torch.Tensor) -> None:
+    """To 1e-4 of a row's largest."""
+    worst = ((logits - expected).abs().amax(-1) / expected.abs().amax(-1)).max().item()
+    assert worst < 1e-4, worst
+
+
+def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
+    """A list that every later step's logits are appended to, [m, vocab_size]: those of tokens that are followed by a sampled one."""
+    seen: list[torch.Tensor] = []
+    sampler = runner._executor._sampler
+    sample = sampler.sample
+
+    def record(logits: torch.Tensor, *args):
+        seen.append(logits.clone())
+        return sample(logits, *args)
+
+    sampler.is_greedy = lambda rows: False
+    sampler.draw_params = lambda rows, positions: None  # else the kernels sample, and nobody sees logits
+    sampler.sample = record
+    return seen
