@@ -66,6 +66,11 @@ class EngineConfig:
     load_format: Annotated[str, one_of("auto", "safetensors", "pt", "dummy")] = "auto"
     """auto (safetensors if there are any, else pt), safetensors, pt (PyTorch files: .bin, .pt, .pth), dummy (random weights, no download of
     weights)."""
+    model_impl: Annotated[str, one_of("auto", "native", "transformers")] = "auto"
+    """Whose code runs the model: auto (native where the model and all of its options are supported, else transformers), native (ours),
+    transformers (slower, checked at the start)."""
+    skip_self_check: bool = False
+    """Serve a model that runs in the code of transformers without comparing its logits at the start with those of its own forward pass."""
     enable_prefix_cache: bool = True
     """Keep the KV of finished sequences while memory allows, and use it for requests that begin with the same tokens."""
     max_queued_requests: Annotated[int | None, integer(1)] = 4096

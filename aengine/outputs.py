@@ -150,7 +150,7 @@ class ModelInfo:
     device: str = ""  # that runs it, such as cpu or cuda:0; empty where that is not known
     tokenizer: bool = True  # whether it has one; without it prompts are token ids, and outputs have no text
     family: str = ""  # model_type in the model's config, for example qwen3
-    implementation: str = "native"  # native: of aengine itself
+    implementation: str = "native"  # native: of aengine itself; transformers: the code of that package
     executor: str = ""  # what computes its layers: cpu (our kernels) or torch
     num_active_parameters: int = 0  # that one token uses; fewer than num_parameters if there are experts
     kv_bytes_per_token: int = 0  # of all layers, K and V

@@ -36,8 +36,9 @@ CHOICES = {
     "kv_cache_dtype": ("auto", "fp8"),
     "quantization": ("none", "int8"),
     "load_format": ("auto", "safetensors", "pt", "dummy"),
+    "model_impl": ("auto", "native", "transformers"),
 }
-SWITCHES = ("enable_prefix_cache", "eager")
+SWITCHES = ("enable_prefix_cache", "eager", "skip_self_check")
 OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "graph_sizes", "tenant_weights"}
 
 
@@ -85,6 +86,8 @@ def test_defaults() -> None:
         "graph_sizes": None,
         "graph_tokens": 512,
         "load_format": "auto",
+        "model_impl": "auto",
+        "skip_self_check": False,
         "enable_prefix_cache": True,
         "max_queued_requests": 4096,
         "max_queued_tokens": None,

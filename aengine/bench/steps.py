@@ -20,7 +20,9 @@ from aengine.bench.floor import Machine, MachineProbe, step_work
 from aengine.bench.probes import start_up_log
 from aengine.bench.report import table
 from aengine.config import EngineConfig
+from aengine.errors import ConfigError
 from aengine.models.hub import resolve_model
+from aengine.models.spec import ModelSpec
 from aengine.runner.base import InFlightStep
 from aengine.runner.dummy_steps import GREEDY
 from aengine.runner.model_runner import ModelRunner
@@ -143,6 +145,8 @@ def measure_steps(
     runner: ModelRunner, cases: Sequence[Case], seconds: float = 2.0, kv_item_bytes: int | None = None
 ) -> Iterator[MeasuredStep]:
     """Repeats each case for about `seconds`, in rounds. `kv_item_bytes`: of a number in the KV cache; None: as of the weights."""
+    if not isinstance(runner.spec, ModelSpec):
+        raise ConfigError.of("model_impl", "the least work of a step is known of native models only")
     probe = MachineProbe(runner.device, runner.dtype)
     numbers = itertools.count()
     for case in cases:

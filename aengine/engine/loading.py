@@ -43,7 +43,7 @@ def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel
             stack.enter_context(warm)
         with paused_collection():  # it would traverse the many objects that torch creates, again and again
             # Imported here, because it imports torch, which importing the engine should not do.
-            from aengine.models.named_weights import num_active_parameters, num_parameters
+            from aengine.models.choice import implementation_of, parameter_counts
             from aengine.runner.model_runner import ModelRunner
         check()
         runner = ModelRunner(config, model_dir, warm=warm, check=check)
@@ -52,6 +52,7 @@ def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel
         except BaseException:
             runner.close()
             raise
+    num_parameters, num_active_parameters = parameter_counts(runner.spec)
     info = ModelInfo(
         name=config.model,
         architecture=runner.spec.architecture,
@@ -59,14 +60,15 @@ def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel
         vocab_size=runner.spec.vocab_size,
         eos_token_ids=runner.eos_token_ids,
         dtype=str(runner.dtype).removeprefix("torch."),
-        num_parameters=num_parameters(runner.spec),
+        num_parameters=num_parameters,
         chat_template=tokenizer is not None and tokenizer.has_chat_template,
         generation_defaults=SamplingParams(**runner.sampling_defaults, detokenize=None if tokenizer is not None else False),
         device=str(runner.device),
         tokenizer=tokenizer is not None,
         family=runner.spec.family,
+        implementation=implementation_of(runner.spec),
         executor=runner.executor_name,
-        num_active_parameters=num_active_parameters(runner.spec),
+        num_active_parameters=num_active_parameters,
         kv_bytes_per_token=runner.kv_bytes_per_token,
         layer_groups=tuple(LayerGroup(count, window) for window, count in Counter(runner.spec.windows).items()),
     )

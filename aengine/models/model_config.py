@@ -42,11 +42,12 @@ def _family(config: Mapping[str, Any]) -> tuple[Family, str]:
     raise ModelLoadError(f"config.json has no architectures and its model_type {model_type!r} is not supported; supported are {supported}")
 
 
-def load_generation(model_dir: pathlib.Path, spec: ModelSpec) -> tuple[tuple[int, ...], Mapping[str, Any]]:
+def load_generation(model_dir: pathlib.Path, eos_token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], Mapping[str, Any]]:
     """The end-of-sequence ids, and those of temperature, top_p, top_k, min_p and repetition_penalty that the model sets, as keyword
     arguments of `SamplingParams`.
 
-    Reads `model_dir`/generation_config.json if there is one. If it has no end-of-sequence ids, those of config.json are taken.
+    Reads `model_dir`/generation_config.json if there is one. If it has no end-of-sequence ids, `eos_token_ids` are taken, those of
+    config.json.
     Raises ModelLoadError for values out of range.
     """
     path = model_dir / "generation_config.json"
@@ -57,4 +58,4 @@ def load_generation(model_dir: pathlib.Path, spec: ModelSpec) -> tuple[tuple[int
     except InvalidRequestError as error:
         raise ModelLoadError(f"{path} has a value out of range: {error}") from error
     eos = read_token_ids(config.get("eos_token_id"), "eos_token_id")
-    return eos or spec.eos_token_ids, sampling
+    return eos or eos_token_ids, sampling

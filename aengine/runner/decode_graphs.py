@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep, GraphStep, StepLayout, build_layout
-from aengine.models.decoder import Decoder, ForwardBatch
+from aengine.models.decoder import ForwardBatch
 from aengine.runner.base import IntArray
 from aengine.runner.buckets import DecodeArrays, DecodeFrame, fitting
 from aengine.runner.capture import Capture, Pieces
+from aengine.runner.torch_models import TorchModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: Decoder,
+        model: TorchModel,
         backend: AttentionBackend,
         sizes: tuple[int, ...],
         last_tokens: Tensor,

@@ -1,4 +1,4 @@
-"""`DeviceExecutor`: the torch decoder over an attention backend, with graphs where they can be recorded. It runs on CUDA, is the reference,
+"""`DeviceExecutor`: a model in torch over an attention backend, with graphs where they can be recorded. It runs on CUDA, is the reference,
 and runs on CPUs without our kernels.
 
 Owns the upload of a step and the rows' last tokens, from which decodes go on without the host.
@@ -14,22 +14,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from aengine.attention import AttentionMetadata, select_backend
+from aengine.attention import AttentionMetadata
 from aengine.kernels.upload import staged
-from aengine.layers.select import select_ops
-from aengine.models.decoder import Decoder, ForwardBatch
-from aengine.models.named_weights import weight_bytes
-from aengine.models.weights import fused
+from aengine.models.decoder import ForwardBatch
 from aengine.runner.base import IntArray, Step
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.decode_graphs import Forward
-from aengine.runner.device import DeviceStream, cuda_kv_budget, free_cuda_memory
+from aengine.runner.device import DeviceStream, cuda_kv_budget
 from aengine.runner.dummy_steps import GREEDY, DummyStep, warm_up_steps, widest_step
-from aengine.runner.memory import check_memory, cpu_budget, free_host_memory, show_bytes
+from aengine.runner.memory import cpu_budget, show_bytes
 from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
 from aengine.runner.results import ResultBuffer, step_result
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.step_graphs import StepGraphs, record_graphs
+from aengine.runner.torch_models import load_torch_model
 from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.plan import NewRow, StepResult
 
@@ -79,13 +77,7 @@ class DeviceExecutor:
         self._capture = setup.capture
         self._stream = DeviceStream(setup.device)
         with self._stream.enter():
-            self._backend = select_backend(setup.config.attention_backend, setup.attention())
-            on_cpu = setup.device.type == "cpu"
-            available = free_host_memory() if on_cpu else free_cuda_memory(setup.device, setup.config.gpu_memory_utilization)
-            check_memory(weight_bytes(setup.spec, setup.dtype.itemsize, int8=False), self.bytes_per_page(), setup.config, available)
-            weights = fused(setup.spec, setup.weights(check), setup.dtype, setup.device)
-            ops = select_ops(self._backend.name, setup.dtype, self._backend.spec.head_dim, setup.device)
-            self._model = Decoder(setup.spec, weights, setup.max_model_len, ops)
+            self._model, self._backend = load_torch_model(setup, check)
             self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device)
             self._scorer = PromptScorer(setup.spec.vocab_size, setup.device)
             self._last_tokens = torch.zeros(setup.max_num_seqs + 1, dtype=torch.int32, device=setup.device)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from aengine.errors import ConfigError
 from aengine.kernels.cpu.levels import KernelsUnavailableError
 from aengine.kernels.warm_memory import WarmMemory
+from aengine.models.fallback.spec import FallbackSpec
 from aengine.runner.base import Executor
 from aengine.runner.device_executor import DeviceExecutor
 from aengine.runner.host_executor import HostExecutor
@@ -34,7 +35,10 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
         value = getattr(config, name)
         if value in devices and (devices[value] == "cpu") != on_cpu:
             raise ConfigError.of(name, f"{value!r} needs device {devices[value]}")
-    if on_cpu and config.attention_backend != "torch_native":
+    fallback = isinstance(setup.spec, FallbackSpec)
+    if fallback and config.attention_backend == "cpu":
+        raise ConfigError.of("attention_backend", "'cpu' is not possible for a model that runs in the code of transformers")
+    if on_cpu and config.attention_backend != "torch_native" and not fallback:
         try:
             return HostExecutor(setup, warm, check)
         except KernelsUnavailableError as reason:
@@ -42,5 +46,5 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
                 raise ConfigError.of("attention_backend", f"'cpu' is not possible here: {reason}") from None
             _log.warning("running in plain torch, which is several times slower than the CPU kernels: %s", reason)
     if config.quantization != "none":
-        raise ConfigError.of("quantization", f"{config.quantization!r} needs the CPU kernels")
+        raise ConfigError.of("quantization", f"{config.quantization!r} needs the CPU kernels{' and a native model' if fallback else ''}")
     return DeviceExecutor(setup, check)

@@ -41,7 +41,7 @@ class HostExecutor:
 
     def __init__(self, setup: ExecutorSetup, warm: WarmMemory | None, check: Callable[[], object]) -> None:
         """As `build_executor`. Raises KernelsUnavailableError before it reads any weights."""
-        spec, dtype = setup.spec, setup.dtype
+        spec, dtype = setup.native_spec, setup.dtype
         reason = unsupported(spec, dtype)
         if reason is not None:
             raise KernelsUnavailableError(reason)

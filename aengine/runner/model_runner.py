@@ -18,9 +18,8 @@ from aengine.config import EngineConfig
 from aengine.errors import ConfigError, ModelLoadError
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.checkpoint import checkpoint_dtype
-from aengine.models.model_config import load_generation, load_spec
-from aengine.models.named_weights import num_parameters
-from aengine.models.spec import ModelSpec
+from aengine.models.choice import AnySpec, find_spec, parameter_counts
+from aengine.models.model_config import load_generation
 from aengine.runner.base import InFlightStep, Step
 from aengine.runner.capture import Capture
 from aengine.runner.cuda_capture import CudaCapture
@@ -56,8 +55,8 @@ class ModelRunner:
         """
         self.device = find_device(config.device)
         on_cpu = self.device.type == "cpu"
-        self.spec = load_spec(model_dir)
-        self.eos_token_ids, self.sampling_defaults = load_generation(model_dir, self.spec)
+        self.spec = find_spec(model_dir, config.model_impl)
+        self.eos_token_ids, self.sampling_defaults = load_generation(model_dir, self.spec.eos_token_ids)
         self.page_size = config.page_size
         self.max_num_seqs = config.num_seqs
         default = CPU_TOKENS if on_cpu else ACCELERATOR_TOKENS
@@ -137,15 +136,15 @@ class ModelRunner:
             raise RowsFailed(errors) from None
 
 
-def _set_threads(threads: int | None, spec: ModelSpec) -> None:
+def _set_threads(threads: int | None, spec: AnySpec) -> None:
     """Sets the number of torch's threads for this thread; other engines and the host program keep theirs."""
-    if threads is None and num_parameters(spec) < SINGLE_THREAD_PARAMETERS:
+    if threads is None and parameter_counts(spec)[0] < SINGLE_THREAD_PARAMETERS:
         threads = 1
     if threads is not None:
         set_thread_count(threads)
 
 
-def _dtype(config: EngineConfig, spec: ModelSpec, model_dir: pathlib.Path) -> torch.dtype:
+def _dtype(config: EngineConfig, spec: AnySpec, model_dir: pathlib.Path) -> torch.dtype:
     """The dtype of weights and KV cache: the configured one, else that of config.json, else that of the checkpoint."""
     if config.dtype != "auto":
         return _DTYPES[config.dtype]

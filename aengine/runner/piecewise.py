@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from aengine.attention import AttentionSpec, AttentionStep
-from aengine.models.decoder import Decoder, ForwardBatch
+from aengine.models.decoder import ForwardBatch
 from aengine.runner.buckets import fitting
 from aengine.runner.capture import Capture, Pieces
+from aengine.runner.torch_models import TorchModel
 
 
 class _Attention:
@@ -52,7 +53,7 @@ class PiecewiseGraphs:
     Queries, keys and values of every layer and size keep their memory, since attention reads them between the pieces.
     """
 
-    def __init__(self, model: Decoder, spec: AttentionSpec, sizes: tuple[int, ...], capture: Capture) -> None:
+    def __init__(self, model: TorchModel, spec: AttentionSpec, sizes: tuple[int, ...], capture: Capture) -> None:
         """`sizes`: numbers of tokens, ascending."""
         self._model = model
         self._capture = capture
@@ -77,7 +78,7 @@ class PiecewiseGraphs:
         return True
 
     def forward(self, batch: ForwardBatch) -> Tensor | None:
-        """The hidden states [T, hidden_size], as `Decoder` returns them, valid until the next step. None: no graphs hold the step."""
+        """The hidden states [T, hidden_size], as the model returns them, valid until the next step. None: no graphs hold the step."""
         count = len(batch.input_ids)
         size = fitting(self._sizes, count)
         if size is None:

@@ -12,9 +12,12 @@ from torch import Tensor
 
 from aengine.attention import AttentionSpec
 from aengine.config import EngineConfig
+from aengine.errors import ModelLoadError
 from aengine.kernels.paged_cache import Scoring
+from aengine.models.choice import AnySpec
+from aengine.models.fallback.spec import FallbackSpec, LayerCall
 from aengine.models.kv_scales import stored_kv_scales
-from aengine.models.spec import ModelSpec
+from aengine.models.spec import Attention, LatentAttention, ModelSpec
 from aengine.models.weights import random_weights, stored_weights
 from aengine.runner.capture import Capture
 
@@ -24,7 +27,7 @@ _log = logging.getLogger("aengine")
 @dataclass(frozen=True, slots=True)
 class ExecutorSetup:
     config: EngineConfig
-    spec: ModelSpec
+    spec: AnySpec
     model_dir: pathlib.Path
     dtype: torch.dtype  # of weights, activations and KV cache
     device: torch.device
@@ -33,13 +36,19 @@ class ExecutorSetup:
     max_model_len: int  # tokens of the longest sequence, unless the KV cache turns out to hold less
     capture: Callable[[torch.device], Capture] | None = None  # makes what records graphs; None: there are none
 
+    @property
+    def native_spec(self) -> ModelSpec:
+        """The spec of a model that does not run in the code of transformers."""
+        assert isinstance(self.spec, ModelSpec)
+        return self.spec
+
     def weights(self, check: Callable[[], object]) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-        """Each named weight with its parts, read or made when it is asked for. Calls `check` before each; raises what that raises, or
-        ModelLoadError."""
+        """Each named weight of the `native_spec` with its parts, read or made when it is asked for. Calls `check` before each; raises what
+        that raises, or ModelLoadError."""
         if self.config.load_format == "dummy":
-            weights = random_weights(self.spec, self.dtype, self.device, self.config.seed)
+            weights = random_weights(self.native_spec, self.dtype, self.device, self.config.seed)
         else:
-            weights = stored_weights(self.spec, self.model_dir, self.config.load_format)
+            weights = stored_weights(self.native_spec, self.model_dir, self.config.load_format)
         for weight in weights:
             check()
             yield weight
@@ -47,20 +56,38 @@ class ExecutorSetup:
     def attention(self) -> AttentionSpec:
         """Reads the scales of an fp8 KV cache. Raises ModelLoadError."""
         spec, fp8 = self.spec, self.config.kv_cache_dtype == "fp8"
-        attention = spec.layers[0].attention
-        scales = stored_kv_scales(spec, self.model_dir, self.config.load_format) if fp8 and self.config.load_format != "dummy" else None
+        scales = None
+        attention: LayerCall | Attention | LatentAttention
+        if isinstance(spec, FallbackSpec):
+            attention, scoring = spec.attention[0], tuple(call.scoring for call in spec.attention)
+            _check_equal_shapes(spec)
+        else:
+            attention = spec.layers[0].attention
+            scoring = tuple(
+                Scoring(each.scale, each.window, each.soft_cap, each.sinks) for each in (layer.attention for layer in spec.layers)
+            )
+            if fp8 and self.config.load_format != "dummy":
+                scales = stored_kv_scales(spec, self.model_dir, self.config.load_format)
         if fp8:
             _log.info("fp8 KV cache: %s", "its scales are 1" if scales is None else "scaled as the checkpoint says")
         return AttentionSpec(
             num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.key_dim,
-            scoring=tuple(
-                Scoring(each.scale, each.window, each.soft_cap, each.sinks) for each in (layer.attention for layer in spec.layers)
-            ),
+            scoring=scoring,
             page_size=self.config.page_size,
             dtype=self.dtype,
             device=self.device,
             kv_dtype=torch.float8_e4m3fn if fp8 else None,
             kv_scales=scales,
         )
+
+
+def _check_equal_shapes(spec: FallbackSpec) -> None:
+    first = spec.attention[0]
+    for call in spec.attention:
+        if (call.num_heads, call.num_kv_heads, call.key_dim) != (first.num_heads, first.num_kv_heads, first.key_dim):
+            raise ModelLoadError(
+                f"{call.name} has {call.num_heads} heads and {call.num_kv_heads} KV heads of {call.key_dim} numbers, {first.name} has"
+                f" {first.num_heads} and {first.num_kv_heads} of {first.key_dim}: heads that differ by layer are not supported"
+            )

@@ -11,12 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from aengine.attention import AttentionBackend
-from aengine.models.decoder import Decoder
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.capture import Capture
 from aengine.runner.decode_graphs import DecodeGraphs
 from aengine.runner.memory import show_bytes
 from aengine.runner.piecewise import PiecewiseGraphs
+from aengine.runner.torch_models import TorchModel
 
 _log = logging.getLogger("aengine")
 
@@ -27,7 +27,7 @@ class StepGraphs(NamedTuple):
 
 
 def record_graphs(
-    model: Decoder, backend: AttentionBackend, sizes: GraphSizes, last_tokens: Tensor, pages_per_row: int, capture: Capture
+    model: TorchModel, backend: AttentionBackend, sizes: GraphSizes, last_tokens: Tensor, pages_per_row: int, capture: Capture
 ) -> tuple[StepGraphs, GraphBytes] | None:
     """Graphs of all sizes, the largest recorded first; at least one of decodes. None: the attention backend does not support graphs.
 

@@ -150,7 +150,7 @@ class Model(_message.Message):
     family: _builtins.str
     """The family of its architecture, as Hugging Face names it in model_type, such as qwen3."""
     implementation: _builtins.str
-    """Where its implementation comes from: native is that of aengine itself."""
+    """Where its implementation comes from: native is that of aengine itself, transformers the code of that package."""
     executor: _builtins.str
     """What computes its layers: cpu (the kernels of aengine) or torch."""
     num_active_parameters: _builtins.int

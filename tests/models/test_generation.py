@@ -32,7 +32,7 @@ def save(path: pathlib.Path, **config) -> pathlib.Path:
 
 def test_the_bundled_model() -> None:
     path = resolve_model("demo")
-    eos_token_ids, sampling = load_generation(path, load_spec(path))
+    eos_token_ids, sampling = load_generation(path, load_spec(path).eos_token_ids)
     assert eos_token_ids == (4093, 4095)
     assert sampling == {"temperature": 0.8, "top_p": 0.95}
     filled = SamplingParams(top_p=1.0).with_defaults_of(SamplingParams(**sampling))
@@ -40,14 +40,14 @@ def test_the_bundled_model() -> None:
 
 
 def test_end_of_sequence_ids(tmp_path: pathlib.Path) -> None:
-    assert load_generation(tmp_path, SPEC)[0] == (2,)
-    assert load_generation(save(tmp_path, temperature=None), SPEC)[0] == (2,)
-    assert load_generation(save(tmp_path, eos_token_id=5), SPEC)[0] == (5,)
-    assert load_generation(save(tmp_path, eos_token_id=[5, 6]), SPEC)[0] == (5, 6)
+    assert load_generation(tmp_path, SPEC.eos_token_ids)[0] == (2,)
+    assert load_generation(save(tmp_path, temperature=None), SPEC.eos_token_ids)[0] == (2,)
+    assert load_generation(save(tmp_path, eos_token_id=5), SPEC.eos_token_ids)[0] == (5,)
+    assert load_generation(save(tmp_path, eos_token_id=[5, 6]), SPEC.eos_token_ids)[0] == (5, 6)
 
 
 def test_values_out_of_range(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ModelLoadError, match=r"generation_config\.json has a value out of range: top_p: 2\.0"):
-        load_generation(save(tmp_path, top_p=2.0), SPEC)
+        load_generation(save(tmp_path, top_p=2.0), SPEC.eos_token_ids)
     with pytest.raises(ModelLoadError, match="eos_token_id"):
-        load_generation(save(tmp_path, eos_token_id="x"), SPEC)
+        load_generation(save(tmp_path, eos_token_id="x"), SPEC.eos_token_ids)

@@ -20,7 +20,7 @@ from aengine.models import progress
 from aengine.models.hub import resolve_model
 from aengine.models.model_config import load_spec
 from aengine.models.named_weights import weight_bytes
-from aengine.runner import device_executor, host_executor, setup
+from aengine.runner import host_executor, setup, torch_models
 from aengine.runner.host_executor import HostExecutor
 from aengine.runner.model_runner import ModelRunner
 
@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_not_read(monkeypatch: pytest.MonkeyPatch, settings
         held = weight_bytes(runner.spec, runner.dtype.itemsize, int8=False)
     cache = 2 * executor.bytes_per_page()
     runner.close()
-    for module in (device_executor, host_executor):
+    for module in (torch_models, host_executor):
         monkeypatch.setattr(module, "free_host_memory", lambda: available)
     available = round(held * 1.03) + cache
     make_runner(demo, **options).close()

@@ -1,0 +1,52 @@
+"""The choice between our own implementation of a model and that of transformers."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+
+from aengine.errors import ModelLoadError
+from aengine.models.fallback.spec import FallbackSpec
+from aengine.models.model_config import load_spec
+from aengine.models.named_weights import num_active_parameters, num_parameters
+from aengine.models.spec import ModelSpec
+
+_log = logging.getLogger("aengine")
+AnySpec = ModelSpec | FallbackSpec
+
+
+def find_spec(model_dir: pathlib.Path, model_impl: str) -> AnySpec:
+    """The description of a model, by `EngineConfig.model_impl`, with a log line if transformers runs it.
+
+    Raises ModelLoadError saying why neither can, or why the one that is asked for cannot.
+    """
+    reason = "asked for"
+    if model_impl != "transformers":
+        try:
+            return load_spec(model_dir)
+        except ModelLoadError as error:
+            if model_impl == "native":
+                raise
+            reason = str(error)
+    from aengine.models.fallback.config import read_fallback
+
+    try:
+        spec = read_fallback(model_dir)
+    except ModelLoadError as error:
+        if model_impl == "transformers":
+            raise
+        raise ModelLoadError(f"{reason}; the transformers implementation cannot run it either: {error}") from error
+    _log.warning("the model runs in the code of transformers, without our CPU kernels and fused operations, which is slower (%s)", reason)
+    return spec
+
+
+def implementation_of(spec: AnySpec) -> str:
+    """As in `ModelInfo`."""
+    return "native" if isinstance(spec, ModelSpec) else "transformers"
+
+
+def parameter_counts(spec: AnySpec) -> tuple[int, int]:
+    """All parameters, and those that one token uses."""
+    if isinstance(spec, FallbackSpec):
+        return spec.num_parameters, spec.num_active_parameters
+    return num_parameters(spec), num_active_parameters(spec)

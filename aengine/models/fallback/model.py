@@ -1,0 +1,142 @@
+"""`TransformersModel`: a model of transformers with the call of our own decoder, over our attention.
+
+Owns how the weights are read into the model of transformers, and how its base model and its head are called apart.
+"""
+
+from __future__ import annotations
+
+import copy
+import pathlib
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from aengine.errors import ModelLoadError
+from aengine.models.checkpoint_files import shortened
+from aengine.models.decoder import ForwardBatch
+from aengine.models.fallback.attention import OURS, StepSlot, place, register
+from aengine.models.fallback.config import base_model, build
+from aengine.models.fallback.spec import FallbackSpec
+
+
+class _GivenHidden(nn.Module):
+    """In place of the base model below a head: returns the hidden states that it was given, in the class that the base model returns."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self._base = [base]  # in a list, so that its parameters are not those of this module
+        self.output: Any = None
+        self.hidden: Tensor | None = None
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self.output(last_hidden_state=self.hidden)
+
+    def __getattr__(self, name: str) -> Any:
+        """Some heads read the embedding of the base model."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_base"][0], name)
+
+
+class TransformersModel:
+    """Called as `Decoder`."""
+
+    def __init__(self, spec: FallbackSpec, model: Any, device: torch.device) -> None:
+        """`model` has weights, on `device`, and the attention function `OURS`."""
+        self._model = model
+        self._base = base_model(model)
+        self._slot = StepSlot()
+        self._calls = [call.name for call in spec.attention]
+        place(model, {call.name: call for call in spec.attention}, self._slot)
+        # The head is the whole model but for the base model, so that whatever a model does to its logits is done.
+        self._given = _GivenHidden(self._base)
+        self._head = copy.copy(model)
+        self._head._modules = {**model._modules, model.base_model_prefix: self._given}
+
+    def __call__(self, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size], ready for the head."""
+        self._slot.step = batch.attention
+        out = self._base(input_ids=batch.input_ids.long()[None], position_ids=batch.positions.long()[None], use_cache=False)
+        self._slot.step = None
+        self._given.output = type(out)
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def logits(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `batch.logits_indices`."""
+        return self.head_logits(hidden.index_select(0, batch.logits_indices)).float()
+
+    def head_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """As `TorchModel.head_logits`."""
+        self._given.hidden = hidden[None]
+        ids = torch.zeros(hidden.shape[:1], dtype=torch.int64, device=hidden.device)  # not read by the base model below the head
+        logits: Tensor = self._head(input_ids=ids[None], use_cache=False).logits[0]
+        self._given.hidden = None
+        return logits if out is None else out.copy_(logits)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[vocab_size, hidden_size], of the output head."""
+        weight: Tensor = self._model.get_output_embeddings().weight
+        return weight
+
+    def layers(self) -> list[tuple[str, nn.Module]]:
+        """The modules that enclose an attention and are numbered, in the order of execution, with their names."""
+        names = dict.fromkeys(match[0] for match in (re.match(r".*?\.\d+(?=\.)", name) for name in self._calls) if match)
+        return [(name, self._model.get_submodule(name)) for name in names]
+
+    def eager_logits(self, token_ids: Tensor) -> Tensor:
+        """[T] int64 ids -> [T, vocab_size] float32: the forward pass of transformers itself, with its "eager" attention."""
+        self._model.set_attn_implementation("eager")
+        try:
+            logits: Tensor = self._model(input_ids=token_ids[None], use_cache=False).logits[0]
+        finally:
+            self._model.set_attn_implementation(OURS)
+        return logits.float()
+
+
+def load_model(
+    spec: FallbackSpec, model_dir: pathlib.Path, load_format: str, dtype: torch.dtype, device: torch.device, seed: int
+) -> TransformersModel:
+    """Reads the weights, or draws them for `load_format` dummy. Raises ModelLoadError."""
+    register()
+    config = copy.deepcopy(spec.config)
+    if load_format == "dummy":
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = build(config, OURS, dtype)
+    else:
+        model = _stored_model(config, model_dir, load_format, dtype)
+    return TransformersModel(spec, model.to(device).eval().requires_grad_(False), device)
+
+
+def _stored_model(config: Any, model_dir: pathlib.Path, load_format: str, dtype: torch.dtype) -> Any:
+    formats = {"safetensors": True, "pt": False}
+    from_pretrained: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        model, info = from_pretrained(
+            model_dir,
+            config=config,
+            dtype=dtype,
+            attn_implementation=OURS,
+            use_safetensors=formats.get(load_format),
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:  # of many types
+        raise ModelLoadError(f"transformers cannot load {model_dir}: {' '.join(str(error).split())[:500]}") from error
+    problems = {
+        "it lacks": sorted(info["missing_keys"]),
+        "it has unexpected": sorted(info["unexpected_keys"]),
+        "it has other shapes than the config implies:": sorted(str(one) for one in info["mismatched_keys"]),
+        "not converted:": sorted(str(one) for one in info.get("error_msgs") or ()),
+    }
+    found = [f"{title} {shortened(names)}" for title, names in problems.items() if names]
+    if found:
+        raise ModelLoadError(f"the checkpoint does not match its config.json: {'; '.join(found)}")
+    return model

@@ -1,0 +1,156 @@
+"""The self-check of a model of transformers: its logits over our attention, in chunks and mixed steps, against its own forward pass.
+
+Owns the comparison, and the experiments that tell what is wrong with a model that fails it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from aengine.attention import AttentionBackend, AttentionMetadata, build_layout
+from aengine.errors import ModelLoadError
+from aengine.models.decoder import ForwardBatch
+from aengine.models.fallback.model import TransformersModel
+
+_TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""The largest error of a token's logits, relative to their spread."""
+_OUTLIERS = {torch.float32: 0.0, torch.float16: 0.1, torch.bfloat16: 0.1}
+"""The share of tokens that may have a larger one: rounding can send a token to another expert."""
+_SHORTEST, _LONGEST = 29, 96  # tokens of the longer prompt; twice the smallest window where that is between
+Chunk = tuple[int, int]  # a prompt, and how many of its tokens
+
+
+def check_model(model: TransformersModel, backend: AttentionBackend, vocab_size: int, context: int) -> None:
+    """Raises ModelLoadError saying what differs. Uses pages of its own: the pool is to be allocated anew afterwards."""
+    windows = [scoring.window for scoring in backend.spec.scoring if scoring.window is not None]
+    longer = min(max(_SHORTEST, min(2 * min(windows, default=0), _LONGEST)), context)
+    shorter = max(1, longer * 3 // 5)
+    generator = np.random.default_rng(0)
+    prompts = [generator.integers(0, vocab_size, size=length) for length in (longer, shorter)]
+    check = _Check(model, backend)
+    expected = [check.eager(prompt) for prompt in prompts]
+    found = check.ours(prompts, _mixed(longer, shorter))
+    problem = check.difference(found, expected)
+    if problem is not None:
+        layer, cause = check.explain(prompts, expected)
+        raise ModelLoadError(
+            f"the self-check failed: {layer}{cause}; the logits of {problem} differ from those of transformers' own forward pass"
+            " (--skip-self-check serves the model all the same)"
+        )
+
+
+def _mixed(longer: int, shorter: int) -> list[list[Chunk]]:
+    """Steps of prompts 0 and 1: a chunk alone, chunks of both, decodes beside a chunk, decodes alone."""
+    if shorter < 4:
+        return [[(0, longer), (1, shorter)]]
+    first, half = longer // 2, shorter // 2
+    chunks = [[(0, first)], [(0, longer - first - 4), (1, half)], [(0, 1), (1, shorter - half - 2)]]
+    return [*chunks, [(1, 1), (0, 1)], [(0, 1), (1, 1)], [(0, 1)]]
+
+
+class _Check:
+    def __init__(self, model: TransformersModel, backend: AttentionBackend) -> None:
+        self._model = model
+        self._backend = backend
+
+    def eager(self, prompt: np.ndarray) -> Tensor:
+        """[T, vocab_size] float32."""
+        return self._model.eager_logits(torch.from_numpy(prompt).to(self._backend.spec.device))
+
+    def ours(self, prompts: Sequence[np.ndarray], steps: Sequence[Sequence[Chunk]]) -> list[Tensor]:
+        """[T, vocab_size] float32 of each prompt."""
+        spec = self._backend.spec
+        width = -(-max(map(len, prompts)) // spec.page_size)
+        table = np.random.default_rng(1).permutation(np.arange(1, 1 + len(prompts) * width, dtype=np.int32)).reshape(len(prompts), width)
+        self._backend.allocate(1 + table.size)
+        computed = np.zeros(len(prompts), dtype=np.int32)
+        parts: list[list[Tensor]] = [[] for _ in prompts]
+        for step in steps:
+            step = sorted(step, key=lambda chunk: chunk[1] > 1 or not computed[chunk[0]])  # decodes come first
+            rows, lengths = (np.array(column, dtype=np.int32) for column in zip(*step, strict=True))
+            num_decodes = int(((lengths == 1) & (computed[rows] > 0)).sum())
+            layout = build_layout(rows, num_decodes, computed[rows], lengths, table, spec.page_size)
+            ids = np.concatenate([prompts[row][computed[row] : computed[row] + length] for row, length in step]).astype(np.int32)
+            indices = np.arange(layout.num_tokens, dtype=np.int32)
+            token_ids, positions, all_tokens = (torch.from_numpy(array).to(spec.device) for array in (ids, layout.positions, indices))
+            batch = ForwardBatch(token_ids, positions, all_tokens, self._backend.plan(AttentionMetadata.of(layout, spec.device)))
+            logits = self._model.logits(self._model(batch), batch)
+            for (row, length), part in zip(step, torch.split(logits, lengths.tolist()), strict=True):
+                parts[row].append(part)
+                computed[row] += length
+        return [torch.cat(row) for row in parts]
+
+    def difference(self, found: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
+        """Which logits differ, and by how much; None: they agree."""
+        tolerance, outliers = _TOLERANCES[self._backend.spec.dtype], _OUTLIERS[self._backend.spec.dtype]
+        ours, theirs = torch.cat(list(found)), torch.cat(list(expected))
+        spread = (theirs - theirs.mean(-1, keepdim=True)).norm(dim=-1)
+        errors = (ours - theirs).norm(dim=-1) / spread
+        top = theirs.topk(2, dim=-1)
+        clear = top.values[:, 0] - top.values[:, 1] > tolerance * (theirs.amax(-1) - theirs.amin(-1))
+        wrong = ~(errors <= tolerance) | (clear & (ours.argmax(-1) != top.indices[:, 0]))  # NaN is wrong
+        count = int(wrong.sum())
+        if count <= outliers * len(wrong):
+            return None
+        return f"{count} of {len(wrong)} tokens (by up to {float(errors.max()):.1%} of their spread, {tolerance:.1%} is allowed)"
+
+    def explain(self, prompts: Sequence[np.ndarray], expected: Sequence[Tensor]) -> tuple[str, str]:
+        """Where a model differs first, and what it does that it must not, as far as experiments tell."""
+        (longer, shorter), whole = prompts, [[(0, len(prompts[0])), (1, len(prompts[1]))]]
+        layer = self._first_different(longer)
+        if self.difference([self.eager(longer)], expected[:1]):
+            return layer, "keeps a state from one forward pass to the next"
+        half = len(longer) // 2
+        if self.difference([self.eager(longer[:half])], [expected[0][:half]]):
+            return layer, "looks ahead: later tokens change the logits of earlier ones"
+        if self.difference(self.ours([longer], [[(0, len(longer))]]), expected[:1]):
+            return layer, "has an attention that is not what it asks the attention function for"
+        together = self.ours(prompts, whole)
+        if self.difference(together, expected):
+            others = self.ours([longer[::-1].copy(), shorter], whole)
+            if self.difference(others[1:], together[1:]):
+                return layer, "carries a state from token to token beside its attention, so that sequences of a batch mix"
+            return layer, "takes the positions of tokens from their order and not from position_ids"
+        chunks = [[(0, half)], [(0, len(longer) - half)]]
+        if self.difference(self.ours([longer], chunks), expected[:1]):
+            return layer, "takes the positions of tokens from their order and not from position_ids, or keeps no state of earlier chunks"
+        return layer, "computes something else for tokens of several sequences in one step"
+
+    def _first_different(self, prompt: np.ndarray) -> str:
+        """The layer whose output differs first when the prompt is computed in two chunks, with its class; empty if none can be named."""
+        half = len(prompt) // 2
+        with self._outputs() as eager:
+            self.eager(prompt)
+        with self._outputs() as ours:
+            self.ours([prompt], [[(0, half)], [(0, len(prompt) - half)]])
+        for name, (layer, theirs) in eager.items():
+            found, expected = torch.cat(ours[name][1], 1)[0].float(), torch.cat(theirs, 1)[0].float()
+            if self.difference([found], [expected]):
+                return f"layer {name} ({type(layer).__name__}) "
+        return ""
+
+    @contextmanager
+    def _outputs(self) -> Iterator[dict[str, tuple[nn.Module, list[Tensor]]]]:
+        """While open, what each layer returns: [1, T, hidden_size] of every forward pass."""
+        outputs: dict[str, tuple[nn.Module, list[Tensor]]] = {}
+        hooks = []
+        for name, layer in self._model.layers():
+            seen: list[Tensor] = []
+            outputs[name] = layer, seen
+
+            def keep(_: nn.Module, __: object, output: object, seen: list[Tensor] = seen) -> None:
+                tensor = output[0] if isinstance(output, tuple) else output
+                assert isinstance(tensor, Tensor)
+                seen.append(tensor.clone())
+
+            hooks.append(layer.register_forward_hook(keep))
+        try:
+            yield outputs
+        finally:
+            for hook in hooks:
+                hook.remove()

@@ -1,0 +1,69 @@
+"""The models that a `DeviceExecutor` runs, with the attention backends below them: our torch decoder, or a model of transformers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from aengine.attention import AttentionBackend, select_backend
+from aengine.layers.select import select_ops
+from aengine.models.decoder import Decoder, ForwardBatch
+from aengine.models.fallback.spec import FallbackSpec
+from aengine.models.named_weights import weight_bytes
+from aengine.models.weights import fused
+from aengine.runner.device import free_cuda_memory
+from aengine.runner.memory import check_memory, free_host_memory
+from aengine.runner.setup import ExecutorSetup
+
+_log = logging.getLogger("aengine")
+
+
+class TorchModel(Protocol):
+    @property
+    def head_weight(self) -> Tensor:
+        """[vocab_size, hidden_size], of the output head."""
+
+    def __call__(self, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size], normed, ready for the head."""
+
+    def logits(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `batch.logits_indices`."""
+
+    def head_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[m, hidden_size] -> [m, vocab_size] in the dtype of the weights, in `out` if it is given."""
+
+
+def load_torch_model(setup: ExecutorSetup, check: Callable[[], object]) -> tuple[TorchModel, AttentionBackend]:
+    """As `build_executor`. To be called on the stream of the steps."""
+    spec = setup.spec
+    backend = select_backend(setup.config.attention_backend, setup.attention())
+    on_cpu = setup.device.type == "cpu"
+    available = free_host_memory() if on_cpu else free_cuda_memory(setup.device, setup.config.gpu_memory_utilization)
+    if isinstance(spec, FallbackSpec):
+        check_memory(spec.num_parameters * setup.dtype.itemsize, backend.bytes_per_page(), setup.config, available)
+        return _load_fallback(setup, spec, backend, check), backend
+    check_memory(weight_bytes(spec, setup.dtype.itemsize, int8=False), backend.bytes_per_page(), setup.config, available)
+    weights = fused(spec, setup.weights(check), setup.dtype, setup.device)
+    ops = select_ops(backend.name, setup.dtype, backend.spec.head_dim, setup.device)
+    return Decoder(spec, weights, setup.max_model_len, ops), backend
+
+
+def _load_fallback(setup: ExecutorSetup, spec: FallbackSpec, backend: AttentionBackend, check: Callable[[], object]) -> TorchModel:
+    from aengine.models.fallback.model import load_model
+    from aengine.models.fallback.self_check import check_model
+
+    config = setup.config
+    check()
+    model = load_model(spec, setup.model_dir, config.load_format, setup.dtype, setup.device, config.seed)
+    check()
+    if config.skip_self_check:
+        _log.warning("the self-check is skipped: nothing shows that the model computes what it does in transformers")
+    else:
+        begin = time.perf_counter()
+        check_model(model, backend, spec.vocab_size, setup.max_model_len)
+        _log.info("the self-check took %.2f s: in chunks and mixed steps the logits are those of transformers", time.perf_counter() - begin)
+    return model

@@ -1,0 +1,60 @@
+"""Models in the code of transformers, on our KV pages: the tokens and logits of transformers itself."""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from driver import GREEDY, Driver
+from fallback_models import TYPES, WINDOW, save_model, tiny_config
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from aengine.config import EngineConfig
+from aengine.runner.model_runner import ModelRunner
+
+LENGTHS = (1, 30, 3, 9, 17, 2, 24, 13)  # up to more than three windows
+COUNT = 40
+
+
+def make_runner(path: pathlib.Path, **options) -> ModelRunner:
+    settings = {"dtype": "float32", "device": "cpu", "page_size": 4, "max_num_seqs": 8, "kv_cache_memory": 16 << 20, **options}
+    return ModelRunner(EngineConfig(model=str(path), model_impl="transformers", **settings), path)
+
+
+def generate(runner: ModelRunner, prompts: list[list[int]], chunk: int | None) -> tuple[list[list[int]], list[Tensor]]:
+    """`COUNT` greedy tokens for each prompt, all prompts together, and the logits that they were taken from."""
+    logits: list[list[Tensor]] = [[] for _ in prompts]
+
+    def keeping(index: int):
+        return lambda row_logits, tokens: logits[index].append(row_logits.clone())
+
+    params = [replace(GREEDY, processors=(keeping(index),)) for index in range(len(prompts))]
+    tokens = Driver(runner, chunk=chunk).generate(prompts, COUNT, params)
+    return tokens, [torch.stack(each) for each in logits]
+
+
+@torch.no_grad()
+def check(model: PreTrainedModel, prompts: list[list[int]], outputs: list[list[int]], logits: list[Tensor]) -> None:
+    """Every token is the greedy one of transformers after those before it, which are then the same; logits are within 1e-4."""
+    for prompt, output, found in zip(prompts, outputs, logits, strict=True):
+        expected = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1].float()
+        assert expected.argmax(-1).tolist() == output
+        error = (found - expected).abs().amax(-1) / expected.abs().amax(-1)
+        assert float(error.max()) < 1e-4
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_a_type_generates_what_transformers_does(model_type: str, tmp_path: pathlib.Path) -> None:
+    model = save_model(tiny_config(model_type), tmp_path)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, model.config.vocab_size, length).tolist() for length in LENGTHS]
+    runner = make_runner(tmp_path)
+    for chunk in (None, 5):
+        outputs, logits = generate(runner, prompts, chunk)
+        check(model, prompts, outputs, logits)
+    assert len({token for tokens in outputs for token in tokens}) > 30, "the reference is degenerate"
+    assert max(map(len, outputs)) + max(LENGTHS) > 3 * WINDOW
