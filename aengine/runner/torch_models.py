@@ -33,8 +33,12 @@ class TorchModel(Protocol):
     def logits(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `batch.logits_indices`."""
 
-    def head_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[m, hidden_size] -> [m, vocab_size] in the dtype of the weights, in `out` if it is given."""
+    def head_product(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[m, hidden_size] -> [m, vocab_size] in the dtype of the weights, in `out` if it is given. `scaled_logits` makes logits of it; the
+        order of a token's logits is the same."""
+
+    def scaled_logits(self, product: Tensor) -> Tensor:
+        """The float32 logits of a `head_product`: a new tensor."""
 
 
 def load_torch_model(setup: ExecutorSetup, check: Callable[[], object]) -> tuple[TorchModel, AttentionBackend]:

@@ -68,10 +68,14 @@ class TransformersModel:
 
     def logits(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `batch.logits_indices`."""
-        return self.head_logits(hidden.index_select(0, batch.logits_indices)).float()
+        return self.scaled_logits(self.head_product(hidden.index_select(0, batch.logits_indices)))
 
-    def head_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """As `TorchModel.head_logits`."""
+    def scaled_logits(self, product: Tensor) -> Tensor:
+        """The float32 logits of a `head_product`: a new tensor."""
+        return product.to(torch.float32, copy=True)
+
+    def head_product(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[m, hidden_size] -> [m, vocab_size], in `out` if it is given: logits, whatever the model makes of the product of its head."""
         self._given.hidden = hidden[None]
         ids = torch.zeros(hidden.shape[:1], dtype=torch.int64, device=hidden.device)  # not read by the base model below the head
         logits: Tensor = self._head(input_ids=ids[None], use_cache=False).logits[0]
