@@ -32,7 +32,7 @@ class AttentionSpec:
 
     num_heads: int
     num_kv_heads: int  # divides num_heads; query head h reads KV head h // (num_heads // num_kv_heads)
-    head_dim: int
+    head_dim: int  # of queries and keys
     scoring: tuple[Scoring, ...]  # by layer
     page_size: int  # in tokens
     dtype: torch.dtype  # of queries, keys and values, and of the output
@@ -40,6 +40,11 @@ class AttentionSpec:
     kv_dtype: torch.dtype | None = None  # of the KV cache; None: the same as `dtype`
     kv_scales: tuple[tuple[float, float], ...] | None = None
     """The scales of K and V by layer: a float8 cache holds value / scale, saturated. None: all scales are 1."""
+    value_dim: int = 0  # of a head's values and results; 0: head_dim, which it becomes
+
+    def __post_init__(self) -> None:
+        if not self.value_dim:
+            object.__setattr__(self, "value_dim", self.head_dim)
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -54,10 +59,11 @@ class AttentionStep(Protocol):
     """The attention of one step, planned once and used by every layer."""
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Stores [T, num_kv_heads, head_dim] keys and values at the step's slots; tokens with slot -1 are skipped."""
+        """Stores [T, num_kv_heads, head_dim] keys and [T, num_kv_heads, value_dim] values at the step's slots; tokens with slot -1 are
+        skipped."""
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Causal attention of the [T, num_heads, head_dim] queries over their rows' pages; returns the same shape.
+        """Causal attention of the [T, num_heads, head_dim] queries over their rows' pages; returns [T, num_heads, value_dim].
 
         `sinks` [num_heads] are the scores of a layer whose `Scoring` has sinks. Reads what `write` of this step and of all steps before
         stored, and nothing beyond a row's length.
@@ -81,8 +87,8 @@ class AttentionBackend(ABC):
 
     name: ClassVar[str]
     page_axis: ClassVar[int] = 0
-    """The dimension of pages in the tensors of `caches`, which are [num_pages, page_size, num_kv_heads, head_dim], or where this is 1
-    [num_kv_heads, num_pages, page_size, head_dim]."""
+    """The dimension of pages in the tensors of `caches`, which are [num_pages, page_size, num_kv_heads, head_dim or value_dim], or where
+    this is 1 [num_kv_heads, num_pages, page_size, head_dim or value_dim]."""
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
@@ -91,18 +97,20 @@ class AttentionBackend(ABC):
     def bytes_per_page(self) -> int:
         """Bytes that one page takes in all layers together, K and V."""
         spec = self.spec
-        return 2 * len(spec.scoring) * spec.page_size * spec.num_kv_heads * spec.head_dim * spec.cache_dtype.itemsize
+        widths = spec.head_dim + spec.value_dim
+        return len(spec.scoring) * spec.page_size * spec.num_kv_heads * widths * spec.cache_dtype.itemsize
 
     def allocate(self, num_pages: int) -> None:
         """Creates the KV tensors, zeroed; `num_pages` includes the reserved page 0. Frees what was allocated before."""
         self.caches = []  # the old pool is freed before the new one is allocated
         spec = self.spec
         pages = (num_pages, spec.page_size)
-        shape = (*pages, spec.num_kv_heads, spec.head_dim) if self.page_axis == 0 else (spec.num_kv_heads, *pages, spec.head_dim)
-        self.caches = [
-            PagedCache(_zeros(shape, spec.cache_dtype, spec.device), _zeros(shape, spec.cache_dtype, spec.device), *spec.scales(layer))
-            for layer in range(len(spec.scoring))
-        ]
+        shape = (*pages, spec.num_kv_heads) if self.page_axis == 0 else (spec.num_kv_heads, *pages)
+
+        def zeros(width: int) -> Tensor:
+            return _zeros((*shape, width), spec.cache_dtype, spec.device)
+
+        self.caches = [PagedCache(zeros(spec.head_dim), zeros(spec.value_dim), *spec.scales(layer)) for layer in range(len(spec.scoring))]
 
     def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
         """Copies page sources[i] to page destinations[i], [c] each, K and V of all layers, after the writes of steps before.
@@ -139,7 +147,7 @@ class AttentionBackend(ABC):
         self.allocate(4)
         step = self.plan(AttentionMetadata.of(layout, spec.device))
         for scoring, layer in {scoring: layer for layer, scoring in enumerate(spec.scoring)}.items():
-            step.write(layer, key, value)
+            step.write(layer, key, value[..., : spec.value_dim])
             step.attend(layer, query, torch.zeros(spec.num_heads, dtype=spec.dtype, device=spec.device) if scoring.sinks else None)
         self.caches = []
 

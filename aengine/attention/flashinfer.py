@@ -43,6 +43,10 @@ class FlashInferBackend(AttentionBackend):
     ) -> None:
         """Raises BackendUnavailableError for a model without kernels, and where FlashInfer is missing or cannot be built."""
         require_kernels(spec.dtype, spec.head_dim)
+        if spec.value_dim != spec.head_dim:
+            raise BackendUnavailableError(
+                f"FlashInfer has no kernels here for keys of {spec.head_dim} and values of {spec.value_dim} numbers"
+            )
         if any(scoring.sinks for scoring in spec.scoring):
             raise BackendUnavailableError("FlashInfer's paged attention has no sinks here")
         if spec.cache_dtype not in (spec.dtype, torch.float8_e4m3fn):

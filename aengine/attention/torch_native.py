@@ -38,13 +38,13 @@ class TorchNativeBackend(AttentionBackend):
 
 
 def _put(cache: Tensor, scale: float, slots: Tensor, rows: Tensor) -> None:
-    """Stores [n, num_kv_heads, head_dim] at the slots [n] int64."""
+    """Stores [n, num_kv_heads, width] at the slots [n] int64."""
     flat = as_bytes(cache).view(cache.shape[0], -1, cache.shape[3])
     flat.index_copy_(1, slots, stored(rows, cache.dtype, scale).transpose(0, 1))
 
 
 def _take(cache: Tensor, scale: float, pages: Tensor) -> Tensor:
-    """The pages [n] as [num_kv_heads, n, page_size, head_dim] float32."""
+    """The pages [n] as [num_kv_heads, n, page_size, width] float32."""
     taken = as_bytes(cache).index_select(1, pages).view(cache.dtype).float()
     return taken if scale == 1.0 else taken * scale
 
@@ -86,7 +86,7 @@ class _Step:
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         cache, scoring = self._backend.caches[layer], self._backend.spec.scoring[layer]
         by_kv_head = None if sinks is None else sinks.float().view(self._backend.spec.num_kv_heads, -1)
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        out = query.new_empty(*query.shape[:2], self._backend.spec.value_dim)
         for group in self._decodes:
             out.index_copy_(0, group.rows, group.attend(query.index_select(0, group.rows), cache, scoring, by_kv_head))
         for prefill in self._prefills:
@@ -106,14 +106,14 @@ class _DecodeGroup:
     offsets: Tensor  # [P * page_size] int32, 0, 1, ...
 
     def attend(self, query: Tensor, cache: PagedCache, scoring: Scoring, sinks: Tensor | None) -> Tensor:
-        """[g, num_heads, head_dim] -> the same shape. `sinks` are [num_kv_heads, group]."""
+        """[g, num_heads, head_dim] -> [g, num_heads, value_dim]. `sinks` are [num_kv_heads, group]."""
         rows, num_heads, head_dim = query.shape
         key, value = _take_both(cache, self.pages)
         num_kv_heads = len(key)
         # Zero times NaN is NaN: what the page's last owner left beyond the row's length must not reach the weighted sum.
         value.index_copy_(1, self.last_pages, value.index_select(1, self.last_pages).masked_fill_(self.unused, 0.0))
         key = key.view(num_kv_heads, rows, -1, head_dim)
-        value = value.view(num_kv_heads, rows, -1, head_dim)
+        value = value.view(num_kv_heads, rows, -1, value.shape[-1])
         grouped = query.float().view(rows, num_kv_heads, -1, head_dim).transpose(0, 1)  # [Hkv, g, group, D]
         masked = self.offsets >= self.seq_lens  # [g, P * page_size]
         if scoring.window is not None:
@@ -121,7 +121,7 @@ class _DecodeGroup:
         if sinks is not None:
             sinks = sinks[:, None, :, None].expand(-1, rows, -1, -1)
         weights = _weights(scoring, grouped, key, masked[:, None, :], sinks)
-        return torch.matmul(weights, value).transpose(0, 1).reshape(rows, num_heads, head_dim).to(query.dtype)
+        return torch.matmul(weights, value).transpose(0, 1).reshape(rows, num_heads, -1).to(query.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,8 @@ class _Prefill:
             by_query = None if sinks is None else sinks.repeat_interleave(size, 1).unsqueeze(-1)
             queries = grouped.reshape(num_kv_heads, -1, head_dim)
             weights = _weights(scoring, queries, key[:, low:high], masked.repeat(group, 1), by_query)
-            summed = torch.matmul(weights, value[:, low:high]).view(num_kv_heads, -1, size, head_dim)
-            out[rows] = summed.permute(2, 0, 1, 3).reshape(size, num_heads, head_dim)
+            summed = torch.matmul(weights, value[:, low:high]).view(num_kv_heads, -1, size, value.shape[-1])
+            out[rows] = summed.permute(2, 0, 1, 3).reshape(size, num_heads, -1)
 
 
 def _plan_decodes(spec: AttentionSpec, host: StepLayout) -> list[_DecodeGroup]:

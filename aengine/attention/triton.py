@@ -25,7 +25,7 @@ from aengine.kernels.upload import to_device
 
 
 class TritonBackend(AttentionBackend):
-    """Runs on CUDA, and on a CPU in Triton's interpreter, which is for tests. Caches are [num_pages, page_size, num_kv_heads, head_dim]."""
+    """Runs on CUDA, and on a CPU in Triton's interpreter, which is for tests. Caches are [num_pages, page_size, num_kv_heads, width]."""
 
     name = "triton"
 
@@ -36,8 +36,9 @@ class TritonBackend(AttentionBackend):
         """
         if not kernels.runs_on(spec.device):
             raise BackendUnavailableError(f"Triton has no kernels for device {spec.device.type}")
-        if spec.head_dim > kernels.MAX_HEAD_DIM:
-            raise BackendUnavailableError(f"head_dim {spec.head_dim} is more than the {kernels.MAX_HEAD_DIM} of our Triton kernels")
+        if not kernels.fits(spec.head_dim, spec.value_dim):
+            widths = f"keys of {spec.head_dim} and values of {spec.value_dim} numbers"
+            raise BackendUnavailableError(f"our Triton kernels have no room for {widths}")
         super().__init__(spec)
         self.blocks = kernels.Blocks.of(spec.head_dim, spec.dtype)
         on_cuda = spec.device.type == "cuda"
@@ -75,7 +76,7 @@ class _Step:
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         backend = self._backend
         cache, scoring, blocks = backend.caches[layer], backend.spec.scoring[layer], backend.blocks
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        out = query.new_empty(*query.shape[:2], backend.spec.value_dim)
         if self._num_decodes:
             kernels.attend_decodes(
                 query, out, cache, self._lists, scoring, sinks, blocks, num_rows=self._num_decodes, num_splits=self._num_splits

@@ -80,6 +80,7 @@ class ExecutorSetup:
             device=self.device,
             kv_dtype=torch.float8_e4m3fn if fp8 else None,
             kv_scales=scales,
+            value_dim=attention.value_dim,
         )
 
 

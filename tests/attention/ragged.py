@@ -39,7 +39,7 @@ class Crowd:
     max_len: int = 60
     computed: np.ndarray = field(init=False)
     table: np.ndarray = field(init=False)
-    stored: list[list[Tensor]] = field(init=False)  # by row and layer: [2, length, num_kv_heads, head_dim] float32 keys and values
+    stored: list[list[tuple[Tensor, Tensor]]] = field(init=False)  # by row and layer: [length, num_kv_heads, width] float32 keys and values
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -50,7 +50,7 @@ class Crowd:
         self.backend.allocate(self.num_pages)
         self.table = (1 + self.rng.permutation(self.num_rows * per_row)).reshape(self.num_rows, per_row).astype(np.int32)
         self.computed = np.zeros(self.num_rows, dtype=np.int32)
-        empty = torch.empty(2, 0, spec.num_kv_heads, spec.head_dim)
+        empty = torch.empty(0, spec.num_kv_heads, spec.head_dim), torch.empty(0, spec.num_kv_heads, spec.value_dim)
         self.stored = [[empty for _ in spec.scoring] for _ in range(self.num_rows)]
 
     def layout(self, decoding: list[int], prefilling: dict[int, int]) -> StepLayout:
@@ -75,7 +75,7 @@ class Crowd:
             # Triton's interpreter rounds float8 wrongly where the mantissa overflows: numbers that it holds exactly
             drawn = drawn.to(spec.cache_dtype).float()
         query, key, value = drawn.to(spec.dtype).to(spec.device).split(heads, dim=1)
-        return query, key, value
+        return query, key, value[..., : spec.value_dim]
 
     def run(self, decoding: list[int], prefilling: dict[int, int]) -> None:
         """Writes and attends in every layer, and compares."""
@@ -90,7 +90,7 @@ class Crowd:
                 sinks = torch.randn(self.spec.num_heads, generator=self.torch_rng).mul(3.0).to(self.spec.dtype).to(self.spec.device)
             out = step.attend(layer, query, sinks)
             assert out.dtype == query.dtype
-            assert out.shape == query.shape
+            assert out.shape == (*query.shape[:2], self.spec.value_dim)
             self.check(layer, layout, rows, query, key, value, out, sinks)
         self.computed[rows] += np.diff(layout.qo_indptr)
 
@@ -110,8 +110,9 @@ class Crowd:
         scales, scoring = spec.scales(layer), spec.scoring[layer]
         for i, row in enumerate(rows):
             mine = slice(layout.qo_indptr[i], layout.qo_indptr[i + 1])
-            new = torch.stack([as_stored(x[mine], spec, scale) for x, scale in zip((key, value), scales, strict=True)])
-            self.stored[row][layer] = torch.cat((self.stored[row][layer], new), dim=1)
+            new = (as_stored(x[mine], spec, scale) for x, scale in zip((key, value), scales, strict=True))
+            keys, values = (torch.cat(pair) for pair in zip(self.stored[row][layer], new, strict=True))
+            self.stored[row][layer] = keys, values
         lengths = [int(length) for length in np.diff(layout.qo_indptr[: len(rows) + 1])]
         total = sum(lengths)
         expected = attention(

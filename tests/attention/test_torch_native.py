@@ -18,7 +18,12 @@ DEVICES = [
 
 
 def make_spec(
-    device: str, *, soft_cap: float = 0.0, float8: bool = False, scales: tuple[tuple[float, float], ...] | None = None
+    device: str,
+    *,
+    soft_cap: float = 0.0,
+    float8: bool = False,
+    scales: tuple[tuple[float, float], ...] | None = None,
+    value_dim: int = 0,
 ) -> AttentionSpec:
     return AttentionSpec(
         num_heads=6,
@@ -30,6 +35,7 @@ def make_spec(
         device=torch.device(device),
         kv_dtype=FLOAT8 if float8 else None,
         kv_scales=scales,
+        value_dim=value_dim,
     )
 
 
@@ -44,14 +50,16 @@ def poison(crowd: Crowd) -> None:
             step = crowd.backend.plan(metadata_on(spec.device, layout))
             bad = torch.full((1, spec.num_kv_heads, spec.head_dim), torch.nan, dtype=spec.dtype, device=spec.device)
             for layer in range(len(spec.scoring)):
-                step.write(layer, bad, bad)
+                step.write(layer, bad, bad[..., : spec.value_dim])
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("float8", [False, True])
-@pytest.mark.parametrize("soft_cap", [0.0, 1.5])
-def test_ragged_steps(device: str, float8: bool, soft_cap: float) -> None:
-    spec = make_spec(device, soft_cap=soft_cap, float8=float8, scales=((0.5, 0.03), (2.0, 1.0), (1.0, 1.0)) if float8 else None)
+@pytest.mark.parametrize(("soft_cap", "value_dim"), [(0.0, 0), (1.5, 0), (0.0, 6)])
+def test_ragged_steps(device: str, float8: bool, soft_cap: float, value_dim: int) -> None:
+    spec = make_spec(
+        device, soft_cap=soft_cap, float8=float8, value_dim=value_dim, scales=((0.5, 0.03), (2.0, 1.0), (1.0, 1.0)) if float8 else None
+    )
     crowd = Crowd(spec, TorchNativeBackend(spec), seed=1)
     poison(crowd)
     for _ in range(8):

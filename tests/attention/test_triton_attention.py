@@ -30,6 +30,7 @@ def make_spec(
     soft_cap: float = 0.0,
     sinks: bool = False,
     float8_scales: tuple[float, float] | None = None,
+    value_dim: int = 0,
 ) -> AttentionSpec:
     return AttentionSpec(
         num_heads=heads[0],
@@ -41,6 +42,7 @@ def make_spec(
         device=torch.device(device),
         kv_dtype=FLOAT8 if float8_scales else None,
         kv_scales=(float8_scales,) * len(windows) if float8_scales else None,
+        value_dim=value_dim,
     )
 
 
@@ -69,6 +71,8 @@ CASES = {
     "sinks": {"heads": (6, 2), "page_size": 4, "windows": (None, 9), "sinks": True},
     "a page beyond a block": {"heads": (2, 1), "page_size": 64},
     "windows by layer": {"heads": (2, 1), "head_dim": 10, "page_size": 3, "windows": (None, 7)},
+    "a latent cache": {"heads": (20, 1), "head_dim": 40, "value_dim": 32, "windows": (None, 9)},
+    "a latent cache in float8": {"heads": (3, 1), "head_dim": 24, "value_dim": 16, "float8_scales": (0.5, 0.25), "sinks": True},
     "float8": {"heads": (4, 2), "page_size": 4, "float8_scales": (0.5, 0.25)},
     "float16": {"heads": (2, 1), "dtype": torch.float16},
 }
@@ -96,12 +100,14 @@ def test_ragged_steps(device: str, case: str) -> None:
         ((8, 8), 80, torch.bfloat16, (1.0, 1.0)),
         ((8, 1), 16, torch.float16, (0.02, 0.03)),
         ((8, 2), 256, torch.bfloat16, None),
+        ((16, 1), 576, torch.bfloat16, None),
     ],
     ids=str,
 )
 def test_long_steps(heads: tuple[int, int], head_dim: int, dtype: torch.dtype, float8_scales: tuple[float, float] | None) -> None:
     """With the blocks that are used, over rows longer than several of them."""
-    spec = make_spec("cuda", heads, head_dim, 16, (None, 300), dtype, float8_scales=float8_scales)
+    value_dim = 512 if head_dim == 576 else head_dim
+    spec = make_spec("cuda", heads, head_dim, 16, (None, 300), dtype, float8_scales=float8_scales, value_dim=value_dim)
     crowd = make_crowd(spec, make(spec, None), seed=head_dim, num_rows=8, max_len=1100)
     crowd.run([], {0: 1000, 1: 1, 2: 257, 3: 256})
     for _ in range(6):
@@ -170,6 +176,7 @@ def test_copied_pages(device: str, float8_scales: tuple[float, float] | None) ->
 def test_bytes_per_page(device: str) -> None:
     assert make(make_spec(device, (4, 2), 16, 4, (None, 3))).bytes_per_page() == 2 * 2 * 2 * 4 * 16 * 4
     assert make(make_spec(device, (4, 2), 16, 4, (None, 3), float8_scales=(1.0, 1.0))).bytes_per_page() == 2 * 2 * 2 * 4 * 16
+    assert make(make_spec(device, (4, 1), 40, 4, value_dim=32)).bytes_per_page() == (40 + 32) * 4 * 4
 
 
 class Buffers:
@@ -307,8 +314,9 @@ def test_every_query_is_in_one_tile(seed: int) -> None:
 
 def test_what_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_spec("cuda" if torch.cuda.is_available() else "cpu")
-    with pytest.raises(BackendUnavailableError, match="head_dim 264 is more than the 256"):
-        TritonBackend(dataclasses.replace(spec, head_dim=264))
+    for head_dim, value_dim in [(264, 264), (16, 32), (600, 512), (640, 576)]:
+        with pytest.raises(BackendUnavailableError, match=f"no room for keys of {head_dim} and values of {value_dim} numbers"):
+            TritonBackend(dataclasses.replace(spec, head_dim=head_dim, value_dim=value_dim))
     with pytest.raises(BackendUnavailableError, match="no kernels for device meta"):
         TritonBackend(dataclasses.replace(spec, device=torch.device("meta")))
 

@@ -17,7 +17,7 @@ from aengine.attention.triton import TritonBackend
 from aengine.kernels.triton import attention as kernels
 kernels.runs_on = lambda device: True
 backend = TritonBackend(AttentionSpec(
-    num_heads={heads}, num_kv_heads=2, head_dim={head_dim}, page_size={page_size}, dtype=torch.{dtype},
+    num_heads={heads}, num_kv_heads={kv_heads}, head_dim={head_dim}, value_dim={value_dim}, page_size={page_size}, dtype=torch.{dtype},
     scoring=(Scoring(0.1, {window}, {soft_cap}, {sinks}),), device=torch.device("cpu"), kv_dtype={kv_dtype},
 ))
 """
@@ -52,6 +52,8 @@ class Case:
     soft_cap: float
     window: int | None = 100
     sinks: bool = False
+    kv_heads: int = 2
+    value_dim: int = 0
 
     def backend(self) -> str:
         return _BACKEND.format(**vars(self), kv_dtype="torch.float8_e4m3fn" if self.float8 else None)
@@ -62,6 +64,8 @@ CASES = [
     Case(14, 64, "bfloat16", True, 1, 30.0),
     Case(2, 256, "float16", True, 7, 0.0, sinks=True),
     Case(2, 256, "float32", False, 256, 0.0),
+    Case(16, 576, "bfloat16", False, 16, 0.0, None, kv_heads=1, value_dim=512),
+    Case(128, 576, "bfloat16", False, 16, 0.0, None, kv_heads=1, value_dim=512),
 ]
 AHEAD = AheadOfTime(
     {

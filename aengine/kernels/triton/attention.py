@@ -1,6 +1,6 @@
 """Paged attention on the device: the launches of `attention_kernels`, with the sizes of their blocks.
 
-Caches are [num_pages, page_size, num_kv_heads, head_dim], contiguous. Knows tensors and shapes; nothing of steps, layers or pools.
+Caches are [num_pages, page_size, num_kv_heads, width], contiguous. Knows tensors and shapes; nothing of steps, layers or pools.
 Nothing here waits for the device, and a launch depends on shapes and strides alone, so all but `attend_prefills`, which is given tiles,
 can be captured in a graph.
 """
@@ -22,6 +22,8 @@ from aengine.kernels.triton.attention_kernels import combine_kernel, decode_kern
 
 MAX_HEAD_DIM = 256
 """With larger heads two blocks of keys and values do not fit into the shared memory of every device."""
+MAX_LATENT, MAX_REST = 512, 64
+"""The same for the values of a latent cache, and for what its keys have more."""
 _MIN_DOT = 16  # rows and columns of the smallest product of matrices
 _KEY_BLOCK_BYTES = 16384
 _QUERY_BLOCK_BYTES = 16384
@@ -40,7 +42,7 @@ class Blocks:
     """How the work is divided among programs. All fields but `min_splits` are constants of the compiled kernels."""
 
     keys: int  # that a program reads at a time
-    queries: int  # pairs of query and head of one KV head in a prefill tile
+    queries: int  # pairs of query and head of one KV head in a prefill tile, and the most heads of a decode row in a program
     split_keys: int  # the fewest keys of a split of a decode row
     min_splits: int = 4  # of each decode row, also where there are many: a long row among short ones needs more than one program
 
@@ -54,6 +56,11 @@ class Blocks:
     def num_splits(self, num_rows: int, num_kv_heads: int, processors: int) -> int:
         """The most splits of a decode row: together enough programs for two on each multiprocessor."""
         return min(64, max(self.min_splits, -(-2 * processors // (num_rows * num_kv_heads))))
+
+
+def fits(head_dim: int, value_dim: int) -> bool:
+    """Whether there are kernels for keys and values of these widths: equal ones, or those of a latent cache."""
+    return value_dim == head_dim <= MAX_HEAD_DIM or (value_dim <= MAX_LATENT and 0 < head_dim - value_dim <= MAX_REST)
 
 
 def runs_on(device: torch.device) -> bool:
@@ -71,7 +78,7 @@ def prefill_tiles(lengths: NDArray[np.int32], first_row: int, group: int, blocks
 
 
 def write(key: Tensor, value: Tensor, cache: PagedCache, slots: Tensor) -> None:
-    """Stores [T, num_kv_heads, head_dim] keys and values, whose last dimension is contiguous, at slots [T] (page * page_size + offset); -1
+    """Stores [T, num_kv_heads, width] keys and values, whose last dimension is contiguous, at slots [T] (page * page_size + offset); -1
     stores nothing. A float8 cache gets number / scale, saturated."""
     tokens, num_kv_heads, head_dim = key.shape
     if not tokens:
@@ -87,8 +94,9 @@ def write(key: Tensor, value: Tensor, cache: PagedCache, slots: Tensor) -> None:
         LIMIT=torch.finfo(dtype).max if dtype.itemsize == 1 else 0.0,
         KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
+        VALUE_DIM=value.shape[2],
         HEADS=triton.next_power_of_2(num_kv_heads),
-        DIM=triton.next_power_of_2(head_dim),
+        DIM=triton.next_power_of_2(max(head_dim, value.shape[2])),
     )
 
 
@@ -104,37 +112,41 @@ def attend_decodes(
     num_rows: int,
     num_splits: int,
 ) -> None:
-    """Attention of the first `num_rows` of [T, num_heads, head_dim] queries, where query i is the last of row i, to `out` (contiguous).
+    """Attention of the first `num_rows` of [T, num_heads, head_dim] queries, where query i is the last of row i, to `out` [T, num_heads,
+    value_dim] (contiguous).
 
     `sinks` [num_heads]: those of a layer that has them.
     """
     if not num_rows:
         return
-    num_heads, head_dim = query.shape[1:]
+    num_heads, value_dim = out.shape[1:]
     num_kv_heads, page_size = cache.keys.shape[2], cache.keys.shape[1]
     group = num_heads // num_kv_heads
     assert query.stride(2) == 1
     assert out.is_contiguous()
-    partial = torch.empty((num_rows, num_splits, num_heads, head_dim), dtype=torch.float32, device=query.device)
+    partial = torch.empty((num_rows, num_splits, num_heads, value_dim), dtype=torch.float32, device=query.device)
     partial_lse = torch.empty((num_rows, num_splits, num_heads), dtype=torch.float32, device=query.device)
     shared = {
         "WINDOW": scoring.window or 0,
         "PAGE_SIZE": page_size,
-        "HEAD_DIM": head_dim,
-        "DIM": _width(head_dim),
+        "VALUE_DIM": value_dim,
+        "DIM": _width(value_dim),
         "BLOCK_N": blocks.keys,
         "MIN_SPLIT": blocks.split_keys,
     }
-    decode_kernel[(num_rows, num_kv_heads, num_splits)](
+    block_heads = min(max(_MIN_DOT, triton.next_power_of_2(group)), blocks.queries)
+    decode_kernel[(num_rows, num_kv_heads * triton.cdiv(group, block_heads), num_splits)](
         *(query, cache.keys, cache.values, *lists, partial, partial_lse),
         *(query.stride(0), query.stride(1), num_splits, scoring.scale * cache.key_scale),
         SOFT_CAP=scoring.soft_cap,
         KV_HEADS=num_kv_heads,
         GROUP=group,
-        BLOCK_M=max(_MIN_DOT, triton.next_power_of_2(group)),
+        REST=query.shape[2] - value_dim,
+        REST_DIM=_width(query.shape[2] - value_dim),
+        BLOCK_M=block_heads,
         **shared,
         num_warps=4,
-        num_stages=3,
+        num_stages=_num_stages(value_dim),
     )
     combine_kernel[(num_rows, num_heads)](
         *(partial, partial_lse, partial_lse if sinks is None else sinks, out),
@@ -163,7 +175,7 @@ def attend_prefills(
     `query` is [T, num_heads, head_dim]; row r has queries `qo_indptr[r]:qo_indptr[r+1]`. `sinks` as of
     `attend_decodes`.
     """
-    num_heads, head_dim = query.shape[1:]
+    num_heads, value_dim = out.shape[1:]
     num_kv_heads, page_size = cache.keys.shape[2], cache.keys.shape[1]
     assert query.stride(2) == 1
     assert out.is_contiguous()
@@ -176,15 +188,22 @@ def attend_prefills(
         PAGE_SIZE=page_size,
         KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
-        HEAD_DIM=head_dim,
-        DIM=_width(head_dim),
+        VALUE_DIM=value_dim,
+        DIM=_width(value_dim),
+        REST=query.shape[2] - value_dim,
+        REST_DIM=_width(query.shape[2] - value_dim),
         BLOCK_M=blocks.queries,
         BLOCK_N=blocks.keys,
         num_warps=4,
-        num_stages=3,
+        num_stages=_num_stages(value_dim),
     )
 
 
 def _width(head_dim: int) -> int:
-    """The width of a head in a matrix product."""
+    """The width of a head, or of a part of it, in a matrix product."""
     return max(_MIN_DOT, int(triton.next_power_of_2(head_dim)))
+
+
+def _num_stages(value_dim: int) -> int:
+    """How many blocks of keys and values are loaded ahead, and one more."""
+    return 3 if value_dim <= MAX_HEAD_DIM else 2

@@ -1,9 +1,10 @@
 """The device code of paged attention. Knows nothing of steps, layers or torch.
 
-Caches are [num_pages, PAGE_SIZE, KV_HEADS, HEAD_DIM], contiguous. Row r has the pages `kv_indices[kv_indptr[r]:kv_indptr[r+1]]`, the last
-of which holds `last_page_len[r]` tokens; all index arrays are int32. Lengths are read on the device, so a launch depends only on the
-number of rows. Addresses are computed in int64: a pool may have more than 2^31 elements. Nothing is read at or beyond a row's length, where
-a page may hold anything.
+Caches are [num_pages, PAGE_SIZE, KV_HEADS, width], contiguous. Values have VALUE_DIM numbers; queries and keys have REST more, which come
+first: a latent cache (DeepSeek-V2, arXiv 2405.04434) is multiplied in two parts, because blocks are powers of 2. Row r has the pages
+`kv_indices[kv_indptr[r]:kv_indptr[r+1]]`, the last of which holds `last_page_len[r]` tokens; all index arrays are int32. Lengths are read
+on the device, so a launch depends only on the number of rows. Addresses are computed in int64: a pool may have more than 2^31 elements.
+Nothing is read at or beyond a row's length, where a page may hold anything.
 
 Scores are kept in units of log2(e), so that every exponential is an exp2. The recurrence over blocks of keys is that of FlashAttention
 (Dao et al. 2022, arXiv 2205.14135), the split over keys that of Flash-Decoding.
@@ -35,6 +36,7 @@ def write_kernel(
     LIMIT: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
 ):
@@ -45,12 +47,13 @@ def write_kernel(
         return
     head = tl.arange(0, HEADS)[:, None]
     dim = tl.arange(0, DIM)[None, :]
-    within = (head < KV_HEADS) & (dim < HEAD_DIM)
-    target = (slot * KV_HEADS + head) * HEAD_DIM + dim
-    new_key = tl.load(key + token * key_token_stride + head * key_head_stride + dim, mask=within, other=0.0)
-    new_value = tl.load(value + token * value_token_stride + head * value_head_stride + dim, mask=within, other=0.0)
-    tl.store(key_cache + target, _stored(new_key, key_scale, key_cache.dtype.element_ty, LIMIT), mask=within)
-    tl.store(value_cache + target, _stored(new_value, value_scale, value_cache.dtype.element_ty, LIMIT), mask=within)
+    in_key = (head < KV_HEADS) & (dim < HEAD_DIM)
+    in_value = (head < KV_HEADS) & (dim < VALUE_DIM)
+    target = slot * KV_HEADS + head
+    new_key = tl.load(key + token * key_token_stride + head * key_head_stride + dim, mask=in_key, other=0.0)
+    new_value = tl.load(value + token * value_token_stride + head * value_head_stride + dim, mask=in_value, other=0.0)
+    tl.store(key_cache + target * HEAD_DIM + dim, _stored(new_key, key_scale, key_cache.dtype.element_ty, LIMIT), mask=in_key)
+    tl.store(value_cache + target * VALUE_DIM + dim, _stored(new_value, value_scale, value_cache.dtype.element_ty, LIMIT), mask=in_value)
 
 
 @triton.jit
@@ -76,8 +79,20 @@ def _seq_len(kv_indptr, last_page_len, row, PAGE_SIZE: tl.constexpr):
 
 
 @triton.jit
+def _load_rest(at, present, query, REST: tl.constexpr, REST_DIM: tl.constexpr):
+    """The first REST numbers of the queries at `at` [BLOCK_M, 1]; where there are none, `query`, which is not used then."""
+    if REST == 0:
+        loaded = query
+    else:
+        rest = tl.arange(0, REST_DIM)
+        loaded = tl.load(at + rest[None, :], mask=present[:, None] & (rest < REST)[None, :], other=0.0)
+    return loaded
+
+
+@triton.jit
 def _attend(
     query,
+    query_rest,
     position,
     key_cache,
     value_cache,
@@ -90,12 +105,15 @@ def _attend(
     SOFT_CAP: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     DIM: tl.constexpr,
+    REST: tl.constexpr,
+    REST_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Attention of `query` [BLOCK_M, DIM], at `position` [BLOCK_M] of a row, over the keys `begin` to `end` in its `pages`.
+    """Attention of queries at `position` [BLOCK_M] of a row over the keys `begin` to `end` in its `pages`. `query` [BLOCK_M, DIM] are their
+    last VALUE_DIM numbers, `query_rest` [BLOCK_M, REST_DIM] those before, if there are any.
 
     Returns the weighted sum of values [BLOCK_M, DIM], the sum of weights, and the largest score [BLOCK_M], by which weights are divided.
     """
@@ -103,19 +121,27 @@ def _attend(
     total = tl.zeros([BLOCK_M], tl.float32)
     top = tl.full([BLOCK_M], -float("inf"), tl.float32)
     dim = tl.arange(0, DIM)
-    within = dim < HEAD_DIM
+    within = dim < VALUE_DIM
+    rest = tl.arange(0, REST_DIM)
     for block in range(begin, end, BLOCK_N):
         source = block + tl.arange(0, BLOCK_N)
         present = source < end
         page = tl.load(pages + source // PAGE_SIZE, mask=present, other=0).to(tl.int64)
-        at = ((page * PAGE_SIZE + source % PAGE_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
-        key = tl.load(key_cache + at[None, :] + dim[:, None], mask=present[None, :] & within[:, None], other=0.0)
-        value = tl.load(value_cache + at[:, None] + dim[None, :], mask=present[:, None] & within[None, :], other=0.0)
+        at = (page * PAGE_SIZE + source % PAGE_SIZE) * KV_HEADS + kv_head
+        key_at = key_cache + (at * (REST + VALUE_DIM))[None, :]
+        key = tl.load(key_at + REST + dim[:, None], mask=present[None, :] & within[:, None], other=0.0)
+        value = tl.load(value_cache + (at * VALUE_DIM)[:, None] + dim[None, :], mask=present[:, None] & within[None, :], other=0.0)
         if key.dtype != query.dtype:
             key = key.to(tl.float32).to(query.dtype)
             value = value.to(tl.float32).to(query.dtype)
 
-        scores = tl.dot(query, key, input_precision="ieee") * scale
+        scores = tl.dot(query, key, input_precision="ieee")
+        if REST > 0:
+            key_rest = tl.load(key_at + rest[:, None], mask=present[None, :] & (rest < REST)[:, None], other=0.0)
+            if key_rest.dtype != query.dtype:
+                key_rest = key_rest.to(tl.float32).to(query.dtype)
+            scores = tl.dot(query_rest, key_rest, scores, input_precision="ieee")
+        scores = scores * scale
         if SOFT_CAP > 0:
             # tanh(x) = 1 - 2 / (1 + e^2x), which ends at 1 and -1 where the exponential overflows or vanishes
             scores = SOFT_CAP - 2.0 * SOFT_CAP / (1.0 + tl.exp2(scores * (2.0 * _LOG2E / SOFT_CAP)))
@@ -163,19 +189,22 @@ def decode_kernel(
     PAGE_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     DIM: tl.constexpr,
+    REST: tl.constexpr,
+    REST_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
 ):
-    """Grid (rows, KV heads, splits): the GROUP query heads of one KV head over one split of a row's keys.
+    """Grid (rows, KV heads * parts, splits): BLOCK_M of the GROUP query heads of one KV head over one split of a row's keys.
 
-    Writes `partial` [rows, num_splits, KV_HEADS * GROUP, HEAD_DIM] float32 and its log2-sum-exp2 `partial_lse` [rows, num_splits, heads],
+    Writes `partial` [rows, num_splits, KV_HEADS * GROUP, VALUE_DIM] float32 and its log2-sum-exp2 `partial_lse` [rows, num_splits, heads],
     both only for splits that have keys.
     """
     row = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    parts = tl.cdiv(GROUP, BLOCK_M)
+    kv_head = tl.program_id(1) // parts
     split = tl.program_id(2)
     first_page, seq_len = _seq_len(kv_indptr, last_page_len, row, PAGE_SIZE)
     low, share = _split_keys(seq_len, num_splits, WINDOW, BLOCK_N, MIN_SPLIT)
@@ -184,22 +213,23 @@ def decode_kernel(
         return
     end = tl.minimum(begin + share, seq_len)
 
-    member = tl.arange(0, BLOCK_M)
+    member = tl.program_id(1) % parts * BLOCK_M + tl.arange(0, BLOCK_M)
     dim = tl.arange(0, DIM)
     head = kv_head * GROUP + member
-    mask = (member < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-    q_at = row.to(tl.int64) * query_token_stride + head[:, None] * query_head_stride + dim[None, :]
-    q = tl.load(query + q_at, mask=mask, other=0.0)
+    mask = (member < GROUP)[:, None] & (dim < VALUE_DIM)[None, :]
+    q_at = query + row.to(tl.int64) * query_token_stride + head[:, None] * query_head_stride
+    q = tl.load(q_at + REST + dim[None, :], mask=mask, other=0.0)
+    q_rest = _load_rest(q_at, member < GROUP, q, REST, REST_DIM)
 
     position = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
     pages = kv_indices + first_page
     acc, total, top = _attend(
-        q, position, key_cache, value_cache, pages, kv_head, begin, end, scale,
-        WINDOW, SOFT_CAP, PAGE_SIZE, KV_HEADS, HEAD_DIM, DIM, BLOCK_M, BLOCK_N,
+        q, q_rest, position, key_cache, value_cache, pages, kv_head, begin, end, scale,
+        WINDOW, SOFT_CAP, PAGE_SIZE, KV_HEADS, VALUE_DIM, DIM, REST, REST_DIM, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
     slot = (row.to(tl.int64) * num_splits + split) * (KV_HEADS * GROUP) + head
-    tl.store(partial + slot[:, None] * HEAD_DIM + dim[None, :], acc / total[:, None], mask=mask)
+    tl.store(partial + slot[:, None] * VALUE_DIM + dim[None, :], acc / total[:, None], mask=mask)
     tl.store(partial_lse + slot, top + tl.log2(total), mask=member < GROUP)
 
 
@@ -227,22 +257,22 @@ def combine_kernel(
     WINDOW: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
 ):
-    """Grid (rows, heads): merges the splits of `decode_kernel` that have keys into `out` [rows, NUM_HEADS, HEAD_DIM]."""
+    """Grid (rows, heads): merges the splits of `decode_kernel` that have keys into `out` [rows, NUM_HEADS, VALUE_DIM]."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     _, seq_len = _seq_len(kv_indptr, last_page_len, row, PAGE_SIZE)
     low, share = _split_keys(seq_len, num_splits, WINDOW, BLOCK_N, MIN_SPLIT)
     dim = tl.arange(0, DIM)
-    within = dim < HEAD_DIM
+    within = dim < VALUE_DIM
     slot = row.to(tl.int64) * num_splits * NUM_HEADS + head
     # The first split always has keys: the recurrence starts with it, so that no maximum is -inf.
     top = tl.load(partial_lse + slot)
-    acc = tl.load(partial + slot * HEAD_DIM + dim, mask=within, other=0.0)
+    acc = tl.load(partial + slot * VALUE_DIM + dim, mask=within, other=0.0)
     total = 1.0
     for _ in range(1, tl.cdiv(seq_len - low, share)):
         slot += NUM_HEADS
@@ -250,14 +280,14 @@ def combine_kernel(
         new_top = tl.maximum(top, lse)
         fade = tl.exp2(top - new_top)
         weight = tl.exp2(lse - new_top)
-        acc = acc * fade + weight * tl.load(partial + slot * HEAD_DIM + dim, mask=within, other=0.0)
+        acc = acc * fade + weight * tl.load(partial + slot * VALUE_DIM + dim, mask=within, other=0.0)
         total = total * fade + weight
         top = new_top
     if SINKS:
         fade, total = _with_sink(total, top, tl.load(sinks + head))
         acc = acc * fade
     result = acc * (value_scale / total)
-    tl.store(out + (row.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM + dim, result.to(out.dtype.element_ty), mask=within)
+    tl.store(out + (row.to(tl.int64) * NUM_HEADS + head) * VALUE_DIM + dim, result.to(out.dtype.element_ty), mask=within)
 
 
 @triton.jit(do_not_specialize=["qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "tile_rows", "tile_begins"])
@@ -283,13 +313,16 @@ def prefill_kernel(
     PAGE_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     DIM: tl.constexpr,
+    REST: tl.constexpr,
+    REST_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Grid (tiles, KV heads). A row's queries and the GROUP heads of each are one sequence of length * GROUP, query by query; a tile is
-    BLOCK_M of it, from `tile_begins` on, so that no group size leaves a tile half empty. Writes `out` [T, KV_HEADS * GROUP, HEAD_DIM]."""
+    BLOCK_M of it, from `tile_begins` on, so that no group size leaves a tile half empty. Writes `out` [T, KV_HEADS * GROUP,
+    VALUE_DIM]."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     row = tl.load(tile_rows + tile)
@@ -301,11 +334,13 @@ def prefill_kernel(
 
     flat = tile_begin + tl.arange(0, BLOCK_M)
     dim = tl.arange(0, DIM)
-    mask = (flat < length * GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    mask = (flat < length * GROUP)[:, None] & (dim < VALUE_DIM)[None, :]
     local = tl.minimum(flat // GROUP, length - 1)  # beyond the end: the last query again, which is not stored
     head = kv_head * GROUP + flat % GROUP
     token = (first_query + local).to(tl.int64)
-    q = tl.load(query + (token * query_token_stride + head * query_head_stride)[:, None] + dim[None, :], mask=mask, other=0.0)
+    q_at = query + (token * query_token_stride + head * query_head_stride)[:, None]
+    q = tl.load(q_at + REST + dim[None, :], mask=mask, other=0.0)
+    q_rest = _load_rest(q_at, flat < length * GROUP, q, REST, REST_DIM)
 
     high = start + tl.minimum((tile_begin + BLOCK_M - 1) // GROUP, length - 1) + 1
     low = 0
@@ -314,12 +349,12 @@ def prefill_kernel(
     position = start + local
     pages = kv_indices + first_page
     acc, total, top = _attend(
-        q, position, key_cache, value_cache, pages, kv_head, low, high, scale,
-        WINDOW, SOFT_CAP, PAGE_SIZE, KV_HEADS, HEAD_DIM, DIM, BLOCK_M, BLOCK_N,
+        q, q_rest, position, key_cache, value_cache, pages, kv_head, low, high, scale,
+        WINDOW, SOFT_CAP, PAGE_SIZE, KV_HEADS, VALUE_DIM, DIM, REST, REST_DIM, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     if SINKS:
         fade, total = _with_sink(total, top, tl.load(sinks + head))
         acc = acc * fade[:, None]
     result = acc * (value_scale / total)[:, None]
-    out_at = (token * (KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + dim[None, :]
+    out_at = (token * (KV_HEADS * GROUP) + head)[:, None] * VALUE_DIM + dim[None, :]
     tl.store(out + out_at, result.to(out.dtype.element_ty), mask=mask)
