@@ -24,7 +24,7 @@ def _sizes(layers: int, hidden: int, intermediate: int, heads: int) -> dict[str,
     return {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": intermediate, "num_attention_heads": heads}
 
 
-_QWEN3 = {
+_QWEN3: Mapping[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "eos_token_id": 151645,
@@ -37,7 +37,7 @@ _QWEN3 = {
     "torch_dtype": "bfloat16",
     "vocab_size": 151_936,
 }
-_LLAMA3 = {
+_LLAMA3: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "eos_token_id": 128001,
@@ -55,8 +55,8 @@ _LLAMA3 = {
     "torch_dtype": "bfloat16",
     "vocab_size": 128256,
 }
-_LLAMA32 = {"head_dim": 64, "rope_scaling": {**_LLAMA3["rope_scaling"], "factor": 32.0}, "tie_word_embeddings": True}
-_OLMOE = {
+_LLAMA32: Mapping[str, Any] = {"head_dim": 64, "rope_scaling": {**_LLAMA3["rope_scaling"], "factor": 32.0}, "tie_word_embeddings": True}
+_OLMOE: Mapping[str, Any] = {
     "architectures": ["OlmoeForCausalLM"],
     "model_type": "olmoe",
     "eos_token_id": 50279,
@@ -71,7 +71,7 @@ _OLMOE = {
     "torch_dtype": "bfloat16",
     "vocab_size": 50304,
 }
-_GPT_OSS = {
+_GPT_OSS: Mapping[str, Any] = {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
     "attention_bias": True,
