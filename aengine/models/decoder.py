@@ -17,8 +17,10 @@ from aengine.attention import AttentionStep
 from aengine.layers.ops import LayerOps, TorchOps
 from aengine.layers.rotary import RopeSpec, cos_sin_cache
 from aengine.models.blocks import AttentionBlock, MlpBlock, Normalize, Weights
+from aengine.models.experts import ExpertsBlock
+from aengine.models.latent_attention import LatentAttentionBlock
 from aengine.models.named_weights import named_weights
-from aengine.models.spec import Attention, Layer, Mlp, ModelSpec, Norm
+from aengine.models.spec import Experts, LatentAttention, Layer, ModelSpec, Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +138,14 @@ class _Layer:
         return x if self._multiplier == 1.0 else x * self._multiplier
 
 
-def _attention_block(layer: Layer, index: int, weights: Weights, tables: Mapping[RopeSpec, Tensor], ops: LayerOps) -> AttentionBlock:
+def _attention_block(
+    layer: Layer, index: int, weights: Weights, tables: Mapping[RopeSpec, Tensor], ops: LayerOps
+) -> AttentionBlock | LatentAttentionBlock:
     attention = layer.attention
-    assert isinstance(attention, Attention)
+    if isinstance(attention, LatentAttention):
+        return LatentAttentionBlock(attention, index, weights, tables[attention.rope], ops)
     return AttentionBlock(attention, index, weights, None if attention.rope is None else tables[attention.rope], ops)
 
 
-def _mlp_block(layer: Layer, weights: Weights, ops: LayerOps) -> MlpBlock:
-    assert isinstance(layer.mlp, Mlp)
-    return MlpBlock(layer.mlp, weights, ops)
+def _mlp_block(layer: Layer, weights: Weights, ops: LayerOps) -> MlpBlock | ExpertsBlock:
+    return ExpertsBlock(layer.mlp, weights, ops) if isinstance(layer.mlp, Experts) else MlpBlock(layer.mlp, weights, ops)

@@ -89,7 +89,7 @@ def rms_norm(reader: ConfigReader, key: str = "rms_norm_eps", *, unit_offset: bo
 
 def rope_and_context(reader: ConfigReader, head_dim: int, *, partial: bool = False) -> tuple[RopeSpec, int]:
     """The rope that all layers share, and the longest context in tokens. `partial`: it may rotate a part of each head."""
-    given = {key: reader.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+    given = {key: reader.get(key) for key in ("rope_theta", "rope_parameters", "partial_rotary_factor")}
     rope, context = read_rope({**reader.config, **given}, head_dim, reader.positive("max_position_embeddings"))
     rotated = 2 * len(rope.frequencies)
     if rotated != head_dim and not partial:

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from aengine.errors import ModelLoadError
 from aengine.models.config_reader import ConfigReader
-from aengine.models.families.base import Family, Transform, decoder_spec, gated_mlp, rms_norm
+from aengine.models.families.base import Family, Transform, decoder_spec, gated_mlp, rms_norm, rope_and_context
 from aengine.models.families.mixtures import DEEPSEEK_NAMES, dense_layers, experts, shared_experts, sigmoid_experts
-from aengine.models.rope_config import read_rope
 from aengine.models.spec import Experts, LatentAttention, Layer, ModelSpec, Norm
 
 _NAMES = {
@@ -27,10 +26,10 @@ _NAMES = {
 }
 
 
-def _spec(reader: ConfigReader, family: str, architecture: str, block: Experts, *, mlp_bias: bool = False) -> ModelSpec:
+def _spec(reader: ConfigReader, family: str, architecture: str, block: Experts) -> ModelSpec:
     reader.refuse(rope_interleave=True)
     nope_dim, rope_dim = reader.positive("qk_nope_head_dim"), reader.positive("qk_rope_head_dim")
-    rope, context = read_rope(reader.config, rope_dim, reader.positive("max_position_embeddings"))
+    rope, context = rope_and_context(reader, rope_dim)
     attention = LatentAttention(
         num_heads=reader.positive("num_attention_heads"),
         q_lora_rank=None if reader.get("q_lora_rank") is None else reader.positive("q_lora_rank"),
@@ -44,7 +43,7 @@ def _spec(reader: ConfigReader, family: str, architecture: str, block: Experts, 
         bias=reader.flag("attention_bias"),
     )
     norm = rms_norm(reader)
-    layers = [Layer(attention, gated_mlp(reader, bias=mlp_bias) if is_dense else block, norm, norm) for is_dense in dense_layers(reader)]
+    layers = [Layer(attention, gated_mlp(reader) if is_dense else block, norm, norm) for is_dense in dense_layers(reader)]
     return decoder_spec(reader, family, architecture, layers, max_position_embeddings=context)
 
 
@@ -58,7 +57,7 @@ def _mscale(reader: ConfigReader) -> float:
 
 
 def _v2(reader: ConfigReader, architecture: str) -> ModelSpec:
-    reader.refuse(scoring_func="softmax", norm_topk_prob=False)
+    reader.refuse(scoring_func="softmax", norm_topk_prob=False, mlp_bias=False)
     method = reader.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise ModelLoadError(f"topk_method {method!r} in config.json is not supported; supported are greedy, group_limited_greedy")
@@ -71,7 +70,6 @@ def _v2(reader: ConfigReader, architecture: str) -> ModelSpec:
         top_groups=reader.positive("topk_group") if grouped else 1,
         shared=shared_experts(reader),
     )
-    reader.refuse(mlp_bias=False)
     return _spec(reader, "deepseek_v2", architecture, block)
 
 

@@ -266,6 +266,8 @@ FAMILIES = (
             "num_experts_per_tok": 4,
             "attention_bias": True,
             "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096},
         },
         _GPT_OSS_NAMES,
         _gpt_oss_transform,

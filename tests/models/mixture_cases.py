@@ -1,0 +1,80 @@
+"""Cases of mixtures of experts, and of latent attention."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+from family_cases import Case
+
+
+@torch.no_grad()
+def _adjust(model: transformers.PreTrainedModel) -> None:
+    """Corrections of the routers' scores, which are buffers, change choices. Large biases would decide the tokens alone."""
+    generator = torch.Generator().manual_seed(3)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(0.0, 0.2, generator=generator)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter *= 0.3
+
+
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_DEEPSEEK = {
+    **{"num_key_value_heads": 4, "kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20},
+    **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2, "first_k_dense_replace": 1},
+    **{"routed_scaling_factor": 1.7, "rms_norm_eps": 1e-5},
+}
+CASES = [
+    Case("mixtral", "Mixtral", {"num_local_experts": 6, "sliding_window": 12}),
+    Case(
+        "qwen2-moe",
+        "Qwen2Moe",
+        {**_EXPERTS, "shared_expert_intermediate_size": 48, "use_sliding_window": True, "sliding_window": 13, "mlp_only_layers": [1]},
+    ),
+    Case(
+        "qwen2-moe-normalized", "Qwen2Moe", {**_EXPERTS, "shared_expert_intermediate_size": 48, "norm_topk_prob": True, "qkv_bias": False}
+    ),
+    Case("qwen3-moe", "Qwen3Moe", {**_EXPERTS, "norm_topk_prob": True, "decoder_sparse_step": 2, "num_hidden_layers": 4, "head_dim": 32}),
+    Case("qwen3-moe-windowed", "Qwen3Moe", {**_EXPERTS, "attention_bias": True, "use_sliding_window": True, "sliding_window": 11}),
+    Case("olmoe", "Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
+    Case(
+        "gpt-oss",
+        "GptOss",
+        {
+            **{"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 14},
+            "rope_parameters": {**_YARN, "truncate": False},
+        },
+        adjust=_adjust,
+    ),
+    Case(
+        "deepseek-v2",
+        "DeepseekV2",
+        {
+            **_DEEPSEEK,
+            **{"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+            "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.9},
+        },
+    ),
+    Case("deepseek-v2-lite", "DeepseekV2", {**_DEEPSEEK, "q_lora_rank": None, "topk_method": "greedy"}),
+    Case(
+        "deepseek-v3",
+        "DeepseekV3",
+        {
+            **_DEEPSEEK,
+            **{"n_group": 4, "topk_group": 2, "attention_bias": True},
+            "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+        adjust=_adjust,
+    ),
+    Case(
+        "glm4-moe",
+        "Glm4Moe",
+        {
+            **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "first_k_dense_replace": 1},
+            **{"n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.3, "use_qk_norm": True, "attention_bias": True, "head_dim": 32},
+        },
+        adjust=_adjust,
+    ),
+]
