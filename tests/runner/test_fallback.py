@@ -21,8 +21,16 @@ COUNT = 40
 
 
 def make_runner(path: pathlib.Path, **options) -> ModelRunner:
-    settings = {"dtype": "float32", "device": "cpu", "page_size": 4, "max_num_seqs": 8, "kv_cache_memory": 16 << 20, **options}
-    return ModelRunner(EngineConfig(model=str(path), model_impl="transformers", **settings), path)
+    settings = {
+        "model_impl": "transformers",
+        "dtype": "float32",
+        "device": "cpu",
+        "page_size": 4,
+        "max_num_seqs": 8,
+        "kv_cache_memory": 16 << 20,
+        **options,
+    }
+    return ModelRunner(EngineConfig(model=str(path), **settings), path)
 
 
 def generate(runner: ModelRunner, prompts: list[list[int]], chunk: int | None) -> tuple[list[list[int]], list[Tensor]]:

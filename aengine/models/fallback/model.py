@@ -95,11 +95,14 @@ class TransformersModel:
 
     def eager_logits(self, token_ids: Tensor) -> Tensor:
         """[T] int64 ids -> [T, vocab_size] float32: the forward pass of transformers itself, with its "eager" attention."""
-        self._model.set_attn_implementation("eager")
+        configs = {id(module.config): module.config for module in self._model.modules() if hasattr(module, "config")}.values()
         try:
+            for config in configs:
+                config._attn_implementation = "eager"
             logits: Tensor = self._model(input_ids=token_ids[None], use_cache=False).logits[0]
         finally:
-            self._model.set_attn_implementation(OURS)
+            for config in configs:
+                config._attn_implementation = OURS
         return logits.float()
 
 

@@ -1,0 +1,145 @@
+"""What the fallback refuses: models that our KV pages cannot serve, by name, before or in the self-check; and checkpoints of others."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+import torch
+from fallback_models import TINY, save_model, tiny_config
+from planted_models import LAYERS, PlantedConfig
+from safetensors.torch import load_file, save_file
+from test_fallback import make_runner
+from transformers import CONFIG_MAPPING
+
+from aengine.config import EngineConfig
+from aengine.errors import ConfigError, ModelLoadError
+from aengine.runner.model_runner import ModelRunner
+
+
+def save_planted(path: pathlib.Path, planted: str) -> None:
+    PlantedConfig(**{key: value for key, value in TINY.items() if hasattr(PlantedConfig(), key)}, planted=planted).save_pretrained(path)
+
+
+WRONG = {
+    "IgnoresPositions": "takes the positions of tokens from their order and not from position_ids",
+    "IsRecurrent": "carries a state from token to token beside its attention, so that sequences of a batch mix",
+    "Remembers": "keeps a state from one forward pass to the next",
+    "LooksAhead": "looks ahead: later tokens change the logits of earlier ones",
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("planted", WRONG)
+def test_the_self_check_refuses_by_name(planted: str, dtype: str, tmp_path: pathlib.Path) -> None:
+    save_planted(tmp_path, planted)
+    with pytest.raises(ModelLoadError) as caught:
+        make_runner(tmp_path, load_format="dummy", dtype=dtype)
+    message = str(caught.value)
+    assert message.startswith(f"the self-check failed: layer model.layers.2 ({planted}) {WRONG[planted]}")
+    assert "--skip-self-check" in message
+    make_runner(tmp_path, load_format="dummy", dtype=dtype, skip_self_check=True).close()
+
+
+def test_the_same_model_with_nothing_planted(tmp_path: pathlib.Path) -> None:
+    save_planted(tmp_path, "nothing")
+    for dtype in ("float32", "bfloat16"):
+        make_runner(tmp_path, load_format="dummy", dtype=dtype).close()
+
+
+@pytest.mark.parametrize(
+    ("planted", "reason"),
+    [
+        ("HasNoAttention", r"layer 2 of planted \(HasNoAttention\) never calls the attention function"),
+        ("AttendsTwice", r"model.layers.2.self_attn \(LlamaAttention\) computes attention more than once"),
+    ],
+)
+def test_the_probe_refuses_by_name(planted: str, reason: str, tmp_path: pathlib.Path) -> None:
+    save_planted(tmp_path, planted)
+    with pytest.raises(ModelLoadError, match=reason):
+        make_runner(tmp_path, load_format="dummy", skip_self_check=True)
+
+
+def test_every_planted_layer_is_tested() -> None:
+    assert LAYERS.keys() == {"nothing", *WRONG, "HasNoAttention", "AttendsTwice"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "reason"),
+    [
+        ("bart", {}, "bart is an encoder-decoder"),
+        ("mamba", {}, "layers of the type 'linear_attention'"),
+        ("rwkv", {}, "rwkv has layers with a recurrent state"),
+        ("qwen3_next", {}, "qwen3_next has layers of the type 'linear_attention'"),
+        ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}, "lfm2 has layers of the type 'conv'"),
+        ("llama4_text", {}, "layers of the type 'chunked_attention'"),
+        ("bert", {"is_decoder": True}, "bert.embeddings.token_type_embeddings: token_type_ids are not supported"),
+        ("bert-generation", {}, "looks ahead"),
+        ("gemma3", {}, "gemma3 has text_config, vision_config: models with other inputs than text"),
+        ("clip_vision_model", {}, "clip_vision_model is not a model that generates text"),
+        ("bloom", {}, "bloom never calls the attention function"),
+        ("gptj", {}, "transformers cannot build a gptj"),
+        ("gpt2", {"add_cross_attention": True}, "gpt2 with add_cross_attention attends to an encoder"),
+        ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config is not supported .quant_method 'awq'."),
+    ],
+)
+def test_a_model_is_refused_by_name(model_type: str, changes: dict, reason: str, tmp_path: pathlib.Path) -> None:
+    known = CONFIG_MAPPING[model_type]()
+    values = {key: value for key, value in TINY.items() if hasattr(known, key) and not known.sub_configs}
+    config = CONFIG_MAPPING[model_type](**{**values, **changes})
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match=reason):
+        make_runner(tmp_path, load_format="dummy")
+
+
+def test_what_the_fallback_does_not_have(tmp_path: pathlib.Path) -> None:
+    tiny_config("arcee").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="'cpu' is not possible"):
+        make_runner(tmp_path, load_format="dummy", attention_backend="cpu")
+    with pytest.raises(ConfigError, match="quantization: 'int8' needs the CPU kernels and a native model"):
+        make_runner(tmp_path, load_format="dummy", quantization="int8")
+
+
+def test_tensors_of_another_model_are_named(tmp_path: pathlib.Path) -> None:
+    save_model(tiny_config("arcee"), tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    tensors["model.layers.1.mlp.extra.weight"] = torch.zeros(3)
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(
+        ModelLoadError, match=r"it lacks model.layers.1.mlp.up_proj.weight; it has unexpected model.layers.1.mlp.extra.weight"
+    ):
+        make_runner(tmp_path)
+    file.write_bytes(b"broken")
+    with pytest.raises(ModelLoadError, match="transformers cannot load"):
+        make_runner(tmp_path)
+
+
+@pytest.mark.parametrize("model_impl", ["auto", "native", "transformers"])
+def test_what_nobody_knows(model_impl: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NoSuchForCausalLM"], "model_type": "no_such"}))
+    with pytest.raises(ModelLoadError) as caught:
+        ModelRunner(EngineConfig(model=str(tmp_path), model_impl=model_impl, load_format="dummy", device="cpu"), tmp_path)
+    message = str(caught.value)
+    assert ("architecture 'NoSuchForCausalLM' is not supported" in message) == (model_impl != "transformers")
+    assert ("transformers" in message) == (model_impl != "native")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_act": "tanh"}, "hidden_act 'tanh' is not supported; supported are silu"),
+        ({"rope_parameters": {"rope_type": "magic", "rope_theta": 1e4}}, "magic"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is not supported .quant_method 'gptq'."),
+    ],
+)
+def test_options_that_native_models_lack(changes: dict, reason: str, tmp_path: pathlib.Path) -> None:
+    tiny_config("llama").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    with pytest.raises(ModelLoadError, match=reason) as caught:
+        make_runner(tmp_path, load_format="dummy", model_impl="native")
+    assert "\n" not in str(caught.value)
