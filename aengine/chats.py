@@ -39,7 +39,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not role:
             raise InvalidRequestError.of("prompt", f"message {index} has role {shown(role)}, which is not a non-empty string")
-        if isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content):
+        if isinstance(content, list | tuple) and content and all(isinstance(part, Mapping) for part in content):
             _check_parts(content, f"message {index} has a content part")
         elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
             name = type(content).__name__

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 
+from aengine.checks import shown
 from aengine.client.client import AsyncClient
 from aengine.client.config import DEFAULT_ADDRESS, ClientConfig
 from aengine.errors import AEngineError, ConfigError
 from aengine.params import SamplingParams
-from aengine.requests import Prompt
+from aengine.requests import Prompt, RequestOptions
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -35,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
         params = SamplingParams(**{name: getattr(options, name) for name in names})
-        return asyncio.run(_run_until_interrupted(options, _read_config(options), _read_prompt(options), params))
+        return asyncio.run(_run_until_interrupted(options, _read_config(options), _read_prompt(options), params, _read_options(options)))
     except KeyboardInterrupt:
         return INTERRUPTED
     except AEngineError as error:
@@ -54,6 +57,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--info", action="store_true", help="print one line about the model that the server serves, without a prompt")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message to a chat model")
     parser.add_argument("--system", metavar="TEXT", help="with --chat: the system's message before it")
+    parser.add_argument("--tools", metavar="FILE", help="with --chat: a JSON file with the list of tools that the model may call")
+    variables = """with --chat: variables for the model's chat template, such as '{"enable_thinking": false}'"""
+    parser.add_argument("--template-kwargs", metavar="JSON", help=variables)
     parser.add_argument("--stats", action="store_true", help="also report how busy the server is, when the output is complete")
     parser.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
     request = parser.add_argument_group("request", "The defaults are the model's.")
@@ -79,7 +85,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def _run_until_interrupted(options: argparse.Namespace, config: ClientConfig, prompt: Prompt, params: SamplingParams) -> int:
+async def _run_until_interrupted(
+    options: argparse.Namespace, config: ClientConfig, prompt: Prompt, params: SamplingParams, request: RequestOptions
+) -> int:
     """Returns the exit code. The first Ctrl-C cancels the request."""
     with anyio.CancelScope() as scope:
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, scope.cancel)
@@ -87,7 +95,7 @@ async def _run_until_interrupted(options: argparse.Namespace, config: ClientConf
             if options.info:
                 print(client.model_info.describe())
             else:
-                facts = await _print_stream(client, prompt, params, options.timeout)
+                facts = await _print_stream(client, prompt, params, request)
                 if not options.quiet:
                     print(facts, file=sys.stderr)
             if options.stats:
@@ -97,11 +105,11 @@ async def _run_until_interrupted(options: argparse.Namespace, config: ClientConf
     return INTERRUPTED if scope.cancelled_caught else 0
 
 
-async def _print_stream(client: AsyncClient, prompt: Prompt, params: SamplingParams, timeout: float | None) -> str:
+async def _print_stream(client: AsyncClient, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> str:
     """Write the output to stdout; returns the facts about it."""
     start = time.monotonic()
     times: list[float] = []
-    async with client.stream(prompt, params, timeout=timeout) as stream:
+    async with client.stream(prompt, params, options) as stream:
         async for token in stream:
             if token.token_id >= 0:
                 times.append(time.monotonic())
@@ -117,7 +125,7 @@ async def _print_stream(client: AsyncClient, prompt: Prompt, params: SamplingPar
 
 
 def _read_config(options: argparse.Namespace) -> ClientConfig:
-    token = None if options.token_file is None else _read_token(options.token_file)
+    token = None if options.token_file is None else _read_file("token_file", options.token_file).strip()
     names = ("address", "client_cert", "client_key", "server_name", "connect_timeout", "auto_resume")
     return ClientConfig(token=token, tls=options.tls_ca or options.tls, **{name: getattr(options, name) for name in names})
 
@@ -132,6 +140,19 @@ def _read_prompt(options: argparse.Namespace) -> Prompt:
     return messages if options.system is None else [{"role": "system", "content": options.system}, *messages]
 
 
+def _read_options(options: argparse.Namespace) -> RequestOptions:
+    tools = None if options.tools is None else _read_json("tools", _read_file("tools", options.tools))
+    template_kwargs = None if options.template_kwargs is None else _read_json("template_kwargs", options.template_kwargs)
+    return RequestOptions(timeout=options.timeout, tools=tools, template_kwargs=template_kwargs)
+
+
+def _read_json(field: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError.of(field, f"{shown(text)} is not JSON: {error}") from None
+
+
 def _read_stdin() -> str:
     try:
         return sys.stdin.buffer.read().decode("utf-8")
@@ -139,13 +160,13 @@ def _read_stdin() -> str:
         raise ConfigError.of("prompt", f"stdin is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _read_token(path: str) -> str:
+def _read_file(field: str, path: str) -> str:
     try:
-        return Path(path).read_text("utf-8").strip()
+        return Path(path).read_text("utf-8")
     except OSError as error:
-        raise ConfigError.of("token_file", f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError.of(field, f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise ConfigError.of("token_file", f"{path} is not UTF-8") from None
+        raise ConfigError.of(field, f"{path} is not UTF-8") from None
 
 
 if __name__ == "__main__":

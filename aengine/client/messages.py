@@ -74,7 +74,9 @@ def write_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions, mess
     """Raises `InvalidRequestError`."""
     for index, one in enumerate(read_messages(messages)):
         content = one.get("content")
-        extra = {name: value for name, value in one.items() if name not in ("role", "content") or value is None}
+        extra = {name: value for name, value in one.items() if name not in ("role", "content")}
+        if content is None:  # not the same as no text
+            extra["content"] = None
         with _unicode("prompt", f"message {index}"):
             sent = message.messages.add(role=one["role"], extra_fields=_json(extra) if extra else "")
             if isinstance(content, str):

@@ -129,6 +129,16 @@ async def test_flags_become_the_request(tmp_path: Path) -> None:
     assert script.metadata[-1]["authorization"] == "Bearer secret"
 
 
+async def test_tools_and_template_kwargs(tmp_path: Path) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"name": "später"}, {"b": 1}]')
+    async with scripted(says(spoken())) as script:
+        flags = ("--chat", "--tools", str(tools), "--template-kwargs", '{"enable_thinking": false}')
+        assert (await run("x", *flags, "--address", script.address))[0] == 0
+    chat = request_of(script).spec.prompt.chat
+    assert (list(chat.tools), chat.template_kwargs) == (['{"name":"später"}', '{"b":1}'], '{"enable_thinking":false}')
+
+
 async def test_ctrl_c_cancels_the_request() -> None:
     async with scripted(held_at(2, asyncio.Event())) as script, program("x", "--address", script.address) as process:
         assert process.stdout is not None
@@ -168,6 +178,9 @@ async def test_a_reader_that_has_enough() -> None:
         (["x", "--tls-ca", "/no/such/file"], "tls: cannot read /no/such/file: No such file or directory"),
         (["x", "--tls-key", "k", "--tls-ca", "c"], "client_cert: None is not a path: certificate and key belong together"),
         (["x", "--system", "y"], "system: is possible with --chat"),
+        (["x", "--chat", "--tools", "/no/such/file"], "tools: cannot read /no/such/file: No such file or directory"),
+        (["x", "--chat", "--template-kwargs", "{a"], r"template_kwargs: '\{a' is not JSON: .*"),
+        (["x", "--chat", "--template-kwargs", "[1]"], r"template_kwargs: \[1\] is not a dict of names and values"),
     ],
 )
 async def test_what_is_wrong_is_said_in_one_line(arguments: list[str], sentence: str) -> None:

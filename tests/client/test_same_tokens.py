@@ -10,7 +10,9 @@ import pytest
 from both_sides import REMOTE, reached
 
 from aengine import AEngineError, AsyncEngine, InvalidRequestError, NothingToChooseError, SamplingParams, StructuredOutput
+from aengine.chats import ChatFields
 from aengine.client import AsyncClient
+from aengine.requests import OptionFields
 
 pytestmark = pytest.mark.anyio
 
@@ -98,6 +100,30 @@ async def test_equal_for_a_chat(engine: AsyncEngine, client: AsyncClient) -> Non
         return
     params = replace(LIMITED, prompt_logprobs=1)
     assert _without_cache(await client.generate(CHAT, params)) == _without_cache(await engine.generate(CHAT, params))
+
+
+async def test_equal_for_a_chat_with_parts_that_goes_on(engine: AsyncEngine, client: AsyncClient) -> None:
+    parts = [{"type": "text", "text": "How do you do"}, {"type": "text", "text": "?"}]
+    chat = [{"role": "user", "content": parts}, {"role": "assistant", "content": "Very"}]
+    fields: ChatFields = {"continue_final_message": True, "template_kwargs": {"a": 1}, "tools": [{"name": "b"}]}
+    answers = []
+    for params in (LIMITED, replace(LIMITED, prompt_logprobs=1)):  # a client sends the second one as ids
+        answers += [_without_cache(await side.generate(chat, params, **fields)) for side in (engine, client)]
+    assert answers[0] == answers[1]
+    assert answers[2] == answers[3]
+    prompt = "<|im_start|>user\nHow do you do?<|im_end|>\n<|im_start|>assistant\nVery"
+    assert answers[0].usage.prompt_tokens == len(engine.tokenizer.encode(prompt))
+    assert await client.render_chat(chat, **fields) == engine.tokenizer.chat_text(chat, **fields) == prompt
+
+
+async def test_what_is_for_chats_is_refused_for_other_prompts(engine: AsyncEngine, client: AsyncClient) -> None:
+    fields: OptionFields = {"tools": [{"a": 1}], "add_generation_prompt": False, "template_kwargs": {"a": 1}}
+    for side in (engine, client):
+        for prompt, form in (("a", "text"), ([5, 6], "token ids")):
+            with pytest.raises(InvalidRequestError) as caught:
+                await side.generate(prompt, LIMITED, **fields)
+            assert [violation.field for violation in caught.value.violations] == list(fields)
+            assert caught.value.violations[0].description == f"it is for chat messages, and the prompt is {form}"
 
 
 async def test_a_prompt_for_logprobs_is_refused_by_its_name(client: AsyncClient) -> None:

@@ -138,6 +138,7 @@ def test_parts_are_for_the_template_to_read_and_text_for_others(family: str, fol
         ([{"text": "a"}], "message 1 has a content part of type None; only 'text' is possible"),
         ([{"type": "text", "text": 1}], "message 1 has a content part {'text': 1, 'type': 'text'}, which is not"),
         ([{"type": "text", "text": "a", "more": 1}], "message 1 has a content part {'more': 1, 'text': 'a', 'type': 'text'}, which is not"),
+        ([], "message 1 has content of type list, not a string or a list of parts"),
         ([b"a"], "message 1 has content of type list, not a string or a list of parts"),
     ],
 )

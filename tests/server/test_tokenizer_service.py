@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import chat_templates
 import grpc
 import pytest
 import tiny_tokenizers
@@ -24,7 +25,7 @@ from aengine import AsyncEngine
 from aengine.chats import MAX_CHAT_MESSAGES
 from aengine.engine.tokenizer import Tokenizer
 from aengine.server.services.tokenizer import MAX_NAMED_IDS, MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS
-from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, GenerationSpec, LogprobOptions, OutputOptions, TokenIds
+from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, ContentPart, GenerationSpec, LogprobOptions, OutputOptions, TokenIds
 from aengine.v1.generation_service_pb2 import GenerateRequest
 from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatRequest, TokenizeRequest
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceStub
@@ -162,6 +163,31 @@ async def test_a_conversation_with_and_without_the_opening(tokenizer: Tokenizer)
             answer = await stub.RenderChat(RenderChatRequest(chat=CONVERSATION, add_generation_prompt=opened))
             assert answer.text == text
             assert list(answer.token_ids) == tokenizer.encode(text, add_special_tokens=False)
+
+
+async def test_the_template_is_given_all_of_a_chat(tmp_path: Path) -> None:
+    tokenizer = load("byte_level", tmp_path, chat_template=chat_templates.QWEN3)
+    call = {"function": {"name": "f", "arguments": {"b": 1, "a": "ü"}}}
+    said = [
+        ChatMessage(role="user", parts=[ContentPart(text="a"), ContentPart(text="b")]),
+        ChatMessage(role="assistant", extra_fields=json.dumps({"content": None, "tool_calls": [call]})),
+        ChatMessage(role="tool", content="2"),
+    ]
+    chat = ChatPrompt(messages=said, tools=['{"name": "f"}'], template_kwargs='{"enable_thinking": false}')
+    same = [{"role": "user", "content": "ab"}, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "2"}]
+    async with tokenizing(tokenizer) as stub:
+        text = (await stub.RenderChat(RenderChatRequest(chat=chat))).text
+        assert text == tokenizer.chat_text(same, tools=[{"name": "f"}], template_kwargs={"enable_thinking": False})
+        chat.add_generation_prompt = False
+        closed = (await stub.RenderChat(RenderChatRequest(chat=chat))).text
+        assert text == closed + "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        assert (await stub.RenderChat(RenderChatRequest(chat=chat, add_generation_prompt=True))).text == text
+        chat.continue_final_message, chat.template_kwargs = True, '{"tools": 1}'
+        assert list(await refused(stub.RenderChat(RenderChatRequest(chat=chat)))) == ["chat.template_kwargs"]
+        chat.template_kwargs = ""
+        assert (await stub.RenderChat(RenderChatRequest(chat=chat))).text.endswith("<tool_response>\n2")
+        both = RenderChatRequest(chat=chat, add_generation_prompt=True)
+        assert list(await refused(stub.RenderChat(both))) == ["chat.continue_final_message"]
 
 
 async def test_a_chat_prompt_has_the_ids_that_are_rendered(demo: Serving) -> None:
