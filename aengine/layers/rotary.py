@@ -30,6 +30,11 @@ def unscaled(head_dim: int, theta: float) -> Tensor:
     return 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
 
 
+def dynamic(rotary_dim: int, theta: float, factor: float, growth: float) -> Tensor:
+    """NTK-aware scaling (bloc97 and emozilla, 2023) for sequences `growth` times as long as the original context."""
+    return unscaled(rotary_dim, theta * (factor * growth - (factor - 1)) ** (rotary_dim / (rotary_dim - 2)))
+
+
 def cos_sin_cache(spec: RopeSpec, num_positions: int, device: torch.device) -> Tensor:
     """[num_positions, rotary_dim] float32: the cosines, then the sines, of every position's angles."""
     positions = torch.arange(num_positions, dtype=torch.float32)

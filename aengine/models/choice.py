@@ -15,15 +15,15 @@ _log = logging.getLogger("aengine")
 AnySpec = ModelSpec | FallbackSpec
 
 
-def find_spec(model_dir: pathlib.Path, model_impl: str) -> AnySpec:
-    """The description of a model, by `EngineConfig.model_impl`, with a log line if transformers runs it.
+def find_spec(model_dir: pathlib.Path, model_impl: str, max_model_len: int | None = None) -> AnySpec:
+    """The description of a model, by `EngineConfig.model_impl`, with a log line if transformers runs it; `max_model_len` as in `read_spec`.
 
     Raises ModelLoadError saying why neither can, or why the one that is asked for cannot.
     """
     reason = "asked for"
     if model_impl != "transformers":
         try:
-            return load_spec(model_dir)
+            return load_spec(model_dir, max_model_len)
         except ModelLoadError as error:
             if model_impl == "native":
                 raise

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aengine.errors import ModelLoadError
@@ -30,6 +30,7 @@ class ConfigReader:
     config: Mapping[str, Any]
     defaults: Mapping[str, Any]  # the family's values of keys that are absent; a key of the config that is null is not absent
     keys: Mapping[str, str] = field(default_factory=dict)  # key -> the family's own name of it, in the config and the defaults
+    max_model_len: int | None = None  # tokens that the engine will be limited to; None: by the model and memory alone
 
     def name(self, key: str) -> str:
         """A key as the config has it."""
@@ -74,6 +75,13 @@ class ConfigReader:
         if not isinstance(name, str) or name not in _ACTIVATIONS:
             raise ModelLoadError(f"{self.name(key)} {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[name]
+
+    def part(self, key: str, **changes: Any) -> ConfigReader:
+        """A reader of the object that stands under a key, with `changes` to it."""
+        config = self.get(key, {})
+        if not isinstance(config, dict):
+            raise ModelLoadError(f"{self.name(key)} {config!r} in config.json is not an object")
+        return replace(self, config={**config, **changes})
 
     def layer_types(self, num_layers: int, known: Sequence[str] = ("full_attention", "sliding_attention")) -> list[str] | None:
         """The entries of `layer_types`, one per layer; None if it is absent."""

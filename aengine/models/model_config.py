@@ -18,16 +18,19 @@ from aengine.params import SamplingParams
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def load_spec(model_dir: pathlib.Path) -> ModelSpec:
+def load_spec(model_dir: pathlib.Path, max_model_len: int | None = None) -> ModelSpec:
     """The spec of the config.json in `model_dir`. Raises ModelLoadError."""
-    return read_spec(read_json(model_dir / "config.json"))
+    return read_spec(read_json(model_dir / "config.json"), max_model_len)
 
 
-def read_spec(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec of a config.json. Raises ModelLoadError naming what is missing or not supported."""
+def read_spec(config: Mapping[str, Any], max_model_len: int | None = None) -> ModelSpec:
+    """The spec of a config.json, for sequences of up to `max_model_len` tokens, on which some ropes depend; None: of the model's context.
+
+    Raises ModelLoadError naming what is missing or not supported.
+    """
     family, architecture = _family(config)
     check_quantization(config)
-    return family.read(ConfigReader(config, family.defaults, family.keys), architecture)
+    return family.read(ConfigReader(config, family.defaults, family.keys, max_model_len), architecture)
 
 
 def _family(config: Mapping[str, Any]) -> tuple[Family, str]:

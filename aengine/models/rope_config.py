@@ -9,8 +9,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from aengine.errors import ModelLoadError
-from aengine.layers.rotary import RopeSpec, llama3, unscaled, yarn
+from aengine.layers.rotary import RopeSpec, dynamic, llama3, unscaled, yarn
+from aengine.models.config_reader import ConfigReader
 
 _DEFAULT_THETA = 10000.0
 _COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
@@ -19,19 +22,28 @@ _KEYS = {  # by rope type, beside the common ones
     "linear": "factor",
     "llama3": "factor low_freq_factor high_freq_factor original_max_position_embeddings",
     "yarn": "factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim truncate",
+    "dynamic": "factor",
+    "longrope": "factor original_max_position_embeddings attention_factor short_factor long_factor",
 }
 
 
-def read_rope(config: Mapping[str, Any], head_dim: int, max_position_embeddings: int) -> tuple[RopeSpec, int]:
+def read_rope(
+    config: Mapping[str, Any], head_dim: int, max_position_embeddings: int, max_model_len: int | None = None
+) -> tuple[RopeSpec, int]:
     """The rope of a config.json, and the longest context in tokens. Raises ModelLoadError naming what is not supported.
 
     The context is `max_position_embeddings`, or the original context times YaRN's factor if that is more.
+
+    Two types depend on the length of sequences, and in `transformers` on that of the present one, which leaves the keys of earlier tokens
+    as they were. Here all sequences have the rope of the longest: "longrope" has its long factors if `max_model_len` (None: the context)
+    is more than the original context; "dynamic" is scaled for a `max_model_len` beyond `max_position_embeddings`, then the context.
     """
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, dict):
         raise ModelLoadError(f"rope_scaling {given!r} in config.json is not an object")
     parameters = {key: value for key, value in given.items() if value is not None}
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+    rope_type = "longrope" if rope_type == "su" else rope_type  # its first name
     if rope_type not in _KEYS:
         raise ModelLoadError(f"rope type {rope_type!r} is not supported; supported are {', '.join(_KEYS)}")
     unknown = sorted(set(parameters) - _COMMON_KEYS - set(_KEYS[rope_type].split()))
@@ -59,7 +71,19 @@ def read_rope(config: Mapping[str, Any], head_dim: int, max_position_embeddings:
     original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
     original = int(original or max_position_embeddings)
     frequencies = unscaled(rotary_dim, theta)
+    context = max_position_embeddings
     match rope_type:
+        case "dynamic":
+            context = max(context, min(max_model_len or context, int(context * number("factor"))))
+            frequencies = dynamic(rotary_dim, theta, number("factor"), context / max_position_embeddings)
+        case "longrope":
+            kind = "long_factor" if (max_model_len or context) > original else "short_factor"
+            factors = parameters.get(kind)
+            if not isinstance(factors, list) or len(factors) != len(frequencies):
+                raise ModelLoadError(f"rope parameter {kind} {factors!r} is not a list of {len(frequencies)} numbers")
+            factor = number("factor", max_position_embeddings / original)
+            wider = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+            return RopeSpec.of(frequencies / torch.tensor(factors), number("attention_factor", wider)), context
         case "linear":
             frequencies /= number("factor")
         case "llama3":
@@ -70,7 +94,21 @@ def read_rope(config: Mapping[str, Any], head_dim: int, max_position_embeddings:
             frequencies = yarn(frequencies, theta, factor, number("beta_fast", 32.0), number("beta_slow", 1.0), original, truncate=truncate)
             attention_factor = number("attention_factor", _yarn_attention_factor(factor, parameters))
             return RopeSpec.of(frequencies, attention_factor), max(max_position_embeddings, int(original * factor))
-    return RopeSpec.of(frequencies), max_position_embeddings
+    return RopeSpec.of(frequencies), context
+
+
+def read_ropes(reader: ConfigReader, head_dim: int, older: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, RopeSpec], int]:
+    """The rope of each kind of layers, from `rope_parameters` by kind, and the longest context in tokens.
+
+    `older`: the kinds, and for each the keys of a config in the older form as `read_rope` knows them.
+    """
+    given = reader.get("rope_parameters")
+    if given is not None and not (isinstance(given, dict) and all(isinstance(given.get(kind), dict) for kind in older)):
+        raise ModelLoadError(f"rope_parameters {given!r} in config.json is not an object with {' and '.join(older)}")
+    maximum = reader.positive("max_position_embeddings")
+    forms = older if given is None else {kind: {"rope_parameters": given[kind]} for kind in older}
+    ropes = {kind: read_rope(form, head_dim, maximum, reader.max_model_len) for kind, form in forms.items()}
+    return {kind: rope for kind, (rope, _) in ropes.items()}, max(context for _, context in ropes.values())
 
 
 def _yarn_attention_factor(factor: float, parameters: Mapping[str, Any]) -> float:

@@ -55,7 +55,7 @@ class ModelRunner:
         """
         self.device = find_device(config.device)
         on_cpu = self.device.type == "cpu"
-        self.spec = find_spec(model_dir, config.model_impl)
+        self.spec = find_spec(model_dir, config.model_impl, config.max_model_len)
         self.eos_token_ids, self.sampling_defaults = load_generation(model_dir, self.spec.eos_token_ids)
         self.page_size = config.page_size
         self.max_num_seqs = config.num_seqs

@@ -53,17 +53,21 @@ class Case:
 
 
 @torch.no_grad()
-def randomize(model: torch.nn.Module, seed: int) -> None:
+def randomize(model: transformers.PreTrainedModel, seed: int) -> None:
     """Draws all parameters such that every layer changes the logits: matrices that make activations a little larger, norms that weight
-    each number differently, biases that are not zero."""
+    each number differently, biases that are not zero, and embeddings that layers outweigh where they are the head, too."""
     generator = torch.Generator().manual_seed(seed)
+    embedding = model.get_input_embeddings().weight
+    tied = embedding is model.get_output_embeddings().weight
     for name, parameter in model.named_parameters():
         if "norm" in name or "ln_" in name:
             parameter.add_(torch.rand(parameter.shape, generator=generator) - (0.0 if name.endswith("bias") else 0.5))
+        elif parameter is embedding:
+            parameter.normal_(0.0, 0.05 if tied else 0.7, generator=generator)
         elif parameter.dim() > 1:
             parameter.normal_(0.0, 1.2 * parameter.shape[-1] ** -0.5, generator=generator)
         else:
-            parameter.normal_(0.0, 0.5, generator=generator)
+            parameter.normal_(0.0, 0.2, generator=generator)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ BACKENDS = ("auto", "torch_native")  # auto: the CPU kernels where they run the 
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Reference]:
     case = request.param
     expected = reference(case, tmp_path_factory.mktemp(case.name))
-    assert len({token for tokens in expected.tokens for token in tokens}) > 40, "the reference is degenerate"
+    distinct = len({token for tokens in expected.tokens for token in tokens})
+    assert distinct > 40, f"the reference is degenerate: {distinct} different tokens"
     return case, expected
 
 

@@ -89,8 +89,10 @@ def rms_norm(reader: ConfigReader, key: str = "rms_norm_eps", *, unit_offset: bo
 
 def rope_and_context(reader: ConfigReader, head_dim: int, *, partial: bool = False) -> tuple[RopeSpec, int]:
     """The rope that all layers share, and the longest context in tokens. `partial`: it may rotate a part of each head."""
-    given = {key: reader.get(key) for key in ("rope_theta", "rope_parameters", "partial_rotary_factor")}
-    rope, context = read_rope({**reader.config, **given}, head_dim, reader.positive("max_position_embeddings"))
+    keys = ("rope_theta", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings")
+    given = {key: reader.get(key) for key in keys}
+    maximum = reader.positive("max_position_embeddings")
+    rope, context = read_rope({**reader.config, **given}, head_dim, maximum, reader.max_model_len)
     rotated = 2 * len(rope.frequencies)
     if rotated != head_dim and not partial:
         raise ModelLoadError(
@@ -118,6 +120,32 @@ def attention(reader: ConfigReader, rope: RopeSpec | None, **changes: Any) -> At
     num_heads, num_kv_heads, head_dim = head_sizes(reader)
     fields = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "scale": head_dim**-0.5, "rope": rope}
     return Attention(**{**fields, **changes})
+
+
+def layer_kinds(reader: ConfigReader, full_every: int | None) -> list[str]:
+    """The `layer_types`; if they are absent, every layer slides but each `full_every`-th; None: no layer is full."""
+    num_layers = reader.positive("num_hidden_layers")
+    kinds = reader.layer_types(num_layers)
+    if kinds is not None:
+        return kinds
+    return ["full_attention" if full_every and not (layer + 1) % full_every else "sliding_attention" for layer in range(num_layers)]
+
+
+def window_of(reader: ConfigReader, kind: str) -> int | None:
+    """The window of layers of this kind."""
+    return reader.positive("sliding_window") if kind == "sliding_attention" else None
+
+
+def halves(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    """Of a checkpoint whose rope pairs neighbours: rows of q and k in the order in which it pairs halves of the rotated dimensions.
+
+    A family's `transform`, for models without norms of q and k."""
+    attention = None if layer is None else layer.attention
+    if not isinstance(attention, Attention) or attention.rope is None or not name.startswith("qkv.") or part == 2:
+        return None
+    rotary_dim, head_dim = 2 * len(attention.rope.frequencies), attention.head_dim
+    order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
+    return Transform(shape, lambda rows: rows.view(-1, head_dim, *shape[1:])[:, order].view(shape))
 
 
 def layer_norm(reader: ConfigReader, key: str = "layer_norm_eps") -> Norm:

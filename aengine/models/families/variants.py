@@ -1,0 +1,224 @@
+"""Dense decoders that differ from Llama in a few blocks: Ministral, SmolLM3, Granite, Phi-3 and 4, GLM-4, OLMo 2 and 3, Cohere 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aengine.errors import ModelLoadError
+from aengine.models.config_reader import ConfigReader
+from aengine.models.families.base import (
+    LLAMA_NAMES,
+    Family,
+    attention,
+    decoder_spec,
+    gated_mlp,
+    halves,
+    head_sizes,
+    layer_kinds,
+    rms_norm,
+    rope_and_context,
+    window_of,
+)
+from aengine.models.families.llama import uniform_windows
+from aengine.models.rope_config import read_ropes
+from aengine.models.spec import Layer, ModelSpec, Norm, NormKind, QkNorm
+
+
+def _ministral(reader: ConfigReader, architecture: str) -> ModelSpec:
+    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    norm, mlp = rms_norm(reader), gated_mlp(reader)
+    kinds = layer_kinds(reader, full_every=1 if reader.get("sliding_window") is None else None)
+    layers = [Layer(attention(reader, rope, window=window_of(reader, kind)), mlp, norm, norm) for kind in kinds]
+    return decoder_spec(reader, "ministral", architecture, layers, max_position_embeddings=context)
+
+
+def _smollm3(reader: ConfigReader, architecture: str) -> ModelSpec:
+    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    norm, bias, num_layers = rms_norm(reader), reader.flag("attention_bias"), reader.positive("num_hidden_layers")
+    interval = reader.positive("no_rope_layer_interval")
+    rotated = reader.get("no_rope_layers", [(layer + 1) % interval != 0 for layer in range(num_layers)])  # 1 where there is a rope
+    if not isinstance(rotated, list) or len(rotated) != num_layers:
+        raise ModelLoadError(f"no_rope_layers {rotated!r} in config.json does not have an entry for each of {num_layers} layers")
+    slides = reader.flag("use_sliding_window") and reader.get("sliding_window") is not None
+    default = ["sliding_attention" if slides and not one else "full_attention" for one in rotated]
+    kinds = reader.layer_types(num_layers) or default
+    layers = [
+        Layer(
+            attention(reader, rope if one else None, window=window_of(reader, kind), qkv_bias=bias, output_bias=bias),
+            gated_mlp(reader, bias=reader.flag("mlp_bias")),
+            norm,
+            norm,
+        )
+        for one, kind in zip(rotated, kinds, strict=True)
+    ]
+    return decoder_spec(reader, "smollm3", architecture, layers, max_position_embeddings=context)
+
+
+def _granite(reader: ConfigReader, architecture: str) -> ModelSpec:
+    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    norm, bias = rms_norm(reader), reader.flag("attention_bias")
+    layer = Layer(
+        attention=attention(reader, rope, scale=reader.number("attention_multiplier"), qkv_bias=bias, output_bias=bias),
+        mlp=gated_mlp(reader, bias=reader.flag("mlp_bias")),
+        attention_norm=norm,
+        mlp_norm=norm,
+        residual_multiplier=reader.number("residual_multiplier"),
+    )
+    return decoder_spec(
+        reader,
+        "granite",
+        architecture,
+        [layer] * reader.positive("num_hidden_layers"),
+        max_position_embeddings=context,
+        embedding_scale=reader.number("embedding_multiplier"),
+        logit_scale=1.0 / reader.number("logits_scaling"),
+    )
+
+
+def _phi3(reader: ConfigReader, architecture: str) -> ModelSpec:
+    rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=True)
+    norm, mlp = rms_norm(reader), gated_mlp(reader)
+    windows = uniform_windows(reader, None if reader.get("sliding_window") is None else reader.positive("sliding_window"))
+    layers = [Layer(attention(reader, rope, window=window), mlp, norm, norm) for window in windows]
+    return decoder_spec(reader, "phi3", architecture, layers, max_position_embeddings=context)
+
+
+def _glm(reader: ConfigReader, architecture: str, family: str = "glm") -> ModelSpec:
+    rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=True)
+    norm = rms_norm(reader)
+    post_norm = norm if family == "glm4" else None
+    layer = Layer(
+        attention=attention(reader, rope, qkv_bias=reader.flag("attention_bias")),
+        mlp=gated_mlp(reader),
+        attention_norm=norm,
+        post_attention_norm=post_norm,
+        mlp_norm=norm,
+        post_mlp_norm=post_norm,
+    )
+    layers = [layer] * reader.positive("num_hidden_layers")
+    return decoder_spec(reader, family, architecture, layers, max_position_embeddings=context)
+
+
+def _glm4(reader: ConfigReader, architecture: str) -> ModelSpec:
+    return _glm(reader, architecture, "glm4")
+
+
+def _olmo2(reader: ConfigReader, architecture: str) -> ModelSpec:
+    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    layers = [_olmo_layer(reader, rope=rope)] * reader.positive("num_hidden_layers")
+    return decoder_spec(reader, "olmo2", architecture, layers, max_position_embeddings=context)
+
+
+def _olmo3(reader: ConfigReader, architecture: str) -> ModelSpec:
+    theta = {"rope_theta": reader.get("rope_theta", 500_000.0)}
+    older = {"sliding_attention": theta, "full_attention": {**theta, "rope_scaling": reader.get("rope_scaling")}}
+    ropes, context = read_ropes(reader, head_sizes(reader)[2], older)
+    layers = [_olmo_layer(reader, rope=ropes[kind], window=window_of(reader, kind)) for kind in layer_kinds(reader, full_every=4)]
+    return decoder_spec(reader, "olmo3", architecture, layers, max_position_embeddings=context)
+
+
+def _olmo_layer(reader: ConfigReader, **changes: Any) -> Layer:
+    """Norms stand behind the blocks, and before the rope over all heads together."""
+    norm, bias = rms_norm(reader), reader.flag("attention_bias")
+    return Layer(
+        attention=attention(reader, **changes, qkv_bias=bias, output_bias=bias, qk_norm=QkNorm(norm, whole=True)),
+        mlp=gated_mlp(reader),
+        attention_norm=None,
+        post_attention_norm=norm,
+        mlp_norm=None,
+        post_mlp_norm=norm,
+    )
+
+
+def _cohere2(reader: ConfigReader, architecture: str) -> ModelSpec:
+    """Attention and MLP are parallel; layers without a window have no rope."""
+    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    norm, mlp, bias = Norm(NormKind.LAYER, reader.number("layer_norm_eps")), gated_mlp(reader), reader.flag("attention_bias")
+    layers = [
+        Layer(
+            attention=attention(reader, rope if window else None, window=window, qkv_bias=bias, output_bias=bias),
+            mlp=mlp,
+            attention_norm=norm,
+            mlp_norm=None,
+            parallel=True,
+        )
+        for window in (window_of(reader, kind) for kind in layer_kinds(reader, reader.positive("sliding_window_pattern", 4)))
+    ]
+    scale = reader.number("logit_scale")
+    return decoder_spec(reader, "cohere2", architecture, layers, norm=norm, max_position_embeddings=context, logit_scale=scale)
+
+
+_OLMO = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
+_OLMO_NAMES = {**LLAMA_NAMES, "post_attention_norm": "post_attention_layernorm", "post_mlp_norm": "post_feedforward_layernorm"}
+_GLM = {
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1.5625e-07,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+}
+_GLM_NAMES = {**LLAMA_NAMES, "gate_up": "mlp.gate_up_proj"}
+FAMILIES = (
+    Family(
+        "ministral",
+        "MinistralForCausalLM",
+        _ministral,
+        {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096},
+    ),
+    Family(
+        "smollm3",
+        "SmolLM3ForCausalLM",
+        _smollm3,
+        {
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32_768,
+            "rope_theta": 2_000_000.0,
+            "no_rope_layer_interval": 4,
+            "tie_word_embeddings": True,
+        },
+    ),
+    Family(
+        "granite",
+        "GraniteForCausalLM",
+        _granite,
+        {
+            "max_position_embeddings": 2048,
+            "attention_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "embedding_multiplier": 1.0,
+            "logits_scaling": 1.0,
+        },
+    ),
+    Family(
+        "phi3",
+        "Phi3ForCausalLM",
+        _phi3,
+        {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+        {**LLAMA_NAMES, "qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"},
+    ),
+    Family("glm", "GlmForCausalLM", _glm, _GLM, _GLM_NAMES, halves),
+    Family(
+        "glm4",
+        "Glm4ForCausalLM",
+        _glm4,
+        _GLM,
+        {**_GLM_NAMES, "post_attention_norm": "post_self_attn_layernorm", "post_mlp_norm": "post_mlp_layernorm"},
+        halves,
+    ),
+    Family("olmo2", "Olmo2ForCausalLM", _olmo2, _OLMO, _OLMO_NAMES),
+    Family("olmo3", "Olmo3ForCausalLM", _olmo3, {**_OLMO, "sliding_window": 4096}, _OLMO_NAMES),
+    Family(
+        "cohere2",
+        "Cohere2ForCausalLM",
+        _cohere2,
+        {
+            "max_position_embeddings": 8192,
+            "layer_norm_eps": 1e-5,
+            "logit_scale": 0.0625,
+            "sliding_window": 4096,
+            "tie_word_embeddings": True,
+        },
+        transform=halves,
+    ),
+)
