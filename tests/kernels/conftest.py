@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from cpu_ops import declare
 
 from aengine.kernels.cpu.levels import Level, supported_levels
 from aengine.kernels.cpu.library import CpuKernels, load_level
@@ -13,7 +12,7 @@ from aengine.kernels.cpu.library import CpuKernels, load_level
 
 @cache
 def loaded(level: Level) -> CpuKernels:
-    return declare(load_level(level))
+    return load_level(level)
 
 
 def _param(level: Level) -> object:

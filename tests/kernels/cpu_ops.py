@@ -6,7 +6,7 @@ Shapes and dtypes are checked, results allocated.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_int, c_int32, c_int64, c_void_p
+from ctypes import c_int64
 
 import numpy as np
 import torch
@@ -20,36 +20,23 @@ from aengine.kernels.cpu.library import (
     PANEL,
     CAttentionOp,
     CEmbedOp,
-    CExperts,
-    CHeads,
+    CExpertsOp,
+    CHeadsOp,
     CLinearOp,
     CModel,
     CNorm,
     CNormOp,
     COp,
-    CpuKernels,
     Workspace,
     check,
 )
-from aengine.kernels.cpu.ops import as_rows, norm_weight, row_stride
+from aengine.kernels.cpu.ops import norm_weight
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool, stored_dim
 from aengine.models.cpu_stack import LastTokens, StepArguments
 
 NO_TOKENS = np.zeros(0, np.int32)
 NO_LAST_TOKENS = LastTokens(NO_TOKENS, NO_TOKENS, NO_TOKENS)
-_SIGNATURES = {  # as those of `aengine.kernels.cpu.library`
-    "experts": (c_int, c_int32, POINTER(CExperts), c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int),
-    "heads": (c_int, c_int32, POINTER(CHeads), c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int),
-}
-
-
-def declare(kernels: CpuKernels) -> CpuKernels:
-    """The kernels, with the signatures of the functions that only tests call by themselves."""
-    for name, (result, *arguments) in _SIGNATURES.items():
-        function = getattr(kernels, name)
-        function.restype, function.argtypes = result, arguments
-    return kernels
 
 
 def run(
@@ -123,26 +110,17 @@ def argmax(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:
     return run(workspace, [x], [], head=weight)
 
 
-def add_experts(workspace: Workspace, x: Tensor, experts: CExperts, residual: Tensor) -> Tensor:
-    """residual + the output of the experts, rounded once; [m, out_features]."""
-    rows = as_rows(x, x.shape[1], x.dtype)
-    out = torch.zeros(len(x), _padded(residual.shape[1], PANEL), dtype=x.dtype)
-    out[:, : residual.shape[1]] = residual
-    status = workspace.kernels.experts(
-        *(ELEMENTS[x.dtype], ctypes.byref(experts), rows.data_ptr(), row_stride(rows), len(x)),
-        *(out.data_ptr(), out.shape[1], workspace.handle, workspace.threads),
-    )
-    check(status)
-    return out[:, : residual.shape[1]]
+def experts(workspace: Workspace, x: Tensor, op: CExpertsOp, residual: Tensor | None = None) -> Tensor:
+    """The output of the experts, or residual + op.multiplier times that, rounded once; [m, in_features]."""
+    op.out, op.epilogue = 1, library.STORE if residual is None else library.ADD
+    inputs, outputs = ([x], [x.shape[1]]) if residual is None else ([x, residual], [])
+    return run(workspace, inputs, outputs, (library.EXPERTS, op))
 
 
-def multiply_heads(workspace: Workspace, x: Tensor, heads: CHeads, out: Tensor) -> None:
-    """Writes to `out` as `heads` says; rows of both are contiguous, those of `x` zero up to a multiple of 16."""
-    status = workspace.kernels.heads(
-        *(ELEMENTS[x.dtype], ctypes.byref(heads), x.data_ptr(), x.stride(0), len(x)),
-        *(out.data_ptr(), out.stride(0), workspace.handle, workspace.threads),
-    )
-    check(status)
+def multiply_heads(workspace: Workspace, x: Tensor, op: CHeadsOp, out: Tensor) -> Tensor:
+    """`out` [m, width] with what `op` writes to it."""
+    op.out = 1
+    return run(workspace, [x, out], [], (library.HEADS, op))
 
 
 def rms_norm(workspace: Workspace, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aengine.kernels.cpu.library import CExperts, CHeads, CpuKernels, Workspace
+from aengine.kernels.cpu.library import SIGMOID, SOFTMAX, CExpertsOp, CHeadsOp, CpuKernels, Workspace
 from aengine.kernels.cpu.packing import PackedLinear, PackedLinears
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -73,7 +73,8 @@ class Layer:
             self._shared_down = PackedLinear(self.kernels, [self.shared_down], **options)
         pointers += [ctypes.addressof(one.c) for one in (self._shared_gate_up, self._shared_down)] if self.shared else [None, None]
         sizes = (self.num_experts, self.top_k, self.num_groups, self.top_groups, self.group_top)
-        self.c = CExperts(*pointers, *sizes, self.scaling, self.sigmoid, self.normalize, self.shared_gate)
+        options = (SIGMOID if self.sigmoid else SOFTMAX, self.normalize, self.shared_gate)
+        self.op = CExpertsOp(*pointers, *sizes, self.scaling, *options, multiplier=1.0)
 
     def expected(self, x: Tensor) -> Tensor:
         chosen, weights = self.routed(x)
@@ -118,8 +119,11 @@ def test_experts(kernels: CpuKernels, name: str, dtype: torch.dtype) -> None:
     layer = Layer(kernels, dtype, **ROUTERS[name])
     for rows in (1, 2, 7, 300):
         x, residual = torch.randn(rows, layer.hidden).to(dtype), torch.randn(rows, layer.hidden).to(dtype)
-        result = cpu_ops.add_experts(Workspace(kernels, 2), x, layer.c, residual)
+        result = cpu_ops.experts(Workspace(kernels, 2), x, layer.op, residual)
         assert_close(result, residual.float() + layer.expected(x), dtype)
+    layer.op.multiplier = 0.25
+    result = cpu_ops.experts(Workspace(kernels, 2), x, layer.op, residual)
+    assert_close(result, residual.float() + 0.25 * layer.expected(x), dtype)
 
 
 @settings(max_examples=25, deadline=None)
@@ -138,7 +142,7 @@ def test_shapes_of_experts(kernels: CpuKernels, rows, experts, hidden, intermedi
     top_k = data.draw(st.integers(1, min(experts, 9)))
     layer = Layer(kernels, dtype, num_experts=experts, top_k=top_k, hidden=hidden, intermediate=intermediate)
     x, residual = torch.randn(rows, hidden).to(dtype), torch.randn(rows, hidden).to(dtype)
-    result = cpu_ops.add_experts(Workspace(kernels, threads), x, layer.c, residual)
+    result = cpu_ops.experts(Workspace(kernels, threads), x, layer.op, residual)
     assert_close(result, residual.float() + layer.expected(x), dtype)
 
 
@@ -148,7 +152,7 @@ def test_int8_experts(kernels: CpuKernels, dtype: torch.dtype) -> None:
     layer = Layer(kernels, dtype, hidden=256, intermediate=128, shared=64, int8=True)
     x = torch.randn(40, 256).to(dtype)
     expected = layer.expected(x)
-    result = cpu_ops.add_experts(Workspace(kernels, 2), x, layer.c, torch.zeros(x.shape, dtype=dtype))
+    result = cpu_ops.experts(Workspace(kernels, 2), x, layer.op)
     assert (result.float() - expected).norm() / expected.norm() < 0.03  # 1.1 % relative error per product
 
 
@@ -158,11 +162,11 @@ def test_a_row_does_not_depend_on_its_neighbours(kernels: CpuKernels, dtype: tor
     torch.manual_seed(1)
     layer = Layer(kernels, dtype, num_experts=6, top_k=3, shared=24, int8=int8)
     x, residual = (torch.randn(411, layer.hidden).to(dtype) for _ in range(2))
-    together = cpu_ops.add_experts(Workspace(kernels, 3), x, layer.c, residual)
+    together = cpu_ops.experts(Workspace(kernels, 3), x, layer.op, residual)
     workspace = Workspace(kernels, 1)
     for first, count in [(0, 1), (7, 2), (100, 3), (300, 5), (17, 100)]:
         part = slice(first, first + count)
-        assert torch.equal(cpu_ops.add_experts(workspace, x[part], layer.c, residual[part]), together[part])
+        assert torch.equal(cpu_ops.experts(workspace, x[part], layer.op, residual[part]), together[part])
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -171,9 +175,9 @@ def test_not_a_number_stays_in_its_row(kernels: CpuKernels, bad: float) -> None:
     for options in ROUTERS.values():
         layer = Layer(kernels, torch.float32, **options)
         x = torch.randn(9, layer.hidden)
-        expected = cpu_ops.add_experts(Workspace(kernels, 2), x, layer.c, torch.zeros(x.shape))
+        expected = cpu_ops.experts(Workspace(kernels, 2), x, layer.op)
         x[4] = bad
-        result = cpu_ops.add_experts(Workspace(kernels, 2), x, layer.c, torch.zeros(x.shape))
+        result = cpu_ops.experts(Workspace(kernels, 2), x, layer.op)
         assert not result[4].isfinite().any()
         others = torch.arange(9) != 4
         assert torch.equal(result[others], expected[others])
@@ -187,12 +191,12 @@ def test_heads(kernels: CpuKernels, dtype: torch.dtype, num_heads: int, width: i
     packed = PackedLinears(kernels, in_parts(weight.flatten(0, 1)), num_heads, dtype=dtype, threads=2)
     for rows in (1, 9, 200):
         x = torch.randn(rows, num_heads, copied + width).to(dtype)
-        padded = torch.nn.functional.pad(x.flatten(1), (0, -num_heads * (copied + width) % 16))
-        out = torch.full((rows, 7 + num_heads * (copied + out_width)), 3.0, dtype=dtype)
-        places = (copied, copied, copied + width, 7 + copied, copied + out_width)
-        cpu_ops.multiply_heads(Workspace(kernels, 3), padded, CHeads(ctypes.addressof(packed.c), num_heads, *places), out)
-        assert torch.equal(out[:, :7], torch.full((rows, 7), 3.0, dtype=dtype))
-        heads = out[:, 7:].view(rows, num_heads, -1)
+        before = torch.full((rows, 7 + num_heads * (copied + out_width) + 1), 3.0, dtype=dtype)
+        op = CHeadsOp(ctypes.addressof(packed.c), num_heads, copied, copied, copied + width, 7 + copied, copied + out_width)
+        out = cpu_ops.multiply_heads(Workspace(kernels, 3), x.flatten(1), op, before)
+        assert torch.equal(out[:, :7], before[:, :7])
+        assert torch.equal(out[:, -1], before[:, -1])
+        heads = out[:, 7:-1].view(rows, num_heads, -1)
         assert torch.equal(heads[..., :copied], x[..., :copied])
         assert_close(heads[..., copied:], torch.einsum("mhi,hoi->mho", x[..., copied:].float(), weight.float()), dtype)
 

@@ -27,10 +27,11 @@ MAX_BUFFERS = 32  # of a model's activations
 ELEMENTS = {torch.bfloat16: 0, torch.float32: 1}
 BF16_PAIRS, F32_WORDS, INT8_QUADS = 0, 1, 2
 _BYTES = ctypes.c_char * 0
-EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER = range(6)  # `OpKind`
+EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS = range(8)  # `OpKind`
 STORE, ADD, ACTIVATE, GATED = range(4)  # `Epilogue`
 SILU = 0  # `Activation`
 RMS_NORM, LAYER_NORM = range(2)  # `NormKind`
+SOFTMAX, SIGMOID = range(2)  # `Scoring`
 
 
 def _fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
@@ -44,19 +45,6 @@ class CPackedLinear(Structure):
 
 class CPart(Structure):
     _fields_ = _fields((c_void_p, "data"), (c_int64, "rows stride"))
-
-
-class CExperts(Structure):
-    _fields_ = _fields(
-        (c_void_p, "router correction gate_up down shared_gate_up shared_down"),
-        (c_int64, "num_experts top_k num_groups top_groups group_top"),
-        (c_float, "scaling"),
-        (c_int32, "scoring normalize shared_gate"),
-    )
-
-
-class CHeads(Structure):
-    _fields_ = _fields((c_void_p, "weights"), (c_int64, "num_heads copied in_first in_stride out_first out_stride"))
 
 
 class CNorm(Structure):
@@ -93,6 +81,20 @@ class CGatherOp(Structure):
     _fields_ = _fields((c_int32, "in out"))
 
 
+class CExpertsOp(Structure):
+    _fields_ = _fields(
+        (c_void_p, "router correction gate_up down shared_gate_up shared_down"),
+        (c_int64, "num_experts top_k num_groups top_groups group_top"),
+        (c_float, "scaling"),
+        (c_int32, "scoring normalize shared_gate in out epilogue activation"),
+        (c_float, "multiplier"),
+    )
+
+
+class CHeadsOp(Structure):
+    _fields_ = _fields((c_void_p, "weights"), (c_int64, "num_heads copied in_first in_stride out_first out_stride"), (c_int32, "in out"))
+
+
 class CModel(Structure):
     _fields_ = _fields(
         (POINTER(COp), "ops"),
@@ -117,7 +119,7 @@ class CStep(Structure):
     )
 
 
-_OPS = (COp, CEmbedOp, CNormOp, CLinearOp, CAttentionOp, CGatherOp, CExperts, CHeads)
+_OPS = (COp, CEmbedOp, CNormOp, CLinearOp, CAttentionOp, CGatherOp, CExpertsOp, CHeadsOp)
 STRUCT_SIZES = [*map(ctypes.sizeof, (CPackedLinear, CPart, *_OPS, CModel, CPool)), DRAW_PARAMS.itemsize, ctypes.sizeof(CStep)]
 """In the order of `aengine_struct_sizes`."""
 

@@ -74,7 +74,7 @@ struct Norm {
 
 // The operations of a step, each done before the next begins. Buffers of activations are numbers; each has a row for each token, or from
 // GATHER on for each logits index.
-enum OpKind : i32 { EMBED = 0, NORM = 1, LINEAR = 2, ROTATE = 3, ATTEND = 4, GATHER = 5 };
+enum OpKind : i32 { EMBED = 0, NORM = 1, LINEAR = 2, ROTATE = 3, ATTEND = 4, GATHER = 5, EXPERTS = 6, HEADS = 7 };
 
 struct Op {
   i32 kind;
@@ -124,8 +124,9 @@ struct GatherOp {
 
 enum Scoring : i32 { SOFTMAX = 0, SIGMOID = 1 };
 
-// A layer of experts: MLPs of which a router chooses `top_k` for each token. Their gate_up are interleaved.
-struct Experts {
+// out = the outputs of the MLPs that a router chooses for a row of `in`, added with their weights, or as the epilogue ADD has it. Matrices
+// `gate_up` are interleaved.
+struct ExpertsOp {
   const PackedLinear* router;          // [num_experts, hidden], and one row more if there is a shared gate
   const float* correction;             // [num_experts], added to scores for the choice alone; null: none
   const PackedLinear* gate_up;         // [num_experts]
@@ -139,13 +140,16 @@ struct Experts {
   i32 scoring;
   i32 normalize;    // the chosen's scores are divided by their sum
   i32 shared_gate;  // the last output of the router is a logit, the sigmoid of which is the weight of the shared MLP, otherwise 1
+  i32 in, out, epilogue, activation;
+  float multiplier;
 };
 
-// A matrix for each head: of `in` elements from column in_first + head * in_stride on, to `out` ones from out_first + head * out_stride
-// on. The `copied` elements before the one are copied to before the other. in_features is a multiple of 16.
-struct Heads {
+// A matrix for each head: from `in_features` elements (a multiple of 16) at column in_first + head * in_stride of `in` to those at column
+// out_first + head * out_stride of `out`. The `copied` elements before the one are copied to before the other.
+struct HeadsOp {
   const PackedLinear* weights;  // [num_heads]
   i64 num_heads, copied, in_first, in_stride, out_first, out_stride;
+  i32 in, out;
 };
 
 struct Model {

@@ -11,7 +11,7 @@ namespace aengine {
 struct ExpertSizes {
   i64 rows, choices, num_groups;  // at most
   i64 logits_stride, gated_stride, shared_stride, out_stride;
-  ExpertSizes(const Experts& e, i64 tokens)
+  ExpertSizes(const ExpertsOp& e, i64 tokens)
       : rows(tokens),
         choices(tokens * e.top_k),
         num_groups(smaller(e.num_experts, tokens * e.top_k)),
@@ -30,16 +30,17 @@ struct ExpertBuffers : ExpertSizes {
   i32* places;     // [rows, top_k]
   i32* tokens;     // [choices], of each place
   Group* groups;   // [2][num_groups], for gate_up and for down
-  E* gated;        // [choices, gated_stride], of each place
-  E* shared;       // [rows, shared_stride]
-  float* outputs;  // [choices + rows, out_stride], of each place, then of the shared expert
+  Rows<E> gated;   // [choices], of each place
+  Rows<E> shared;  // [rows], of the shared MLP
+  Rows<float> outputs;  // [choices + rows], of each place, then of the shared MLP
 
   ExpertBuffers(const Buffers& space, const ExpertSizes& sizes) : ExpertSizes(sizes) {
     logits = space.routing.as<float>(), weights = logits + rows * logits_stride;
     chosen = space.choices.as<i32>(), places = chosen + choices, tokens = places + choices;
     groups = space.groups.as<Group>();
-    gated = space.expert_gated.as<E>(), shared = gated + choices * gated_stride;
-    outputs = space.expert_outputs.as<float>();
+    gated = {space.expert_gated.as<E>(), gated_stride};
+    shared = {gated.row(choices), shared_stride};
+    outputs = {space.expert_outputs.as<float>(), out_stride};
   }
 };
 
@@ -55,7 +56,7 @@ i64 find_largest(const float* values, const bool* taken, i64 count) {
 }
 
 // Logits, with room to a multiple of PANEL -> scores: their softmax or sigmoids.
-void score_experts(const Experts& e, float* logits) {
+void score_experts(const ExpertsOp& e, float* logits) {
   for (i64 i = e.num_experts; i < round_up(e.num_experts, LANES); i++) logits[i] = 0.f;
   if (e.scoring == SIGMOID) {
     for (i64 i = 0; i < e.num_experts; i += LANES) store(logits + i, 1.f / (1.f + exp(-load(logits + i))));
@@ -69,7 +70,7 @@ void score_experts(const Experts& e, float* logits) {
 }
 
 // Marks all experts as taken whose group is not one of the `top_groups` best, by the sum of the `group_top` largest values of each.
-void exclude_groups(const Experts& e, const float* values, bool* taken) {
+void exclude_groups(const ExpertsOp& e, const float* values, bool* taken) {
   const i64 size = e.num_experts / e.num_groups;
   float ranks[MAX_EXPERTS] = {};
   bool allowed[MAX_EXPERTS] = {};
@@ -86,7 +87,7 @@ void exclude_groups(const Experts& e, const float* values, bool* taken) {
 }
 
 // The experts of one token, the best first, and their weights; then the weight of the shared expert. Overwrites the logits.
-void choose_experts(const Experts& e, float* logits, i32* chosen, float* weights) {
+void choose_experts(const ExpertsOp& e, float* logits, i32* chosen, float* weights) {
   const float gate = e.shared_gate ? 1.f / (1.f + std::exp(-logits[e.num_experts])) : 1.f;
   score_experts(e, logits);
   float values[MAX_EXPERTS], total = 1e-20f;  // as DeepSeek's routers have it
@@ -106,7 +107,7 @@ void choose_experts(const Experts& e, float* logits, i32* chosen, float* weights
 
 // Sorts the choices of all tokens by expert, and makes the groups of both products.
 template <class E>
-void group_choices(const Experts& e, const ExpertBuffers<E>& b) {
+void group_choices(const ExpertsOp& e, const ExpertBuffers<E>& b) {
   i64 ends[MAX_EXPERTS] = {};
   for (i64 i = 0; i < b.choices; i++) ends[b.chosen[i]]++;
   Group *gate_up = b.groups, *down = b.groups + b.num_groups;
@@ -128,25 +129,25 @@ void group_choices(const Experts& e, const ExpertBuffers<E>& b) {
   }
 }
 
-// The sum of a token's choices from column `begin` on, added to `out`.
+// The sum of a token's choices from column `begin` on, to `out`.
 template <class E>
-AE_NOINLINE void add_choices(const ExpertBuffers<E>& b, const Experts& e, i64 token, i64 begin, i64 end, E* out) {
+AE_NOINLINE void add_choices(const ExpertBuffers<E>& b, const ExpertsOp& e, i64 token, i64 begin, i64 end, E* out) {
   const float* weights = b.weights + token * (e.top_k + 1);
   const i64 count = e.top_k + (e.shared_down ? 1 : 0);
   for (i64 column = begin; column < end; column += LANES) {
     VecF total = {};
     for (i64 k = 0; k < count; k++) {
       const i64 row = k < e.top_k ? b.places[token * e.top_k + k] : b.choices + token;
-      total += load(b.outputs + row * b.out_stride + column) * weights[k];
+      total += load(b.outputs.row(row) + column) * weights[k];
     }
-    store(out + column, load(out + column) + total);
+    store(out + column, e.epilogue == ADD ? total * e.multiplier + load(out + column) : total);
   }
 }
 
 }  // namespace
 
 template <class E>
-bool reserve_experts(Buffers& space, const Experts& e, i64 rows) {
+bool reserve_experts(Buffers& space, const ExpertsOp& e, i64 rows) {
   const ExpertSizes n(e, rows);
   const i64 widest = larger(e.gate_up->in_features, larger(n.gated_stride, n.shared_stride));
   return space.routing.reserve<float>(rows * (n.logits_stride + e.top_k + 1)) && space.choices.reserve<i32>(3 * n.choices) &&
@@ -156,35 +157,38 @@ bool reserve_experts(Buffers& space, const Experts& e, i64 rows) {
 }
 
 template <class E>
-void add_experts(const Member& member, const Experts& e, const E* x, i64 stride, i64 rows, E* out, i64 out_stride, const Buffers& space) {
+void run_experts(const Member& member, const ExpertsOp& e, const StepRows<E>& buffers, i64 rows, const Buffers& space) {
+  const Rows<E>&in = buffers[e.in], &out = buffers[e.out];
   const ExpertBuffers<E> b(space, ExpertSizes(e, rows));
-  multiply(member, x, stride, rows, *e.router, StoreRows<float, false>({b.logits, b.logits_stride}, 1.f), space);
+  const Groups gate_up = {b.groups, b.num_groups, rows}, down = {b.groups + b.num_groups, b.num_groups, rows};
+  const Rows<float> shared_outputs = {b.outputs.row(b.choices), b.out_stride};
+  multiply(member, in.data, in.stride, rows, *e.router, StoreRows<float, false>({b.logits, b.logits_stride}, 1.f), space);
   member.each_run(rows, 8, [&](i64 begin, i64 end) {
     for (i64 row = begin; row < end; row++) {
       choose_experts(e, b.logits + row * b.logits_stride, b.chosen + row * e.top_k, b.weights + row * (e.top_k + 1));
     }
   });
   member.each(1, [&](i64) { group_choices(e, b); });
-  multiply_groups(member, x, stride, rows, e.gate_up->in_features, {b.groups, b.num_groups, rows}, *e.gate_up,
-                  StoreGated<E, SILU>({b.gated, b.gated_stride}), space);
-  multiply_groups(member, b.gated, b.gated_stride, b.choices, e.down->in_features, {b.groups + b.num_groups, b.num_groups, rows}, *e.down,
-                  StoreRows<float, false>({b.outputs, b.out_stride}, 1.f), space);
+  with_activation(e.activation, [&](auto kind) {
+    multiply_groups(member, in.data, in.stride, rows, e.gate_up->in_features, gate_up, *e.gate_up, StoreGated<E, kind>(b.gated), space);
+    if (e.shared_down) multiply(member, in.data, in.stride, rows, *e.shared_gate_up, StoreGated<E, kind>(b.shared), space);
+  });
+  multiply_groups(member, b.gated.data, b.gated_stride, b.choices, e.down->in_features, down, *e.down,
+                  StoreRows<float, false>(b.outputs, 1.f), space);
   if (e.shared_down) {
-    multiply(member, x, stride, rows, *e.shared_gate_up, StoreGated<E, SILU>({b.shared, b.shared_stride}), space);
-    multiply(member, b.shared, b.shared_stride, rows, *e.shared_down,
-             StoreRows<float, false>({b.outputs + b.choices * b.out_stride, b.out_stride}, 1.f), space);
+    multiply(member, b.shared.data, b.shared_stride, rows, *e.shared_down, StoreRows<float, false>(shared_outputs, 1.f), space);
   }
   constexpr i64 COLUMNS = 8 * PANEL;  // of a task
   const i64 parts = ceil_div(b.out_stride, COLUMNS);
   member.each(rows * parts, [&](i64 task) {
     const i64 row = task / parts, begin = task % parts * COLUMNS;
-    add_choices(b, e, row, begin, smaller(b.out_stride, begin + COLUMNS), out + row * out_stride);
+    add_choices(b, e, row, begin, smaller(b.out_stride, begin + COLUMNS), out.row(row));
   });
 }
 
-template bool reserve_experts<Bf16>(Buffers&, const Experts&, i64);
-template bool reserve_experts<float>(Buffers&, const Experts&, i64);
-template void add_experts(const Member&, const Experts&, const Bf16*, i64, i64, Bf16*, i64, const Buffers&);
-template void add_experts(const Member&, const Experts&, const float*, i64, i64, float*, i64, const Buffers&);
+template bool reserve_experts<Bf16>(Buffers&, const ExpertsOp&, i64);
+template bool reserve_experts<float>(Buffers&, const ExpertsOp&, i64);
+template void run_experts(const Member&, const ExpertsOp&, const StepRows<Bf16>&, i64, const Buffers&);
+template void run_experts(const Member&, const ExpertsOp&, const StepRows<float>&, i64, const Buffers&);
 
 }  // namespace aengine

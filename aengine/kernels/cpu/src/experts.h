@@ -6,14 +6,13 @@ namespace aengine {
 
 constexpr i64 MAX_EXPERTS = 1024;
 
-// Room for a layer of experts and `rows` rows; false when there is no memory.
+// Room for the operation on `rows` rows; false when there is no memory.
 template <class E>
-bool reserve_experts(Buffers& space, const Experts& experts, i64 rows);
+bool reserve_experts(Buffers& space, const ExpertsOp& op, i64 rows);
 
-// out[row] += the output of the experts that the router chooses for a row of x, with their weights, and that of the shared expert. Sums
-// are taken in float32, in the order of a token's choices, so that a row depends on nothing but itself. Needs `reserve_experts`.
+// Sums are taken in float32, in the order of a token's choices, the best first and the shared MLP last, so that a row depends on nothing but
+// itself. Needs `reserve_experts`.
 template <class E>
-void add_experts(const Member& member, const Experts& experts, const E* x, i64 stride, i64 rows, E* out, i64 out_stride,
-                 const Buffers& space);
+void run_experts(const Member& member, const ExpertsOp& op, const StepRows<E>& buffers, i64 rows, const Buffers& space);
 
 }  // namespace aengine

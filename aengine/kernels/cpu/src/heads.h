@@ -4,39 +4,35 @@
 
 namespace aengine {
 
-constexpr i64 MAX_HEADS = 256;  // of one `Heads`
+constexpr i64 MAX_HEADS = 256;  // of one operation
 
 // The results of each head go to columns of their own.
 template <class E>
 struct StoreHeads final : Output {
-  StoreHeads(const Heads& all, const E* from, i64 by, E* to, i64 to_by) : heads(all), in(from), in_stride(by), out(to), out_stride(to_by) {}
+  StoreHeads(const HeadsOp& all, const Rows<E>& from, const Rows<E>& to) : op(all), in(from), out(to) {}
   void put(const Group& group, i64 row, i64 count, i64 panel, const float (*values)[PANEL]) const override {
-    const i64 head = group.w - heads.weights, width = smaller(PANEL, group.w->out_features - panel * PANEL);
+    const i64 head = group.w - op.weights, width = smaller(PANEL, group.w->out_features - panel * PANEL);
     for (i64 i = 0; i < count; i++) {
-      E* to = out + (row + i) * out_stride + heads.out_first + head * heads.out_stride;
+      E* to = out.row(row + i) + op.out_first + head * op.out_stride;
       alignas(64) E narrowed[PANEL];
       for (i64 j = 0; j < PANEL; j += LANES) store(narrowed + j, load(values[i] + j));
       memcpy(static_cast<void*>(to + panel * PANEL), narrowed, (size_t)width * sizeof(E));
       if (panel) continue;
-      const E* from = in + (row + i) * in_stride + heads.in_first + head * heads.in_stride;
-      memcpy(static_cast<void*>(to - heads.copied), from - heads.copied, (size_t)heads.copied * sizeof(E));
+      const E* from = in.row(row + i) + op.in_first + head * op.in_stride;
+      memcpy(static_cast<void*>(to - op.copied), from - op.copied, (size_t)op.copied * sizeof(E));
     }
   }
-  const Heads& heads;
-  const E* in;
-  i64 in_stride;
-  E* out;
-  i64 out_stride;
+  const HeadsOp& op;
+  Rows<E> in, out;
 };
 
-// Needs `reserve_prepared` for whole rows of x.
+// Needs `reserve_prepared` for whole rows of `in`.
 template <class E>
-void multiply_heads(const Member& member, const Heads& heads, const E* x, i64 stride, i64 rows, E* out, i64 out_stride,
-                    const Buffers& space) {
+void multiply_heads(const Member& member, const HeadsOp& op, const StepRows<E>& buffers, i64 rows, const Buffers& space) {
+  const Rows<E>& in = buffers[op.in];
   Group groups[MAX_HEADS];
-  for (i64 i = 0; i < heads.num_heads; i++) groups[i] = {heads.weights + i, nullptr, rows, 0, heads.in_first + i * heads.in_stride};
-  multiply_groups(member, x, stride, rows, stride, {groups, heads.num_heads, rows}, *heads.weights,
-                  StoreHeads<E>(heads, x, stride, out, out_stride), space);
+  for (i64 i = 0; i < op.num_heads; i++) groups[i] = {op.weights + i, nullptr, rows, 0, op.in_first + i * op.in_stride};
+  multiply_groups(member, in.data, in.stride, rows, in.stride, {groups, op.num_heads, rows}, *op.weights, StoreHeads<E>(op, in, buffers[op.out]), space);
 }
 
 }  // namespace aengine

@@ -3,8 +3,6 @@
 // Functions that can fail return a `Status`. Pointers are not checked; sizes are the caller's word, ids and indices are checked.
 #include <new>
 
-#include "experts.h"
-#include "heads.h"
 #include "packing.h"
 #include "stack.h"
 
@@ -34,7 +32,8 @@ const char* aengine_level() { return AENGINE_LEVEL; }
 // The sizes of the structs of abi.h, in the order of `library.STRUCT_SIZES`, so that a library of other sources is noticed.
 void aengine_struct_sizes(i64* sizes) {
   const i64 all[] = {sizeof(PackedLinear), sizeof(Part), sizeof(Op), sizeof(EmbedOp), sizeof(NormOp), sizeof(LinearOp),
-                     sizeof(AttentionOp), sizeof(GatherOp), sizeof(Experts), sizeof(Heads), sizeof(Model), sizeof(Pool), sizeof(DrawParams), sizeof(Step)};
+                     sizeof(AttentionOp), sizeof(GatherOp), sizeof(ExpertsOp), sizeof(HeadsOp), sizeof(Model), sizeof(Pool),
+                     sizeof(DrawParams), sizeof(Step)};
   memcpy(sizes, all, sizeof all);
 }
 
@@ -54,34 +53,6 @@ i32 aengine_logits(i32 element, const void* x, i64 x_stride, i64 rows, const Pac
     using E = decltype(e);
     run_team(threads, [&](const Member& member) {
       multiply(member, static_cast<const E*>(x), x_stride, rows, *w, StoreLogits{out, w->out_features}, *space);
-    });
-  });
-  return OK;
-}
-
-// out[row] += what the experts make of a row of x.
-i32 aengine_experts(i32 element, const Experts* experts, const void* x, i64 x_stride, i64 rows, void* out, i64 stride, Workspace* space,
-                    int threads) {
-  if (space->workers.busy()) return BUSY;
-  return with_element(element, [&](auto e) -> i32 {
-    using E = decltype(e);
-    if (!reserve_experts<E>(*space, *experts, rows)) return OUT_OF_MEMORY;
-    run_team(threads, [&](const Member& member) {
-      add_experts(member, *experts, static_cast<const E*>(x), x_stride, rows, static_cast<E*>(out), stride, *space);
-    });
-    return OK;
-  });
-}
-
-// Each head of x times its matrix, to a head of out.
-i32 aengine_heads(i32 element, const Heads* heads, const void* x, i64 x_stride, i64 rows, void* out, i64 stride, Workspace* space,
-                  int threads) {
-  if (space->workers.busy()) return BUSY;
-  if (!reserve_prepared(*space, rows, x_stride)) return OUT_OF_MEMORY;
-  with_element(element, [&](auto e) {
-    using E = decltype(e);
-    run_team(threads, [&](const Member& member) {
-      multiply_heads(member, *heads, static_cast<const E*>(x), x_stride, rows, static_cast<E*>(out), stride, *space);
     });
   });
   return OK;

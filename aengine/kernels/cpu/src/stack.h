@@ -3,7 +3,8 @@
 #pragma once
 #include "attention.h"
 #include "draw.h"
-#include "gemm.h"
+#include "experts.h"
+#include "heads.h"
 #include "norm.h"
 #include "workspace.h"
 
@@ -60,6 +61,9 @@ bool reserve_step(Workspace& space, const Model& model, const Pool& pool, i64 ro
     if (!space.activations[i].reserve<E>(rows * model.strides[i])) return false;
     widest = larger(widest, model.strides[i]);
   }
+  for (const Op* op = model.ops; op < model.ops + model.num_ops; op++) {
+    if (op->kind == EXPERTS && !reserve_experts<E>(space, op->as<ExpertsOp>(), rows)) return false;
+  }
   return reserve_prepared(space, rows, widest) && space.gathered.reserve<E>(threads * gathered_elements(pool));
 }
 
@@ -86,6 +90,8 @@ class Stack {
         case ROTATE: rotate_and_write(member, op->as<AttentionOp>(), pool_, step_, rows_); break;
         case ATTEND: attend(member, op->as<AttentionOp>(), pool_, step_, rows_, plan_, space_); break;
         case GATHER: gather(member, op->as<GatherOp>()), rows = step_.num_logits; break;
+        case EXPERTS: run_experts(member, op->as<ExpertsOp>(), rows_, rows, space_); break;
+        case HEADS: multiply_heads(member, op->as<HeadsOp>(), rows_, rows, space_); break;
       }
     }
   }
