@@ -81,7 +81,7 @@ class Tokenizer:
             _mark_special(core, config)
             files = [*model_dir.glob("chat_template.jinja"), *model_dir.glob("additional_chat_templates/*.jinja")]
             has_chat_template = bool(files or config.get("chat_template"))
-            return cls(TokenizersCodec(core), (lambda: _auto_tokenizer(model_dir)) if has_chat_template else None)
+            return cls(TokenizersCodec(core), (lambda: _chat_renderer(model_dir)) if has_chat_template else None)
         auto = _auto_tokenizer(model_dir)
         if len(auto) <= len(auto.all_special_ids):  # what transformers makes of files that are not those of the model's class
             raise ModelLoadError(f"{model_dir} has no tokenizer that can be read: its files give no tokens to {type(auto).__name__}")
@@ -271,6 +271,16 @@ def _mark_special(core: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None
     for content in sorted(content for content in contents if isinstance(content, str) and content not in marked):
         if core.token_to_id(content) is not None:
             core.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False)])
+
+
+def _chat_renderer(model_dir: Path) -> Any:
+    """The tokenizer of transformers for a directory with a tokenizer.json, also where its class is custom code."""
+    try:
+        return _auto_tokenizer(model_dir)
+    except ModelLoadError:
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(str(model_dir), local_files_only=True)
 
 
 def _auto_tokenizer(model_dir: Path) -> Any:

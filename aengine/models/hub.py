@@ -18,7 +18,8 @@ from aengine.models.checkpoint_files import find_checkpoint
 DEMO = "demo"
 _DEMO_DIR = pathlib.Path(__file__).resolve().parent.parent / "demo_model"
 _CONFIG_PATTERNS = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
-_OTHER_PATTERNS = ["*/*"]  # subfolders hold other formats of the same weights
+# Subfolders hold other formats of the same weights; additional_chat_templates is the one that does not.
+_OTHER_PATTERNS = ["[!a]*/*", "a[!d]*/*"]
 
 
 def resolve_model(model: str, revision: str | None = None, load_format: str = "auto") -> pathlib.Path:

@@ -223,6 +223,14 @@ def test_a_message_that_cannot_be_continued(folders: dict[str, Path]) -> None:
         tokenizer.chat_text(CALLS[:2], continue_final_message=True)
 
 
+def test_a_tokenizer_of_custom_code_renders_chats_without_it(tmp_path: Path) -> None:
+    template = "{{ bos_token }}{{ messages[0].content }}"
+    folder = save(tmp_path, tokenizer_class="Own", auto_map={"AutoTokenizer": [None, "own.Own"]}, chat_template=template)
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}))
+    (folder / "own.py").write_text("raise AssertionError('this code is not to be run')")
+    assert Tokenizer.load(folder).chat_text([USER]) == "<bos>How is it in Bath? "
+
+
 class TestSeveralTemplates:
     @pytest.mark.parametrize("as_files", [False, True], ids=["config", "files"])
     def test_tools_choose_theirs_and_all_else_the_default(self, as_files: bool, tmp_path: Path) -> None:

@@ -121,7 +121,10 @@ BOTH = {
     "training_args.bin": b"no weights",
     "original/consolidated.00.pth": b"another format",
     "onnx/config.json": b"another format",
+    "awq/config.json": b"another format",
+    "additional_chat_templates/tool_use.jinja": b"tools",
 }
+TEMPLATE = "additional_chat_templates/tool_use.jinja"
 SHARDS = {
     "config.json": b"{}",
     "pytorch_model.bin.index.json": json.dumps({"weight_map": {"a": "part-a.bin", "b": "part-b.bin"}}).encode(),
@@ -134,9 +137,9 @@ SHARDS = {
 @pytest.mark.parametrize(
     ("files", "load_format", "downloaded"),
     [
-        (BOTH, "auto", ["config.json", "model.safetensors"]),
-        (BOTH, "pt", ["config.json", "pytorch_model.bin"]),
-        (BOTH, "dummy", ["config.json"]),
+        (BOTH, "auto", [TEMPLATE, "config.json", "model.safetensors"]),
+        (BOTH, "pt", [TEMPLATE, "config.json", "pytorch_model.bin"]),
+        (BOTH, "dummy", [TEMPLATE, "config.json"]),
         (SHARDS, "auto", ["config.json", "part-a.bin", "part-b.bin", "pytorch_model.bin.index.json"]),
     ],
 )
@@ -145,7 +148,7 @@ def test_only_what_is_needed_is_downloaded(
 ) -> None:
     with serve_hub({"main": files}) as hub:
         path = pathlib.Path(resolve_elsewhere(REPO, tmp_path, HF_ENDPOINT=hub.endpoint, HF_HUB_OFFLINE="0", load_format=load_format))
-        assert sorted(file.name for file in path.iterdir()) == sorted(hub.downloaded) == downloaded
+        assert sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()) == sorted(hub.downloaded) == downloaded
         if load_format == "auto":
             again = resolve_elsewhere(REPO, tmp_path, HF_ENDPOINT=hub.endpoint, HF_HUB_OFFLINE="0")
             assert (again, len(hub.downloaded)) == (str(path), len(downloaded))
