@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from family_cases import Case
+from family_cases import TINY, Case
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
@@ -56,6 +56,23 @@ CASES = [
                 FULL: {"rope_type": "linear", "rope_theta": 10000.0, "factor": 8.0},
             },
         },
+    ),
+    Case(
+        "gemma3-with-images",
+        "Gemma3",
+        {
+            "text_config": {**TINY, **GEMMA, "final_logit_softcapping": None, "sliding_window_pattern": 2},
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+            "mm_tokens_per_image": 4,
+        },
+        whole=True,
     ),
     Case("phi3", "Phi3", {"sliding_window": 12}),
     Case("phi4-partial", "Phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}}),

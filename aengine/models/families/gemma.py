@@ -86,7 +86,9 @@ def _gemma3(reader: ConfigReader, architecture: str, family: str = "gemma3_text"
 def _gemma3_with_images(reader: ConfigReader, architecture: str) -> ModelSpec:
     """The part that reads and writes text."""
     outer = {key: reader.config[key] for key in ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings") if key in reader.config}
-    return _gemma3(reader.part("text_config", **outer), architecture, "gemma3")
+    text = reader.part("text_config", **outer)
+    text.refuse(final_logit_softcapping=None)  # transformers has no effect of it
+    return _gemma3(text, architecture, "gemma3")
 
 
 _COMMON = {

@@ -110,8 +110,11 @@ def _olmo2(reader: ConfigReader, architecture: str) -> ModelSpec:
 
 
 def _olmo3(reader: ConfigReader, architecture: str) -> ModelSpec:
-    theta = {"rope_theta": reader.get("rope_theta", 500_000.0)}
-    older = {"sliding_attention": theta, "full_attention": {**theta, "rope_scaling": reader.get("rope_scaling")}}
+    theta = 500_000.0
+    older = {
+        "sliding_attention": {"rope_theta": theta},  # in transformers, the config's rope_theta is that of full attention alone
+        "full_attention": {"rope_theta": reader.get("rope_theta", theta), "rope_scaling": reader.get("rope_scaling")},
+    }
     ropes, context = read_ropes(reader, head_sizes(reader)[2], older)
     layers = [_olmo_layer(reader, rope=ropes[kind], window=window_of(reader, kind)) for kind in layer_kinds(reader, full_every=4)]
     return decoder_spec(reader, "olmo3", architecture, layers, max_position_embeddings=context)

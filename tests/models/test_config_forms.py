@@ -1,0 +1,81 @@
+"""What is absent from a config.json, and what older ones have under other keys, means what Transformers makes of it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import transformers
+
+from aengine.models.families import FAMILIES
+from aengine.models.model_config import read_spec
+from aengine.models.spec import ModelSpec
+
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 512,
+    "intermediate_size": 96,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 32,
+}
+NAMES = {  # in config.json, of families that do not say it as most do
+    "gpt2": {"n_positions": 512, "n_embd": 512, "n_layer": 12, "n_head": 32, "vocab_size": 300},
+    "opt": {
+        "vocab_size": 300,
+        "hidden_size": 512,
+        "ffn_dim": 96,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 32,
+        "word_embed_proj_dim": 512,
+    },
+    "gemma3": {"text_config": SIZES},
+    "qwen2_moe": {**SIZES, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 80},
+    **{key: {**SIZES, "moe_intermediate_size": 48} for key in ("qwen3_moe", "glm4_moe", "deepseek_v3")},
+    "deepseek_v2": {**SIZES, "moe_intermediate_size": 48, "num_experts_per_tok": 2},
+}
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512, "attention_factor": 1.2}
+OLDER = {
+    "gemma2": {"rope_theta": 500.0},
+    "gemma3_text": {
+        "rope_theta": 5e5,
+        "rope_local_base_freq": 700.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window_pattern": 4,
+    },
+    "gemma3": {"text_config": {**SIZES, "rope_local_base_freq": 700.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}},
+    "olmo2": {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "olmo3": {"rope_theta": 7e5, "rope_scaling": YARN},
+    "phi3": {
+        "rope_theta": 700.0,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.5] * 8, "long_factor": [7.5] * 8},
+        "original_max_position_embeddings": 512,
+        "head_dim": 16,
+    },
+    "glm4": {"partial_rotary_factor": 0.25, "rope_theta": 700.0},
+    "smollm3": {"rope_theta": 700.0, "no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 9},
+    "granite": {"rope_theta": 700.0, "rope_scaling": YARN},
+    "cohere2": {"rope_theta": 700.0, "sliding_window_pattern": 3},
+    "ministral": {"rope_theta": 700.0, "sliding_window": None},
+}
+
+
+def spec_of(config: dict) -> ModelSpec:
+    """Without what generation alone needs."""
+    return dataclasses.replace(read_spec(config), dtype=None, eos_token_ids=())
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_absent_keys(model_type: str) -> None:
+    given = {"architectures": [FAMILIES[model_type].architecture], **NAMES.get(model_type, SIZES)}
+    whole = transformers.CONFIG_MAPPING[model_type](**copy.deepcopy(given)).to_dict()
+    assert len(whole) > len(given) + 5
+    assert spec_of(given) == spec_of(whole)
+
+
+@pytest.mark.parametrize("model_type", OLDER)
+def test_older_forms(model_type: str) -> None:
+    given = {"architectures": [FAMILIES[model_type].architecture], **SIZES, **OLDER[model_type]}
+    whole = transformers.CONFIG_MAPPING[model_type](**copy.deepcopy(given)).to_dict()
+    assert spec_of(given) == spec_of(whole)
+    assert spec_of(given) != spec_of({**given, "rope_theta": 900.0, "text_config": SIZES})
