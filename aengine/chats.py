@@ -72,23 +72,22 @@ def _plain(value: Any, most: int) -> Any:
 
     def copy(one: Any, depth: int) -> Any:
         nonlocal left
-        left -= len(one) if isinstance(one, str | Mapping | list | tuple) else 1
+        if isinstance(one, str):
+            left -= len(one)
+            if left >= 0:
+                return one
+        left -= 1
         if left < 0:
             raise Refusal(f"more than {most} characters and other values")
         if depth > MAX_DEPTH:
             raise Refusal(f"lists and dicts in more than {MAX_DEPTH} levels")
-        match one:
-            case None | bool() | str():
-                return one
-            case int() if one.bit_length() <= 64:
-                return one
-            case float() if math.isfinite(one):
-                return one
-            case Mapping() if all(isinstance(key, str) for key in one):
-                left -= sum(map(len, one))
-                return {key: copy(item, depth + 1) for key, item in one.items()}
-            case list() | tuple():
-                return [copy(item, depth + 1) for item in one]
+        if one is None or (isinstance(one, int) and one.bit_length() <= 64) or (isinstance(one, float) and math.isfinite(one)):
+            return one  # a bool is an int
+        if isinstance(one, list | tuple):
+            return [copy(item, depth + 1) for item in one]
+        if isinstance(one, Mapping) and all(isinstance(key, str) for key in one):
+            left -= sum(map(len, one))
+            return {key: copy(item, depth + 1) for key, item in one.items()}
         raise Refusal(f"{shown(one)}, which is no JSON value")
 
     return copy(value, 0)

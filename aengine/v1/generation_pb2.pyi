@@ -216,7 +216,9 @@ Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
 class ChatPrompt(_message.Message):
-    """A conversation."""
+    """A conversation. The JSON of its tools, of its template_kwargs and of all its extra_fields has at most
+    65536 commas and opening brackets each.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

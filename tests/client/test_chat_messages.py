@@ -63,9 +63,10 @@ async def test_what_is_written_is_read(name: str) -> None:
     [
         ({"tools": ["{}", "[1]"]}, "tools[1]", "'[1]' is not a JSON object"),
         ({"tools": ["{a"]}, "tools[0]", "'{a' is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        ({"tools": ["[" * 100_000]}, "tools[0]", "is not JSON: "),
+        ({"tools": ["[" * 65536]}, "tools[0]", "is not JSON: "),
         ({"tools": ['{"a": NaN}']}, "tools", "it holds nan, which is no JSON value"),
         ({"tools": ["{}"] * (MAX_OPTION_CHARACTERS // 2 + 1)}, "tools", "262146 characters of JSON are more than 262144"),
+        ({"tools": ["[" * 65537]}, "tools", "65537 commas and opening brackets of JSON are more than 65536"),
         ({"template_kwargs": "1"}, "template_kwargs", "'1' is not a JSON object"),
         ({"template_kwargs": " " * MAX_OPTION_CHARACTERS + "{}"}, "template_kwargs", "262146 characters of JSON are more than 262144"),
         ({"template_kwargs": '{"tokenize": true}'}, "template_kwargs", "tokenize cannot be set here"),
@@ -75,7 +76,7 @@ async def test_what_is_written_is_read(name: str) -> None:
             "true cannot be combined with add_generation_prompt",
         ),
     ],
-    ids=["list", "no_json", "deep", "nan", "long", "number", "long_kwargs", "reserved", "both"],
+    ids=["list", "no_json", "deep", "nan", "long", "values", "number", "long_kwargs", "reserved", "both"],
 )
 async def test_options_that_cannot_be_read(chat: dict[str, Any], path: str, sentence: str) -> None:
     request = GenerateRequest()

@@ -29,7 +29,9 @@ MAX_DELAY_SECONDS = 1.0
 MAX_RETAIN_SECONDS = 600.0
 DEFAULT_RETAIN_SECONDS = 60.0
 MAX_EXTRA_CHARACTERS = 1 << 20
-"""Of the extra_fields of all messages of a chat: to read so many takes some 20 ms."""
+"""Of the extra_fields of all messages of a chat."""
+MAX_JSON_PLACES = 65536
+"""Most commas and opening brackets in JSON of a chat. Each may be that of a value, and so many are read in some 30 ms of the event loop."""
 
 ErrorT = TypeVar("ErrorT", bound=Exception)
 GenerationRequest = generation_service_pb2.GenerateRequest | generation_service_pb2.StreamGenerateRequest
@@ -146,10 +148,13 @@ def read_chat_fields(chat: generation_pb2.ChatPrompt, path: str, check: FieldChe
 
 def _check_length(path: str, texts: Iterable[str], most: int, check: FieldChecks) -> bool:
     """Whether the texts may be read as JSON, which is done in the event loop."""
-    count = sum(map(len, texts))
-    if count > most:
-        check.add(path, f"{count} characters of JSON are more than {most}")
-    return count <= most
+    given = [text for text in texts if text]
+    characters, places = sum(map(len, given)), sum(text.count(mark) for text in given for mark in ",[{")
+    if characters > most:
+        check.add(path, f"{characters} characters of JSON are more than {most}")
+    elif places > MAX_JSON_PLACES:
+        check.add(path, f"{places} commas and opening brackets of JSON are more than {MAX_JSON_PLACES}")
+    return characters <= most and places <= MAX_JSON_PLACES
 
 
 def _read_object(text: str, path: str, check: FieldChecks) -> dict[str, Any]:
