@@ -6,13 +6,14 @@ rounded, and the norm of a sum is computed before the sum is rounded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from aengine.attention.flashinfer_library import building, load_flashinfer, require_kernels
-from aengine.layers.ops import LayerOps, TorchOps, run_once
+from aengine.layers.ops import ExpertLinear, LayerOps, TorchOps, run_once
 
 _ALIGNMENT = 16  # bytes, of the halves of a gate_up row
 
@@ -28,7 +29,7 @@ class FlashInferOps:
     def __init__(
         self, dtype: torch.dtype, head_dim: int, device: torch.device, library: ModuleType | None = None, other: LayerOps | None = None
     ) -> None:
-        """`other` computes what FlashInfer has no kernels for: norms with float32 weights, and rows that are not aligned. None: torch.
+        """`other` computes what FlashInfer has no kernels for: norms with float32 weights, rows that are not aligned, experts. None: torch.
 
         Raises BackendUnavailableError without kernels for activations of `dtype` and heads of `head_dim`, and where FlashInfer is
         missing or cannot be built."""
@@ -73,6 +74,11 @@ class FlashInferOps:
         if weight is not None:
             self._library.rmsnorm(input=heads, weight=_of_dtype(weight, heads), eps=eps, out=heads)
         return heads
+
+    def experts(
+        self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        return self._other.experts(x, chosen, weights, up, down, activate)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         size = gate_up.shape[-1] // 2

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -12,6 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.layers.rotary import apply_rotary
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLinear:
+    """A linear layer of each expert."""
+
+    weight: Tensor  # [num_experts, out_features, in_features]
+    bias: Tensor | None  # [num_experts, out_features]
 
 
 class LayerOps(Protocol):
@@ -43,6 +53,12 @@ class LayerOps(Protocol):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """[T, 2 * size] -> [T, size]: silu of the first half times the second."""
 
+    def experts(
+        self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """down(activate(up(x))) of the `chosen` experts [T, top_k] int64 of each row of `x`, added with their `weights` [T, top_k] float32;
+        [T, size] float32. `activate` maps rows to rows."""
+
 
 class TorchOps:
     """`LayerOps` in plain torch."""
@@ -71,6 +87,28 @@ class TorchOps:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def experts(
+        self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """On a CPU each expert computes its tokens; elsewhere all tokens, because shapes in a graph must not depend on the choice."""
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        if x.is_cuda:
+            by_expert = out.new_zeros(len(x), len(up.weight)).scatter(1, chosen, weights)
+            for expert in range(len(up.weight)):
+                out += _run_expert(x, expert, up, down, activate) * by_expert[:, expert, None]
+            return out
+        for expert in sorted({*chosen.flatten().tolist()}):
+            tokens, places = (chosen == expert).nonzero(as_tuple=True)
+            out.index_add_(0, tokens, _run_expert(x[tokens], expert, up, down, activate) * weights[tokens, places, None])
+        return out
+
+
+def _run_expert(x: Tensor, expert: int, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]) -> Tensor:
+    """[t, size] -> the same in float32."""
+    up_bias, down_bias = (None if linear.bias is None else linear.bias[expert] for linear in (up, down))
+    inner = activate(F.linear(x, up.weight[expert], up_bias))
+    return F.linear(inner, down.weight[expert], down_bias).float()
 
 
 def run_once(ops: LayerOps, dtype: torch.dtype, head_dim: int, device: torch.device) -> None:

@@ -6,12 +6,13 @@ Owns which experts a token goes to, and the sum of their results. Knows nothing 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.layers.ops import LayerOps
+from aengine.layers.ops import ExpertLinear, LayerOps
 from aengine.models.blocks import MlpBlock, Weights, activated
 from aengine.models.spec import Experts, RouterScoring
 
@@ -43,8 +44,10 @@ class ExpertsBlock:
         self._ops = ops
         self._router, self._router_bias = weights["router.weight"], weights.get("router.bias")
         self._correction = weights.get("router_correction")
-        self._gate_up, self._gate_up_bias = weights["experts.gate_up.weight"], weights.get("experts.gate_up.bias")
-        self._down, self._down_bias = weights["experts.down.weight"], weights.get("experts.down.bias")
+        self._up, self._down = (
+            ExpertLinear(weights[f"{name}.weight"], weights.get(f"{name}.bias")) for name in ("experts.gate_up", "experts.down")
+        )
+        self._activate = partial(activated, experts.expert, ops=ops)
         self._shared = (
             None if experts.shared is None else MlpBlock(experts.shared, Weights(weights.tensors, f"{weights.prefix}shared."), ops)
         )
@@ -54,30 +57,8 @@ class ExpertsBlock:
         """The router and the sums are computed in float32."""
         bias = None if self._router_bias is None else self._router_bias.float()
         chosen, weights = route(self._experts, F.linear(x.float(), self._router.float(), bias), self._correction)
-        out = self._masked(x, chosen, weights) if x.is_cuda else self._gathered(x, chosen, weights)
+        out = self._ops.experts(x, chosen, weights, self._up, self._down, self._activate)
         if self._shared is not None:
             shared = self._shared(x).float()
             out += shared if self._shared_gate is None else shared * self._shared_gate(x).float().sigmoid()
         return out.to(x.dtype)
-
-    def _gathered(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """[T, hidden_size] float32: each expert computes its tokens, in the order of the experts."""
-        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        for expert in sorted({*chosen.flatten().tolist()}):
-            tokens, places = (chosen == expert).nonzero(as_tuple=True)
-            out.index_add_(0, tokens, self._expert(expert, x[tokens]) * weights[tokens, places, None])
-        return out
-
-    def _masked(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """The same, where each expert computes all tokens: shapes do not depend on the choice, as a graph needs it."""
-        by_expert = torch.zeros((len(x), self._experts.num_experts), dtype=torch.float32, device=x.device).scatter(1, chosen, weights)
-        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        for expert in range(self._experts.num_experts):
-            out += self._expert(expert, x) * by_expert[:, expert, None]
-        return out
-
-    def _expert(self, expert: int, x: Tensor) -> Tensor:
-        """[t, hidden_size] -> the same in float32."""
-        up_bias, down_bias = (None if biases is None else biases[expert] for biases in (self._gate_up_bias, self._down_bias))
-        inner = activated(self._experts.expert, F.linear(x, self._gate_up[expert], up_bias), self._ops)
-        return F.linear(inner, self._down[expert], down_bias).float()

@@ -8,7 +8,7 @@ from torch import Tensor
 from triton_mode import DEVICES, INTERPRETED
 
 from aengine.kernels.triton.layer_ops import TritonOps
-from aengine.layers.ops import LayerOps, TorchOps
+from aengine.layers.ops import ExpertLinear, LayerOps, TorchOps
 from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
 
 EPS = 1e-6
@@ -132,3 +132,27 @@ def test_silu_mul(device: str, dtype: torch.dtype, tokens: int, size: int) -> No
 def test_silu_of_large_gates(device: str, dtype: torch.dtype) -> None:
     gate_up = torch.tensor([[-200.0, 200.0, -88.0, 0.0, 1.0, 1.0, 1.0, 1.0]], dtype=dtype, device=device)
     assert_near(TritonOps().silu_mul(gate_up), TorchOps().silu_mul(gate_up))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("tokens", "num_experts", "top_k"), [(0, 4, 2), (1, 8, 3), (7, 5, 5), (130, 3, 2)])
+def test_experts(device: str, dtype: torch.dtype, tokens: int, num_experts: int, top_k: int, biased: bool) -> None:
+    """Some experts have no token, others more than a block."""
+    if INTERPRETED and dtype == torch.bfloat16:
+        pytest.skip("the interpreter has no products of bfloat16")
+    hidden, inner = 40, 72
+    x = numbers(device, dtype, tokens, hidden)
+
+    def linear(rows: int, columns: int, seed: int) -> ExpertLinear:
+        weight = numbers(device, dtype, num_experts, rows, columns, seed=seed, scale=columns**-0.5)
+        return ExpertLinear(weight, numbers(device, dtype, num_experts, rows, seed=seed + 1) if biased else None)
+
+    up, down = linear(2 * inner, hidden, 1), linear(hidden, inner, 3)
+    scores = numbers(device, torch.float32, tokens, num_experts, seed=5) + torch.arange(num_experts, device=device)  # the last are liked
+    weights, chosen = scores.softmax(-1).topk(top_k)
+    ops = TorchOps()
+    expected = ops.experts(x, chosen, weights, up, down, ops.silu_mul)
+    actual = TritonOps().experts(x, chosen, weights, up, down, ops.silu_mul)
+    assert (actual.dtype, actual.shape) == (torch.float32, (tokens, hidden))
+    tolerance = 1e-5 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)

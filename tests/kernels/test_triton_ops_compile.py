@@ -23,6 +23,17 @@ def layer_ops(dtype, tokens, hidden, heads, kv_heads, head_dim, norms, positions
     query, key = query.view(tokens, heads, head_dim), key.view(tokens, kv_heads, head_dim)
     ops.rotate(query, key, torch.zeros(50, head_dim), positions, query_norm, key_norm, 1e-6)
 """
+_EXPERTS = """
+import torch
+from aengine.kernels.triton.experts import Grouping, grouped_linear
+
+def experts(dtype, tokens, hidden, inner, num_experts, top_k, biased):
+    x = torch.zeros(tokens, hidden, dtype=dtype)
+    grouping = Grouping.of(torch.zeros(tokens, top_k, dtype=torch.int64), num_experts)
+    for rows, columns, depth, share in ((x, 2 * inner, hidden, top_k), (torch.zeros(tokens * top_k, inner, dtype=dtype), hidden, inner, 1)):
+        weight = torch.zeros(num_experts, columns, depth, dtype=dtype)
+        grouped_linear(rows, weight, torch.zeros(num_experts, columns, dtype=dtype) if biased else None, grouping, share)
+"""
 _DRAWS = """
 import torch
 from aengine.kernels.triton.sampling import gumbel_argmax
@@ -51,11 +62,17 @@ MODELS = [
     "torch.float16, 1, 100, 9, 3, 80, (False, False)",
     "torch.float32, 2, 2048, 14, 2, 64, (False, False)",
 ]
+MIXTURES = [  # models, and how many variants they need
+    ("torch.bfloat16, tokens, 2048, 1024, 8, 4, False", 2),
+    ("torch.bfloat16, tokens, 720, 720, 8, 4, True", 2),
+    ("torch.float32, tokens, 64, 96, 8, 2, False", 2),
+]
 VOCAB_SIZES = [1000, 32_000, 151_936]
 AHEAD = AheadOfTime(
     {
         **{model: f"{_LAYER_OPS}\nlayer_ops({model}, torch.zeros(3, dtype=torch.int32))" for model in MODELS},
         **{f"{size} ids": f"{_DRAWS}\ndraws(3, {size}, torch.zeros(3, dtype=torch.int32))" for size in VOCAB_SIZES},
+        **{model: f"{_EXPERTS}\nfor tokens in (1, 2, 16, 33, 64, 200):\n    experts({model})" for model, _ in MIXTURES},
         "steps": f"{_LAYER_OPS}\n{_STEPS}        layer_ops(torch.bfloat16, rows, 1024, 16, 8, 128, (True, True), positions)",
         "draws of steps": f"{_DRAWS}\n{_STEPS}        draws(rows, 1000, positions)",
     }
@@ -65,6 +82,13 @@ AHEAD = AheadOfTime(
 @pytest.mark.parametrize("model", MODELS)
 def test_layer_ops(model: str) -> None:
     assert AHEAD.kernels(model) == _OPS_KERNELS
+
+
+@pytest.mark.parametrize(("model", "variants"), MIXTURES)
+def test_experts(model: str, variants: int) -> None:
+    """Small and large blocks, whatever the number of tokens."""
+    assert AHEAD.kernels(model) == {"_grouped_linear": variants}
+    assert max(variant.shared_bytes for variant in AHEAD.variants(model)) <= 99 << 10
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)

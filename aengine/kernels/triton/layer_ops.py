@@ -1,4 +1,4 @@
-"""Norms, rotary embedding and the gated activation of decoder layers, with the results of `aengine.layers.ops.TorchOps`.
+"""Norms, rotary embedding, the gated activation and the experts of decoder layers, with the results of `aengine.layers.ops.TorchOps`.
 
 Arithmetic is float32; intermediate results that torch rounds to the dtype of the activations are rounded here, too. Activations are
 [T, ...] with contiguous last dimensions and any token strides. T may be 0.
@@ -6,10 +6,18 @@ Arithmetic is float32; intermediate results that torch rounds to the dtype of th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from aengine.kernels.triton.experts import Grouping, grouped_linear
+
+if TYPE_CHECKING:
+    from aengine.layers.ops import ExpertLinear
 
 _HEADS_AT_ONCE = 8
 _ACTIVATIONS_AT_ONCE = 1024
@@ -61,6 +69,14 @@ class TritonOps:
             grid = (tokens, triton.cdiv(size, _ACTIVATIONS_AT_ONCE))
             _silu_mul[grid](gate_up, gate_up.stride(0), out, size, BLOCK=_ACTIVATIONS_AT_ONCE, num_warps=4)
         return out
+
+    def experts(
+        self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        grouping = Grouping.of(chosen, len(up.weight))
+        inner = activate(grouped_linear(x, up.weight, up.bias, grouping, chosen.shape[1]))
+        outputs = grouped_linear(inner, down.weight, down.bias, grouping, 1)
+        return (outputs.view(*chosen.shape, outputs.shape[1]).float() * weights.unsqueeze(-1)).sum(1)
 
 
 def _write_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
