@@ -61,7 +61,8 @@ def randomize(model: transformers.PreTrainedModel, seed: int) -> None:
     tied = embedding is model.get_output_embeddings().weight
     for name, parameter in model.named_parameters():
         if "norm" in name or "ln_" in name:
-            parameter.add_(torch.rand(parameter.shape, generator=generator) - (0.0 if name.endswith("bias") else 0.5))
+            spread = 0.2 if name.endswith("bias") else 1.0  # a large bias of the last norm would choose the tokens
+            parameter.add_((torch.rand(parameter.shape, generator=generator) - 0.5) * spread)
         elif parameter is embedding:
             parameter.normal_(0.0, 0.05 if tied else 0.7, generator=generator)
         elif parameter.dim() > 1:

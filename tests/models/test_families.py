@@ -10,6 +10,7 @@ import pathlib
 
 import dense_cases
 import mixture_cases
+import plain_cases
 import pytest
 import torch
 from driver import Driver
@@ -19,7 +20,7 @@ from aengine import AsyncEngine, Completion, SamplingParams
 from aengine.config import EngineConfig
 from aengine.runner.model_runner import ModelRunner
 
-CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES)}
+CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES)}
 BACKENDS = ("auto", "torch_native")  # auto: the CPU kernels where they run the model
 
 

@@ -90,6 +90,7 @@ FAMILIES = (
             "hidden_size": "n_embd",
             "num_hidden_layers": "n_layer",
             "num_attention_heads": "n_head",
+            "num_key_value_heads": "n_head",
             "intermediate_size": "n_inner",
             "max_position_embeddings": "n_positions",
             "hidden_act": "activation_function",
@@ -123,7 +124,11 @@ FAMILIES = (
             "attention_bias": True,
             "max_position_embeddings": 2048,
         },
-        keys={"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
+        keys={
+            "num_key_value_heads": "num_attention_heads",
+            "rope_theta": "rotary_emb_base",
+            "partial_rotary_factor": "rotary_pct",
+        },
         names={
             "embedding": "gpt_neox.embed_in",
             "norm": "gpt_neox.final_layer_norm",
@@ -151,7 +156,12 @@ FAMILIES = (
             "tie_word_embeddings": True,
             "max_position_embeddings": 2048,
         },
-        keys={"intermediate_size": "ffn_dim", "hidden_act": "activation_function", "initializer_range": "init_std"},
+        keys={
+            "num_key_value_heads": "num_attention_heads",
+            "intermediate_size": "ffn_dim",
+            "hidden_act": "activation_function",
+            "initializer_range": "init_std",
+        },
         names={
             "embedding": "model.decoder.embed_tokens",
             "positions": "model.decoder.embed_positions",
