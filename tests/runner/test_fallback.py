@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pathlib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from driver import GREEDY, Driver
+from eager_capture import EagerCapture
 from fallback_models import TYPES, WINDOW, save_model, tiny_config
+from test_graphs import count_replays
 from torch import Tensor
 from transformers import PreTrainedModel
+from workloads import random_steps
 
 from aengine.config import EngineConfig
 from aengine.runner.model_runner import ModelRunner
@@ -66,3 +70,31 @@ def test_a_type_generates_what_transformers_does(model_type: str, tmp_path: path
         check(model, prompts, outputs, logits)
     assert len({token for tokens in outputs for token in tokens}) > 30, "the reference is degenerate"
     assert max(map(len, outputs)) + max(LENGTHS) > 3 * WINDOW
+
+
+def test_graphs_give_the_same_tokens(tmp_path: pathlib.Path) -> None:
+    """Decodes and steps with prompt tokens are recorded and replayed as those of a native model."""
+    save_model(tiny_config("cwm"), tmp_path)
+    options: dict[str, Any] = {"max_num_seqs": 24, "kv_cache_memory": 64 << 20, "graph_sizes": (1, 5, 20)}
+    config = EngineConfig(model=str(tmp_path), model_impl="transformers", dtype="float32", device="cpu", graph_tokens=64, **options)
+    recorded = ModelRunner(config, tmp_path, EagerCapture)
+    replays = count_replays(recorded)
+    expected = random_steps(make_runner(tmp_path, max_num_seqs=24, kv_cache_memory=64 << 20), 3)
+    assert random_steps(recorded, 3) == expected
+    assert {kind for (kind, _), count in replays.items() if count} == {"decode", "pieces"}
+
+
+def test_a_context_whose_rope_does_not_depend_on_the_batch(tmp_path: pathlib.Path) -> None:
+    """transformers chooses the frequencies of a longrope by the longest sequence of a batch."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 6,
+        "long_factor": [2.0] * 6,
+        "short_mscale": 1.0,
+        "long_mscale": 1.2,
+    }
+    changes = {"rope_parameters": {**rope, "original_max_position_embeddings": 32}, "max_position_embeddings": 128}
+    tiny_config("phimoe", **changes).save_pretrained(tmp_path)
+    runner = make_runner(tmp_path, load_format="dummy")
+    assert runner.max_model_len == 32

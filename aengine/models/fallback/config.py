@@ -134,11 +134,16 @@ def _check_layers(base: nn.Module, calls: dict[str, LayerCall], model: nn.Module
 
 
 def _context(config: Any) -> int:
-    for key in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
-        found = getattr(config, key, None)
-        if isinstance(found, int) and found > 0:
-            return found
-    raise ModelLoadError(f"config.json of {config.model_type} lacks max_position_embeddings")
+    """The longest sequence. With a longrope it is that of the short frequencies: beyond it, transformers chooses those of all sequences of
+    a batch by the longest one."""
+    context = getattr(config, "max_position_embeddings", None)
+    if not isinstance(context, int) or context < 1:
+        raise ModelLoadError(f"config.json of {config.model_type} lacks max_position_embeddings")
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in (ropes, *(value for value in ropes.values() if isinstance(value, dict))):
+        if rope.get("rope_type") == "longrope":
+            context = min(context, rope.get("original_max_position_embeddings") or context)
+    return context
 
 
 def _active_experts(config: Any) -> float:
