@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pathlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ class ExecutorSetup:
 def _check_equal_shapes(spec: FallbackSpec) -> None:
     first = spec.attention[0]
     for call in spec.attention:
-        if (call.num_heads, call.num_kv_heads, call.key_dim) != (first.num_heads, first.num_kv_heads, first.key_dim):
+        if replace(call, name=first.name, scoring=first.scoring) != first:
             raise ModelLoadError(
                 f"{call.name} has {call.num_heads} heads and {call.num_kv_heads} KV heads of {call.key_dim} numbers, {first.name} has"
                 f" {first.num_heads} and {first.num_kv_heads} of {first.key_dim}: heads that differ by layer are not supported"

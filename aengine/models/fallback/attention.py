@@ -6,7 +6,7 @@ name in its config. Ours finds what belongs to its engine by an attribute of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -40,17 +40,14 @@ class _Layer:
 
     slot: StepSlot
     index: int
-    call: LayerCall
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
         """[1, heads, T, width] each, where T are the tokens of all rows one after another -> [1, T, heads, width]."""
-        step, call = self.slot.step, self.call
+        step = self.slot.step
         assert step is not None
         query, key, value = (one[0].transpose(0, 1) for one in (query, key, value))
-        if call.value_dim < call.key_dim:
-            value = nn.functional.pad(value, (0, call.key_dim - call.value_dim))
         step.write(self.index, key, value)
-        return step.attend(self.index, query.contiguous(), sinks)[None, :, :, : call.value_dim]
+        return step.attend(self.index, query.contiguous(), sinks)[None]
 
 
 def register() -> None:
@@ -60,10 +57,10 @@ def register() -> None:
     AttentionMaskInterface.register(PROBE, _probe_mask)
 
 
-def place(model: nn.Module, calls: dict[str, LayerCall], slot: StepSlot) -> None:
-    """Prepares the modules of `calls` for `OURS`; layers are numbered in their order."""
-    for index, (name, call) in enumerate(calls.items()):
-        setattr(model.get_submodule(name), _ATTRIBUTE, _Layer(slot, index, call))
+def place(model: nn.Module, names: Iterable[str], slot: StepSlot) -> None:
+    """Prepares the modules of these names for `OURS`; layers are numbered in their order."""
+    for index, name in enumerate(names):
+        setattr(model.get_submodule(name), _ATTRIBUTE, _Layer(slot, index))
 
 
 @contextmanager
@@ -122,8 +119,6 @@ def _record(
     if sinks is not None and sinks.shape != (num_heads,):
         raise refuse(f"has sinks of shape {list(sinks.shape)} for {num_heads} heads")
     key_dim, value_dim = key.shape[-1], value.shape[-1]
-    if value_dim > key_dim:
-        raise refuse(f"has values of {value_dim} numbers, more than the {key_dim} of its keys")
     scoring = Scoring(
         scale=key_dim**-0.5 if scaling is None else float(scaling),
         window=None if window == _NO_WINDOW else window,

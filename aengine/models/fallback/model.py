@@ -51,7 +51,7 @@ class TransformersModel:
         self._base = base_model(model)
         self._slot = StepSlot()
         self._calls = [call.name for call in spec.attention]
-        place(model, {call.name: call for call in spec.attention}, self._slot)
+        place(model, self._calls, self._slot)
         # The head is the whole model but for the base model, so that whatever a model does to its logits is done.
         self._given = _GivenHidden(self._base)
         self._head = copy.copy(model)
