@@ -7,7 +7,7 @@ import gc
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from aengine.config import EngineConfig
 from aengine.models.hub import resolve_model
 from aengine.models.model_config import load_spec
 from aengine.models.named_weights import named_weights
-from aengine.models.spec import Attention, LatentAttention, ModelSpec
+from aengine.models.spec import Attention, Experts, LatentAttention, ModelSpec
 from aengine.outputs import ModelInfo
 
 
@@ -86,9 +86,10 @@ def step_work(
 ) -> Work:
     """Of a step in which row i computes `lengths[i]` tokens behind `contexts[i]` known ones, `num_logits` rows with logits.
 
+    Counts the experts that the tokens are expected to go to (`_Parameters.read`), and of a window its tokens alone.
     `item_bytes`: of a weight, and of a number in the KV cache where `kv_item_bytes` does not say otherwise.
     """
-    layers, head = _parameters(spec)
+    parameters = _parameters(spec)
     num_tokens = sum(lengths)
     kv = attention = 0
     for kind, count in Counter(layer.attention for layer in spec.layers).items():
@@ -98,18 +99,18 @@ def step_work(
             kv += count * seen * kv_numbers * (kv_item_bytes or item_bytes)
             attention += count * _pairs(length, context, kind.window) * flops
     return Work(
-        weight_bytes=(layers + (head if num_logits else 0)) * item_bytes,
+        weight_bytes=(parameters.read(num_tokens) + (parameters.head if num_logits else 0)) * item_bytes,
         kv_bytes=kv,
-        flops=2 * layers * num_tokens + 2 * head * num_logits + attention,
+        flops=2 * parameters.per_token * num_tokens + 2 * parameters.head * num_logits + attention,
     )
 
 
 def generation_seconds(
     spec: ModelSpec, prompts: Sequence[int], outputs: Sequence[int], machine: Machine, item_bytes: int, kv_item_bytes: int | None = None
 ) -> float:
-    """The floor of generating `outputs[i]` tokens behind `prompts[i]`, all requests at once: the prompts computed, then every weight read
+    """The floor of generating `outputs[i]` tokens behind `prompts[i]`, all requests at once: the prompts computed, then the weights read
     once for each step of the longest output, and the KV of every request for each of its own tokens."""
-    layers, head = _parameters(spec)
+    parameters = _parameters(spec)
     prefill = step_work(spec, list(prompts), [0] * len(prompts), len(prompts), item_bytes, kv_item_bytes)
     kv = attention = 0
     for kind, count in Counter(layer.attention for layer in spec.layers).items():
@@ -119,10 +120,11 @@ def generation_seconds(
         kv += seen * kv_numbers * (kv_item_bytes or item_bytes)
         attention += seen * flops
     num_decodes = sum(outputs) - len(outputs)
+    rows_by_step = Counter(sum(length > step for length in outputs) for step in range(1, max(outputs)))
     decode = Work(
-        weight_bytes=(layers + head) * item_bytes * (max(outputs) - 1),
+        weight_bytes=item_bytes * sum(count * (parameters.read(rows) + parameters.head) for rows, count in rows_by_step.items()),
         kv_bytes=kv,
-        flops=2 * (layers + head) * num_decodes + attention,
+        flops=2 * (parameters.per_token + parameters.head) * num_decodes + attention,
     )
     return prefill.seconds(machine) + decode.seconds(machine)
 
@@ -148,16 +150,49 @@ def _pairs(length: int, context: int, window: int | None) -> int:
 
 
 def _attention_work(attention: Attention | LatentAttention) -> tuple[int, int]:
-    """Numbers in the KV cache of one token in one layer, and flops for a query and one token that it attends to."""
+    """Numbers in the KV cache of one token in one layer, and flops for a query and one token that it attends to.
+
+    A latent counts once, although it is a part of the key and the value: one read of it is enough.
+    """
     widths = attention.key_dim + attention.value_dim
-    return attention.num_kv_heads * widths, 2 * attention.num_heads * widths
+    numbers = attention.key_dim if isinstance(attention, LatentAttention) else attention.num_kv_heads * widths
+    return numbers, 2 * attention.num_heads * widths
 
 
-def _parameters(spec: ModelSpec) -> tuple[int, int]:
-    """The number of parameters of all layers, and of the head."""
-    weights = named_weights(spec)
-    layers = sum(math.prod(weight.shape) for name, weight in weights.items() if name not in ("embedding.weight", "head.weight"))
-    return layers, spec.hidden_size * spec.vocab_size
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """How many there are. Of an embedding only some rows are read, which counts as nothing."""
+
+    always: int  # in the layers, used for every token
+    experts: Mapping[float, int]  # top_k / num_experts -> of all experts in such layers
+    head: int
+
+    def read(self, num_tokens: int) -> int:
+        """Those of the layers that a step of `num_tokens` reads.
+
+        Tokens are taken to choose their experts at random: an expert is not read if none of the tokens chooses it, which has the
+        probability (1 - top_k / num_experts) ** num_tokens.
+        """
+        return self.always + sum(round(size * (1 - (1 - share) ** num_tokens)) for share, size in self.experts.items())
+
+    @property
+    def per_token(self) -> int:
+        """Those of the layers that one token is multiplied with."""
+        return self.read(1)
+
+
+def _parameters(spec: ModelSpec) -> _Parameters:
+    always = 0
+    experts: Counter[float] = Counter()
+    for name, weight in named_weights(spec).items():
+        size = math.prod(weight.shape)
+        if ".experts." in name:
+            mlp = spec.layers[int(name.split(".")[1])].mlp
+            assert isinstance(mlp, Experts)
+            experts[mlp.top_k / mlp.num_experts] += size
+        elif name.startswith("layers.") or name.startswith("norm."):
+            always += size
+    return _Parameters(always, experts, spec.hidden_size * spec.vocab_size)
 
 
 def best_seconds(action: Callable[[], object], device: torch.device, repeats: int) -> float:

@@ -1,8 +1,10 @@
 """Shapes of public models, so that a benchmark needs no download: a config.json with what decides their shape, and the demo tokenizer.
 
-Owns the numbers, which are those of the published config files (Qwen/Qwen3-0.6B, Qwen/Qwen3-8B, meta-llama/Llama-3.1-8B), and the folder
-they are written to. Weights are random (`load_format` dummy): a step takes as long whatever they are. The tokenizer knows far fewer ids
-than the models; ids that it lacks decode to nothing.
+Owns the numbers, which are those of the published config files, and the folder they are written to: Qwen/Qwen3-0.6B, Qwen/Qwen3-8B,
+meta-llama/Llama-3.1-8B, meta-llama/Llama-3.2-1B, google/gemma-3-1b-it, microsoft/Phi-4-mini-instruct, allenai/OLMoE-1B-7B-0924,
+openai/gpt-oss-20b. A name that ends with a number of layers is that of a model with fewer layers than the published one. Weights are
+random (`load_format` dummy): a step takes as long whatever they are. The tokenizer knows far fewer ids than the models; ids that it lacks
+decode to nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ def _sizes(layers: int, hidden: int, intermediate: int, heads: int) -> dict[str,
     return {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": intermediate, "num_attention_heads": heads}
 
 
-_QWEN3 = {
+_QWEN3: Mapping[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "eos_token_id": 151645,
@@ -35,7 +37,7 @@ _QWEN3 = {
     "torch_dtype": "bfloat16",
     "vocab_size": 151_936,
 }
-_LLAMA3 = {
+_LLAMA3: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "eos_token_id": 128001,
@@ -53,13 +55,58 @@ _LLAMA3 = {
     "torch_dtype": "bfloat16",
     "vocab_size": 128256,
 }
+_LLAMA32: Mapping[str, Any] = {"head_dim": 64, "rope_scaling": {**_LLAMA3["rope_scaling"], "factor": 32.0}, "tie_word_embeddings": True}
+_OLMOE: Mapping[str, Any] = {
+    "architectures": ["OlmoeForCausalLM"],
+    "model_type": "olmoe",
+    "eos_token_id": 50279,
+    "max_position_embeddings": 4096,
+    "norm_topk_prob": False,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "num_key_value_heads": 16,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 50304,
+}
+_GPT_OSS: Mapping[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "eos_token_id": 200002,
+    "head_dim": 64,
+    "max_position_embeddings": 131072,
+    "num_experts_per_tok": 4,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 201_088,
+}
 _SMALL = {"head_dim": 64, "num_key_value_heads": 4, "vocab_size": 65_536, "eos_token_id": None}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    # The first is of no published model: it is small enough for a CPU.
+    # qwen3-60m and gpt-oss-1.4b are of no published model: they are small enough for a CPU. The latter is gpt-oss-20b of half its width.
     "qwen3-60m": {**_QWEN3, **_SMALL, **_sizes(8, 512, 1536, 8)},
     "qwen3-0.6b": {**_QWEN3, **_sizes(28, 1024, 3072, 16)},
     "qwen3-8b": {**_QWEN3, **_sizes(36, 4096, 12_288, 32), "tie_word_embeddings": False},
     "llama-3.1-8b": {**_LLAMA3, **_sizes(32, 4096, 14336, 32)},
+    "llama-3.2-1b": {**_LLAMA3, **_LLAMA32, **_sizes(16, 2048, 8192, 32)},
+    "olmoe-6l": {**_OLMOE, **_sizes(6, 2048, 1024, 16)},
+    "gpt-oss-1.4b": {**_GPT_OSS, **_sizes(6, 1440, 1440, 32), "num_key_value_heads": 4, "vocab_size": 65_536, "eos_token_id": None},
 }
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -69,7 +116,10 @@ def describe(name: str) -> str:
     """One line for a person."""
     config = SHAPES[name]
     heads = f"{config['num_attention_heads']}/{config['num_key_value_heads']} heads"
-    return f"{name} ({config['num_hidden_layers']} layers, hidden {config['hidden_size']}, {heads}, vocabulary {config['vocab_size']})"
+    count = config.get("num_experts", config.get("num_local_experts"))
+    experts = f", {config['num_experts_per_tok']}/{count} experts" if count else ""
+    sizes = f"hidden {config['hidden_size']}, {heads}{experts}, vocabulary {config['vocab_size']}"
+    return f"{name} ({config['num_hidden_layers']} layers, {sizes})"
 
 
 @contextmanager

@@ -180,14 +180,16 @@ def measure_steps(
 
 
 def _time_steps(runner: ModelRunner, case: Case, seconds: float, numbers: Iterator[int], *, new_rows: bool) -> Sequence[float]:
-    """Seconds of each of some steps, at least one, without the first, which finds caches cold."""
+    """Seconds of each of some steps, at least one, without the first two: one makes the rows differ, the next finds caches cold."""
     times: list[float] = []
     flights: deque[tuple[float, InFlightStep]] = deque()
     last = time.perf_counter()
     end = last + seconds
-    while len(times) < 2 or time.perf_counter() < end:
-        flights.append((time.perf_counter(), runner.launch(_plan(runner, case, next(numbers), new_rows=new_rows))))
-        new_rows = False
+    first = True
+    while len(times) < 3 or time.perf_counter() < end:
+        plan = _plan(runner, case, next(numbers), given_tokens=first, new_rows=first and new_rows)
+        flights.append((time.perf_counter(), runner.launch(plan)))
+        first = False
         if len(flights) > flights[-1][1].overlaps:  # one step ahead where possible, as the engine does it
             launched, flight = flights.popleft()
             flight.result()
@@ -196,27 +198,32 @@ def _time_steps(runner: ModelRunner, case: Case, seconds: float, numbers: Iterat
             last = now
     while flights:
         flights.popleft()[1].result()
-    return times[1:]
+    return times[2:]
 
 
 def _pages_per_row(runner: ModelRunner, case: Case) -> int:
     return -(-(case.context + case.length) // runner.page_size)
 
 
-def _plan(runner: ModelRunner, case: Case, step: int, *, new_rows: bool) -> StepPlan:
-    """The same step again and again; `new_rows`: with the rows' parameters and pages, which the runner then keeps."""
+def _plan(runner: ModelRunner, case: Case, step: int, *, given_tokens: bool, new_rows: bool) -> StepPlan:
+    """The same step again and again; `new_rows`: with the rows' parameters and pages, which the runner then keeps.
+
+    `given_tokens`: rows that decode get tokens as if they were the ends of prompts. They are different ones, so that the rows go on with
+    different tokens: equal rows would choose the same experts.
+    """
     rows = np.arange(case.rows, dtype=np.int32)
     pages = _pages_per_row(runner, case)
-    decode = case.length == 1
+    decodes = case.length == 1 and not given_tokens
     empty = np.zeros(0, np.int32)
+    vocab_size = runner.spec.vocab_size
     return StepPlan(
         step=step,
         rows=rows,
-        num_decodes=case.rows if decode else 0,
+        num_decodes=case.rows if decodes else 0,
         starts=np.full(case.rows, case.context, np.int32),
         lengths=np.full(case.rows, case.length, np.int32),
         samples=np.ones(case.rows, np.bool_),
-        token_ids=empty if decode else np.arange(case.rows * case.length, dtype=np.int32) % runner.spec.vocab_size,
+        token_ids=empty if decodes else np.random.default_rng(step).integers(vocab_size, size=case.rows * case.length, dtype=np.int32),
         new_rows=tuple(NewRow(row, GREEDY, prompt_len=case.context) for row in range(case.rows)) if new_rows else (),
         page_groups=np.zeros(case.rows * pages, dtype=np.int32) if new_rows else empty,
         page_rows=np.repeat(rows, pages) if new_rows else empty,

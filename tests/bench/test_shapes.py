@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from aengine.bench.floor import Machine, generation_seconds, step_work
@@ -12,41 +14,93 @@ from aengine.bench.shapes import SHAPES, describe, shape_folder
 from aengine.bench.workload import nano_vllm
 from aengine.engine.tokenizer import Tokenizer
 from aengine.layers.rotary import RopeSpec, llama3, unscaled
-from aengine.models.model_config import load_spec
-from aengine.models.named_weights import named_weights, num_parameters
-from aengine.models.spec import Norm
+from aengine.models.model_config import load_spec, read_spec
+from aengine.models.named_weights import num_parameters
+from aengine.models.spec import ModelSpec, Norm
 
-PARAMETERS = {"qwen3-60m": 58_729_984, "qwen3-0.6b": 596_049_920, "qwen3-8b": 8_190_735_360, "llama-3.1-8b": 8_030_261_248}
-KV_BYTES = {"qwen3-60m": 8_192, "qwen3-0.6b": 114_688, "qwen3-8b": 147_456, "llama-3.1-8b": 131_072}  # per token, in bfloat16
+RNG = np.random.default_rng(0)
+DEEPSEEK = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
+
+_GPT_OSS_20B = {
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 201_088,
+}
+PUBLISHED: dict[str, tuple[dict[str, int], int, int]] = {
+    # What the published model has instead; its parameters; bytes per token of its KV in bfloat16.
+    "qwen3-60m": ({}, 58_729_984, 8_192),
+    "qwen3-0.6b": ({}, 596_049_920, 114_688),
+    "qwen3-8b": ({}, 8_190_735_360, 147_456),
+    "llama-3.1-8b": ({}, 8_030_261_248, 131_072),
+    "llama-3.2-1b": ({}, 1_235_814_400, 32_768),
+    "olmoe-6l": ({"num_hidden_layers": 16}, 6_919_161_856, 131_072),
+    "gpt-oss-1.4b": (_GPT_OSS_20B, 20_914_757_184, 49_152),
+}
+
+
+def spec_of(name: str, **changes: int) -> ModelSpec:
+    return read_spec({**SHAPES[name], **changes})
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_shape_is_the_published_one(name: str) -> None:
+    changes, parameters, kv_bytes = PUBLISHED[name]
     with shape_folder(name) as folder:
         spec = load_spec(folder)
         assert folder.name == name
     assert not folder.exists()
-    assert num_parameters(spec) == PARAMETERS[name]
-    assert (
-        2 * sum(layer.attention.num_kv_heads * (layer.attention.key_dim + layer.attention.value_dim) for layer in spec.layers)
-        == KV_BYTES[name]
-    )
+    assert spec == spec_of(name)
     assert spec.dtype == "bfloat16"
-    assert set(spec.windows) == {None}
-    assert not any(".bias" in weight for weight in named_weights(spec))
     assert f"{spec.num_layers} layers" in describe(name)
+    published = spec_of(name, **changes)
+    assert num_parameters(published) == parameters
+    attentions = [layer.attention for layer in published.layers]
+    assert 2 * sum(attention.num_kv_heads * (attention.key_dim + attention.value_dim) for attention in attentions) == kv_bytes
 
 
-def test_ropes_and_contexts() -> None:
-    specs = {}
-    for name in SHAPES:
-        with shape_folder(name) as folder:
-            specs[name] = load_spec(folder)
-    llama = specs.pop("llama-3.1-8b")
-    assert llama.ropes[0] == RopeSpec.of(llama3(unscaled(128, 500_000.0), 8.0, 1.0, 4.0, 8192))
-    assert (llama.max_position_embeddings, llama.norm, llama.tied_head) == (131_072, Norm(eps=1e-5), False)
-    assert all(spec.ropes == (RopeSpec.of(unscaled(spec.layers[0].attention.key_dim, 1e6)),) for spec in specs.values())
-    assert {spec.max_position_embeddings for spec in specs.values()} == {40_960}
+def test_ropes_contexts_and_windows() -> None:
+    for name, theta, factor in (("llama-3.1-8b", 500_000.0, 8.0), ("llama-3.2-1b", 500_000.0, 32.0)):
+        llama = spec_of(name)
+        rope = RopeSpec.of(llama3(unscaled(llama.layers[0].attention.key_dim, theta), factor, 1.0, 4.0, 8192))
+        assert (llama.ropes, llama.max_position_embeddings, llama.norm) == ((rope,), 131_072, Norm(eps=1e-5))
+    for name in ("qwen3-60m", "qwen3-0.6b", "qwen3-8b"):
+        qwen = spec_of(name)
+        assert qwen.ropes == (RopeSpec.of(unscaled(qwen.layers[0].attention.key_dim, 1e6)),)
+        assert qwen.max_position_embeddings == 40_960
+    assert spec_of("gpt-oss-1.4b").windows == (128, None) * 3
+    assert spec_of("gpt-oss-1.4b").ropes[0].attention_factor == pytest.approx(0.1 * math.log(32) + 1)
+
+
+def test_the_floor_of_experts_is_of_those_that_tokens_choose() -> None:
+    """Of 64 experts one token reads 8; 8 tokens are expected to read 64 * (1 - (7 / 8) ** 8) = 42.0."""
+    spec = spec_of("olmoe-6l")
+    expert = 3 * 2048 * 1024
+    others = num_parameters(spec) - 6 * 64 * expert - 2048 * 50_304
+    for rows, read in ((1, 8), (8, 64 * (1 - (7 / 8) ** 8)), (4096, 64)):
+        work = step_work(spec, [1] * rows, [0] * rows, rows, 2)
+        assert work.weight_bytes == pytest.approx(2 * (others + 6 * read * expert), rel=1e-9)
+        attention = rows * 6 * 2 * 16 * (128 + 128)
+        assert work.flops == 2 * rows * (others + 6 * 8 * expert) + attention
+    distinct = [len({expert for token in range(8) for expert in RNG.permutation(64)[:8]}) for _ in range(400)]
+    assert sum(distinct) / len(distinct) == pytest.approx(64 * (1 - (7 / 8) ** 8), rel=0.02)
+
+
+def test_the_floor_of_windows_and_latents() -> None:
+    spec = spec_of("gpt-oss-1.4b")
+    work = step_work(spec, [1, 1], [999, 49], 2, 2)
+    assert work.kv_bytes == 2 * 4 * 128 * 3 * ((1000 + 50) + (128 + 50))
+    latent = read_spec({**DEEPSEEK, "architectures": ["DeepseekV3ForCausalLM"]})
+    assert step_work(latent, [1], [99], 1, 2).kv_bytes == 2 * 3 * 100 * (512 + 64)
 
 
 def test_the_tokenizer_takes_ids_that_it_lacks() -> None:
@@ -84,11 +138,13 @@ def test_the_floor_of_the_nano_workload(name: str, seconds: float) -> None:
     assert generation_seconds(spec, prompts, outputs, Machine(4.3e12, 788e12), 2) == pytest.approx(seconds, rel=0.02)
 
 
-def test_the_floor_of_a_generation_is_that_of_its_steps() -> None:
-    with shape_folder("qwen3-60m") as folder:
-        spec = load_spec(folder)
-    windows = (None, 5) * 4
-    layers = (replace(layer, attention=replace(layer.attention, window=window)) for layer, window in zip(spec.layers, windows, strict=True))
+@pytest.mark.parametrize("name", ["qwen3-60m", "olmoe-6l"])
+def test_the_floor_of_a_generation_is_that_of_its_steps(name: str) -> None:
+    spec = spec_of(name)
+    layers = (
+        replace(layer, attention=replace(layer.attention, window=window))
+        for layer, window in zip(spec.layers, itertools.cycle((None, 5)), strict=False)
+    )
     spec = replace(spec, layers=tuple(layers))
     for machine in (Machine(1e6, 1e30), Machine(1e30, 1e6)):
         steps = [step_work(spec, [3, 4], [0, 0], 2, 2, 1), step_work(spec, [1, 1], [3, 4], 2, 2, 1), step_work(spec, [1], [5], 1, 2, 1)]

@@ -69,7 +69,7 @@ TYPES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 5.0,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
-    "youtu": {**_LATENT, "head_dim": 8},
+    "youtu": {**_LATENT, "head_dim": 8, "pad_token_id": None},
     # Sinks, and windows of a pattern:
     "gpt_oss": {"layer_types": _HALF_WINDOWED},
 }

@@ -95,6 +95,6 @@ def test_a_context_whose_rope_does_not_depend_on_the_batch(tmp_path: pathlib.Pat
         "long_mscale": 1.2,
     }
     changes = {"rope_parameters": {**rope, "original_max_position_embeddings": 32}, "max_position_embeddings": 128}
-    tiny_config("phimoe", **changes).save_pretrained(tmp_path)
+    tiny_config("arcee", **changes).save_pretrained(tmp_path)
     runner = make_runner(tmp_path, load_format="dummy")
     assert runner.max_model_len == 32

@@ -110,7 +110,7 @@ def _probe_calls(model: Any, config: Any) -> dict[str, LayerCall]:
         except ModelLoadError:
             raise
         except Exception as error:
-            raise ModelLoadError(f"{name} does not run on flattened tokens with position_ids: {_first_line(error)}") from error
+            raise ModelLoadError(f"{name} cannot be probed with tokens and position_ids alone: {_first_line(error)}") from error
     _check_layers(base, calls, model, config)
     return calls
 
