@@ -9,7 +9,8 @@ from family_cases import Case
 
 @torch.no_grad()
 def _adjust(model: transformers.PreTrainedModel) -> None:
-    """Corrections of the routers' scores, which are buffers, change choices. Large biases would decide the tokens alone."""
+    """Corrections of the routers' scores, which are buffers, change choices. Large biases would decide the tokens alone. Gates and ups of
+    GPT-OSS are often beyond their limits."""
     generator = torch.Generator().manual_seed(3)
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
@@ -17,6 +18,10 @@ def _adjust(model: transformers.PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter *= 0.3
+        elif name.endswith("experts.gate_up_proj") and isinstance(model, transformers.GptOssForCausalLM):
+            parameter *= 6.0
+        elif name.endswith("experts.down_proj") and isinstance(model, transformers.GptOssForCausalLM):
+            parameter *= 0.1
 
 
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
