@@ -23,7 +23,7 @@ class _Attention:
     pieces: Pieces  # that are recorded now
 
     def __init__(self, out: Tensor) -> None:
-        """`out` [at least T, num_heads, head_dim] is the output of every layer: it is read before the next layer writes it."""
+        """`out` [at least T, num_heads, value_dim] is the output of every layer: it is read before the next layer writes it."""
         self.step: AttentionStep | None = None  # None: nothing is run
         self.num_tokens = 0
         self._out = out
@@ -62,7 +62,7 @@ class PiecewiseGraphs:
         device, dtype = model.head_weight.device, model.head_weight.dtype
         self._input_ids = torch.zeros(largest, dtype=torch.int32, device=device)
         self._positions = torch.zeros(largest, dtype=torch.int32, device=device)
-        self._attended = torch.zeros(largest, spec.num_heads, spec.head_dim, dtype=dtype, device=device)
+        self._attended = torch.zeros(largest, spec.num_heads, spec.value_dim, dtype=dtype, device=device)
         self._hidden = torch.zeros(largest, model.head_weight.shape[1], dtype=dtype, device=device)
         self._attention = _Attention(self._attended)
         self._pieces: dict[int, Pieces] = {}

@@ -45,7 +45,7 @@ class PlannedStep:
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         assert self._written is not None, "a layer writes before it attends"
         key, value = self._written
-        out = torch.empty_like(query)
+        out = query.new_empty(*query.shape[:2], self._backend.spec.value_dim)
 
         def run() -> None:
             if self._step is None:

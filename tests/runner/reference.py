@@ -31,6 +31,11 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
+LATENT = {
+    **{"kv_lora_rank": 40, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24, "num_key_value_heads": 4},
+    **{"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 4, "topk_group": 2},
+}
+
 FAMILIES: dict[str, tuple[str, dict]] = {
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "qwen3-tied-biased": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True, "attention_bias": True}),
@@ -54,6 +59,9 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "llama-llama3": ("Llama", {"rope_parameters": LLAMA3, "head_dim": 24}),
     "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}}),
     "llama-yarn": ("Llama", {"rope_parameters": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.3}}),
+    "deepseek-v3": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 1}),
+    "deepseek-v3-dense": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 3}),
+    "gpt-oss": ("GptOss", {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 9, "rope_parameters": YARN}),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-windowed": ("Mistral", {"sliding_window": 11, "head_dim": 32}),
 }

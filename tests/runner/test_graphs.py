@@ -104,7 +104,10 @@ def from_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("from_buffers")
 @pytest.mark.parametrize(
     ("family", "page_size"),
-    slow_but([("qwen2-tied-windowed", 16)], itertools.product(["qwen3", "qwen2-tied-windowed", "llama-tied-biases"], [1, 16])),
+    slow_but(
+        [("qwen2-tied-windowed", 16), ("deepseek-v3-dense", 16)],
+        itertools.product(["qwen3", "qwen2-tied-windowed", "llama-tied-biases", "deepseek-v3-dense"], [1, 16]),
+    ),
 )
 def test_greedy_tokens_of_random_steps(family: str, page_size: int, tmp_path: pathlib.Path) -> None:
     """Lengths change, rows are padded, and every graph is used."""
