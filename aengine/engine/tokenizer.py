@@ -77,7 +77,10 @@ class Tokenizer:
             except Exception as error:  # the library raises bare Exception
                 raise ModelLoadError(f"{path} is not a tokenizer that can be read: {error}") from error
             core.encode_special_tokens = bool(config.get("split_special_tokens"))
-            _add_described(core, config.get("added_tokens_decoder") or {})
+            try:
+                _add_described(core, config.get("added_tokens_decoder") or {})
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise ModelLoadError(f"{model_dir / 'tokenizer_config.json'}: added_tokens_decoder cannot be read: {error!r}") from error
             _mark_special(core, config)
             files = [*model_dir.glob("chat_template.jinja"), *model_dir.glob("additional_chat_templates/*.jinja")]
             has_chat_template = bool(files or config.get("chat_template"))
@@ -254,9 +257,9 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _add_described(core: tokenizers.Tokenizer, described: Mapping[str, Any]) -> None:
     """Add tokens by id, as `added_tokens_decoder` describes them; those with another id in the vocabulary, or beyond it, stay out."""
-    for token_id, token in sorted((int(token_id), token) for token_id, token in described.items()):
+    for token_id, token in sorted(described.items(), key=lambda item: int(item[0])):
         known = core.token_to_id(token["content"])
-        if token_id == (core.get_vocab_size(with_added_tokens=True) if known is None else known):
+        if int(token_id) == (core.get_vocab_size(with_added_tokens=True) if known is None else known):
             core.add_tokens([tokenizers.AddedToken(**token)])
 
 

@@ -11,6 +11,7 @@ import pytest
 import tiny_tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from aengine import ModelLoadError
 from aengine.engine import tokenizer as ours
 
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -183,6 +184,13 @@ class TestTokensOfTheConfig:
         assert tokenizer.vocab_size == size + 2
         assert tokenizer.encode("<|endoftext|></s>", add_special_tokens=False) == [size, size + 1]
         assert tokenizer.decode([size, size + 1]) == "</s>"
+
+    @pytest.mark.parametrize("described", [["<eos>"], {"a": {"content": "<eos>"}}, {"1": "<eos>"}, {"1": {}}])
+    def test_what_cannot_be_read(self, described: object, tmp_path: Path) -> None:
+        self.core().save(str(tmp_path / "tokenizer.json"))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": described}))
+        with pytest.raises(ModelLoadError, match=r"tokenizer_config.json: added_tokens_decoder cannot be read: \w+Error\("):
+            ours.Tokenizer.load(tmp_path)
 
     def test_special_tokens_map_names_them_if_nothing_describes_them(self, tmp_path: Path) -> None:
         names = {"eos_token": described("<think>"), "additional_special_tokens": ["<absent>"]}
