@@ -56,6 +56,48 @@ _LLAMA3: Mapping[str, Any] = {
     "vocab_size": 128256,
 }
 _LLAMA32: Mapping[str, Any] = {"head_dim": 64, "rope_scaling": {**_LLAMA3["rope_scaling"], "factor": 32.0}, "tie_word_embeddings": True}
+_GEMMA3: Mapping[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "eos_token_id": [1, 106],
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 262144,
+}
+# fmt: off
+_LONG_FACTOR = [
+    1, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817, 2.187582649, 2.446418898, 2.735880826, 3.059592084,
+    3.421605075, 3.826451687, 4.279200023, 4.785517845, 5.351743533, 5.984965424, 6.693110555, 7.485043894, 8.370679318, 9.36110372,
+    10.4687158, 11.70738129, 13.09260651, 14.64173252, 16.37415215, 18.31155283, 20.47818807, 22.90118105, 25.61086418, 28.64115884, 32.03,
+    32.1, 32.13, 32.23, 32.6, 32.61, 32.64, 32.66, 32.7, 32.71, 32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77,
+]
+# fmt: on
+_PHI4_MINI: Mapping[str, Any] = {
+    "architectures": ["Phi3ForCausalLM"],
+    "model_type": "phi3",
+    "eos_token_id": 199999,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "original_max_position_embeddings": 4096,
+    "pad_token_id": 199999,
+    "partial_rotary_factor": 0.75,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {"type": "longrope", "long_factor": _LONG_FACTOR, "short_factor": [1.0] * 48},
+    "rope_theta": 10000.0,
+    "sliding_window": 262144,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 200064,
+}
 _OLMOE: Mapping[str, Any] = {
     "architectures": ["OlmoeForCausalLM"],
     "model_type": "olmoe",
@@ -105,6 +147,8 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "qwen3-8b": {**_QWEN3, **_sizes(36, 4096, 12_288, 32), "tie_word_embeddings": False},
     "llama-3.1-8b": {**_LLAMA3, **_sizes(32, 4096, 14336, 32)},
     "llama-3.2-1b": {**_LLAMA3, **_LLAMA32, **_sizes(16, 2048, 8192, 32)},
+    "gemma-3-1b": {**_GEMMA3, **_sizes(26, 1152, 6912, 4)},
+    "phi-4-mini-8l": {**_PHI4_MINI, **_sizes(8, 3072, 8192, 24)},
     "olmoe-6l": {**_OLMOE, **_sizes(6, 2048, 1024, 16)},
     "gpt-oss-1.4b": {**_GPT_OSS, **_sizes(6, 1440, 1440, 32), "num_key_value_heads": 4, "vocab_size": 65_536, "eos_token_id": None},
 }

@@ -43,6 +43,8 @@ PUBLISHED: dict[str, tuple[dict[str, int], int, int]] = {
     "qwen3-8b": ({}, 8_190_735_360, 147_456),
     "llama-3.1-8b": ({}, 8_030_261_248, 131_072),
     "llama-3.2-1b": ({}, 1_235_814_400, 32_768),
+    "gemma-3-1b": ({}, 999_885_952, 26_624),
+    "phi-4-mini-8l": ({"num_hidden_layers": 32}, 3_836_021_760, 131_072),
     "olmoe-6l": ({"num_hidden_layers": 16}, 6_919_161_856, 131_072),
     "gpt-oss-1.4b": (_GPT_OSS_20B, 20_914_757_184, 49_152),
 }
@@ -77,6 +79,10 @@ def test_ropes_contexts_and_windows() -> None:
         qwen = spec_of(name)
         assert qwen.ropes == (RopeSpec.of(unscaled(qwen.layers[0].attention.key_dim, 1e6)),)
         assert qwen.max_position_embeddings == 40_960
+    gemma = spec_of("gemma-3-1b")
+    assert gemma.windows == ((512,) * 5 + (None,)) * 4 + (512, 512)
+    assert gemma.ropes == (RopeSpec.of(unscaled(256, 10_000.0)), RopeSpec.of(unscaled(256, 1e6)))
+    assert len(spec_of("phi-4-mini-8l").ropes[0].frequencies) == 48
     assert spec_of("gpt-oss-1.4b").windows == (128, None) * 3
     assert spec_of("gpt-oss-1.4b").ropes[0].attention_factor == pytest.approx(0.1 * math.log(32) + 1)
 
