@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from aengine.config import EngineConfig
+from aengine.engine.loading import load_model
 from aengine.errors import ModelLoadError
 from aengine.models.model_config import read_spec
 from aengine.models.named_weights import named_weights, num_active_parameters, num_parameters
 from aengine.models.spec import Experts, LatentAttention, Mlp
-from aengine.models.weights import fused
+from aengine.models.weights import fused, stored_weights
 
 BASE = {
     "vocab_size": 100,
@@ -142,3 +148,25 @@ REFUSED = [
 def test_refusals_name_the_feature(refused, message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         read_spec(refused)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch_native"])
+def test_what_an_engine_says_of_a_latent_cache(tmp_path: pathlib.Path, backend: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(deepseek(3, kv_lora_rank=32, qk_rope_head_dim=16)))
+    options = {"load_format": "dummy", "dtype": "float32", "device": "cpu", "kv_cache_memory": 1 << 20}
+    config = EngineConfig(model=str(tmp_path), attention_backend=backend, **options)
+    info = load_model(config, lambda: None).info
+    assert info.kv_bytes_per_token == 4 * (16 + 32 + 32) * 4  # layers, a key and a value, float32
+    expert = 3 * 64 * 32
+    assert info.num_parameters - info.num_active_parameters == 3 * 6 * expert  # of layers with 8 experts, of which 2 are used
+
+
+def test_missing_experts_are_named_shortly(tmp_path: pathlib.Path) -> None:
+    spec = read_spec(config("Qwen3MoeForCausalLM", num_experts=64))
+    parts = [part for weight in named_weights(spec).values() for part in weight.parts]
+    save_file(
+        {part.source: torch.zeros(part.shape) for part in parts if ".2.mlp.experts" not in part.source}, tmp_path / "model.safetensors"
+    )
+    with pytest.raises(ModelLoadError, match=r"lacks model\.layers\.2\.mlp\.experts\.0\..* and 184 more$") as error:
+        next(stored_weights(spec, tmp_path))
+    assert len(str(error.value)) < 700
