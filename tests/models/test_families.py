@@ -14,6 +14,7 @@ import plain_cases
 import pytest
 import torch
 from driver import Driver
+from eager_capture import EagerCapture
 from family_cases import COUNT, Case, Reference, reference
 
 from aengine import AsyncEngine, Completion, SamplingParams
@@ -74,6 +75,20 @@ def test_in_chunks(made: tuple[Case, Reference], backend: str) -> None:
         if completion.prompt_logprobs is not None:
             found = torch.tensor([each.logprob for each in completion.prompt_logprobs if each is not None])
             torch.testing.assert_close(found, logprobs, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "olmo3", "cohere2", "granite", "phi4-partial"])
+def test_recorded_steps(name: str, tmp_path: pathlib.Path) -> None:
+    """As CUDA graphs replay them: decodes whole, other steps in pieces between attention."""
+    case = CASES[name]
+    expected = reference(case, tmp_path)
+    config = config_of(case, tmp_path, "torch_native", max_num_seqs=8, graph_sizes=(1, 2, 4, 8), graph_tokens=64)
+    runner = ModelRunner(config, tmp_path, EagerCapture)
+    assert runner._executor._graphs.pieces is not None
+    seen = record_logits(runner)
+    assert Driver(runner, chunk=7).generate(expected.prompts, COUNT) == expected.tokens
+    assert_near(seen[-1], torch.stack([logits[-1] for logits in expected.logits])[-len(seen[-1]) :])
+    assert Driver(ModelRunner(config, tmp_path, EagerCapture), chunk=7).generate(expected.prompts, COUNT) == expected.tokens
 
 
 def assert_near(logits: torch.Tensor, expected: torch.Tensor) -> None:

@@ -1,0 +1,97 @@
+"""Every field of a description has an effect on the logits of its case: else the case would not see that it is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import pytest
+import torch
+from driver import Driver
+from family_cases import Case, randomize
+from test_families import CASES, config_of, record_logits
+
+from aengine.models.model_config import load_spec
+from aengine.models.spec import ModelSpec
+from aengine.runner import model_runner
+from aengine.runner.model_runner import ModelRunner
+
+pytestmark = pytest.mark.slow
+
+PROMPT = list(range(100, 160))
+NO_EFFECT = {
+    *("max_position_embeddings", "initializer_range", "eos_token_ids"),
+    *("group_top", "top_groups", "num_groups"),  # where experts have one group
+    "head_weights",  # where a norm is over all heads
+    "sinks",  # of latent attention
+}
+
+
+def paths(described: Any) -> Iterator[tuple[str, ...]]:
+    """The fields of a dataclass that have a value, and those of dataclasses in it."""
+    for field in dataclasses.fields(described):
+        value = getattr(described, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from ((field.name, *path) for path in paths(value))
+        elif value is not None and not isinstance(value, str) and field.name not in (*NO_EFFECT, "layers"):
+            yield (field.name,)
+
+
+def altered(described: Any, path: tuple[str, ...]) -> Any:
+    """With another value of the field, if it has one."""
+    if not path:
+        match described:
+            case bool():
+                return not described
+            case Enum():
+                others = [member for member in type(described) if member is not described]
+                return others[0]
+            case int():
+                return described + 1
+            case float():
+                return described * 1.3 if described > 0.01 else 0.5
+            case tuple():
+                return tuple(each * 1.3 for each in described)
+        return described
+    value = getattr(described, path[0], None)
+    return described if value is None else dataclasses.replace(described, **{path[0]: altered(value, path[1:])})
+
+
+def alterations(spec: ModelSpec) -> dict[str, ModelSpec]:
+    """In all layers that have a field with a value."""
+    found = {".".join(path): altered(spec, path) for path in paths(spec)}
+    for path in dict.fromkeys(path for layer in spec.layers for path in paths(layer)):
+        layers = tuple(altered(layer, path) for layer in spec.layers)
+        found["layers." + ".".join(path)] = dataclasses.replace(spec, layers=layers)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_field_has_an_effect(case: Case, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = case.make()
+    randomize(model, 1)
+    model.save_pretrained(tmp_path)
+    spec = load_spec(tmp_path, case.max_model_len)
+
+    def logits(of: ModelSpec) -> torch.Tensor | None:
+        """None: the checkpoint does not fit, or the model cannot be run."""
+        monkeypatch.setattr(model_runner, "find_spec", lambda *given: of)
+        try:
+            runner = ModelRunner(config_of(case, tmp_path, "torch_native"), tmp_path)
+            seen = record_logits(runner)
+            Driver(runner).generate([PROMPT], 1)
+        except Exception:
+            return None
+        return seen[0]
+
+    expected = logits(spec)
+    assert expected is not None
+    without = []
+    for name, changed in alterations(spec).items():
+        found = logits(changed)
+        if found is not None and (found - expected).abs().max() < 1e-3 * expected.abs().max():
+            without.append(name)
+    assert not without
