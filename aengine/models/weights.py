@@ -134,8 +134,8 @@ def _check(spec: ModelSpec, weights: Mapping[str, NamedWeight], checkpoint: Chec
     family = FAMILIES[spec.family]
     head, embedding = (f"{family.names[name]}.weight" for name in ("head", "embedding"))
     shapes = {part.source: part.shape for weight in weights.values() for part in weight.parts}
-    # KV scales are read in kv_scales.py.
-    present = {name for name in stored if not re.fullmatch(family.ignored, name) and kv_scale_of(name, spec) is None}
+    # KV scales are read in kv_scales.py. What one model of a family ignores is a layer of another, larger one.
+    present = {name for name in stored if name in shapes or (not re.fullmatch(family.ignored, name) and kv_scale_of(name, spec) is None)}
     stores_tied_head = spec.tied_head and head in present
     if stores_tied_head:
         present.remove(head)

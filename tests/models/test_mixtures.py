@@ -170,3 +170,14 @@ def test_missing_experts_are_named_shortly(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ModelLoadError, match=r"lacks model\.layers\.2\.mlp\.experts\.0\..* and 184 more$") as error:
         next(stored_weights(spec, tmp_path))
     assert len(str(error.value)) < 700
+
+
+def test_layers_that_predict_further_tokens_are_ignored(tmp_path: pathlib.Path) -> None:
+    """GLM-4.5 has one behind 46 layers or behind 92; the latter's layer 46 is one of its own."""
+    spec = read_spec(config("Glm4MoeForCausalLM", num_hidden_layers=48, first_k_dense_replace=48, hidden_size=16, n_routed_experts=2))
+    stored = {part.source: torch.zeros(part.shape) for weight in named_weights(spec).values() for part in weight.parts}
+    save_file({**stored, "model.layers.92.eh_proj.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    assert dict(stored_weights(spec, tmp_path)).keys() == named_weights(spec).keys()
+    save_file({**stored, "model.layers.48.eh_proj.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"has unexpected model\.layers\.48\.eh_proj\.weight$"):
+        next(stored_weights(spec, tmp_path))
