@@ -24,21 +24,22 @@ Form = Literal["text", "token_ids", "chat"]
 _LABEL = text("a string of at most 128 characters", r"(?s).{0,128}")
 
 
-def form_of(prompt: Any) -> Form:
-    """Raises `InvalidRequestError` (prompt) for something that is no prompt, or for more than MAX_CHAT_MESSAGES."""
-    if isinstance(prompt, str):
-        return "text"
-    if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Sequence | np.ndarray):
-        raise InvalidRequestError.of("prompt", f"a {type(prompt).__name__} is not a string, a list of token ids or a list of chat messages")
-    if not is_chat(prompt):
-        return "token_ids"
-    check_count(prompt)
-    return "chat"
-
-
-def is_chat(prompt: object) -> bool:
-    """Whether it is chat messages rather than text or token ids."""
-    return isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+def form_of(prompt: Any, options: ChatOptions | None) -> Form:
+    """Raises `InvalidRequestError`: (prompt) for something that is no prompt or has too many messages, and for `options` that are for chats
+    beside another form."""
+    form: Form = "text"
+    if not isinstance(prompt, str):
+        if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Sequence | np.ndarray):
+            name = type(prompt).__name__
+            raise InvalidRequestError.of("prompt", f"a {name} is not a string, a list of token ids or a list of chat messages")
+        if len(prompt) and isinstance(prompt[0], Mapping):
+            check_count(prompt)
+            return "chat"
+        form = "token_ids"
+    if options is not None and (names := options.chat_only):
+        reason = f"it is for chat messages, and the prompt is {form.replace('_', ' ')}"
+        raise InvalidRequestError([FieldViolation(name, reason) for name in names])
+    return form
 
 
 def check_params(params: SamplingParams | None) -> SamplingParams:
@@ -81,8 +82,3 @@ class RequestOptions(ChatOptions):
         if options is None:
             return cls(**fields)
         return replace(options, **fields) if fields else options
-
-    def misplaced(self, form: Form) -> list[FieldViolation]:
-        """The violations of what is set for a chat, if the prompt has another form."""
-        names = self.chat_only if form != "chat" else ()
-        return [FieldViolation(name, f"it is for chat messages, and the prompt is {form.replace('_', ' ')}") for name in names]

@@ -98,9 +98,7 @@ def _json(value: object) -> str:
 
 
 def _write_prompt(prompt: Prompt, options: RequestOptions, message: generation_pb2.Prompt) -> None:
-    form = form_of(prompt)
-    if misplaced := options.misplaced(form):
-        raise InvalidRequestError(misplaced)
+    form = form_of(prompt, options)
     if form == "text":
         with _unicode("prompt", "it"):
             message.text = prompt  # type: ignore[assignment]

@@ -39,9 +39,7 @@ def check_request(
     prompt: Prompt, params: SamplingParams, options: RequestOptions | None, limits: Limits, violations: list[FieldViolation]
 ) -> CheckedRequest:
     """Adds to `violations`; only if there are none, the result is what it says. `options`: None if they are known to be wrong."""
-    form, size, at_least, checked = _check_prompt(prompt, limits, violations)
-    if options is not None:
-        violations.extend(options.misplaced(form))
+    form, size, at_least, checked = _check_prompt(prompt, options, limits, violations)
     if params.bad_words or len(params.allowed_token_ids or ()) > INLINE_ENTRIES:
         size = max(size, 1)
     model = limits.model
@@ -66,11 +64,13 @@ def check_request(
     return CheckedRequest(form, checked, params if violations else params.with_seed(), size)
 
 
-def _check_prompt(prompt: Prompt, limits: Limits, violations: list[FieldViolation]) -> tuple[Form, int, int, Prompt | NDArray[np.int32]]:
+def _check_prompt(
+    prompt: Prompt, options: RequestOptions | None, limits: Limits, violations: list[FieldViolation]
+) -> tuple[Form, int, int, Prompt | NDArray[np.int32]]:
     """The form; what is left to do and the prompt as in `CheckedRequest`, and between these how many tokens there are at least."""
     form: Form = "text"
     try:
-        form = form_of(prompt)
+        form = form_of(prompt, options)
         if form != "token_ids" and not limits.model.tokenizer:
             raise InvalidRequestError.of("prompt", f"a {form} {NEEDS_TOKENIZER}; give token ids")
         if form == "text":
