@@ -313,7 +313,7 @@ class TestLeaving:
 
         for prompt, params, field in [
             ("x", SamplingParams(logits_processors=(lambda logits, ids: None,)), "logits_processors"),
-            ([{"role": "user", "content": "a", "name": "b"}], SamplingParams(), "prompt"),
+            ([{"role": "user", "content": "a", "name": {1}}], SamplingParams(), "prompt"),
             ([{"role": "user", "content": [{"type": "text"}]}], SamplingParams(), "prompt"),
             ([{"role": "user"}], SamplingParams(), "prompt"),
             ("\ud800", SamplingParams(), "prompt"),
