@@ -6,9 +6,7 @@ Owns the order of the operations, the buffers between them, and which part of th
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
 from ctypes import Structure, c_int64
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,28 +25,37 @@ from aengine.kernels.cpu.library import (
     CNormOp,
     COp,
 )
-from aengine.kernels.cpu.packing import PackedLinear
+from aengine.kernels.cpu.ops import norm_weight
 from aengine.kernels.cpu.pool import stored_dim
 from aengine.layers.rotary import cos_sin_cache
-from aengine.models.spec import Attention, Mlp, ModelSpec
+from aengine.models.cpu_weights import PackedWeights
+from aengine.models.spec import Activation, Attention, Layer, Mlp, ModelSpec, Norm, NormKind, QkNorm
 
-
-@dataclass(frozen=True, slots=True)
-class PackedWeights:
-    """The weights of a model as the kernels read them, by the names of `named_weights` without the ending."""
-
-    linears: Mapping[str, PackedLinear]
-    norms: Mapping[str, Tensor]  # of `ops.norm_weight`
-    embedding: Tensor  # [vocab_size, hidden_size]
+_CPU = torch.device("cpu")
+_ACTIVATIONS = {
+    Activation.SILU: library.SILU,
+    Activation.GELU: library.GELU,
+    Activation.GELU_TANH: library.GELU_TANH,
+    Activation.RELU: library.RELU,
+    Activation.RELU_SQUARED: library.RELU_SQUARED,
+    Activation.CLIPPED_SWIGLU: library.CLIPPED_SWIGLU,
+}
+_NORM_KINDS = {NormKind.RMS: library.RMS_NORM, NormKind.LAYER: library.LAYER_NORM}
 
 
 class Program:
-    """The operations of a model as a `CModel`, with all that it points to."""
+    """The operations of a model as a `CModel`, with all that it points to.
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, num_positions: int, weights: PackedWeights) -> None:
-        self._spec = spec
+    Buffers have names while it is written: the `residual`, what a block reads (`normed`), `qkv`, what was `attended`, the `gated` inner
+    activations of an MLP, the output of a block before its norm (`branch`), and the `hidden` states for the head.
+    """
+
+    def __init__(self, weights: PackedWeights, num_positions: int) -> None:
+        spec = self._spec = weights.spec
         self._weights = weights
-        self._tables = {rope: cos_sin_cache(rope, num_positions, torch.device("cpu")) for rope in spec.ropes}
+        self._tables = {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
+        self._tensors: list[Tensor] = []  # what the operations point to besides the weights
+        self._norms: list[CNormOp] = []
         self._ops: list[tuple[int, Structure]] = []
         self._buffers: dict[str, int] = {}
         self._strides: list[int] = []
@@ -66,11 +73,12 @@ class Program:
             kv_heads=attention.num_kv_heads,
             vocab=spec.vocab_size,
             num_positions=num_positions,
+            logit_soft_cap=spec.logit_soft_cap,
             hidden=self._buffers["hidden"],
-            element=ELEMENTS[dtype],
+            element=ELEMENTS[weights.dtype],
         )
         widths = stored_dim(attention.key_dim), stored_dim(attention.value_dim)
-        self.kv_shape = (spec.num_layers, attention.num_kv_heads, *widths, ELEMENTS[dtype])
+        self.kv_shape = (spec.num_layers, attention.num_kv_heads, *widths, ELEMENTS[weights.dtype])
         """Layers, KV heads, widths of a head's key and value, and element of a pool for the model."""
 
     @property
@@ -79,64 +87,151 @@ class Program:
         return self._strides[self._buffers["hidden"]]
 
     def _write(self, spec: ModelSpec) -> None:
-        attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
-        assert isinstance(attention, Attention)
-        assert isinstance(mlp, Mlp)
-        assert spec.norm is not None
-        hidden, heads = spec.hidden_size, attention.num_heads * attention.head_dim
-        residual, normed = self._buffer("residual", hidden), self._buffer("normed", hidden)
-        qkv = self._buffer("qkv", heads + 2 * attention.num_kv_heads * attention.head_dim)
-        attended, gated = self._buffer("attended", heads), self._buffer("gated", mlp.intermediate_size)
-        self._add(library.EMBED, CEmbedOp(embedding=self._weights.embedding.data_ptr(), width=hidden, out=residual))
-        for layer in range(spec.num_layers):
-            name = f"layers.{layer}"
-            self._norm(f"{name}.attention_norm", residual, normed)
-            self._linear(f"{name}.qkv", normed, qkv)
-            operation = self._attention(layer, qkv, attended)
-            self._add(library.ROTATE, operation)
-            self._add(library.ATTEND, operation)
-            if layer == spec.num_layers - 1:
-                residual, attended = (self._gathered(one, width) for one, width in (("residual", hidden), ("attended", heads)))
-            self._linear(f"{name}.output", attended, residual, library.ADD)
-            self._norm(f"{name}.mlp_norm", residual, normed)
-            self._linear(f"{name}.gate_up", normed, gated, library.GATED)
-            self._linear(f"{name}.down", gated, residual, library.ADD)
-        self._norm("norm", residual, self._buffer("hidden", hidden))
+        self._embed(spec)
+        for index, layer in enumerate(spec.layers):
+            self._layer(f"layers.{index}.", index, layer)
+        if self._norm("norm", spec.norm, "residual", "hidden", factor=spec.logit_scale) != "hidden":
+            self._buffers["hidden"] = self._buffers["residual"]
 
-    def _buffer(self, name: str, width: int) -> int:
-        """The number of a new buffer of activations whose rows have `width` elements."""
-        assert len(self._strides) < MAX_BUFFERS
-        self._strides.append(-(-width // PANEL) * PANEL)
-        return self._buffers.setdefault(name, len(self._buffers))
+    def _embed(self, spec: ModelSpec) -> None:
+        tables, learned = self._weights.tables, spec.learned_positions
+        positions = None if learned is None else self._keep(tables["positions"][learned.offset :])
+        scale = torch.tensor(spec.embedding_scale, dtype=self._weights.dtype).item()
+        out = self._buffer("residual", spec.hidden_size)
+        self._add(library.EMBED, CEmbedOp(tables["embedding"].data_ptr(), positions, spec.hidden_size, out, scale))
 
-    def _gathered(self, name: str, width: int) -> int:
-        """A new buffer that has the rows of another at the logits indices."""
-        out = self._buffer(f"gathered_{name}", width)
-        self._add(library.GATHER, CGatherOp(self._buffers[name], out))
+    def _layer(self, name: str, index: int, layer: Layer) -> None:
+        source = self._norm(f"{name}attention_norm", layer.attention_norm, "residual", "normed")
+        if layer.parallel and layer.mlp_norm is not None:
+            mlp_source = self._norm(f"{name}mlp_norm", layer.mlp_norm, "residual", "mlp_normed")
+        else:
+            mlp_source = source
+        assert isinstance(layer.attention, Attention)
+        self._attention(name, index, layer.attention, source)
+        if index + 1 == self._spec.num_layers:
+            # What is computed from here on is asked for at the logits indices alone.
+            for buffer in dict.fromkeys(("residual", "attended", *((mlp_source,) if layer.parallel else ()))):
+                self._gather(buffer)
+        assert isinstance(layer.mlp, Mlp)
+        if layer.parallel:
+            self._mlp(name, layer.mlp, mlp_source)
+        self._branch(f"{name}output", "attended", f"{name}post_attention_norm", layer.post_attention_norm, layer.residual_multiplier)
+        if not layer.parallel:
+            self._mlp(name, layer.mlp, self._norm(f"{name}mlp_norm", layer.mlp_norm, "residual", "normed"))
+        self._branch(f"{name}down", "gated", f"{name}post_mlp_norm", layer.post_mlp_norm, layer.residual_multiplier)
+
+    def _attention(self, name: str, index: int, attention: Attention, source: str) -> None:
+        """From `source` to `attended`."""
+        heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
+        self._linear(f"{name}qkv", source, "qkv", (heads + 2 * kv_heads) * dim)
+        norms, stride = [CNorm(), CNorm()], 0
+        qk_norm = attention.qk_norm
+        if qk_norm is not None and qk_norm.whole:
+            for which, first, width in (("q_norm", 0, heads * dim), ("k_norm", heads * dim, kv_heads * dim)):
+                self._norm(f"{name}{which}", qk_norm.norm, "qkv", "qkv", first=first, width=width)
+        elif qk_norm is not None:
+            norms = [self._head_norm(f"{name}{which}", qk_norm, dim) for which in ("q_norm", "k_norm")]
+            stride = stored_dim(dim) if qk_norm.head_weights else 0
+        rope = attention.rope
+        qkv = self._buffers["qkv"]
+        op = CAttentionOp(
+            None if rope is None else self._tables[rope].data_ptr(),
+            self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
+            *(*norms, stride, index, heads, kv_heads, dim, dim),
+            *(0 if rope is None else 2 * len(rope.frequencies), attention.window or 0),
+            *(heads * dim, (heads + kv_heads) * dim, attention.scale, attention.soft_cap),
+            *(qkv, qkv, qkv, self._buffer("attended", heads * dim)),
+        )
+        self._add(library.ROTATE, op)
+        self._add(library.ATTEND, op)
+
+    def _mlp(self, name: str, mlp: Mlp, source: str) -> None:
+        """From `source` to `gated`."""
+        epilogue = library.GATED if mlp.gated else library.ACTIVATE
+        weight = f"{name}gate_up" if mlp.gated else f"{name}up"
+        self._linear(weight, source, "gated", mlp.intermediate_size, epilogue, activation=_ACTIVATIONS[mlp.activation])
+
+    def _branch(self, name: str, source: str, norm_name: str, norm: Norm | None, multiplier: float) -> None:
+        """Adds the last product of a block, normed if there is a norm, to the residual."""
+        if norm is None:
+            self._linear(name, source, "residual", self._spec.hidden_size, library.ADD, multiplier=multiplier)
+        else:
+            self._linear(name, source, "branch", self._spec.hidden_size)
+            self._norm(norm_name, norm, "branch", "residual", adds=True, multiplier=multiplier)
+
+    def _norm(
+        self,
+        name: str,
+        norm: Norm | None,
+        source: str,
+        out: str,
+        *,
+        first: int = 0,
+        width: int | None = None,
+        factor: float = 1.0,
+        adds: bool = False,
+        multiplier: float = 1.0,
+    ) -> str:
+        """Writes `factor` times the norm of `width` columns (None: of hidden_size) to `out`. Returns where the normed rows are: in `source`
+        if there is no norm."""
+        if norm is None:
+            return source
+        size = self._spec.hidden_size if width is None else width
+        c_norm = self._c_norm(name, norm, size, factor=factor)
+        into = self._buffers[out] if out == source else self._buffer(out, size)
+        self._add(library.NORM, CNormOp(c_norm, None, first, self._buffers[source], into, adds, multiplier))
         return out
 
-    def _norm(self, name: str, source: int, out: int) -> None:
-        self._add(library.NORM, CNormOp(self._c_norm(name, self._spec.hidden_size), None, source, out))
+    def _linear(
+        self,
+        name: str,
+        source: str,
+        out: str,
+        width: int,
+        epilogue: int = library.STORE,
+        *,
+        activation: int = library.SILU,
+        multiplier: float = 1.0,
+    ) -> None:
+        weight = ctypes.pointer(self._weights.linears[name].c)
+        self._add(library.LINEAR, CLinearOp(weight, self._buffers[source], self._buffer(out, width), epilogue, activation, multiplier))
 
-    def _linear(self, name: str, source: int, out: int, epilogue: int = library.STORE) -> None:
-        weight = self._weights.linears[name]
-        self._add(library.LINEAR, CLinearOp(ctypes.pointer(weight.c), source, out, epilogue, library.SILU, 1.0))
+    def _head_norm(self, name: str, qk_norm: QkNorm, dim: int) -> CNorm:
+        return self._c_norm(name, qk_norm.norm, dim, rows=-1 if qk_norm.head_weights else 1)
 
-    def _attention(self, layer: int, qkv: int, attended: int) -> CAttentionOp:
-        attention = self._spec.layers[layer].attention
-        assert isinstance(attention, Attention)
-        heads, head_dim, name = attention.num_heads, attention.head_dim, f"layers.{layer}"
-        return CAttentionOp(
-            None if attention.rope is None else self._tables[attention.rope].data_ptr(),
-            *(self._c_norm(f"{name}.{norm}", head_dim) for norm in ("q_norm", "k_norm")),
-            *(layer, heads, attention.num_kv_heads, head_dim, head_dim, attention.window or 0),
-            *(attention.scale, attention.soft_cap, qkv, attended),
-        )
+    def _c_norm(self, name: str, norm: Norm, size: int, *, factor: float = 1.0, rows: int = 1) -> CNorm:
+        """A norm of `size` elements, whose weights are multiplied by a factor; they are `rows` of that size (-1: as many as there are)."""
+        weight, bias = self._weights.vectors[f"{name}.weight"], self._weights.vectors.get(f"{name}.bias")
+        weights = [(weight + 1.0 if norm.unit_offset else weight) * factor, None if bias is None else bias * factor]
+        pointers = [None if one is None else self._keep(norm_weight(one.view(rows, size))) for one in weights]
+        return CNorm(*pointers, size, norm.eps, _NORM_KINDS[norm.kind])
 
-    def _c_norm(self, name: str, size: int) -> CNorm:
-        weight = self._weights.norms.get(name)
-        assert self._spec.norm is not None
-        return CNorm(None if weight is None else weight.data_ptr(), None, size, self._spec.norm.eps, library.RMS_NORM)
+    def _gather(self, name: str) -> None:
+        """From here on `name` is a buffer that has the rows of the old one at the logits indices."""
+        old = self._buffers.pop(name)
+        new = self._buffer(name, self._strides[old])
+        self._add(library.GATHER, CGatherOp(old, new))
+
+    def _buffer(self, name: str, width: int) -> int:
+        """The number of a buffer of activations whose rows have `width` elements at least."""
+        if name not in self._buffers:
+            assert len(self._strides) < MAX_BUFFERS
+            self._buffers[name] = len(self._strides)
+            self._strides.append(0)
+        buffer = self._buffers[name]
+        self._strides[buffer] = max(self._strides[buffer], -(-width // PANEL) * PANEL)
+        return buffer
+
+    def _keep(self, tensor: Tensor) -> int:
+        """The address of a tensor, which lives as long as the program."""
+        self._tensors.append(tensor)
+        return tensor.data_ptr()
 
     def _add(self, kind: int, item: Structure) -> None:
-        self._ops.append((kind, item))
+        """Norms that follow each other are one pass over the rows."""
+        if isinstance(item, CNormOp) and self._ops and isinstance(self._ops[-1][1], CNormOp):
+            self._norms[-1].next = ctypes.addressof(item)
+        else:
+            self._ops.append((kind, item))
+        if isinstance(item, CNormOp):
+            self._norms.append(item)

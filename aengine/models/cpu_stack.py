@@ -18,7 +18,9 @@ from torch import Tensor
 from aengine.attention import StepLayout
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import (
+    BLOCK,
     ELEMENTS,
+    MAX_KEY_DIM,
     MAX_VALUE_DIM,
     CStep,
     Workspace,
@@ -26,12 +28,11 @@ from aengine.kernels.cpu.library import (
     address_of_params,
     check,
 )
-from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
-from aengine.models.cpu_program import PackedWeights, Program
-from aengine.models.named_weights import named_weights
-from aengine.models.spec import Activation, Attention, Layer, Mlp, ModelSpec, Norm, QkNorm
+from aengine.models.cpu_program import Program
+from aengine.models.cpu_weights import PackedWeights
+from aengine.models.spec import Attention, Layer, Mlp, ModelSpec
 
 IntArray = NDArray[np.int32]
 
@@ -40,32 +41,27 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     """Why the kernels cannot run a model, in one line; None: they can."""
     if dtype not in ELEMENTS:
         return f"dtype {dtype} is not bfloat16 or float32"
-    head_dim = spec.layers[0].attention.key_dim
-    if head_dim % 2 or head_dim > MAX_VALUE_DIM:
-        return f"head_dim {head_dim} is not an even number up to {MAX_VALUE_DIM}"
-    for layer in spec.layers:
-        if not _is_plain(spec, layer):
-            return "its layers have blocks that the CPU kernels do not run"
+    attention = spec.layers[0].attention
+    if attention.key_dim % 2 or attention.key_dim > MAX_KEY_DIM or attention.value_dim > MAX_VALUE_DIM:
+        return f"head_dim {attention.key_dim} is not an even number up to {MAX_VALUE_DIM}"
+    if len({(one.num_heads, one.num_kv_heads, one.key_dim, one.value_dim) for one in (layer.attention for layer in spec.layers)}) > 1:
+        return "its layers differ in the number or width of their heads"
+    if spec.norm is None and spec.logit_scale != 1.0:
+        return "logit_scale without a norm before the head"
+    return next((reason for reason in map(_unsupported_layer, spec.layers) if reason is not None), None)
+
+
+def _unsupported_layer(layer: Layer) -> str | None:
+    attention = layer.attention
+    if not isinstance(attention, Attention):
+        return "latent attention"
+    if not isinstance(layer.mlp, Mlp):
+        return "experts"
+    if layer.parallel and (layer.post_attention_norm or layer.post_mlp_norm):
+        return "norms after parallel blocks"
+    if attention.qk_norm is not None and attention.qk_norm.whole and attention.num_kv_heads * attention.head_dim % BLOCK:
+        return f"a norm of all keys of a token whose width {attention.num_kv_heads * attention.head_dim} is not a multiple of {BLOCK}"
     return None
-
-
-def _is_plain(spec: ModelSpec, layer: Layer) -> bool:
-    """Whether a layer of the model is one of a Llama: what this stack runs."""
-    attention, mlp, norm = layer.attention, layer.mlp, spec.norm
-    if not (isinstance(attention, Attention) and isinstance(mlp, Mlp) and mlp.gated and mlp.activation is Activation.SILU):
-        return False
-    first, rope = spec.layers[0].attention, attention.rope
-    return (
-        norm == Norm(eps=norm.eps if norm else 0.0)
-        and (layer.attention_norm, layer.mlp_norm, layer.post_attention_norm, layer.post_mlp_norm) == (norm, norm, None, None)
-        and (layer.parallel, layer.residual_multiplier, attention.sinks) == (False, 1.0, False)
-        and (attention.scale, attention.soft_cap, rope) == (first.scale, first.soft_cap, first.rope)
-        and rope is not None
-        and 2 * len(rope.frequencies) == attention.head_dim
-        and attention.qk_norm in (None, QkNorm(norm))
-        and (spec.embedding_scale, spec.logit_scale, spec.logit_soft_cap, spec.head_bias) == (1.0, 1.0, 0.0, False)
-        and spec.learned_positions is None
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,16 +180,14 @@ class DecoderStack:
             raise ValueError(reason)
         self.spec = spec
         self.dtype = dtype
-        self._norms: dict[str, Tensor] = {}
-        self._linears: dict[str, PackedLinear] = {}
-        self._embedding = torch.empty(0)
-        self._take(workspace, weights, int8, allocate)
-        self._program = Program(spec, dtype, num_positions, PackedWeights(self._linears, self._norms, self._embedding))
+        self._weights = PackedWeights(spec, dtype)
+        self._weights.take(workspace, weights, int8, allocate)
+        self._program = Program(self._weights, num_positions)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the packed weights; without the embedding, which may be mapped."""
-        return sum(linear.nbytes for linear in self._linears.values()) + sum(norm.nbytes for norm in self._norms.values())
+        return self._weights.nbytes
 
     def prepare(
         self,
@@ -225,41 +219,4 @@ class DecoderStack:
 
     def logits(self, workspace: Workspace, hidden: Tensor) -> Tensor:
         """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32."""
-        return ops.logits(workspace, hidden, self._linears["head"])
-
-    def _take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Tensor]]], int8: bool, allocate: Allocate) -> None:
-        missing = named_weights(self.spec)
-        for name, parts in weights:
-            expected = missing.pop(name, None)
-            if expected is None:
-                raise ValueError(f"{name} is not a weight of the model, or was given before")
-            shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-            if shape != expected.shape:
-                raise ValueError(f"{name} has shape {shape}; the model's is {expected.shape}")
-            stem, _, kind = name.rpartition(".")
-            if kind == "bias":
-                self._linears[stem].set_bias(parts)
-            elif len(shape) == 1:
-                self._norms[stem] = ops.norm_weight(torch.cat(tuple(parts)))
-            else:
-                self._take_matrix(workspace, stem, parts, int8, allocate)
-        if missing:
-            raise ValueError(f"{next(iter(missing))} is missing")
-
-    def _take_matrix(self, workspace: Workspace, stem: str, parts: Sequence[Tensor], int8: bool, allocate: Allocate) -> None:
-        if stem == "embedding":
-            self._embedding = (parts[0] if len(parts) == 1 else torch.cat(tuple(parts))).to(self.dtype).contiguous()
-            if not self.spec.tied_head:
-                return
-            stem = "head"
-        dtypes = {part.dtype for part in parts}
-        packable = parts if len(dtypes) == 1 and dtypes <= ELEMENTS.keys() else [part.to(self.dtype) for part in parts]
-        self._linears[stem] = PackedLinear(
-            workspace.kernels,
-            packable,
-            dtype=self.dtype,
-            threads=workspace.threads,
-            interleaved=stem.endswith("gate_up"),
-            int8=int8,
-            allocate=allocate,
-        )
+        return ops.logits(workspace, hidden, self._weights.linears["head"], self.spec.logit_soft_cap)

@@ -62,7 +62,7 @@ def run(
         count = np.array([rows] if rows else [], np.int32)
         attention = (pool, build_layout(count * 0, 0, count * 0, count, np.zeros((1, pages), np.int32), BLOCK), 1)
     pool, layout, heads = attention
-    embeds = [CEmbedOp(x.data_ptr(), x.shape[1], buffer) for buffer, x in enumerate(inputs)]
+    embeds = [CEmbedOp(x.data_ptr(), None, x.shape[1], buffer, 1.0) for buffer, x in enumerate(inputs)]
     program = [*((library.EMBED, embed) for embed in embeds), *ops]
     widths = [*(x.shape[1] for x in inputs), *outputs]
     strides = [_padded(width, PANEL) for width in widths]
@@ -123,11 +123,29 @@ def multiply_heads(workspace: Workspace, x: Tensor, op: CHeadsOp, out: Tensor) -
     return run(workspace, [x, out], [], (library.HEADS, op))
 
 
+def activated_linear(workspace: Workspace, x: Tensor, weight: PackedLinear, activation: int) -> Tensor:
+    """activation(W x + b) [m, out_features]; of an interleaved weight activation(gate) * up [m, out_features / 2]."""
+    if weight.interleaved:
+        return _linear(workspace, x, weight, library.GATED, weight.out_features // 2, activation=activation)
+    return _linear(workspace, x, weight, library.ACTIVATE, weight.out_features, activation=activation)
+
+
+def norm(
+    workspace: Workspace, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: int, residual: Tensor | None = None
+) -> Tensor:
+    """[m, size] -> the same shape: the norm; or residual + 0.7 norm(x), normed by the same norm in the same pass."""
+    rows = [norm_weight(weight), torch.empty(0) if bias is None else norm_weight(bias)]
+    c_norm = CNorm(rows[0].data_ptr(), None if bias is None else rows[1].data_ptr(), len(weight), eps, kind)
+    if residual is None:
+        return run(workspace, [x], [len(weight)], (library.NORM, CNormOp(c_norm, None, 0, 0, 1)))
+    after = CNormOp(c_norm, None, 0, 1, 2)
+    add = CNormOp(c_norm, ctypes.addressof(after), 0, 0, 1, True, 0.7)
+    return run(workspace, [x, residual], [len(weight)], (library.NORM, add))
+
+
 def rms_norm(workspace: Workspace, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """[m, size] -> the same shape."""
-    scale = norm_weight(weight)
-    op = CNormOp(CNorm(scale.data_ptr(), None, len(weight), eps, library.RMS_NORM), None, 0, 1)
-    return run(workspace, [x], [len(weight)], (library.NORM, op))
+    return norm(workspace, x, weight, None, eps, library.RMS_NORM)
 
 
 def rotate_and_write(
@@ -152,9 +170,18 @@ def rotate_and_write(
     weights = [None if weight is None else norm_weight(weight) for weight in (q_norm, k_norm)]
     norms = [CNorm(None if weight is None else weight.data_ptr(), None, dim, eps, library.RMS_NORM) for weight in weights]
     table = cos_sin.contiguous()
-    op = CAttentionOp(table.data_ptr(), *norms, layer, heads, kv_heads, dim, dim)
+    op = CAttentionOp(table.data_ptr(), None, *norms, 0, layer, heads, kv_heads, dim, dim, dim)
+    op.key_first, op.value_first = heads * dim, (heads + kv_heads) * dim
     attended = (pool, layout, heads)
     qkv.copy_(run(workspace, [qkv], [], (library.ROTATE, op), attention=attended, num_positions=len(table)))
+
+
+def write(workspace: Workspace, queries: Tensor, keys: Tensor, values: Tensor, pool: KvPool, layer: int, layout: StepLayout) -> None:
+    """Writes [T, kv heads, width] keys and values to the pages of `layer`, as a model without rope does; queries are [T, heads * width]."""
+    heads, (kv_heads, dim), width = queries.shape[1] // keys.shape[2], keys.shape[1:], values.shape[2]
+    op = CAttentionOp(None, None, CNorm(), CNorm(), 0, layer, heads, kv_heads, dim, width)
+    op.key, op.value = 1, 2
+    run(workspace, [queries, keys.flatten(1), values.flatten(1)], [], (library.ROTATE, op), attention=(pool, layout, heads))
 
 
 def attention(
@@ -167,25 +194,38 @@ def attention(
     scale: float,
     window: int | None,
     soft_cap: float = 0.0,
+    value_dim: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of [T, heads, head_dim] queries over the pages of `layer`; the same shape.
+    """Causal attention of [T, heads, key_dim] queries over the pages of `layer`; [T, heads, value_dim], None: as wide as keys.
 
-    A query sees the `window` latest positions (None: all), itself included; with a `soft_cap` c scores become c * tanh(score / c).
+    A query sees the `window` latest positions (None: all), itself included; with a `soft_cap` c scores become c * tanh(score / c). `sinks`
+    are [heads] float32.
     """
     heads, dim = query.shape[1:]
     if stored_dim(dim) != pool.c.key_dim or heads % pool.c.kv_heads or ELEMENTS[query.dtype] != pool.c.element:
         raise ValueError(f"queries of shape {tuple(query.shape)} and dtype {query.dtype} do not fit the pool")
-    op = CAttentionOp(None, CNorm(), CNorm(), layer, heads, pool.c.kv_heads, dim, dim, window or 0, scale, soft_cap, 0, 1)
+    width = dim if value_dim is None else value_dim
+    op = CAttentionOp(None, None if sinks is None else sinks.data_ptr(), CNorm(), CNorm(), 0, layer, heads, pool.c.kv_heads, dim, width)
+    op.window, op.scale, op.soft_cap, op.out = window or 0, scale, soft_cap, 1
     attended = (pool, layout, heads)
-    return run(workspace, [query.flatten(1)], [heads * dim], (library.ATTEND, op), attention=attended).view(query.shape)
+    return run(workspace, [query.flatten(1)], [heads * width], (library.ATTEND, op), attention=attended).view(-1, heads, width)
 
 
-def _linear(workspace: Workspace, x: Tensor, weight: PackedLinear, epilogue: int, width: int, residual: Tensor | None = None) -> Tensor:
+def _linear(
+    workspace: Workspace,
+    x: Tensor,
+    weight: PackedLinear,
+    epilogue: int,
+    width: int,
+    residual: Tensor | None = None,
+    activation: int = library.SILU,
+) -> Tensor:
     if weight.interleaved != (epilogue == library.GATED):
         raise ValueError("a gated product takes an interleaved weight, and nothing else does")
     if x.shape[1] != weight.in_features or x.dtype != weight.dtype:
         raise ValueError(f"activations of shape {tuple(x.shape)} and dtype {x.dtype} are not [m, {weight.in_features}] of {weight.dtype}")
-    op = CLinearOp(ctypes.pointer(weight.c), 0, 1, epilogue, library.SILU, 1.0)
+    op = CLinearOp(ctypes.pointer(weight.c), 0, 1, epilogue, activation, 1.0)
     inputs, outputs = ([x], [width]) if residual is None else ([x, residual], [])
     return run(workspace, inputs, outputs, (library.LINEAR, op))
 

@@ -35,6 +35,7 @@ def paged_case(
     head_dim: int,
     page_size: int,
     dtype: torch.dtype,
+    value_dim: int | None = None,
     seed: int = 0,
 ) -> Case:
     """`rows` are pairs of tokens before the step and tokens in it; decodes (one token) come first."""
@@ -46,13 +47,13 @@ def paged_case(
     per_row = max((-(-(start + length) // page_size) for start, length in rows), default=1)
     num_pages = 1 + len(rows) * per_row
     table = (1 + rng.permutation(num_pages - 1)).reshape(-1, per_row).astype(np.int32)
-    widths = {"key_dim": head_dim, "value_dim": head_dim}
+    widths = {"key_dim": head_dim, "value_dim": head_dim if value_dim is None else value_dim}
     pool = KvPool(num_layers=2, num_pages=num_pages, page_size=page_size, num_kv_heads=kv_heads, **widths, dtype=dtype)
     poison(workspace, pool, heads)
     indices = np.arange(len(rows), dtype=np.int32)
     everything = build_layout(indices, 0, starts * 0, starts + lengths, table, page_size)
     total = everything.num_tokens
-    keys, values = (torch.randn(total, kv_heads, head_dim).to(dtype) for _ in range(2))
+    keys, values = (torch.randn(total, kv_heads, width).to(dtype) for width in widths.values())
     write(workspace, pool, everything, heads, keys, values)
     layout = build_layout(indices, int((lengths == 1).sum()), starts, lengths, table, page_size)
     query = torch.randn(layout.num_tokens, heads, head_dim).to(dtype)
@@ -62,12 +63,8 @@ def paged_case(
 
 def write(workspace: Workspace, pool: KvPool, layout: StepLayout, heads: int, keys: Tensor, values: Tensor) -> None:
     """Stores keys and values in layer 1, unrotated."""
-    head_dim = keys.shape[2]
-    no_rotation = torch.cat((torch.ones(1, head_dim // 2), torch.zeros(1, head_dim // 2)), dim=1)
-    table = no_rotation.expand(int(layout.positions.max(initial=0)) + 1, head_dim)
-    queries = torch.zeros(len(keys), heads, head_dim, dtype=keys.dtype)
-    qkv = torch.cat((queries, keys, values), dim=1).flatten(1)
-    cpu_ops.rotate_and_write(workspace, qkv, table, pool, 1, layout)
+    queries = torch.zeros(len(keys), heads * keys.shape[2], dtype=keys.dtype)
+    cpu_ops.write(workspace, queries, keys, values, pool, 1, layout)
 
 
 def poison(workspace: Workspace, pool: KvPool, heads: int) -> None:
@@ -77,5 +74,7 @@ def poison(workspace: Workspace, pool: KvPool, heads: int) -> None:
         return
     one = np.ones(1, dtype=np.int32)
     layout = build_layout(one * 0, 0, one * 0, one * (count * size), np.arange(1, count + 1, dtype=np.int32)[None], size)
-    bad = torch.full((layout.num_tokens, pool.c.kv_heads, pool.c.key_dim), torch.nan, dtype=torch.bfloat16)
-    write(workspace, pool, layout, heads, *(bad.to(torch.float32 if pool.c.element else torch.bfloat16),) * 2)
+    dtype = torch.float32 if pool.c.element else torch.bfloat16
+    widths = (pool.c.key_dim, pool.c.value_dim)
+    bad = (torch.full((layout.num_tokens, pool.c.kv_heads, width), torch.nan, dtype=dtype) for width in widths)
+    write(workspace, pool, layout, heads, *bad)

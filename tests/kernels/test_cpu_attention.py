@@ -111,6 +111,39 @@ def test_a_broken_row_breaks_alone(kernels: CpuKernels, dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("page_size", [4, 16])
+@pytest.mark.parametrize(("key_dim", "value_dim", "kv_heads", "group"), [(576, 512, 1, 40), (20, 6, 2, 3), (24, 40, 1, 4), (48, 32, 2, 16)])
+def test_keys_and_values_of_different_widths(kernels: CpuKernels, key_dim, value_dim, kv_heads, group, page_size, dtype) -> None:
+    """The first is that of latent attention. One row is split among the threads, others are not."""
+    for rows, threads in (([(0, 20), (300, 1), (100, 7)], 2), ([(700, 1)], 7)):
+        workspace = Workspace(kernels, threads)
+        shape = {"heads": kv_heads * group, "kv_heads": kv_heads, "head_dim": key_dim, "value_dim": value_dim}
+        case = paged_case(workspace, rows, **shape, page_size=page_size, dtype=dtype)
+        result = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=key_dim**-0.5, window=150, value_dim=value_dim)
+        assert result.shape == (*case.query.shape[:2], value_dim)
+        arguments = {"scale": key_dim**-0.5, "window": 150, "soft_cap": 0.0}
+        expected = cpu_reference.attention(case.query, case.keys, case.values, case.lengths, **arguments)
+        tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 2.0**-7, "atol": 2.0**-7}
+        torch.testing.assert_close(result.float(), expected, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("threads", [2, 7])
+def test_sinks(kernels: CpuKernels, dtype: torch.dtype, window: int | None, threads: int) -> None:
+    """Small ones, one that is nearly all of the softmax, and one beyond what e^x can be."""
+    workspace = Workspace(kernels, threads)
+    rows = [(600, 1)] if threads > 2 else [(0, 30), (70, 1)]
+    case = paged_case(workspace, rows, heads=4, kv_heads=2, head_dim=32, page_size=16, dtype=dtype)
+    sinks = torch.tensor([-3.0, 2.0, 20.0, 300.0])
+    result = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.4, window=window, sinks=sinks)
+    arguments = {"scale": 0.4, "window": window, "soft_cap": 0.0, "sinks": sinks}
+    expected = cpu_reference.attention(case.query, case.keys, case.values, case.lengths, **arguments)
+    tolerance = {"rtol": 1e-5, "atol": 5e-6} if dtype is torch.float32 else {"rtol": 2.0**-7, "atol": 2.0**-8}
+    torch.testing.assert_close(result.float(), expected, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("page_size", [8, 16])
 def test_what_a_window_has_left_behind_is_not_read(kernels: CpuKernels, dtype: torch.dtype, page_size: int) -> None:
     """Pages before the window may have another owner by now."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aengine.kernels.cpu import ops
+from aengine.kernels.cpu import library, ops
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.cpu.packing import PackedLinear
 
@@ -170,6 +170,77 @@ def test_rms_norm(kernels: CpuKernels, rows: int, size: int, dtype: torch.dtype,
     torch.manual_seed(size)
     x, weight = torch.randn(rows, size).to(dtype), (torch.rand(size) + 0.5).to(dtype)
     assert_close(cpu_ops.rms_norm(Workspace(kernels, threads), x, weight, 1e-5), cpu_reference.rms_norm(x, weight, 1e-5), dtype)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(0, 20),
+    size=st.one_of(st.integers(1, 300), st.sampled_from([64, 1024])),
+    offset=st.sampled_from([0.0, 30.0]),
+    with_bias=st.booleans(),
+    adds=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_layer_norm(kernels: CpuKernels, rows, size, offset, with_bias, adds, dtype) -> None:
+    torch.manual_seed(size)
+    x, weight, residual = (torch.randn(rows, size) + offset).to(dtype), torch.rand(size) + 0.5, torch.randn(rows, size).to(dtype)
+    bias = torch.randn(size) if with_bias else None
+    result = cpu_ops.norm(Workspace(kernels, 2), x, weight, bias, 0.1, library.LAYER_NORM, residual if adds else None)
+    expected = F.layer_norm(x.float(), (size,), weight, bias, 0.1)
+    if adds:
+        expected = F.layer_norm((residual.float() + 0.7 * expected).to(dtype).float(), (size,), weight, bias, 0.1)
+    tolerance = {torch.float32: 1e-4, torch.bfloat16: 2.0**-6 if adds else 2.0**-8}[dtype]
+    torch.testing.assert_close(result.float(), expected, rtol=tolerance, atol=tolerance if adds else 5e-5)
+
+
+ACTIVATIONS = {
+    library.SILU: F.silu,
+    library.GELU: F.gelu,
+    library.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"),
+    library.RELU: F.relu,
+    library.RELU_SQUARED: lambda x: F.relu(x).square(),
+    library.CLIPPED_SWIGLU: lambda x: x.clamp(max=7.0) * torch.sigmoid(1.702 * x.clamp(max=7.0)),
+}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_are_as_exact_as_float32(kernels: CpuKernels, activation: int) -> None:
+    """Relative to float64, wherever results are not tiny. The activations of the columns of a weight."""
+    inputs = torch.cat((torch.linspace(-12.0, 12.0, 4801), torch.tensor([-1e4, -87.0, -40.0, -1e-6, 0.0, 1e-20, 1e-3, 60.0, 90.0, 1e4])))
+    weight, x = torch.zeros(len(inputs), 16), torch.zeros(1, 16)
+    weight[:, 0], x[0, 0] = inputs, 1.0
+    packed = PackedLinear(kernels, [weight], dtype=torch.float32, threads=1)
+    result = cpu_ops.activated_linear(Workspace(kernels, 1), x, packed, activation)[0].double()
+    exact = ACTIVATIONS[activation](inputs.double())
+    torch.testing.assert_close(result, exact, rtol=1e-5, atol=1e-12)
+    near = inputs.abs() < 3
+    torch.testing.assert_close(result[near], exact[near], rtol=1.5e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activated_products(kernels: CpuKernels, activation: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(activation)
+    x, weight, bias = draw((7, 2 * 70, 40), dtype, True, activation)
+    assert bias is not None
+    weight, bias = 4 * weight, 4 * bias
+    workspace = Workspace(kernels, 2)
+    expected = ACTIVATIONS[activation](cpu_reference.linear(x, weight, bias))
+    assert_close(cpu_ops.activated_linear(workspace, x, pack(kernels, weight, bias, dtype), activation), expected, dtype, atol=1e-4)
+    gate, up = cpu_reference.linear(x, weight, bias).chunk(2, dim=-1)
+    if activation == library.CLIPPED_SWIGLU:
+        up = up.clamp(-7.0, 7.0) + 1.0
+    packed = pack(kernels, weight, bias, dtype, interleaved=True)
+    result = cpu_ops.activated_linear(workspace, x, packed, activation)
+    assert_close(result, ACTIVATIONS[activation](gate) * up, dtype, atol=1e-3 if activation == library.RELU_SQUARED else 2e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_capped_logits(kernels: CpuKernels, dtype: torch.dtype) -> None:
+    x, weight, bias = draw((9, 130, 40), dtype, True, 0)
+    scores = ops.logits(Workspace(kernels, 2), x, pack(kernels, weight, bias, dtype), 0.8)
+    expected = torch.tanh(cpu_reference.linear(x, weight, bias) / 0.8) * 0.8
+    torch.testing.assert_close(scores, expected, rtol=1e-5, atol=2e-6)
 
 
 def test_extreme_gates(kernels: CpuKernels) -> None:

@@ -105,7 +105,7 @@ def torch_logits(spec: ModelSpec, weights: dict[str, Tensor], dtype: torch.dtype
     decoder = Decoder(spec, {name: weight.to(dtype) for name, weight in weights.items()}, POSITIONS)
     page_size = steps[0].page_size
     kinds = [layer.attention for layer in spec.layers]
-    scoring = tuple(Scoring(kind.scale, kind.window) for kind in kinds)
+    scoring = tuple(Scoring(kind.scale, kind.window, kind.soft_cap, kind.sinks) for kind in kinds)
     attention = AttentionSpec(kinds[0].num_heads, kinds[0].num_kv_heads, kinds[0].key_dim, scoring, page_size, dtype, CPU)
     backend = TorchNativeBackend(attention)
     backend.allocate(num_pages(page_size))

@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_not_read(monkeypatch: pytest.MonkeyPatch, settings
     executor = runner._executor
     if isinstance(executor, HostExecutor):
         mapped = load_format == "auto" and runner.dtype is torch.bfloat16  # else the embedding is copied beside the packed head
-        held = executor._stack.nbytes + (0 if mapped else executor._stack._embedding.nbytes)
+        held = executor._stack.nbytes + (0 if mapped else executor._stack._weights.tables["embedding"].nbytes)
     else:
         held = weight_bytes(runner.spec, runner.dtype.itemsize, int8=False)
     cache = 2 * executor.bytes_per_page()

@@ -29,7 +29,7 @@ BF16_PAIRS, F32_WORDS, INT8_QUADS = 0, 1, 2
 _BYTES = ctypes.c_char * 0
 EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS = range(8)  # `OpKind`
 STORE, ADD, ACTIVATE, GATED = range(4)  # `Epilogue`
-SILU = 0  # `Activation`
+SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, CLIPPED_SWIGLU = range(6)  # `Activation`
 RMS_NORM, LAYER_NORM = range(2)  # `NormKind`
 SOFTMAX, SIGMOID = range(2)  # `Scoring`
 
@@ -56,11 +56,11 @@ class COp(Structure):
 
 
 class CEmbedOp(Structure):
-    _fields_ = _fields((c_void_p, "embedding"), (c_int64, "width"), (c_int32, "out unused"))
+    _fields_ = _fields((c_void_p, "embedding positions"), (c_int64, "width"), (c_int32, "out"), (c_float, "scale"))
 
 
 class CNormOp(Structure):
-    _fields_ = _fields((CNorm, "norm"), (c_void_p, "next"), (c_int32, "in out adds"), (c_float, "multiplier"))
+    _fields_ = _fields((CNorm, "norm"), (c_void_p, "next"), (c_int64, "first"), (c_int32, "in out adds"), (c_float, "multiplier"))
 
 
 class CLinearOp(Structure):
@@ -69,11 +69,11 @@ class CLinearOp(Structure):
 
 class CAttentionOp(Structure):
     _fields_ = _fields(
-        (c_void_p, "cos_sin"),
+        (c_void_p, "cos_sin sinks"),
         (CNorm, "q_norm k_norm"),
-        (c_int64, "layer heads kv_heads head_dim rotary_dim window"),
+        (c_int64, "norm_stride layer heads kv_heads key_dim value_dim rotary_dim window key_first value_first"),
         (c_float, "scale soft_cap"),
-        (c_int32, "in out"),
+        (c_int32, "query key value out"),
     )
 
 
@@ -101,6 +101,7 @@ class CModel(Structure):
         (POINTER(CPackedLinear), "head"),
         (POINTER(c_int64), "strides"),
         (c_int64, "num_ops num_buffers heads kv_heads vocab num_positions"),
+        (c_float, "logit_soft_cap"),
         (c_int32, "hidden element"),
     )
 
@@ -139,7 +140,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_workspace_create": (c_void_p,),
     "aengine_workspace_destroy": (None, c_void_p),
     "aengine_pack": (None, POINTER(CPart), c_int64, c_int32, POINTER(CPackedLinear), c_int),
-    "aengine_logits": (c_int, c_int32, c_void_p, c_int64, c_int64, POINTER(CPackedLinear), c_void_p, c_void_p, c_int),
+    "aengine_logits": (c_int, c_int32, c_void_p, c_int64, c_int64, POINTER(CPackedLinear), c_float, c_void_p, c_void_p, c_int),
     "aengine_draw": (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int),
     "aengine_run_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
     "aengine_begin_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),

@@ -17,15 +17,15 @@ from aengine.kernels.cpu.library import BLOCK, ELEMENTS, Workspace, address_of_p
 from aengine.kernels.cpu.packing import PackedLinear
 
 
-def logits(workspace: Workspace, x: Tensor, weight: PackedLinear) -> Tensor:
-    """W x + b in float32, contiguous; [m, in_features] -> [m, out_features]."""
+def logits(workspace: Workspace, x: Tensor, weight: PackedLinear, soft_cap: float = 0.0) -> Tensor:
+    """W x + b in float32, contiguous; [m, in_features] -> [m, out_features]. With a `soft_cap` c they become c * tanh(logit / c)."""
     if weight.interleaved:
         raise ValueError("an interleaved weight is for a gated product alone")
     rows = as_rows(x, weight.in_features, weight.dtype)
     out = torch.empty(len(x), weight.out_features)
     status = workspace.kernels.logits(
         *(ELEMENTS[x.dtype], rows.data_ptr(), row_stride(rows), len(x), ctypes.byref(weight.c)),
-        *(out.data_ptr(), workspace.handle, workspace.threads),
+        *(soft_cap, out.data_ptr(), workspace.handle, workspace.threads),
     )
     check(status)
     return out
@@ -43,8 +43,8 @@ def draw(workspace: Workspace, logits: Tensor, draw_params: NDArray[np.void]) ->
 
 
 def norm_weight(weight: Tensor) -> Tensor:
-    """A norm's weight as the kernels read it: float32, zeros up to a multiple of 16."""
-    return F.pad(weight.float(), (0, -len(weight) % BLOCK)).contiguous()
+    """Weights of norms [..., size] as the kernels read them: float32, zeros up to a multiple of 16."""
+    return F.pad(weight.float(), (0, -weight.shape[-1] % BLOCK)).contiguous()
 
 
 def as_rows(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:

@@ -84,37 +84,45 @@ struct Op {
   const T& as() const { return *static_cast<const T*>(item); }
 };
 
-// out = the rows of the token ids.
+// out = the rows of the token ids times `scale`, plus those of the positions.
 struct EmbedOp {
   const void* embedding;  // [vocab, width]
+  const void* positions;  // [num_positions, width]; null: none
   i64 width;
-  i32 out, unused;
+  i32 out;
+  float scale;
 };
 
-// out = norm(in), or out += multiplier * norm(in).
+// out = norm(in), or out += multiplier * norm(in), from column `first` of both on. In place if `in` is `out`.
 struct NormOp {
   Norm norm;
   const NormOp* next;  // done right after it for the same row; null: nothing
+  i64 first;
   i32 in, out, adds;
   float multiplier;
 };
 
+// out = what the epilogue makes of W in + b.
 struct LinearOp {
   const PackedLinear* weight;
   i32 in, out, epilogue, activation;
   float multiplier;
 };
 
-// ROTATE: heads of queries and keys are normalised and rotated in place, and keys and values go to their pages. ATTEND: attention of the
-// queries over the pages. Rows of `in` are [query heads | key heads | value heads].
+// ROTATE: heads of queries and keys are normalised, their first `rotary_dim` elements are rotated, all in place, and keys and values go to
+// their pages. ATTEND: attention of the queries over the pages. In a row, heads follow each other: queries and keys of key_dim elements,
+// values and what was attended of value_dim.
 struct AttentionOp {
-  const float* cos_sin;  // [num_positions, rotary_dim]: cosines, then sines
+  const float* cos_sin;  // [num_positions, rotary_dim]: cosines, then sines; null: no rotation
+  const float* sinks;    // [heads], logits that take part in the softmax without a value; null: none
   Norm q_norm, k_norm;   // of each head; without a weight: none
+  i64 norm_stride;       // from the weights and biases of one head's norm to those of the next; 0: all heads share them
   i64 layer;             // of the pool
-  i64 heads, kv_heads, head_dim, rotary_dim;
-  i64 window;            // latest positions that a query attends to, itself included; 0: all
-  float scale, soft_cap;  // soft_cap 0: none
-  i32 in, out;
+  i64 heads, kv_heads, key_dim, value_dim, rotary_dim;
+  i64 window;                  // latest positions that a query attends to, itself included; 0: all
+  i64 key_first, value_first;  // columns of their buffers
+  float scale, soft_cap;       // soft_cap 0: none
+  i32 query, key, value, out;
 };
 
 // out = the rows of `in` at the logits indices.
@@ -157,7 +165,8 @@ struct Model {
   const PackedLinear* head;
   const i64* strides;  // [num_buffers], of rows of activations, multiples of PANEL
   i64 num_ops, num_buffers, heads, kv_heads, vocab, num_positions;
-  i32 hidden;  // the buffer in which the hidden states are that the head reads
+  float logit_soft_cap;  // 0: none
+  i32 hidden;            // the buffer in which the hidden states are that the head reads
   i32 element;
 };
 

@@ -183,13 +183,13 @@ class TileAttention {
 
   void load_queries(const Rows<E>& rows) {
     for (i64 r = 0; r < tile_.count; r++) {
-      const E* from = rows.row(token(r)) + query_head(r) * op_.head_dim;
+      const E* from = rows.row(token(r)) + query_head(r) * op_.key_dim;
+      X* to = query_ + r * pages_.key_dim;
       if constexpr (std::is_same_v<X, E>) {
-        memcpy(static_cast<void*>(query_ + r * pages_.key_dim), from, (size_t)op_.head_dim * sizeof(E));
-        const i64 padding = pages_.key_dim - op_.head_dim;
-        memset(static_cast<void*>(query_ + r * pages_.key_dim + op_.head_dim), 0, (size_t)padding * sizeof(E));
+        memcpy(static_cast<void*>(to), from, (size_t)op_.key_dim * sizeof(E));
+        memset(static_cast<void*>(to + op_.key_dim), 0, (size_t)(pages_.key_dim - op_.key_dim) * sizeof(E));
       } else {
-        load_padded(from, op_.head_dim, query_ + r * pages_.key_dim);
+        load_padded(from, op_.key_dim, to);
       }
     }
   }
@@ -205,11 +205,18 @@ class TileAttention {
     }
   }
 
-  // Divides what was weighted, in place, and stores it.
-  void put(const Rows<E>& rows, i64 r, float* weighted, float total) const {
-    const float factor = 1.f / total;
+  // Divides what was weighted by the total, to which the head's sink is added, in place, and stores it.
+  void put(const Rows<E>& rows, i64 r, float* weighted, float maximum, float total) const {
+    float factor = 1.f / total;
+    if (op_.sinks) {
+      const float sink = op_.sinks[query_head(r)], top = sink > maximum ? sink : maximum, mine = std::exp(maximum - top);
+      factor = mine / (total * mine + std::exp(sink - top));
+    }
     for (i64 i = 0; i < pages_.value_dim; i += LANES) store(weighted + i, load(weighted + i) * factor);
-    store_first(weighted, op_.head_dim, rows.row(token(r)) + query_head(r) * op_.head_dim);
+    E* end = rows.row(token(r)) + (query_head(r) + 1) * op_.value_dim;
+    store_first(weighted, op_.value_dim, end - op_.value_dim);
+    const i64 padding = round_up(op_.heads * op_.value_dim, 16) - op_.heads * op_.value_dim;
+    if (query_head(r) + 1 == op_.heads) memset(static_cast<void*>(end), 0, (size_t)padding * sizeof(E));
   }
 
  private:
@@ -305,7 +312,7 @@ void attend(const Member& member, const AttentionOp& op, const Pool& pool, const
     Softmax all, part;
     for (i64 head = first_head; head < end_head; head++) {
       attention.set_head(head);
-      attention.load_queries(rows[op.in]);
+      attention.load_queries(rows[op.query]);
       const i64 next_head = head + 1 < end_head ? head + 1 : -1;
       if (task.partition >= 0) {
         attention.attend(task.partition, -1, part);
@@ -325,7 +332,7 @@ void attend(const Member& member, const AttentionOp& op, const Pool& pool, const
         }
         first = false;
       }
-      for (i64 r = 0; r < tile.count; r++) attention.put(rows[op.out], r, all.weighted + r * dim, all.total[r]);
+      for (i64 r = 0; r < tile.count; r++) attention.put(rows[op.out], r, all.weighted + r * dim, all.maximum[r], all.total[r]);
     }
   });
   if (!plan.split) return;
@@ -340,7 +347,7 @@ void attend(const Member& member, const AttentionOp& op, const Pool& pool, const
         const float* part = all + partition * kv_heads * plan.partial_stride;
         merge_row(all[0], all[1], all + 2, part[0], part[1], part + 2, dim);
       }
-      attention.put(rows[op.out], r, all + 2, all[1]);
+      attention.put(rows[op.out], r, all + 2, all[0], all[1]);
     }
   });
 }

@@ -122,6 +122,28 @@ struct StoreLogits final : RowOutput<StoreLogits> {
   i64 columns;
 };
 
+// Another output's, of values that were capped: cap * tanh(value / cap).
+struct CapLogits final : Output {
+  CapLogits(float at, const Output& then) : cap(at), next(then) {}
+  void put(const Group& group, i64 row, i64 count, i64 panel, const float (*values)[PANEL]) const override {
+    float capped[TILE_ROWS][PANEL];
+    for (i64 i = 0; i < count; i++) {
+      for (int j = 0; j < PANEL; j += LANES) store(capped[i] + j, tanh(load(values[i] + j) / cap) * cap);
+    }
+    next.put(group, row, count, panel, capped);
+  }
+  float cap;
+  const Output& next;
+};
+
+// The product with an output head.
+template <class E>
+void multiply_logits(const Member& member, const E* x, i64 stride, i64 rows, const PackedLinear& head, float soft_cap, const Output& output,
+                     const Buffers& space) {
+  if (soft_cap > 0) return multiply(member, x, stride, rows, head, CapLogits(soft_cap, output), space);
+  multiply(member, x, stride, rows, head, output, space);
+}
+
 // out[row] = the column of the largest value: the lowest of equal ones, and a NaN is larger than everything, as in torch.argmax.
 struct StoreArgmax final : RowOutput<StoreArgmax> {
   StoreArgmax(std::atomic<i64>* keys, i64 of) : best(keys), columns(of) {}

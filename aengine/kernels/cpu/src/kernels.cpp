@@ -45,14 +45,15 @@ void aengine_pack(const Part* parts, i64 num_parts, i32 source, const PackedLine
   with_element(source, [&](auto element) { pack<decltype(element)>(parts, num_parts, *w, threads); });
 }
 
-// out = W x + b in float32, [rows, out_features]; rows of x as in abi.h.
-i32 aengine_logits(i32 element, const void* x, i64 x_stride, i64 rows, const PackedLinear* w, float* out, Workspace* space, int threads) {
+// out = W x + b in float32, [rows, out_features], capped unless soft_cap is 0; rows of x as in abi.h.
+i32 aengine_logits(i32 element, const void* x, i64 x_stride, i64 rows, const PackedLinear* w, float soft_cap, float* out,
+                   Workspace* space, int threads) {
   if (space->workers.busy()) return BUSY;
   if (!reserve_prepared(*space, rows, w->in_features)) return OUT_OF_MEMORY;
   with_element(element, [&](auto e) {
     using E = decltype(e);
     run_team(threads, [&](const Member& member) {
-      multiply(member, static_cast<const E*>(x), x_stride, rows, *w, StoreLogits{out, w->out_features}, *space);
+      multiply_logits(member, static_cast<const E*>(x), x_stride, rows, *w, soft_cap, StoreLogits{out, w->out_features}, *space);
     });
   });
   return OK;

@@ -43,8 +43,9 @@ AE_INLINE VecF normed(const E* x, i64 i, const Norm& norm, const Moments& moment
 }
 
 template <class E>
-void norm_row(const E* x, const NormOp& op, E* out) {
+void norm_row(const NormOp& op, const E* x, E* out) {
   const Norm& norm = op.norm;
+  x += op.first, out += op.first;
   const Moments moments = moments_of(x, norm.size, norm.eps, norm.kind);
   for (i64 i = 0; i < round_up(norm.size, 16); i += LANES) {
     const VecF v = normed(x, i, norm, moments);
@@ -57,7 +58,7 @@ template <class E>
 void norm_rows(const Member& member, const NormOp& first, const StepRows<E>& buffers, i64 rows) {
   member.each_run(rows, 4, [&](i64 begin, i64 end) {
     for (i64 row = begin; row < end; row++) {
-      for (const NormOp* op = &first; op; op = op->next) norm_row(buffers[op->in].row(row), *op, buffers[op->out].row(row));
+      for (const NormOp* op = &first; op; op = op->next) norm_row(*op, buffers[op->in].row(row), buffers[op->out].row(row));
     }
   });
 }

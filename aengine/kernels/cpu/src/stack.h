@@ -98,18 +98,29 @@ class Stack {
 
   void sample(const Member& member) const {
     const Rows<E>& hidden = rows_[m_.hidden];
-    if (!step_.draw_params) {
-      const StoreArgmax argmax = StoreArgmax::of(step_.sampled, *m_.head);
-      return multiply(member, hidden.data, hidden.stride, step_.num_logits, *m_.head, argmax, space_);
-    }
-    float* logits = space_.logits.as<float>();
     const i64 vocab = m_.head->out_features;
-    multiply(member, hidden.data, hidden.stride, step_.num_logits, *m_.head, StoreLogits{logits, vocab}, space_);
+    const auto multiply_head = [&](const Output& out) {
+      multiply_logits(member, hidden.data, hidden.stride, step_.num_logits, *m_.head, m_.logit_soft_cap, out, space_);
+    };
+    if (!step_.draw_params) return multiply_head(StoreArgmax::of(step_.sampled, *m_.head));
+    float* logits = space_.logits.as<float>();
+    multiply_head(StoreLogits{logits, vocab});
     draw_tokens(member, logits, step_.num_logits, vocab, step_.draw_params, step_.sampled, space_);
   }
 
   void embed(const Member& member, const EmbedOp& op) const {
-    gather_rows(member, static_cast<const E*>(op.embedding), op.width, step_.token_ids, step_.num_tokens, op.width, rows_[op.out]);
+    const E *embedding = static_cast<const E*>(op.embedding), *positions = static_cast<const E*>(op.positions);
+    const Rows<E>& out = rows_[op.out];
+    if (op.scale == 1.f && !positions) return gather_rows(member, embedding, op.width, step_.token_ids, step_.num_tokens, op.width, out);
+    member.each_run(step_.num_tokens, 16, [&](i64 begin, i64 end) {
+      for (i64 token = begin; token < end; token++) {
+        const E* from = embedding + step_.token_ids[token] * op.width;
+        const E* position = positions ? positions + step_.positions[token] * op.width : nullptr;
+        E* to = out.row(token);
+        for (i64 i = 0; i < op.width; i++) to[i] = narrow<E>(widen(from[i]) * op.scale + (position ? widen(position[i]) : 0.f));
+        memset(static_cast<void*>(to + op.width), 0, (size_t)(out.stride - op.width) * sizeof(E));
+      }
+    });
   }
   void multiply_rows(const Member& member, const LinearOp& op, i64 rows) const {
     const Rows<E>& in = rows_[op.in];

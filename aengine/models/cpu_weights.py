@@ -1,0 +1,85 @@
+"""`PackedWeights`: the weights of a model as the CPU kernels read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from aengine.kernels.cpu.library import ELEMENTS, Workspace
+from aengine.kernels.cpu.packing import PackedLinear, PackedLinears
+from aengine.kernels.warm_memory import Allocate
+from aengine.models.named_weights import named_weights
+from aengine.models.spec import ModelSpec
+
+_TABLES = ("embedding", "positions")  # rows are read by number
+
+
+class PackedWeights:
+    """Each kind under the names of `named_weights`; those of matrices and tables without `.weight`."""
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
+        self.spec = spec
+        self.dtype = dtype
+        self.linears: dict[str, PackedLinear] = {}  # with their biases; `head` is there if it is tied, too
+        self.grouped: dict[str, PackedLinears] = {}  # of experts and of heads
+        self.tables: dict[str, Tensor] = {}  # not packed
+        self.vectors: dict[str, Tensor] = {}  # float32, among them the biases of norms
+
+    @property
+    def nbytes(self) -> int:
+        """Without the tables, which may be mapped from files."""
+        linears = sum(weight.nbytes for weight in self.linears.values()) + sum(weights.nbytes for weights in self.grouped.values())
+        return linears + sum(vector.nbytes for vector in self.vectors.values())
+
+    def take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Tensor]]], int8: bool, allocate: Allocate) -> None:
+        """Packs each of `weights` as it comes, in the order of `named_weights`.
+
+        Raises ValueError for weights that are missing, unknown or of another shape.
+        """
+        missing = named_weights(self.spec)
+        for name, parts in weights:
+            expected = missing.pop(name, None)
+            if expected is None:
+                raise ValueError(f"{name} is not a weight of the model, or was given before")
+            shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+            flat = len(expected.shape) == 1 or name.endswith(".bias")
+            merged = (math.prod(expected.shape),) if flat else (math.prod(expected.shape[:-1]), expected.shape[-1])
+            if shape != merged:
+                raise ValueError(f"{name} has shape {shape}; the model's is {merged}")
+            stem, _, kind = name.rpartition(".")
+            if kind == "bias" and stem in self.linears:
+                self.linears[stem].set_bias(parts)
+            elif kind == "bias" and stem in self.grouped:
+                self.grouped[stem].set_biases(parts)
+            elif flat:
+                self.vectors[name] = torch.cat(tuple(parts)).float()
+            else:
+                count = expected.shape[0] if len(expected.shape) == 3 else None
+                self._take_matrix(workspace, stem, parts, count, int8, allocate)
+        if missing:
+            raise ValueError(f"{next(iter(missing))} is missing")
+
+    def _take_matrix(
+        self, workspace: Workspace, stem: str, parts: Sequence[Tensor], count: int | None, int8: bool, allocate: Allocate
+    ) -> None:
+        """`count`: of how many matrices the parts are; None: of one."""
+        if stem in _TABLES:
+            self.tables[stem] = (parts[0] if len(parts) == 1 else torch.cat(tuple(parts))).to(self.dtype).contiguous()
+            if stem != "embedding" or not self.spec.tied_head:
+                return
+            stem = "head"
+        dtypes = {part.dtype for part in parts}
+        packable = parts if len(dtypes) == 1 and dtypes <= ELEMENTS.keys() else [part.to(self.dtype) for part in parts]
+        interleaved = stem.endswith("gate_up")
+        kernels, threads = workspace.kernels, workspace.threads
+        if count is None:
+            self.linears[stem] = PackedLinear(
+                kernels, packable, dtype=self.dtype, threads=threads, interleaved=interleaved, int8=int8, allocate=allocate
+            )
+        else:
+            self.grouped[stem] = PackedLinears(
+                kernels, packable, count, dtype=self.dtype, threads=threads, interleaved=interleaved, int8=int8, allocate=allocate
+            )
