@@ -37,7 +37,7 @@ def test_defaults_are_those_of_the_family() -> None:
     assert qwen3 == Attention(4, 2, 128, 128**-0.5, RopeSpec.of(unscaled(128, 10000.0)), qk_norm=QkNorm(Norm()))
     qwen2 = read_spec(config("Qwen2ForCausalLM")).layers[0].attention
     assert qwen2 == Attention(4, 2, 16, 0.25, rope, qkv_bias=True)
-    assert read_spec(config("MistralForCausalLM")).windows == (4096,) * 4
+    assert read_spec(config("MistralForCausalLM", max_position_embeddings=4097)).windows == (4096,) * 4
 
 
 def test_model_type_is_enough() -> None:
@@ -49,6 +49,8 @@ def test_model_type_is_enough() -> None:
     [
         ("MistralForCausalLM", {"sliding_window": None}, (None,) * 4),
         ("MistralForCausalLM", {"sliding_window": 9}, (9,) * 4),
+        ("MistralForCausalLM", {"sliding_window": 511}, (511,) * 4),
+        ("MistralForCausalLM", {"sliding_window": 512}, (None,) * 4),
         ("LlamaForCausalLM", {"sliding_window": 9}, (None,) * 4),
         ("Qwen2ForCausalLM", {"sliding_window": 9}, (None,) * 4),
         ("Qwen2ForCausalLM", {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 3}, (None, None, None, 9)),

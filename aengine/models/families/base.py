@@ -6,7 +6,7 @@ Owns the parts of a description that most families share. Knows nothing of files
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -80,7 +80,15 @@ def decoder_spec(reader: ConfigReader, family: str, architecture: str, layers: S
         "initializer_range": reader.number("initializer_range", 0.02),
         "eos_token_ids": read_token_ids(reader.config.get("eos_token_id"), "eos_token_id"),
     }
-    return ModelSpec(family=family, architecture=architecture, layers=tuple(layers), **{**fields, **changes})
+    fields |= changes
+    within = tuple(_without_idle_window(layer, fields["max_position_embeddings"]) for layer in layers)
+    return ModelSpec(family=family, architecture=architecture, layers=within, **fields)
+
+
+def _without_idle_window(layer: Layer, context: int) -> Layer:
+    """A window that no sequence is longer than is none."""
+    window = layer.attention.window
+    return layer if window is None or window < context else replace(layer, attention=replace(layer.attention, window=None))
 
 
 def rms_norm(reader: ConfigReader, key: str = "rms_norm_eps", *, unit_offset: bool = False) -> Norm:
