@@ -25,7 +25,7 @@ def route(experts: Experts, logits: Tensor, correction: Tensor | None) -> tuple[
     scores = logits.softmax(-1) if experts.scoring is RouterScoring.SOFTMAX else logits.sigmoid()
     ranked = scores if correction is None else scores + correction
     if experts.num_groups > 1:
-        by_group = ranked.view(len(ranked), experts.num_groups, -1)
+        by_group = ranked.view(len(ranked), experts.num_groups, experts.num_experts // experts.num_groups)
         kept = by_group.topk(experts.group_top, -1).values.sum(-1).topk(experts.top_groups, -1).indices
         dropped = torch.ones(by_group.shape[:2], dtype=torch.bool, device=logits.device).scatter(1, kept, False)
         ranked = by_group.masked_fill(dropped.unsqueeze(-1), -math.inf).flatten(1)

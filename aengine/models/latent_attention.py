@@ -38,7 +38,7 @@ class LatentAttentionBlock:
         q = x
         for layer in self._q:
             q = layer(q)
-        heads = q.view(len(x), attention.num_heads, -1)
+        heads = q.view(len(x), attention.num_heads, attention.rope_dim + attention.nope_dim)
         rotated, rest = torch.split(heads, [attention.rope_dim, attention.nope_dim], dim=-1)
         key, latent = torch.split(self._kv_down(x), [attention.rope_dim, attention.kv_lora_rank], dim=-1)
         rotated, key = self._ops.rotate(

@@ -18,7 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from aengine.attention import AttentionMetadata, AttentionStep, StepLayout, TorchNativeBackend
+from aengine.layers.ops import TorchOps
 from aengine.runner.capture import Replay
+
+_experts = TorchOps.experts
 
 
 class PlannedStep:
@@ -66,8 +69,12 @@ class EagerCapture:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Lends the torch_native backend a graph step."""
-        with mock.patch.object(TorchNativeBackend, "graph_step", lambda *given: self.graph_step(*given)):
+        """Lends the torch_native backend a graph step. Experts are not recorded but run at each replay: on a CPU, which tokens an expert
+        computes decides shapes."""
+        with (
+            mock.patch.object(TorchNativeBackend, "graph_step", lambda *given: self.graph_step(*given)),
+            mock.patch.object(TorchOps, "experts", _live_experts),
+        ):
             yield
 
     @staticmethod
@@ -127,6 +134,16 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for new, old in zip(_tensors(func(*args, **kwargs)), results, strict=True):
                 if new.data_ptr() != old.data_ptr():  # else a view, or written in place
                     old.copy_(new)
+
+
+def _live_experts(ops: TorchOps, x: Tensor, *given: Any) -> Tensor:
+    out = torch.zeros(x.shape)
+
+    def run() -> None:
+        out.copy_(_experts(ops, x, *given))
+
+    _Tape.run_live(run)
+    return out
 
 
 def _tensors(tree: Any) -> list[Tensor]:
