@@ -18,7 +18,9 @@ from aengine.kernels.cpu.library import (
     PANEL,
     CAttentionOp,
     CEmbedOp,
+    CExpertsOp,
     CGatherOp,
+    CHeadsOp,
     CLinearOp,
     CModel,
     CNorm,
@@ -29,7 +31,19 @@ from aengine.kernels.cpu.ops import norm_weight
 from aengine.kernels.cpu.pool import stored_dim
 from aengine.layers.rotary import cos_sin_cache
 from aengine.models.cpu_weights import PackedWeights
-from aengine.models.spec import Activation, Attention, Layer, Mlp, ModelSpec, Norm, NormKind, QkNorm
+from aengine.models.spec import (
+    Activation,
+    Attention,
+    Experts,
+    LatentAttention,
+    Layer,
+    Mlp,
+    ModelSpec,
+    Norm,
+    NormKind,
+    QkNorm,
+    RouterScoring,
+)
 
 _CPU = torch.device("cpu")
 _ACTIVATIONS = {
@@ -40,6 +54,7 @@ _ACTIVATIONS = {
     Activation.RELU_SQUARED: library.RELU_SQUARED,
     Activation.CLIPPED_SWIGLU: library.CLIPPED_SWIGLU,
 }
+_SCORINGS = {RouterScoring.SOFTMAX: library.SOFTMAX, RouterScoring.SIGMOID: library.SIGMOID}
 _NORM_KINDS = {NormKind.RMS: library.RMS_NORM, NormKind.LAYER: library.LAYER_NORM}
 
 
@@ -47,7 +62,8 @@ class Program:
     """The operations of a model as a `CModel`, with all that it points to.
 
     Buffers have names while it is written: the `residual`, what a block reads (`normed`), `qkv`, what was `attended`, the `gated` inner
-    activations of an MLP, the output of a block before its norm (`branch`), and the `hidden` states for the head.
+    activations of an MLP, the output of a block before its norm (`branch`), and the `hidden` states for the head. Latent attention has the
+    `heads` of its queries, its `latent` keys and values, and the `query` heads that are as wide as these.
     """
 
     def __init__(self, weights: PackedWeights, num_positions: int) -> None:
@@ -106,18 +122,28 @@ class Program:
             mlp_source = self._norm(f"{name}mlp_norm", layer.mlp_norm, "residual", "mlp_normed")
         else:
             mlp_source = source
-        assert isinstance(layer.attention, Attention)
-        self._attention(name, index, layer.attention, source)
+        attention, mlp = layer.attention, layer.mlp
+        if isinstance(attention, Attention):
+            self._attention(name, index, attention, source)
+        else:
+            self._latent_attention(name, index, attention, source)
         if index + 1 == self._spec.num_layers:
             # What is computed from here on is asked for at the logits indices alone.
             for buffer in dict.fromkeys(("residual", "attended", *((mlp_source,) if layer.parallel else ()))):
                 self._gather(buffer)
-        assert isinstance(layer.mlp, Mlp)
-        if layer.parallel:
-            self._mlp(name, layer.mlp, mlp_source)
-        self._branch(f"{name}output", "attended", f"{name}post_attention_norm", layer.post_attention_norm, layer.residual_multiplier)
+        attended = "attended"
+        if isinstance(attention, LatentAttention):
+            attended = self._heads(f"{name}value_up", attention.num_heads, 0, "attended", "values")
+        if layer.parallel and isinstance(mlp, Mlp):
+            self._mlp(name, mlp, mlp_source)
+        self._branch(f"{name}output", attended, f"{name}post_attention_norm", layer.post_attention_norm, layer.residual_multiplier)
         if not layer.parallel:
-            self._mlp(name, layer.mlp, self._norm(f"{name}mlp_norm", layer.mlp_norm, "residual", "normed"))
+            mlp_source = self._norm(f"{name}mlp_norm", layer.mlp_norm, "residual", "normed")
+        if isinstance(mlp, Experts):
+            self._experts(name, mlp, mlp_source, layer)
+            return
+        if not layer.parallel:
+            self._mlp(name, mlp, mlp_source)
         self._branch(f"{name}down", "gated", f"{name}post_mlp_norm", layer.post_mlp_norm, layer.residual_multiplier)
 
     def _attention(self, name: str, index: int, attention: Attention, source: str) -> None:
@@ -144,6 +170,58 @@ class Program:
         )
         self._add(library.ROTATE, op)
         self._add(library.ATTEND, op)
+
+    def _latent_attention(self, name: str, index: int, attention: LatentAttention, source: str) -> None:
+        """From `source` to `attended`, in the space of the latents. Keys and values are the same row of `latent`."""
+        heads, rope_dim, rank, key_dim = attention.num_heads, attention.rope_dim, attention.kv_lora_rank, attention.key_dim
+        q, q_rank = "q", attention.q_lora_rank
+        if q_rank is not None:
+            self._linear(f"{name}q_down", source, "q_latent", q_rank)
+            q, source_of_q = "q_up", self._norm(f"{name}q_down_norm", attention.norm, "q_latent", "q_latent", width=q_rank)
+        else:
+            source_of_q = source
+        self._linear(f"{name}{q}", source_of_q, "heads", heads * (rope_dim + attention.nope_dim))
+        self._linear(f"{name}kv_down", source, "latent", key_dim)
+        self._norm(f"{name}kv_down_norm", attention.norm, "latent", "latent", first=rope_dim, width=rank)
+        self._heads(f"{name}key_up", heads, rope_dim, "heads", "query")
+        latent = self._buffers["latent"]
+        op = CAttentionOp(
+            self._tables[attention.rope].data_ptr(),
+            self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
+            *(CNorm(), CNorm(), 0, index, heads, 1, key_dim, rank, rope_dim, attention.window or 0),
+            *(0, rope_dim, attention.scale, attention.soft_cap),
+            *(self._buffers["query"], latent, latent, self._buffer("attended", heads * rank)),
+        )
+        self._add(library.ROTATE, op)
+        self._add(library.ATTEND, op)
+
+    def _heads(self, name: str, num_heads: int, copied: int, source: str, out: str) -> str:
+        """Multiplies what follows the first `copied` elements of each head. Returns `out`."""
+        weights = self._weights.grouped[name]
+        first = weights.linears[0]
+        widths = copied + first.in_features, copied + first.out_features
+        into = self._buffer(out, num_heads * widths[1])
+        op = CHeadsOp(ctypes.addressof(weights.c), num_heads, copied, copied, widths[0], copied, widths[1], self._buffers[source], into)
+        self._add(library.HEADS, op)
+        return out
+
+    def _experts(self, name: str, experts: Experts, source: str, layer: Layer) -> None:
+        """From `source` to the residual."""
+        weights, norm = self._weights, layer.post_mlp_norm
+        correction = weights.vectors[f"{name}router_correction"].data_ptr() if experts.correction else None
+        addresses = [ctypes.addressof(weights.grouped[f"{name}experts.{which}"].c) for which in ("gate_up", "down")]
+        if experts.shared is not None:
+            addresses += [ctypes.addressof(weights.linears[f"{name}shared.{which}"].c) for which in ("gate_up", "down")]
+        out = self._buffer("residual" if norm is None else "branch", self._spec.hidden_size)
+        op = CExpertsOp(
+            *(ctypes.addressof(weights.linears[f"{name}router"].c), correction, *addresses, *([None] * (4 - len(addresses)))),
+            *(experts.num_experts, experts.top_k, experts.num_groups, experts.top_groups, experts.group_top, experts.scaling),
+            *(_SCORINGS[experts.scoring], experts.normalize, experts.shared_gate, self._buffers[source], out),
+            *(library.ADD if norm is None else library.STORE, _ACTIVATIONS[experts.expert.activation], layer.residual_multiplier),
+        )
+        self._add(library.EXPERTS, op)
+        if norm is not None:
+            self._norm(f"{name}post_mlp_norm", norm, "branch", "residual", adds=True, multiplier=layer.residual_multiplier)
 
     def _mlp(self, name: str, mlp: Mlp, source: str) -> None:
         """From `source` to `gated`."""

@@ -20,6 +20,8 @@ from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import (
     BLOCK,
     ELEMENTS,
+    MAX_EXPERTS,
+    MAX_HEADS,
     MAX_KEY_DIM,
     MAX_VALUE_DIM,
     CStep,
@@ -32,7 +34,7 @@ from aengine.kernels.cpu.pool import KvPool
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.cpu_program import Program
 from aengine.models.cpu_weights import PackedWeights
-from aengine.models.spec import Attention, Layer, Mlp, ModelSpec
+from aengine.models.spec import Experts, LatentAttention, Layer, ModelSpec
 
 IntArray = NDArray[np.int32]
 
@@ -53,14 +55,20 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
 
 def _unsupported_layer(layer: Layer) -> str | None:
     attention = layer.attention
-    if not isinstance(attention, Attention):
-        return "latent attention"
-    if not isinstance(layer.mlp, Mlp):
-        return "experts"
+    if isinstance(attention, LatentAttention):
+        if attention.kv_lora_rank % BLOCK or attention.nope_dim % BLOCK or attention.num_heads > MAX_HEADS:
+            widths = f"kv_lora_rank {attention.kv_lora_rank} and nope_dim {attention.nope_dim}"
+            return f"latent attention with {widths}, which are to be multiples of {BLOCK}, or with more than {MAX_HEADS} heads"
+    elif attention.qk_norm is not None and attention.qk_norm.whole and attention.num_kv_heads * attention.head_dim % BLOCK:
+        return f"a norm of all keys of a token whose width {attention.num_kv_heads * attention.head_dim} is not a multiple of {BLOCK}"
+    if isinstance(layer.mlp, Experts):
+        shared = layer.mlp.shared or layer.mlp.expert
+        if layer.mlp.num_experts > MAX_EXPERTS:
+            return f"{layer.mlp.num_experts} experts; the most is {MAX_EXPERTS}"
+        if not (shared.gated and layer.mlp.expert.gated and shared.activation is layer.mlp.expert.activation):
+            return "experts that are not gated, or have other activations than the shared one"
     if layer.parallel and (layer.post_attention_norm or layer.post_mlp_norm):
         return "norms after parallel blocks"
-    if attention.qk_norm is not None and attention.qk_norm.whole and attention.num_kv_heads * attention.head_dim % BLOCK:
-        return f"a norm of all keys of a token whose width {attention.num_kv_heads * attention.head_dim} is not a multiple of {BLOCK}"
     return None
 
 

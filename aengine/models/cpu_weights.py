@@ -27,6 +27,7 @@ class PackedWeights:
         self.grouped: dict[str, PackedLinears] = {}  # of experts and of heads
         self.tables: dict[str, Tensor] = {}  # not packed
         self.vectors: dict[str, Tensor] = {}  # float32, among them the biases of norms
+        self._routers: dict[str, list[Tensor]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -61,6 +62,8 @@ class PackedWeights:
                 self._take_matrix(workspace, stem, parts, count, int8, allocate)
         if missing:
             raise ValueError(f"{next(iter(missing))} is missing")
+        while self._routers:
+            self._pack_router(workspace, *self._routers.popitem())
 
     def _take_matrix(
         self, workspace: Workspace, stem: str, parts: Sequence[Tensor], count: int | None, int8: bool, allocate: Allocate
@@ -71,6 +74,10 @@ class PackedWeights:
             if stem != "embedding" or not self.spec.tied_head:
                 return
             stem = "head"
+        layer, _, name = stem.rpartition(".")
+        if name in ("router", "shared_gate"):
+            self._routers.setdefault(f"{layer}.router", []).extend(parts)
+            return
         dtypes = {part.dtype for part in parts}
         packable = parts if len(dtypes) == 1 and dtypes <= ELEMENTS.keys() else [part.to(self.dtype) for part in parts]
         interleaved = stem.endswith("gate_up")
@@ -81,5 +88,20 @@ class PackedWeights:
             )
         else:
             self.grouped[stem] = PackedLinears(
-                kernels, packable, count, dtype=self.dtype, threads=threads, interleaved=interleaved, int8=int8, allocate=allocate
+                *(kernels, packable, count),
+                dtype=self.dtype,
+                threads=threads,
+                interleaved=interleaved,
+                int8=int8 and name not in ("key_up", "value_up"),  # they would be quantised by rows of all heads
+                allocate=allocate,
             )
+
+    def _pack_router(self, workspace: Workspace, stem: str, parts: Sequence[Tensor]) -> None:
+        """The gate of the shared experts is the last row of the router. Never quantised, and wide if the checkpoint has it so."""
+        wide = any(part.dtype is not self.dtype for part in parts)
+        packable = [part.float() for part in parts] if wide else parts
+        router = PackedLinear(workspace.kernels, packable, dtype=self.dtype, threads=workspace.threads, float32=wide)
+        bias = self.vectors.pop(f"{stem}.bias", None)
+        if bias is not None:
+            router.set_bias([bias, bias.new_zeros(router.out_features - len(bias))])
+        self.linears[stem] = router

@@ -191,12 +191,15 @@ def test_heads(kernels: CpuKernels, dtype: torch.dtype, num_heads: int, width: i
     packed = PackedLinears(kernels, in_parts(weight.flatten(0, 1)), num_heads, dtype=dtype, threads=2)
     for rows in (1, 9, 200):
         x = torch.randn(rows, num_heads, copied + width).to(dtype)
-        before = torch.full((rows, 7 + num_heads * (copied + out_width) + 1), 3.0, dtype=dtype)
+        end = 7 + num_heads * (copied + out_width)
+        padded = -(-end // 16) * 16
+        before = torch.full((rows, padded + 1), 3.0, dtype=dtype)
         op = CHeadsOp(ctypes.addressof(packed.c), num_heads, copied, copied, copied + width, 7 + copied, copied + out_width)
         out = cpu_ops.multiply_heads(Workspace(kernels, 3), x.flatten(1), op, before)
         assert torch.equal(out[:, :7], before[:, :7])
-        assert torch.equal(out[:, -1], before[:, -1])
-        heads = out[:, 7:-1].view(rows, num_heads, -1)
+        assert torch.equal(out[:, padded], before[:, padded])
+        assert not out[:, end:padded].any()
+        heads = out[:, 7:end].view(rows, num_heads, -1)
         assert torch.equal(heads[..., :copied], x[..., :copied])
         assert_close(heads[..., copied:], torch.einsum("mhi,hoi->mho", x[..., copied:].float(), weight.float()), dtype)
 

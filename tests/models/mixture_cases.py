@@ -27,7 +27,7 @@ def _adjust(model: transformers.PreTrainedModel) -> None:
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 _DEEPSEEK = {
-    **{"num_key_value_heads": 4, "kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20},
+    **{"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 20},
     **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2, "first_k_dense_replace": 1},
     **{"routed_scaling_factor": 1.7, "rms_norm_eps": 1e-5},
 }

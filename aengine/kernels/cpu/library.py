@@ -23,6 +23,7 @@ from aengine.kernels.draw_params import DRAW_PARAMS
 PANEL = 64  # output columns that are packed together; rows of activations are padded to it
 BLOCK = 16  # tokens of a KV block
 MAX_KEY_DIM, MAX_VALUE_DIM = 576, 512  # of a head
+MAX_EXPERTS, MAX_HEADS = 1024, 256  # of a layer; of heads with a matrix each
 MAX_BUFFERS = 32  # of a model's activations
 ELEMENTS = {torch.bfloat16: 0, torch.float32: 1}
 BF16_PAIRS, F32_WORDS, INT8_QUADS = 0, 1, 2

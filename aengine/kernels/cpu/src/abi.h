@@ -153,7 +153,8 @@ struct ExpertsOp {
 };
 
 // A matrix for each head: from `in_features` elements (a multiple of 16) at column in_first + head * in_stride of `in` to those at column
-// out_first + head * out_stride of `out`. The `copied` elements before the one are copied to before the other.
+// out_first + head * out_stride of `out`. The `copied` elements before the one are copied to before the other. What follows
+// the last head becomes zero up to a multiple of 16.
 struct HeadsOp {
   const PackedLinear* weights;  // [num_heads]
   i64 num_heads, copied, in_first, in_stride, out_first, out_stride;

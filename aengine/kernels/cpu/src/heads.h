@@ -17,6 +17,10 @@ struct StoreHeads final : Output {
       alignas(64) E narrowed[PANEL];
       for (i64 j = 0; j < PANEL; j += LANES) store(narrowed + j, load(values[i] + j));
       memcpy(static_cast<void*>(to + panel * PANEL), narrowed, (size_t)width * sizeof(E));
+      if (head + 1 == op.num_heads && (panel + 1) * PANEL >= group.w->out_features) {
+        const i64 end = op.out_first + head * op.out_stride + group.w->out_features;
+        memset(static_cast<void*>(out.row(row + i) + end), 0, (size_t)(round_up(end, 16) - end) * sizeof(E));
+      }
       if (panel) continue;
       const E* from = in.row(row + i) + op.in_first + head * op.in_stride;
       memcpy(static_cast<void*>(to - op.copied), from - op.copied, (size_t)op.copied * sizeof(E));
