@@ -16,7 +16,20 @@ from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.layers.rotary import RopeSpec, unscaled
 from aengine.models.families import FAMILIES
 from aengine.models.families.base import Family
-from aengine.models.spec import Activation, Attention, Layer, LearnedPositions, Mlp, ModelSpec, Norm, NormKind, QkNorm
+from aengine.models.spec import (
+    Activation,
+    Attention,
+    Experts,
+    LatentAttention,
+    Layer,
+    LearnedPositions,
+    Mlp,
+    ModelSpec,
+    Norm,
+    NormKind,
+    QkNorm,
+    RouterScoring,
+)
 
 LAYER_NORM = Norm(NormKind.LAYER, eps=1e-5, bias=True)
 RMS = Norm(eps=1e-6)
@@ -47,6 +60,15 @@ WINDOWED_GEMMA_LAYER = dataclasses.replace(GEMMA_LAYER, attention=WINDOWED_GEMMA
 COHERE_LAYER = Layer(attention(), Mlp(96), NO_BIAS, None, parallel=True)
 SINKS = attention(sinks=True, rope=rope(32, 500.0), **BIASED)
 CLIPPED = Mlp(80, Activation.CLIPPED_SWIGLU, up_bias=True, down_bias=True)
+LATENT = LatentAttention(
+    num_heads=5, q_lora_rank=40, kv_lora_rank=48, nope_dim=16, rope_dim=12, v_dim=18, scale=0.2, rope=rope(12), norm=RMS, bias=True
+)
+SIGMOID = Experts(
+    num_experts=12, top_k=3, expert=Mlp(40), scoring=RouterScoring.SIGMOID, scaling=1.5, num_groups=4, top_groups=2, group_top=2,
+    correction=True, shared=Mlp(24),
+)  # fmt: skip
+GATED = Experts(num_experts=7, top_k=2, expert=Mlp(40), normalize=False, shared=Mlp(72), shared_gate=True)
+CLIPPED_EXPERTS = Experts(num_experts=6, top_k=2, expert=dataclasses.replace(CLIPPED, intermediate_size=36), router_bias=True)
 MODELS: Mapping[str, tuple[tuple[Layer, ...], dict[str, Any]]] = {
     "gpt2": (
         layers(Layer(attention(rope=None, **BIASED), Mlp(100, Activation.GELU_TANH, False, True, True), LAYER_NORM, LAYER_NORM)),
@@ -94,6 +116,17 @@ MODELS: Mapping[str, tuple[tuple[Layer, ...], dict[str, Any]]] = {
         ),
         {"norm": None, "learned_positions": LearnedPositions(256, 0)},
     ),
+    "deepseek": (
+        layers(Layer(LATENT, Mlp(96), RMS, RMS), Layer(dataclasses.replace(LATENT, q_lora_rank=None), SIGMOID, RMS, RMS)),
+        {"norm": RMS},
+    ),
+    "experts": (
+        layers(Layer(attention(), GATED, RMS, RMS),
+            Layer(attention(), CLIPPED_EXPERTS, RMS, RMS, RMS, RMS, residual_multiplier=0.7),
+            Layer(attention(), dataclasses.replace(GATED, shared=None, shared_gate=False), RMS, None, parallel=True),
+        ),
+        {"norm": RMS, "hidden_size": 50},
+    ),
     "all-identities": (
         layers(Layer(attention(), Mlp(96, Activation.RELU_SQUARED, False), None, None, parallel=True)),
         {"norm": RMS, "hidden_size": 24},
@@ -113,7 +146,7 @@ def family(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: Any) -> ModelSpec:
         raise NotImplementedError
 
-    names = _AnyNames(layer="layers.{layer}", sinks="sinks")
+    names = _AnyNames(layer="layers.{layer}", sinks="sinks", router_correction="router_correction")
     monkeypatch.setitem(FAMILIES, "test", Family("test", "Test", read, names=names))  # type: ignore[misc]
 
 
@@ -128,9 +161,17 @@ def weights_of(spec: ModelSpec) -> dict[str, torch.Tensor]:
     for name, weight in weights.items():
         if name.endswith("sinks"):
             weight.uniform_(-1.0, 4.0)
+        if "router" in name:
+            weight.normal_(0.0, 0.4)
         if "norm.bias" in name:
             weight.normal_(0.0, 0.3)
     return weights
+
+
+def distance(spec: ModelSpec, logits: torch.Tensor, exact: torch.Tensor) -> float:
+    """Rounding makes routers choose other experts for some tokens: of a mixture the median token counts."""
+    rows = (logits - exact).norm(dim=-1)
+    return float(rows.median() if any(isinstance(layer.mlp, Experts) for layer in spec.layers) else rows.norm())
 
 
 @pytest.mark.parametrize("page_size", slow_but([16], [4, 16]))
@@ -155,7 +196,7 @@ def test_bf16_is_as_near_to_float32_as_torch(some_kernels: CpuKernels, name: str
     workspace = Workspace(some_kernels, 2)
     stack = stack_of(workspace, spec, weights, torch.bfloat16)
     hidden = torch.cat(hidden_states(workspace, stack, pool_of(spec, torch.bfloat16, 16), steps))
-    assert (stack.logits(workspace, hidden) - exact).norm() <= 1.05 * (torchs - exact).norm()
+    assert distance(spec, stack.logits(workspace, hidden), exact) <= 1.05 * distance(spec, torchs, exact)
 
 
 @pytest.mark.parametrize("name", slow_but(["gemma"], MODELS))
@@ -166,10 +207,10 @@ def test_int8_is_near(some_kernels: CpuKernels, name: str) -> None:
     workspace = Workspace(some_kernels, 2)
     stack = stack_of(workspace, spec, weights, torch.float32, int8=True)
     logits = stack.logits(workspace, torch.cat(hidden_states(workspace, stack, pool_of(spec, torch.float32, 16), steps)))
-    assert (logits - exact).norm() < 0.08 * exact.norm()
+    assert distance(spec, logits, exact) < 0.08 * distance(spec, 0 * exact, exact)
 
 
-@pytest.mark.parametrize("name", ["gemma", "neox", "gpt-oss"])
+@pytest.mark.parametrize("name", ["gemma", "neox", "gpt-oss", "deepseek", "experts"])
 def test_bits_do_not_depend_on_threads_or_on_the_logits_indices(some_kernels: CpuKernels, name: str) -> None:
     spec = spec_of(name)
     steps = layouts(16)

@@ -20,6 +20,7 @@ from aengine.models.cpu_stack import DecoderStack, unsupported
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.models.model_config import read_spec
 from aengine.models.spec import ModelSpec
+from aengine.models.weights import fused
 from aengine.models.weights import random_weights as initial_weights
 
 IntArray = NDArray[np.int32]
@@ -102,11 +103,12 @@ def everything(layout: StepLayout) -> IntArray:
 @torch.no_grad()
 def torch_logits(spec: ModelSpec, weights: dict[str, Tensor], dtype: torch.dtype, steps: list[StepLayout]) -> list[Tensor]:
     """Of all tokens of each step."""
-    decoder = Decoder(spec, {name: weight.to(dtype) for name, weight in weights.items()}, POSITIONS)
+    decoder = Decoder(spec, fused(spec, ((name, (weight,)) for name, weight in weights.items()), dtype, CPU), POSITIONS)
     page_size = steps[0].page_size
     kinds = [layer.attention for layer in spec.layers]
     scoring = tuple(Scoring(kind.scale, kind.window, kind.soft_cap, kind.sinks) for kind in kinds)
-    attention = AttentionSpec(kinds[0].num_heads, kinds[0].num_kv_heads, kinds[0].key_dim, scoring, page_size, dtype, CPU)
+    shape = kinds[0].num_heads, kinds[0].num_kv_heads, kinds[0].key_dim
+    attention = AttentionSpec(*shape, scoring, page_size, dtype, CPU, value_dim=kinds[0].value_dim)
     backend = TorchNativeBackend(attention)
     backend.allocate(num_pages(page_size))
     names = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "slot_mapping")
