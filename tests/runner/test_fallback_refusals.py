@@ -112,8 +112,17 @@ def test_tensors_of_another_model_are_named(tmp_path: pathlib.Path) -> None:
         ModelLoadError, match=r"it lacks model.layers.1.mlp.up_proj.weight; it has unexpected model.layers.1.mlp.extra.weight"
     ):
         make_runner(tmp_path)
+    del tensors["model.layers.1.mlp.extra.weight"]
+    tensors["model.layers.1.mlp.up_proj.weight"] = torch.zeros(3, 4)
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"model.layers.1.mlp.up_proj.weight \[3, 4\] instead of \[64, 48\]"):
+        make_runner(tmp_path)
+    tensors["model.layers.1.mlp.up_proj.weight"] = torch.zeros(3, 4, dtype=torch.int8)
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"dtypes other than .*: model.layers.1.mlp.up_proj.weight I8"):
+        make_runner(tmp_path)
     file.write_bytes(b"broken")
-    with pytest.raises(ModelLoadError, match="transformers cannot load"):
+    with pytest.raises(ModelLoadError, match="is not a safetensors file, or corrupt or truncated"):
         make_runner(tmp_path)
 
 

@@ -104,6 +104,10 @@ def _probe_calls(model: Any, config: Any) -> dict[str, LayerCall]:
     ids = torch.zeros((1, _PROBE_TOKENS), dtype=torch.int64, device="meta")
     # With a mask of padding transformers does not look into position_ids for several sequences, which it cannot without their values.
     inputs = {"input_ids": ids, "position_ids": ids, "attention_mask": torch.ones_like(ids)}
+    for module in model.modules():  # a rope that chooses its frequencies by the positions needs their values, too
+        rope = getattr(module, "rope_type", None)
+        if rope is not None:
+            module.rope_type = dict.fromkeys(rope, "default") if isinstance(rope, dict) else "default"
     with recording(model) as calls, torch.inference_mode():
         try:
             base(**inputs, use_cache=False)

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from aengine.errors import ModelLoadError
+from aengine.models.checkpoint import DTYPES, open_checkpoint
 from aengine.models.checkpoint_files import shortened
 from aengine.models.decoder import ForwardBatch
 from aengine.models.fallback.attention import OURS, StepSlot, place, register
@@ -122,26 +123,25 @@ def load_model(
 
 
 def _stored_model(config: Any, model_dir: pathlib.Path, load_format: str, dtype: torch.dtype) -> Any:
-    formats = {"safetensors": True, "pt": False}
-    from_pretrained: Any = AutoModelForCausalLM.from_pretrained
+    checkpoint = open_checkpoint(model_dir, load_format)
+    others = [f"{name} {tensor.dtype}" for name, tensor in checkpoint.tensors.items() if tensor.dtype not in DTYPES]
+    if others:
+        raise ModelLoadError(f"the checkpoint has dtypes other than {', '.join(DTYPES)}: {shortened(others)}")
+    tensors = {name: tensor.get() for name, tensor in checkpoint.tensors.items()}
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    options = {"dtype": dtype, "attn_implementation": OURS, "ignore_mismatched_sizes": True, "output_loading_info": True}
     try:
-        model, info = from_pretrained(
-            model_dir,
-            config=config,
-            dtype=dtype,
-            attn_implementation=OURS,
-            use_safetensors=formats.get(load_format),
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        model, info = kind.from_pretrained(None, config=config, state_dict=tensors, **options)
     except Exception as error:  # of many types
         raise ModelLoadError(f"transformers cannot load {model_dir}: {' '.join(str(error).split())[:500]}") from error
     problems = {
+        "several of its files have": sorted(set(checkpoint.duplicates)),
         "it lacks": sorted(info["missing_keys"]),
         "it has unexpected": sorted(info["unexpected_keys"]),
-        "it has other shapes than the config implies:": sorted(str(one) for one in info["mismatched_keys"]),
-        "not converted:": sorted(str(one) for one in info.get("error_msgs") or ()),
+        "it has other shapes than the config implies:": sorted(
+            f"{name} {list(stored)} instead of {list(implied)}" for name, stored, implied in info["mismatched_keys"]
+        ),
+        "transformers cannot convert": sorted(str(one) for one in info.get("error_msgs") or ()),
     }
     found = [f"{title} {shortened(names)}" for title, names in problems.items() if names]
     if found:
