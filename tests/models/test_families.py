@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import os
 import pathlib
+from typing import Any
 
 import dense_cases
 import mixture_cases
@@ -16,9 +17,12 @@ import torch
 from driver import Driver
 from eager_capture import EagerCapture
 from family_cases import COUNT, Case, Reference, reference
+from torch import Tensor
 
 from aengine import AsyncEngine, Completion, SamplingParams
 from aengine.config import EngineConfig
+from aengine.layers.ops import TorchOps
+from aengine.runner import torch_models
 from aengine.runner.model_runner import ModelRunner
 
 CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES)}
@@ -53,10 +57,25 @@ def test_all_at_once(made: tuple[Case, Reference], backend: str) -> None:
     assert len(seen) == COUNT
 
 
+class InPlaceOps(TorchOps):
+    """Overwrites what it may, as the kernels of GPUs do, and takes the layouts that they take."""
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        assert x.data_ptr() != residual.data_ptr()
+        normed, total = super().add_rms_norm(x, residual, weight, eps)
+        return x.copy_(normed), residual.copy_(total)
+
+    def rotate(self, query: Tensor, key: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+        for heads, rotated in zip((query, key), super().rotate(query, key, *given), strict=True):
+            heads.view(len(heads), heads.shape[1] * heads.shape[2]).copy_(rotated.flatten(1))
+        return query, key
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_in_chunks(made: tuple[Case, Reference], backend: str) -> None:
+def test_in_chunks(made: tuple[Case, Reference], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an engine whose steps hold few tokens; logprobs of prompts as well."""
     case, expected = made
+    monkeypatch.setattr(torch_models, "select_ops", lambda *given: InPlaceOps())
     params = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, detokenize=False, prompt_logprobs=0)
 
     async def run() -> list[Completion]:
