@@ -43,25 +43,52 @@ class ConfigReader:
         return fallback if value is None else value
 
     def positive(self, key: str, fallback: int | None = None) -> int:
-        value = self.get(key, fallback)
-        if value is None:
-            raise ModelLoadError(f"config.json lacks {self.name(key)}")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelLoadError(f"{self.name(key)} {value!r} in config.json is not a positive integer")
+        value = self._present(key, fallback)
+        if not _is_integer(value) or value < 1:
+            raise self.unusable(key, value, "a positive integer")
+        return int(value)
+
+    def positive_or_none(self, key: str) -> int | None:
+        """None if the value is absent, null or 0."""
+        return None if self.get(key, 0) in (0, False) else self.positive(key)
+
+    def count(self, key: str, fallback: int | None = None) -> int:
+        value = self._present(key, fallback)
+        if not _is_integer(value) or value < 0:
+            raise self.unusable(key, value, "an integer of at least 0")
+        return int(value)
+
+    def integers(self, key: str, fallback: Sequence[int]) -> Sequence[int]:
+        value = self._present(key, fallback)
+        if not isinstance(value, list | tuple) or not all(map(_is_integer, value)):
+            raise self.unusable(key, value, "a list of integers")
         return value
 
     def number(self, key: str, fallback: float | None = None) -> float:
-        value = self.get(key, fallback)
-        if value is None:
-            raise ModelLoadError(f"config.json lacks {self.name(key)}")
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            raise ModelLoadError(f"{self.name(key)} {value!r} in config.json is not a finite number")
+        value = self._present(key, fallback)
+        if not is_number(value) or value < 0:
+            raise self.unusable(key, value, "a number of at least 0")
+        return float(value)
+
+    def positive_number(self, key: str, fallback: float | None = None) -> float:
+        value = self._present(key, fallback)
+        if not is_number(value) or value <= 0:
+            raise self.unusable(key, value, "a positive number")
         return float(value)
 
     def flag(self, key: str, fallback: bool = False) -> bool:
         value = self.get(key, fallback)
         if not isinstance(value, bool):
-            raise ModelLoadError(f"{self.name(key)} {value!r} in config.json is not true or false")
+            raise self.unusable(key, value, "true or false")
+        return value
+
+    def unusable(self, key: str, value: Any, needed: str) -> ModelLoadError:
+        return ModelLoadError(f"{self.name(key)} {value!r} in config.json is not {needed}")
+
+    def _present(self, key: str, fallback: Any) -> Any:
+        value = self.get(key, fallback)
+        if value is None:
+            raise ModelLoadError(f"config.json lacks {self.name(key)}")
         return value
 
     def refuse(self, **expected: Any) -> None:
@@ -80,7 +107,7 @@ class ConfigReader:
         """A reader of the object that stands under a key, with `changes` to it."""
         config = self.get(key, {})
         if not isinstance(config, dict):
-            raise ModelLoadError(f"{self.name(key)} {config!r} in config.json is not an object")
+            raise self.unusable(key, config, "an object")
         return replace(self, config={**config, **changes})
 
     def layer_types(self, num_layers: int, known: Sequence[str] = ("full_attention", "sliding_attention")) -> list[str] | None:
@@ -90,16 +117,27 @@ class ConfigReader:
             return None
         if not isinstance(kinds, list) or len(kinds) != num_layers:
             count = len(kinds) if isinstance(kinds, list) else repr(kinds)
-            raise ModelLoadError(f"layer_types has {count} entries for {num_layers} layers")
+            raise ModelLoadError(f"layer_types in config.json has {count} entries for {self.name('num_hidden_layers')} {num_layers}")
         unknown = sorted({str(kind) for kind in kinds} - set(known))
         if unknown:
             raise ModelLoadError(f"layer_types {unknown[0]!r} is not supported; supported are {', '.join(known)}")
         return kinds
 
 
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def check_quantization(config: Mapping[str, Any]) -> None:
     """Raises ModelLoadError for quantized weights."""
-    quantization = config.get("quantization_config")
+    quantization = config.get("quantization_config") or {}
+    if not isinstance(quantization, dict):
+        raise ModelLoadError(f"quantization_config {quantization!r} in config.json is not an object")
     if quantization and not _is_of_kv_alone(quantization):
         method = quantization.get("quant_method", "unknown")
         raise ModelLoadError(
@@ -110,9 +148,10 @@ def check_quantization(config: Mapping[str, Any]) -> None:
 
 def _is_of_kv_alone(quantization: Mapping[str, Any]) -> bool:
     """Whether a compressed-tensors config quantizes only the KV cache: in 8-bit float with one scale per layer."""
-    scheme = quantization.get("kv_cache_scheme") or {}
+    scheme = quantization.get("kv_cache_scheme")
     return (
-        quantization.get("quant_method") == "compressed-tensors"
+        isinstance(scheme, dict)
+        and quantization.get("quant_method") == "compressed-tensors"
         and not quantization.get("config_groups")
         and (scheme.get("type"), scheme.get("num_bits"), scheme.get("strategy", "tensor")) == ("float", 8, "tensor")
         and not scheme.get("dynamic")

@@ -34,7 +34,9 @@ def read_spec(config: Mapping[str, Any], max_model_len: int | None = None) -> Mo
 
 
 def _family(config: Mapping[str, Any]) -> tuple[Family, str]:
-    architectures = config.get("architectures")
+    architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise ModelLoadError(f"architectures {architectures!r} in config.json is not a list of names")
     model_type = config.get("model_type")
     for family in FAMILIES.values():
         if family.architecture == architectures[0] if architectures else family.model_type == model_type:

@@ -13,7 +13,7 @@ import torch
 
 from aengine.errors import ModelLoadError
 from aengine.layers.rotary import RopeSpec, dynamic, llama3, unscaled, yarn
-from aengine.models.config_reader import ConfigReader
+from aengine.models.config_reader import ConfigReader, is_number
 
 _DEFAULT_THETA = 10000.0
 _COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
@@ -38,13 +38,14 @@ def read_rope(
     as they were. Here all sequences have the rope of the longest: "longrope" has its long factors if `max_model_len` (None: the context)
     is more than the original context; "dynamic" is scaled for a `max_model_len` beyond `max_position_embeddings`, then the context.
     """
-    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    given = config.get(key) or {}
     if not isinstance(given, dict):
-        raise ModelLoadError(f"rope_scaling {given!r} in config.json is not an object")
+        raise ModelLoadError(f"{key} {given!r} in config.json is not an object")
     parameters = {key: value for key, value in given.items() if value is not None}
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     rope_type = "longrope" if rope_type == "su" else rope_type  # its first name
-    if rope_type not in _KEYS:
+    if not isinstance(rope_type, str) or rope_type not in _KEYS:
         raise ModelLoadError(f"rope type {rope_type!r} is not supported; supported are {', '.join(_KEYS)}")
     unknown = sorted(set(parameters) - _COMMON_KEYS - set(_KEYS[rope_type].split()))
     if unknown:
@@ -54,7 +55,7 @@ def read_rope(
         value = parameters.get(key, fallback)
         if value is None:
             raise ModelLoadError(f"rope type {rope_type!r} needs {key!r} in config.json")
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+        if not is_number(value) or value <= 0:
             raise ModelLoadError(f"rope parameter {key} {value!r} is not a positive number")
         return float(value)
 
@@ -68,8 +69,11 @@ def read_rope(
     parameters.setdefault("rope_theta", config.get("rope_theta") or _DEFAULT_THETA)
     theta = number("rope_theta")
     # A top-level original_max_position_embeddings overrides the one in the rope dict.
-    original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
-    original = int(original or max_position_embeddings)
+    if config.get("original_max_position_embeddings") is not None:
+        parameters["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+    original = int(number("original_max_position_embeddings", max_position_embeddings))
+    if original < 2:
+        raise ModelLoadError(f"original_max_position_embeddings {original} in config.json is less than 2")
     frequencies = unscaled(rotary_dim, theta)
     context = max_position_embeddings
     match rope_type:
@@ -79,8 +83,8 @@ def read_rope(
         case "longrope":
             kind = "long_factor" if (max_model_len or context) > original else "short_factor"
             factors = parameters.get(kind)
-            if not isinstance(factors, list) or len(factors) != len(frequencies):
-                raise ModelLoadError(f"rope parameter {kind} {factors!r} is not a list of {len(frequencies)} numbers")
+            if not isinstance(factors, list) or len(factors) != len(frequencies) or not all(is_number(x) and x > 0 for x in factors):
+                raise ModelLoadError(f"rope parameter {kind} {factors!r} is not a list of {len(frequencies)} positive numbers")
             factor = number("factor", max_position_embeddings / original)
             wider = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
             return RopeSpec.of(frequencies / torch.tensor(factors), number("attention_factor", wider)), context
@@ -90,9 +94,12 @@ def read_rope(
             frequencies = llama3(frequencies, number("factor"), number("low_freq_factor"), number("high_freq_factor"), original)
         case "yarn":
             factor = number("factor", max_position_embeddings / original)
-            truncate = bool(parameters.get("truncate", True))
+            truncate = parameters.get("truncate", True)
+            if not isinstance(truncate, bool):
+                raise ModelLoadError(f"rope parameter truncate {truncate!r} is not true or false")
             frequencies = yarn(frequencies, theta, factor, number("beta_fast", 32.0), number("beta_slow", 1.0), original, truncate=truncate)
-            attention_factor = number("attention_factor", _yarn_attention_factor(factor, parameters))
+            mscales = [number(name) if parameters.get(name) else 0.0 for name in ("mscale", "mscale_all_dim")]
+            attention_factor = number("attention_factor", _yarn_attention_factor(factor, *mscales))
             return RopeSpec.of(frequencies, attention_factor), max(max_position_embeddings, int(original * factor))
     return RopeSpec.of(frequencies), context
 
@@ -111,11 +118,10 @@ def read_ropes(reader: ConfigReader, head_dim: int, older: Mapping[str, Mapping[
     return {kind: rope for kind, (rope, _) in ropes.items()}, max(context for _, context in ropes.values())
 
 
-def _yarn_attention_factor(factor: float, parameters: Mapping[str, Any]) -> float:
+def _yarn_attention_factor(factor: float, mscale: float, mscale_all_dim: float) -> float:
     """YaRN's factor for cos and sin: 0.1 ln(factor) + 1, or the ratio of two such terms if there are mscale and mscale_all_dim."""
 
-    def mscale(weight: float) -> float:
+    def term(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    weight, weight_all = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    return mscale(weight) / mscale(weight_all) if weight and weight_all else mscale(1.0)
+    return term(mscale) / term(mscale_all_dim) if mscale and mscale_all_dim else term(1.0)

@@ -53,6 +53,8 @@ def _mscale(reader: ConfigReader) -> float:
     weight = rope.get("mscale_all_dim")
     if rope.get("rope_type", rope.get("type", "default")) == "default" or not weight:
         return 1.0
+    if rope.get("factor") is None:
+        raise ModelLoadError("rope parameter mscale_all_dim needs 'factor' in config.json")
     return 1.0 if rope["factor"] <= 1 else 0.1 * weight * math.log(rope["factor"]) + 1.0
 
 

@@ -39,7 +39,7 @@ def _spec(
             attention=attention(
                 reader,
                 ropes[kind],
-                scale=reader.number("query_pre_attn_scalar") ** -0.5,
+                scale=reader.positive_number("query_pre_attn_scalar") ** -0.5,
                 window=window_of(reader, kind),
                 soft_cap=reader.number("attn_logit_softcapping", 0.0),
                 qkv_bias=bias,

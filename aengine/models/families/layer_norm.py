@@ -28,7 +28,7 @@ def _starcoder2(reader: ConfigReader, architecture: str) -> ModelSpec:
             attention_norm=norm,
             mlp_norm=norm,
         )
-        for window in uniform_windows(reader, reader.positive("sliding_window") if reader.get("sliding_window") else None)
+        for window in uniform_windows(reader, reader.positive_or_none("sliding_window"))
     ]
     return decoder_spec(reader, "starcoder2", architecture, layers, norm=norm, max_position_embeddings=context)
 

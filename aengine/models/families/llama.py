@@ -44,7 +44,7 @@ def _llama(reader: ConfigReader, architecture: str) -> ModelSpec:
 
 
 def _mistral(reader: ConfigReader, architecture: str) -> ModelSpec:
-    window = reader.positive("sliding_window") if reader.get("sliding_window") else None
+    window = reader.positive_or_none("sliding_window")
     return _spec(reader, "mistral", architecture, uniform_windows(reader, window), qkv_bias=False, output_bias=False)
 
 
@@ -61,10 +61,10 @@ def uniform_windows(reader: ConfigReader, window: int | None) -> list[int | None
 def qwen_windows(reader: ConfigReader) -> list[int | None]:
     """By use_sliding_window, max_window_layers and layer_types."""
     num_layers = reader.positive("num_hidden_layers")
-    window = reader.positive("sliding_window") if reader.flag("use_sliding_window") and reader.get("sliding_window") else None
+    window = reader.positive_or_none("sliding_window") if reader.flag("use_sliding_window") else None
     kinds = reader.layer_types(num_layers)
     if kinds is None:
-        first = reader.get("max_window_layers", num_layers)
+        first = reader.count("max_window_layers", num_layers)
         kinds = ["sliding_attention" if window and layer >= first else "full_attention" for layer in range(num_layers)]
     return [window if kind == "sliding_attention" else None for kind in kinds]
 

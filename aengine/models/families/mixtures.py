@@ -88,21 +88,20 @@ def sigmoid_experts(reader: ConfigReader) -> Experts:
 
 def shared_experts(reader: ConfigReader) -> Mlp | None:
     """The experts that all tokens share, as one block."""
-    if not reader.get("n_shared_experts"):
-        return None
-    size = reader.positive("n_shared_experts") * reader.positive("moe_intermediate_size")
-    return Mlp(size, reader.activation())
+    count = reader.positive_or_none("n_shared_experts")
+    return None if count is None else Mlp(count * reader.positive("moe_intermediate_size"), reader.activation())
 
 
 def dense_layers(reader: ConfigReader) -> list[bool]:
     """Which layers have no experts: the first `first_k_dense_replace`."""
     reader.refuse(moe_layer_freq=1)
-    return [layer < reader.get("first_k_dense_replace", 0) for layer in range(reader.positive("num_hidden_layers"))]
+    count = reader.count("first_k_dense_replace", 0)
+    return [layer < count for layer in range(reader.positive("num_hidden_layers"))]
 
 
 def _qwen_dense_layers(reader: ConfigReader) -> list[bool]:
     """Those of `mlp_only_layers`, and all but every `decoder_sparse_step`-th."""
-    step, listed = reader.positive("decoder_sparse_step", 1), reader.get("mlp_only_layers", [])
+    step, listed = reader.positive("decoder_sparse_step", 1), reader.integers("mlp_only_layers", ())
     return [layer in listed or (layer + 1) % step > 0 for layer in range(reader.positive("num_hidden_layers"))]
 
 
@@ -134,17 +133,17 @@ def _spec(
 
 
 def _mixtral(reader: ConfigReader, architecture: str) -> ModelSpec:
-    window = reader.positive("sliding_window") if reader.get("sliding_window") else None
+    window = reader.positive_or_none("sliding_window")
     block = experts(reader, size="intermediate_size")
     return _spec(reader, "mixtral", architecture, block, windows=uniform_windows(reader, window))
 
 
 def _qwen2_moe(reader: ConfigReader, architecture: str) -> ModelSpec:
     num_layers = reader.positive("num_hidden_layers")
-    window = reader.positive("sliding_window") if reader.flag("use_sliding_window") and reader.get("sliding_window") else None
+    window = reader.positive_or_none("sliding_window") if reader.flag("use_sliding_window") else None
     kinds = reader.layer_types(num_layers)
     if kinds is None:  # of the first max_window_layers, every second
-        windowed = [window is not None and layer % 2 == 0 and layer < reader.get("max_window_layers", 28) for layer in range(num_layers)]
+        windowed = [window is not None and layer % 2 == 0 and layer < reader.count("max_window_layers", 28) for layer in range(num_layers)]
     else:
         windowed = [kind == "sliding_attention" for kind in kinds]
     block = experts(
@@ -159,7 +158,7 @@ def _qwen2_moe(reader: ConfigReader, architecture: str) -> ModelSpec:
 
 
 def _qwen3_moe(reader: ConfigReader, architecture: str) -> ModelSpec:
-    window = reader.positive("sliding_window") if reader.flag("use_sliding_window") and reader.get("sliding_window") else None
+    window = reader.positive_or_none("sliding_window") if reader.flag("use_sliding_window") else None
     block = experts(reader, normalize=reader.flag("norm_topk_prob"))
     bias = reader.flag("attention_bias")
     return _spec(

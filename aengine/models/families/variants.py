@@ -71,14 +71,14 @@ def _granite(reader: ConfigReader, architecture: str) -> ModelSpec:
         [layer] * reader.positive("num_hidden_layers"),
         max_position_embeddings=context,
         embedding_scale=reader.number("embedding_multiplier"),
-        logit_scale=1.0 / reader.number("logits_scaling"),
+        logit_scale=1.0 / reader.positive_number("logits_scaling"),
     )
 
 
 def _phi3(reader: ConfigReader, architecture: str) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=True)
     norm, mlp = rms_norm(reader), gated_mlp(reader)
-    windows = uniform_windows(reader, None if reader.get("sliding_window") is None else reader.positive("sliding_window"))
+    windows = uniform_windows(reader, reader.positive_or_none("sliding_window"))
     layers = [Layer(attention(reader, rope, window=window), mlp, norm, norm) for window in windows]
     return decoder_spec(reader, "phi3", architecture, layers, max_position_embeddings=context)
 

@@ -1,0 +1,136 @@
+"""What is wrong in a config.json is named: the key, in one sentence, whichever family reads it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import transformers
+from test_config_forms import NAMES, SIZES
+
+from aengine.errors import ModelLoadError
+from aengine.models.families import FAMILIES
+from aengine.models.model_config import read_spec
+
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "llama3": {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn": {
+        "factor": 2.0,
+        "original_max_position_embeddings": 64,
+        "attention_factor": 1.1,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "truncate": True,
+    },
+    "longrope": {
+        "factor": 2.0,
+        "original_max_position_embeddings": 64,
+        "attention_factor": 1.1,
+        "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8,
+    },
+}
+
+
+class Read(dict):
+    """A config that remembers which of its keys were read."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self.keys_read: set[str] = set()
+
+    def __contains__(self, key: object) -> bool:
+        self.keys_read.add(str(key))
+        return super().__contains__(key)
+
+    def __getitem__(self, key: str) -> Any:
+        self.keys_read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.keys_read.add(key)
+        return super().get(key, default)
+
+
+def of_wrong_type(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return [5, ["x"], {"x": 1}]
+    return ["x", ["x"], {"x": 1}, *([2] if isinstance(value, bool) else [])]
+
+
+def out_of_range(value: Any) -> list[Any]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return []
+    return [0, -1, 1.5, float("nan"), float("inf"), 0.0, -0.5]
+
+
+def whole_config(model_type: str) -> dict[str, Any]:
+    given = {"architectures": [FAMILIES[model_type].architecture], **NAMES.get(model_type, SIZES)}
+    config = transformers.CONFIG_MAPPING[model_type](**copy.deepcopy(given)).to_dict()
+    return {**config, "architectures": given["architectures"]}
+
+
+def places(model_type: str) -> Iterator[tuple[dict[str, Any], dict[str, Any], str]]:
+    """A config, an object in it, and a key of the object that the family reads; for every such key."""
+    config = whole_config(model_type)
+    read = Read(config)
+    read_spec(read)
+    for key in sorted(read.keys_read & config.keys() - {"architectures", "model_type", "dtype"}):
+        changed = copy.deepcopy(config)
+        yield changed, changed, key
+    for key in config.get("rope_parameters") or {}:
+        changed = copy.deepcopy(config)
+        yield changed, changed["rope_parameters"], key
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES.keys() - {"gemma3"}))  # which has the keys of gemma3_text in an object of its own
+def test_every_key_that_is_read(model_type: str) -> None:
+    spec = read_spec(whole_config(model_type))
+    complaints, count = [], 0
+    for config, part, key in places(model_type):
+        value = part[key]
+        for wrong in of_wrong_type(value):
+            complaints += complain(config, part, key, wrong, spec)
+        for wrong in out_of_range(value):
+            complaints += complain(config, part, key, wrong)
+        del part[key]
+        complaints += complain(config, part, key)
+        count += 1
+    assert not complaints, "\n".join(complaints)
+    assert count > 10
+
+
+@pytest.mark.parametrize("rope_type", ROPES)
+def test_every_key_of_a_rope(rope_type: str) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], **SIZES, "max_position_embeddings": 128}
+    whole = {"rope_type": rope_type, "rope_theta": 1e4, **ROPES[rope_type]}
+    spec = read_spec({**config, "rope_scaling": whole})
+    complaints = []
+    for key, value in whole.items():
+        part = dict(whole)
+        for wrong in of_wrong_type(value):
+            complaints += complain({**config, "rope_scaling": part}, part, key, wrong, spec)
+        for wrong in out_of_range(value):
+            complaints += complain({**config, "rope_scaling": part}, part, key, wrong)
+    assert not complaints, "\n".join(complaints)
+
+
+def complain(config: dict[str, Any], part: dict[str, Any], key: str, wrong: Any = None, unchanged: object = None) -> list[str]:
+    """What is wrong with the answer to a value: it is to be refused by the name of its key, in one line. Without `unchanged` it may be
+    accepted as well; with it, only if it makes no difference."""
+    if wrong is not None:
+        part[key] = wrong
+    try:
+        spec = read_spec(config)
+    except ModelLoadError as error:
+        named = {key, key.replace("rope_type", "rope type"), *(wrong if isinstance(wrong, dict) else ())}
+        return [] if any(name in str(error) for name in named) and "\n" not in str(error) else [f"{key} {wrong!r}: {error}"]
+    except Exception as error:
+        return [f"{key} {wrong!r}: {type(error).__name__} {error}"]
+    return [] if unchanged is None or spec == unchanged else [f"{key} {wrong!r} is accepted"]
