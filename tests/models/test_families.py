@@ -110,6 +110,14 @@ def test_recorded_steps(name: str, tmp_path: pathlib.Path) -> None:
     assert Driver(ModelRunner(config, tmp_path, EagerCapture), chunk=7).generate(expected.prompts, COUNT) == expected.tokens
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda(made: tuple[Case, Reference]) -> None:
+    case, expected = made
+    runner = ModelRunner(config_of(case, expected.path, "auto", device="cuda"), expected.path)
+    assert Driver(runner, chunk=16).generate(expected.prompts, COUNT) == expected.tokens
+
+
 def assert_near(logits: torch.Tensor, expected: torch.Tensor) -> None:
     """To 1e-4 of a row's largest."""
     worst = ((logits - expected).abs().amax(-1) / expected.abs().amax(-1)).max().item()
