@@ -6,6 +6,7 @@ sequence, nothing is written to it, and padding points at it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -41,10 +42,22 @@ class AttentionSpec:
     kv_scales: tuple[tuple[float, float], ...] | None = None
     """The scales of K and V by layer: a float8 cache holds value / scale, saturated. None: all scales are 1."""
     value_dim: int = 0  # of a head's values and results; 0: head_dim, which it becomes
+    places: tuple[tuple[int, int], ...] = ()
+    """By layer its group and which of the layers of a page it is, as in `LayerGroups`. None given: all layers are in one group."""
 
     def __post_init__(self) -> None:
         if not self.value_dim:
             object.__setattr__(self, "value_dim", self.head_dim)
+        if not self.places:
+            object.__setattr__(self, "places", tuple((0, layer) for layer in range(len(self.scoring))))
+
+    @property
+    def num_groups(self) -> int:
+        return 1 + max(group for group, _ in self.places)
+
+    @property
+    def layers_per_page(self) -> int:
+        return 1 + max(index for _, index in self.places)
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -92,17 +105,18 @@ class AttentionBackend(ABC):
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
-        self.caches: list[PagedCache] = []
+        self.caches: list[PagedCache] = []  # by layer; layers at the same place of different groups share tensors
+        self._tensors: list[Tensor] = []  # all of them, each once
 
     def bytes_per_page(self) -> int:
-        """Bytes that one page takes in all layers together, K and V."""
+        """Bytes of one page: K and V of `layers_per_page` layers."""
         spec = self.spec
         widths = spec.head_dim + spec.value_dim
-        return len(spec.scoring) * spec.page_size * spec.num_kv_heads * widths * spec.cache_dtype.itemsize
+        return spec.layers_per_page * spec.page_size * spec.num_kv_heads * widths * spec.cache_dtype.itemsize
 
     def allocate(self, num_pages: int) -> None:
         """Creates the KV tensors, zeroed; `num_pages` includes the reserved page 0. Frees what was allocated before."""
-        self.caches = []  # the old pool is freed before the new one is allocated
+        self.free()  # before the new pool is allocated
         spec = self.spec
         pages = (num_pages, spec.page_size)
         shape = (*pages, spec.num_kv_heads) if self.page_axis == 0 else (spec.num_kv_heads, *pages)
@@ -110,17 +124,22 @@ class AttentionBackend(ABC):
         def zeros(width: int) -> Tensor:
             return _zeros((*shape, width), spec.cache_dtype, spec.device)
 
-        self.caches = [PagedCache(zeros(spec.head_dim), zeros(spec.value_dim), *spec.scales(layer)) for layer in range(len(spec.scoring))]
+        shared = [(zeros(spec.head_dim), zeros(spec.value_dim)) for _ in range(spec.layers_per_page)]
+        self._tensors = list(itertools.chain(*shared))
+        self.caches = [PagedCache(*shared[index], *spec.scales(layer)) for layer, (_, index) in enumerate(spec.places)]
+
+    def free(self) -> None:
+        """Frees what was allocated."""
+        self.caches, self._tensors = [], []
 
     def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
-        """Copies page sources[i] to page destinations[i], [c] each, K and V of all layers, after the writes of steps before.
+        """Copies page sources[i] to page destinations[i], [c] each, K and V of all its layers, after the writes of steps before.
 
         No page is twice a destination, and all sources are read before any destination is written.
         """
         read, write = to_device(np.stack((sources, destinations)).astype(np.int64), self.spec.device)
-        for cache in self.caches:
-            for pages in map(as_bytes, (cache.keys, cache.values)):
-                pages.index_copy_(self.page_axis, write, pages.index_select(self.page_axis, read))
+        for pages in map(as_bytes, self._tensors):
+            pages.index_copy_(self.page_axis, write, pages.index_select(self.page_axis, read))
 
     @abstractmethod
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
@@ -138,7 +157,7 @@ class AttentionBackend(ABC):
         """A step of one decoding row and a prefill of two tokens, on a pool of its own, in one layer of every `Scoring`: builds and loads
         all that a model needs, so that nothing is compiled or allocated for the first time in a step or while a graph is captured."""
         spec = self.spec
-        table = np.array([[1, 0], [2, 3]], dtype=np.int32)
+        table = np.array([[[1, 0], [2, 3]]] * spec.num_groups, dtype=np.int32)
         starts, lengths = np.zeros(2, dtype=np.int32), np.array([1, 2], dtype=np.int32)
         layout = build_layout(np.arange(2, dtype=np.int32), 1, starts, lengths, table, spec.page_size)
         heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
@@ -149,19 +168,19 @@ class AttentionBackend(ABC):
         for scoring, layer in {scoring: layer for layer, scoring in enumerate(spec.scoring)}.items():
             step.write(layer, key, value[..., : spec.value_dim])
             step.attend(layer, query, torch.zeros(spec.num_heads, dtype=spec.dtype, device=spec.device) if scoring.sinks else None)
-        self.caches = []
+        self.free()
 
 
 def check_graph_layout(layout: StepLayout, buffers: AttentionMetadata) -> None:
     """Raises ValueError for a layout that is not one query for each row of a graph's `buffers`, or has more pages than they hold."""
-    num_rows, num_pages = len(buffers.last_page_len), len(buffers.kv_indices)
+    num_rows, num_pages = len(buffers.last_page_len), buffers.kv_indices.shape[1]
     if not layout.num_rows == layout.num_decodes == layout.num_tokens == num_rows:
         raise ValueError(
             f"a graph of {num_rows} decode rows was given {layout.num_rows} rows, {layout.num_decodes} of them decoding, "
             f"with {layout.num_tokens} tokens"
         )
-    if len(layout.kv_indices) > num_pages:
-        raise ValueError(f"a graph with room for {num_pages} pages was given {len(layout.kv_indices)}")
+    if layout.kv_indices.shape[1] > num_pages:
+        raise ValueError(f"a graph with room for {num_pages} pages was given {layout.kv_indices.shape[1]}")
 
 
 def first_line(error: BaseException) -> str:

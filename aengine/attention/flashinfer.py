@@ -19,7 +19,9 @@ from aengine.attention.flashinfer_wrappers import DecodeWrapper, PrefillWrapper,
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes, stored
 
-Decodes = dict[Scoring, DecodeWrapper]
+Kind = tuple[int, Scoring]
+"""The group of a layer, and how it scores keys: layers of a kind have one wrapper."""
+Decodes = dict[Kind, DecodeWrapper]
 KvWrite = Callable[[Tensor, Tensor, PagedCache, Tensor], None]
 """(key, value, cache, slots): stores [T, num_kv_heads, head_dim] keys and values at `slots` [T] int32; -1 is skipped. What is launched does
 not depend on what the tensors hold, so it may be captured in a graph."""
@@ -56,9 +58,9 @@ class FlashInferBackend(AttentionBackend):
         self.kv_write = _kv_write_for(spec.device)
         with building(library, "attention", spec.device):
             self._setup = WrapperSetup(library, spec, event, device or torch.cuda.get_device_properties(spec.device))
-            kinds = dict.fromkeys(spec.scoring)
-            self._decodes = {scoring: DecodeWrapper(self._setup, scoring) for scoring in kinds}
-            self.prefills = {scoring: PrefillWrapper(self._setup, scoring) for scoring in kinds}
+            self.kinds = [(spec.places[layer][0], scoring) for layer, scoring in enumerate(spec.scoring)]  # by layer
+            self._decodes = {kind: DecodeWrapper(self._setup, kind[1]) for kind in dict.fromkeys(self.kinds)}
+            self.prefills = {kind: PrefillWrapper(self._setup, kind[1]) for kind in self._decodes}
             self._run_once()
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
@@ -68,12 +70,12 @@ class FlashInferBackend(AttentionBackend):
         require_int32(kv_indices=metadata.kv_indices, slot_mapping=metadata.slot_mapping)
         if host.num_decodes:
             rows = Rows.of(host, metadata.kv_indices, 0, host.num_decodes)
-            for decode in self._decodes.values():
-                decode.plan(rows)
+            for (group, _), decode in self._decodes.items():
+                decode.plan(rows, group)
         if host.num_decodes < host.num_rows:
             rows = Rows.of(host, metadata.kv_indices, host.num_decodes, host.num_rows)
-            for prefill in self.prefills.values():
-                prefill.plan(rows)
+            for (group, _), prefill in self.prefills.items():
+                prefill.plan(rows, group)
         return _Step(self, metadata.slot_mapping, self._decodes, host.num_decodes)
 
     def graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
@@ -83,7 +85,7 @@ class FlashInferBackend(AttentionBackend):
             last_page_len=buffers.last_page_len,
             slot_mapping=buffers.slot_mapping,
         )
-        decodes = {scoring: DecodeWrapper(self._setup, scoring, buffers) for scoring in self._decodes}
+        decodes = {(group, scoring): DecodeWrapper(self._setup, scoring, buffers, group) for group, scoring in self._decodes}
         return _GraphStep(self, buffers, decodes)
 
 
@@ -97,15 +99,16 @@ class _Step:
         self._num_decodes = num_decodes
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        self._backend.kv_write(key, value, self._backend.caches[layer], self._slots)
+        group, _ = self._backend.kinds[layer]
+        self._backend.kv_write(key, value, self._backend.caches[layer], self._slots[group])
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        scoring, cache, decodes = self._backend.spec.scoring[layer], self._backend.caches[layer], self._num_decodes
+        kind, cache, decodes = self._backend.kinds[layer], self._backend.caches[layer], self._num_decodes
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if decodes:
-            self._decodes[scoring].run(query[:decodes], cache, out[:decodes])
+            self._decodes[kind].run(query[:decodes], cache, out[:decodes])
         if decodes < len(query):
-            self._backend.prefills[scoring].run(query[decodes:], cache, out[decodes:])
+            self._backend.prefills[kind].run(query[decodes:], cache, out[decodes:])
         return out
 
 
@@ -118,8 +121,8 @@ class _GraphStep(_Step):
         check_graph_layout(layout, self._buffers)
         # The page ids are in the wrapper's own buffer already, so they are not copied.
         rows = Rows.of(layout, self._buffers.kv_indices, 0, self._num_decodes)
-        for decode in self._decodes.values():
-            decode.plan(rows)
+        for (group, _), decode in self._decodes.items():
+            decode.plan(rows, group)
 
 
 def _kv_write_for(device: torch.device) -> KvWrite:

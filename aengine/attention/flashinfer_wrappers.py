@@ -27,7 +27,7 @@ class Rows:
 
     qo_indptr: Tensor  # [n+1] host, from 0
     kv_indptr: Tensor  # [n+1] host, from 0, in pages
-    kv_indices: Tensor  # [kv_indptr[n]] device
+    kv_indices: Tensor  # [groups, kv_indptr[n]] device
     last_page_len: Tensor  # [n] host, 1..page_size
     seq_lens: Tensor  # [n] host
     longest: int  # the most queries of a row
@@ -46,7 +46,7 @@ class Rows:
         }
         qo_indptr, kv_indptr, last_page_len, seq_lens = host_tensors(arrays, kv_indices.device)
         longest = int((queries[1:] - queries[:-1]).max())
-        return cls(qo_indptr, kv_indptr, kv_indices[first_page:last_page], last_page_len, seq_lens, longest)
+        return cls(qo_indptr, kv_indptr, kv_indices[:, first_page:last_page], last_page_len, seq_lens, longest)
 
 
 class WrapperSetup:
@@ -113,17 +113,17 @@ class _PagedWrapper:
 
 
 class DecodeWrapper(_PagedWrapper):
-    """Computes rows of one query each. With `buffers` (device arrays of a fixed number of rows) it is for graphs that read them: a plan
-    updates the buffers, and what is launched depends on their sizes alone."""
+    """Computes rows of one query each. With `buffers` (device arrays of a fixed number of rows) it is for graphs that read those of a
+    group: a plan updates the buffers, and what is launched depends on their sizes alone."""
 
-    def __init__(self, setup: WrapperSetup, scoring: Scoring, buffers: AttentionMetadata | None = None) -> None:
+    def __init__(self, setup: WrapperSetup, scoring: Scoring, buffers: AttentionMetadata | None = None, group: int = 0) -> None:
         # Not "auto": tensor cores support every number of query heads per KV head, and fa2 decodes faster than fa3.
         arguments: dict[str, Any] = {"kv_layout": "NHD", "use_tensor_cores": True, "backend": "fa2"}
         if buffers is not None:
             arguments |= {
                 "use_cuda_graph": True,
                 "paged_kv_indptr_buffer": buffers.kv_indptr,
-                "paged_kv_indices_buffer": buffers.kv_indices,
+                "paged_kv_indices_buffer": buffers.kv_indices[group],
                 "paged_kv_last_page_len_buffer": buffers.last_page_len,
             }
         wrapper = setup.library.BatchDecodeWithPagedKVCacheWrapper(float_workspace_buffer=setup.float_workspace, **arguments)
@@ -134,8 +134,9 @@ class DecodeWrapper(_PagedWrapper):
             wrapper.reset_workspace_buffer(float_workspace_buffer=shared, int_workspace_buffer=own)
         super().__init__(setup, scoring, wrapper, head_dim=setup.spec.head_dim)
 
-    def plan(self, rows: Rows) -> None:
-        self._plan(indptr=rows.kv_indptr, indices=rows.kv_indices, last_page_len=rows.last_page_len, seq_lens=rows.seq_lens)
+    def plan(self, rows: Rows, group: int) -> None:
+        """For the rows' pages in a group."""
+        self._plan(indptr=rows.kv_indptr, indices=rows.kv_indices[group], last_page_len=rows.last_page_len, seq_lens=rows.seq_lens)
 
 
 class PrefillWrapper(_PagedWrapper):
@@ -147,11 +148,12 @@ class PrefillWrapper(_PagedWrapper):
         )
         super().__init__(setup, scoring, wrapper, head_dim_qk=setup.spec.head_dim, causal=True)
 
-    def plan(self, rows: Rows) -> None:
+    def plan(self, rows: Rows, group: int) -> None:
+        """For the rows' pages in a group."""
         self._plan(
             qo_indptr=rows.qo_indptr,
             paged_kv_indptr=rows.kv_indptr,
-            paged_kv_indices=rows.kv_indices,
+            paged_kv_indices=rows.kv_indices[group],
             paged_kv_last_page_len=rows.last_page_len,
             seq_lens=rows.seq_lens,
             max_token_per_sequence=rows.longest,

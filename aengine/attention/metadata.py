@@ -4,8 +4,9 @@ Owns how a step's rows and page table become ragged index arrays: `build_layout`
 `AttentionMetadata` pairs the host arrays (which some backends plan from) with the same arrays on the device. Knows nothing of models or
 kernels.
 
-Names follow FlashInfer's paged-KV convention: row i owns queries `qo_indptr[i]:qo_indptr[i+1]` and the pages
-`kv_indices[kv_indptr[i]:kv_indptr[i+1]]`, the last of which holds `last_page_len[i]` tokens (1..page_size).
+Names follow FlashInfer's paged-KV convention: row i owns queries `qo_indptr[i]:qo_indptr[i+1]` and in layer group g the pages
+`kv_indices[g, kv_indptr[i]:kv_indptr[i+1]]`, the last of which holds `last_page_len[i]` tokens (1..page_size). Page 0 stands for one that
+no query of the row sees, because it is behind the group's window.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ IntArray = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """The n rows and T tokens of a step and their pages, on the host. All arrays are int32.
+    """The n rows and T tokens of a step and their pages in G layer groups, on the host. All arrays are int32.
 
     The first `num_decodes` rows have exactly one query each.
     """
@@ -33,11 +34,11 @@ class StepLayout:
     num_decodes: int
     qo_indptr: IntArray  # [n+1]
     kv_indptr: IntArray  # [n+1], in pages
-    kv_indices: IntArray  # [kv_indptr[n]], page ids
+    kv_indices: IntArray  # [G, kv_indptr[n]], page ids
     last_page_len: IntArray  # [n]
     seq_lens: IntArray  # [n], tokens of a row up to its last query
     positions: IntArray  # [T]
-    slot_mapping: IntArray  # [T], page * page_size + offset that a token's KV is written to; -1 writes nothing
+    slot_mapping: IntArray  # [G, T], page * page_size + offset that a token's KV is written to; -1 writes nothing
 
     @property
     def num_rows(self) -> int:
@@ -69,7 +70,7 @@ class AttentionMetadata:
 def build_layout(rows: IntArray, num_decodes: int, starts: IntArray, lengths: IntArray, page_table: IntArray, page_size: int) -> StepLayout:
     """The layout of a step in which row `rows[i]` computes positions `starts[i] .. starts[i] + lengths[i] - 1`.
 
-    `page_table` is [max rows, max pages per row]; only the columns that the rows have reached are read.
+    `page_table` is [groups, max rows, max pages per row]; only the columns that the rows have reached are read.
     """
     seq_lens = starts + lengths
     only_decodes = num_decodes == len(rows)
@@ -78,16 +79,16 @@ def build_layout(rows: IntArray, num_decodes: int, starts: IntArray, lengths: In
     kv_indptr = _indptr(num_pages)
     columns = np.arange(kv_indptr[-1], dtype=np.int32) - np.repeat(kv_indptr[:-1], num_pages)
     positions = starts if only_decodes else np.arange(qo_indptr[-1], dtype=np.int32) - np.repeat(qo_indptr[:-1] - starts, lengths)
-    # Flat indices: one 1-D take is several times faster than indexing by a (row, column) pair.
-    flat_table = page_table.reshape(-1)
-    row_offsets = rows.astype(np.int64) * page_table.shape[1]
-    written_pages = flat_table.take((row_offsets if only_decodes else np.repeat(row_offsets, lengths)) + positions // page_size)
+    # Flat indices: one take is several times faster than indexing by a (row, column) pair.
+    flat_table = page_table.reshape(len(page_table), -1)
+    row_offsets = rows.astype(np.int64) * page_table.shape[2]
+    written_pages = flat_table.take((row_offsets if only_decodes else np.repeat(row_offsets, lengths)) + positions // page_size, axis=1)
     return StepLayout(
         page_size=page_size,
         num_decodes=num_decodes,
         qo_indptr=qo_indptr,
         kv_indptr=kv_indptr,
-        kv_indices=flat_table.take(np.repeat(row_offsets, num_pages) + columns),
+        kv_indices=flat_table.take(np.repeat(row_offsets, num_pages) + columns, axis=1),
         last_page_len=seq_lens - (num_pages - 1) * page_size,
         seq_lens=seq_lens,
         positions=positions,
@@ -103,7 +104,7 @@ class Layouts:
     """
 
     def __init__(self, page_table: IntArray, page_size: int) -> None:
-        """`page_table` is [max rows, max pages per row]; its contents change from step to step."""
+        """`page_table` is as of `build_layout`; its contents change from step to step."""
         self._page_table = page_table
         self._page_size = page_size
         self._rows: IntArray | None = None  # rows of the previous step, if it had decodes alone

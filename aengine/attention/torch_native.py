@@ -20,7 +20,7 @@ from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes, stored
 from aengine.kernels.upload import to_device
 
-_GATHER_ELEMENTS = 1 << 23  # the most elements of the padded K (or V) of a group of decode rows: 32 MiB in float32
+_GATHER_ELEMENTS = 1 << 23  # the most elements of the padded K (or V) of a part of the decode rows: 32 MiB in float32
 _SCORE_ELEMENTS = 1 << 24  # the most elements of a block of prefill scores: 64 MiB in float32
 
 
@@ -71,44 +71,46 @@ class _Step:
         spec, host = backend.spec, metadata.host
         self._slots = metadata.slot_mapping.long()
         self._written: Tensor | None = None  # the tokens with a slot, where not all have one
-        if len(host.slot_mapping) and host.slot_mapping.min() < 0:
-            written = np.flatnonzero(host.slot_mapping >= 0)
+        if host.num_tokens and host.slot_mapping.min() < 0:
+            written = np.flatnonzero(host.slot_mapping[0] >= 0)
             self._written = to_device(written, spec.device)
-            self._slots = to_device(host.slot_mapping[written], spec.device).long()
+            self._slots = to_device(host.slot_mapping[:, written], spec.device).long()
         self._decodes = _plan_decodes(spec, host)
         self._prefills = _plan_prefills(host, metadata.kv_indices)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        cache = self._backend.caches[layer]
+        cache, slots = self._backend.caches[layer], self._slots[self._backend.spec.places[layer][0]]
         for pages, scale, new in ((cache.keys, cache.key_scale, key), (cache.values, cache.value_scale, value)):
-            _put(pages, scale, self._slots, new if self._written is None else new.index_select(0, self._written))
+            _put(pages, scale, slots, new if self._written is None else new.index_select(0, self._written))
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        cache, scoring = self._backend.caches[layer], self._backend.spec.scoring[layer]
-        by_kv_head = None if sinks is None else sinks.float().view(self._backend.spec.num_kv_heads, -1)
-        out = query.new_empty(*query.shape[:2], self._backend.spec.value_dim)
-        for group in self._decodes:
-            out.index_copy_(0, group.rows, group.attend(query.index_select(0, group.rows), cache, scoring, by_kv_head))
+        spec = self._backend.spec
+        cache, scoring, group = self._backend.caches[layer], spec.scoring[layer], spec.places[layer][0]
+        by_kv_head = None if sinks is None else sinks.float().view(spec.num_kv_heads, -1)
+        out = query.new_empty(*query.shape[:2], spec.value_dim)
+        for decodes in self._decodes:
+            attended = decodes.attend(query.index_select(0, decodes.rows), cache, decodes.pages[group], scoring, by_kv_head)
+            out.index_copy_(0, decodes.rows, attended)
         for prefill in self._prefills:
-            prefill.attend(query, cache, scoring, by_kv_head, out)
+            prefill.attend(query, cache, prefill.pages[group], scoring, by_kv_head, out)
         return out
 
 
 @dataclass(frozen=True, slots=True)
-class _DecodeGroup:
+class _Decodes:
     """Decode rows of similar length, g of them, padded to P pages with the reserved page 0."""
 
     rows: Tensor  # [g] int64, row = query index
-    pages: Tensor  # [g * P] int32
+    pages: Tensor  # [groups, g * P] int32
     seq_lens: Tensor  # [g, 1] int32
     last_pages: Tensor  # [g] int64, where in `pages` a row's last page is
     unused: Tensor  # [g, page_size, 1] bool, the slots of the last page beyond the row's length
     offsets: Tensor  # [P * page_size] int32, 0, 1, ...
 
-    def attend(self, query: Tensor, cache: PagedCache, scoring: Scoring, sinks: Tensor | None) -> Tensor:
-        """[g, num_heads, head_dim] -> [g, num_heads, value_dim]. `sinks` are [num_kv_heads, group]."""
+    def attend(self, query: Tensor, cache: PagedCache, pages: Tensor, scoring: Scoring, sinks: Tensor | None) -> Tensor:
+        """[g, num_heads, head_dim] -> [g, num_heads, value_dim]. `pages` are those of the layer's group, `sinks` [num_kv_heads, heads]."""
         rows, num_heads, head_dim = query.shape
-        key, value = _take_both(cache, self.pages)
+        key, value = _take_both(cache, pages)
         num_kv_heads = len(key)
         # Zero times NaN is NaN: what the page's last owner left beyond the row's length must not reach the weighted sum.
         value.index_copy_(1, self.last_pages, value.index_select(1, self.last_pages).masked_fill_(self.unused, 0.0))
@@ -131,12 +133,12 @@ class _Prefill:
     first: int
     start: int
     length: int
-    pages: Tensor  # [P] int32
+    pages: Tensor  # [groups, P] int32
 
-    def attend(self, query: Tensor, cache: PagedCache, scoring: Scoring, sinks: Tensor | None, out: Tensor) -> None:
+    def attend(self, query: Tensor, cache: PagedCache, pages: Tensor, scoring: Scoring, sinks: Tensor | None, out: Tensor) -> None:
         num_heads = query.shape[1]
         seq_len = self.start + self.length
-        key, value = (taken.flatten(1, 2)[:, :seq_len] for taken in _take_both(cache, self.pages))
+        key, value = (taken.flatten(1, 2)[:, :seq_len] for taken in _take_both(cache, pages))
         num_kv_heads, _, head_dim = key.shape
         window = scoring.window
         block = max(1, _SCORE_ELEMENTS // (num_heads * seq_len))
@@ -161,38 +163,38 @@ class _Prefill:
             out[rows] = summed.permute(2, 0, 1, 3).reshape(size, num_heads, -1)
 
 
-def _plan_decodes(spec: AttentionSpec, host: StepLayout) -> list[_DecodeGroup]:
-    """Splits the decode rows into groups whose padded gather stays small and at most half padding."""
+def _plan_decodes(spec: AttentionSpec, host: StepLayout) -> list[_Decodes]:
+    """Splits the decode rows into parts whose padded gather stays small and at most half padding."""
     if host.num_decodes == 0:
         return []
     num_pages = np.diff(host.kv_indptr[: host.num_decodes + 1])
     order = np.argsort(-num_pages, kind="stable")
     descending = num_pages[order]
     page_elements = spec.num_kv_heads * spec.page_size * spec.head_dim
-    groups = []
+    parts = []
     begin = 0
     while begin < host.num_decodes:
         width = int(descending[begin])
         fitting = max(1, _GATHER_ELEMENTS // (width * page_elements))
         long_enough = int(np.searchsorted(-descending, -(width // 2), side="right"))
         end = min(begin + fitting, max(long_enough, begin + 1))
-        groups.append(_decode_group(spec, host, order[begin:end], width))
+        parts.append(_pad_decodes(spec, host, order[begin:end], width))
         begin = end
-    return groups
+    return parts
 
 
-def _decode_group(spec: AttentionSpec, host: StepLayout, rows: np.ndarray[tuple[int], np.dtype[np.int64]], width: int) -> _DecodeGroup:
+def _pad_decodes(spec: AttentionSpec, host: StepLayout, rows: np.ndarray[tuple[int], np.dtype[np.int64]], width: int) -> _Decodes:
     begins = host.kv_indptr[rows]
     counts = host.kv_indptr[rows + 1] - begins
     columns = np.arange(width, dtype=np.int32)
     present = columns < counts[:, None]
-    pages = np.where(present, host.kv_indices.take(begins[:, None] + columns, mode="clip"), 0).astype(np.int32)
+    pages = np.where(present, host.kv_indices.take(begins[:, None] + columns, axis=1, mode="clip"), 0).astype(np.int32)
     unused = np.arange(host.page_size, dtype=np.int32) >= host.last_page_len[rows][:, None]
     last_pages = np.arange(len(rows), dtype=np.int64) * width + counts - 1
     put = partial(to_device, device=spec.device)
-    return _DecodeGroup(
+    return _Decodes(
         rows=put(rows),
-        pages=put(pages.reshape(-1)),
+        pages=put(pages.reshape(len(pages), -1)),
         seq_lens=put(host.seq_lens[rows][:, None]),
         last_pages=put(last_pages),
         unused=put(unused[:, :, None]),
@@ -204,6 +206,6 @@ def _plan_prefills(host: StepLayout, kv_indices: Tensor) -> list[_Prefill]:
     prefills = []
     for row in range(host.num_decodes, host.num_rows):
         first, end = int(host.qo_indptr[row]), int(host.qo_indptr[row + 1])
-        pages = kv_indices[int(host.kv_indptr[row]) : int(host.kv_indptr[row + 1])]
+        pages = kv_indices[:, int(host.kv_indptr[row]) : int(host.kv_indptr[row + 1])]
         prefills.append(_Prefill(first, int(host.seq_lens[row]) - (end - first), end - first, pages))
     return prefills

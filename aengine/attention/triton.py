@@ -60,7 +60,7 @@ class _Step:
         host, spec = metadata.host, backend.spec
         self._backend = backend
         self._metadata = metadata
-        self._lists = kernels.PageLists(metadata.kv_indptr, metadata.kv_indices, metadata.last_page_len)
+        self._lists = [kernels.PageLists(metadata.kv_indptr, indices, metadata.last_page_len) for indices in metadata.kv_indices]
         self._num_decodes = host.num_decodes
         if host.num_decodes:
             self._num_splits = backend.blocks.num_splits(host.num_decodes, spec.num_kv_heads, backend.processors)
@@ -71,18 +71,20 @@ class _Step:
             self._tiles = to_device(tiles, spec.device)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        kernels.write(key, value, self._backend.caches[layer], self._metadata.slot_mapping)
+        group, _ = self._backend.spec.places[layer]
+        kernels.write(key, value, self._backend.caches[layer], self._metadata.slot_mapping[group])
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         backend = self._backend
         cache, scoring, blocks = backend.caches[layer], backend.spec.scoring[layer], backend.blocks
+        lists = self._lists[backend.spec.places[layer][0]]
         out = query.new_empty(*query.shape[:2], backend.spec.value_dim)
         if self._num_decodes:
             kernels.attend_decodes(
-                query, out, cache, self._lists, scoring, sinks, blocks, num_rows=self._num_decodes, num_splits=self._num_splits
+                query, out, cache, lists, scoring, sinks, blocks, num_rows=self._num_decodes, num_splits=self._num_splits
             )
         if self._tiles is not None:
-            kernels.attend_prefills(query, out, cache, self._lists, self._metadata.qo_indptr, self._tiles, scoring, sinks, blocks)
+            kernels.attend_prefills(query, out, cache, lists, self._metadata.qo_indptr, self._tiles, scoring, sinks, blocks)
         return out
 
 

@@ -129,7 +129,7 @@ def measure_model(name: str, config: EngineConfig, cases: Sequence[Case], second
 
 def why_not(runner: ModelRunner, case: Case) -> str | None:
     """Why a case cannot be measured with this runner, in a few words; None: it can."""
-    pages = case.rows * _pages_per_row(runner, case)
+    pages = len(runner.windows) * case.rows * _columns(runner, case)
     if case.rows > runner.max_num_seqs:
         return f"max_num_seqs is {runner.max_num_seqs}"
     if case.rows * case.length > runner.max_num_batched_tokens:
@@ -201,7 +201,8 @@ def _time_steps(runner: ModelRunner, case: Case, seconds: float, numbers: Iterat
     return times[2:]
 
 
-def _pages_per_row(runner: ModelRunner, case: Case) -> int:
+def _columns(runner: ModelRunner, case: Case) -> int:
+    """Pages of a row in each layer group."""
     return -(-(case.context + case.length) // runner.page_size)
 
 
@@ -212,7 +213,8 @@ def _plan(runner: ModelRunner, case: Case, step: int, *, given_tokens: bool, new
     different tokens: equal rows would choose the same experts.
     """
     rows = np.arange(case.rows, dtype=np.int32)
-    pages = _pages_per_row(runner, case)
+    shape = (len(runner.windows), case.rows, _columns(runner, case)) if new_rows else (0, 0, 0)
+    groups, page_rows, columns = np.indices(shape, np.int32).reshape(3, -1)
     decodes = case.length == 1 and not given_tokens
     empty = np.zeros(0, np.int32)
     vocab_size = runner.spec.vocab_size
@@ -225,8 +227,8 @@ def _plan(runner: ModelRunner, case: Case, step: int, *, given_tokens: bool, new
         samples=np.ones(case.rows, np.bool_),
         token_ids=empty if decodes else np.random.default_rng(step).integers(vocab_size, size=case.rows * case.length, dtype=np.int32),
         new_rows=tuple(NewRow(row, GREEDY, prompt_len=case.context) for row in range(case.rows)) if new_rows else (),
-        page_groups=np.zeros(case.rows * pages, dtype=np.int32) if new_rows else empty,
-        page_rows=np.repeat(rows, pages) if new_rows else empty,
-        page_cols=np.tile(np.arange(pages, dtype=np.int32), case.rows) if new_rows else empty,
-        page_ids=np.arange(1, 1 + case.rows * pages, dtype=np.int32) if new_rows else empty,
+        page_groups=groups,
+        page_rows=page_rows,
+        page_cols=columns,
+        page_ids=np.arange(1, 1 + len(columns), dtype=np.int32),
     )

@@ -20,7 +20,7 @@ class Limits:
     """Those of one engine."""
 
     model: ModelInfo
-    kv_tokens: int  # tokens that the whole page pool holds
+    kv_tokens: int  # of the longest sequence that the page pool holds
     max_logprobs: int
 
     @property

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
+from aengine.cache import PageNeeds
 from aengine.config import EngineConfig
 from aengine.engine.limits import Limits
 from aengine.engine.loading import LoadedModel
@@ -55,7 +56,9 @@ class Registry:
         if loaded.tokenizer is not None:
             read = functools.partial(read_vocabulary, loaded.tokenizer, loaded.info.vocab_size)
             self._grammars = GrammarCompiler(read, loaded.info.eos_token_ids)
-        self.limits = Limits(loaded.info, (runner.num_pages - 1) * runner.page_size, config.max_logprobs)
+        needs = PageNeeds(runner.windows, runner.page_size, runner.max_num_batched_tokens)
+        kv_tokens = needs.longest(runner.num_pages - 1, runner.max_model_len)
+        self.limits = Limits(loaded.info, kv_tokens, config.max_logprobs)
         self._streams: dict[int, StreamState] = {}  # every request that is not released, by the key of each of its sequences
         self._by_id: dict[str, StreamState] = {}
         self._preparations: dict[int, ExitStack] = {}  # by the key of a request's first sequence: what is to be cancelled when it ends

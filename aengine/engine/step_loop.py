@@ -113,6 +113,7 @@ def _scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
         max_model_len=runner.max_model_len,
         num_pages=runner.num_pages,
         page_size=runner.page_size,
+        windows=runner.windows,
         enable_prefix_cache=config.enable_prefix_cache,
         tenant_weights=config.tenant_weights,
         ageing_seconds=config.ageing_seconds,

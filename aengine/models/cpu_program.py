@@ -11,6 +11,7 @@ from ctypes import Structure, c_int64
 import torch
 from torch import Tensor
 
+from aengine.cache import LayerGroups
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.library import (
     ELEMENTS,
@@ -66,8 +67,10 @@ class Program:
     `heads` of its queries, its `latent` keys and values, and the `query` heads that are as wide as these.
     """
 
-    def __init__(self, weights: PackedWeights, num_positions: int) -> None:
+    def __init__(self, weights: PackedWeights, num_positions: int, groups: LayerGroups) -> None:
+        """`groups` are those of the KV pages."""
         spec = self._spec = weights.spec
+        self._places = groups.places
         self._weights = weights
         self._tables = {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
         self._tensors: list[Tensor] = []  # what the operations point to besides the weights
@@ -94,8 +97,8 @@ class Program:
             element=ELEMENTS[weights.dtype],
         )
         widths = stored_dim(attention.key_dim), stored_dim(attention.value_dim)
-        self.kv_shape = (spec.num_layers, attention.num_kv_heads, *widths, ELEMENTS[weights.dtype])
-        """Layers, KV heads, widths of a head's key and value, and element of a pool for the model."""
+        self.kv_shape = (groups.layers_per_page, attention.num_kv_heads, *widths, ELEMENTS[weights.dtype])
+        """Layers per page, KV heads, widths of a head's key and value, and element of a pool for the model."""
 
     @property
     def hidden_stride(self) -> int:
@@ -163,7 +166,7 @@ class Program:
         op = CAttentionOp(
             None if rope is None else self._tables[rope].data_ptr(),
             self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
-            *(*norms, stride, index, heads, kv_heads, dim, dim),
+            *(*norms, stride, *self._places[index], heads, kv_heads, dim, dim),
             *(0 if rope is None else 2 * len(rope.frequencies), attention.window or 0),
             *(heads * dim, (heads + kv_heads) * dim, attention.scale, attention.soft_cap),
             *(qkv, qkv, qkv, self._buffer("attended", heads * dim)),
@@ -188,7 +191,7 @@ class Program:
         op = CAttentionOp(
             self._tables[attention.rope].data_ptr(),
             self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
-            *(CNorm(), CNorm(), 0, index, heads, 1, key_dim, rank, rope_dim, attention.window or 0),
+            *(CNorm(), CNorm(), 0, *self._places[index], heads, 1, key_dim, rank, rope_dim, attention.window or 0),
             *(0, rope_dim, attention.scale, attention.soft_cap),
             *(self._buffers["query"], latent, latent, self._buffer("attended", heads * rank)),
         )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention import StepLayout
+from aengine.cache import LayerGroups, layer_groups
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import (
     BLOCK,
@@ -108,7 +109,7 @@ class StepArguments:
             None if hidden is None else hidden.data_ptr(),
             None if sampled is None else address(sampled),
             None if draw_params is None else address_of_params(draw_params, num_logits),
-            *(num_tokens, len(layout.last_page_len), num_logits, tokens, num_inputs, num_outputs),
+            *(num_tokens, len(layout.last_page_len), num_logits, tokens, num_inputs, num_outputs, len(layout.kv_indices)),
         )
         if len(token_ids) != num_tokens:
             raise ValueError(f"there are {len(token_ids)} token ids for {num_tokens} positions")
@@ -173,14 +174,15 @@ class DecoderStack:
         num_positions: int,
         *,
         dtype: torch.dtype,
+        groups: LayerGroups | None = None,
         int8: bool = False,
         allocate: Allocate = lazy_bytes,
     ) -> None:
         """Packs each of `weights` as it comes: the names of `named_weights(spec)` with their parts, tensors with consecutive rows of a
         parameter. Only the embedding is kept unpacked: if it has `dtype` it is not copied, so it may stay in a mapped file.
 
-        It can be called with positions below `num_positions`. With `int8` all linear layers and the head are quantised.
-        `allocate` makes the memory of packed matrices.
+        It can be called with positions below `num_positions`. `groups`: of the KV; None: all layers are in one. With `int8` all linear
+        layers and the head are quantised. `allocate` makes the memory of packed matrices.
         Raises ValueError for a model that `unsupported` names, and for weights that are missing, unknown or of another shape.
         """
         reason = unsupported(spec, dtype)
@@ -188,9 +190,10 @@ class DecoderStack:
             raise ValueError(reason)
         self.spec = spec
         self.dtype = dtype
+        self._groups = groups or layer_groups([None] * spec.num_layers)
         self._weights = PackedWeights(spec, dtype)
         self._weights.take(workspace, weights, int8, allocate)
-        self._program = Program(self._weights, num_positions)
+        self._program = Program(self._weights, num_positions, self._groups)
 
     @property
     def nbytes(self) -> int:
@@ -215,8 +218,10 @@ class DecoderStack:
         What a token gets depends on its own sequence alone: not on other rows, the cut into chunks, or the number of threads.
         Raises ValueError for a pool of another shape, and for another number of ids or draws than there are tokens.
         """
-        if (pool.c.num_layers, pool.c.kv_heads, pool.c.key_dim, pool.c.value_dim, pool.c.element) != self._program.kv_shape:
+        if (pool.c.layers_per_page, pool.c.kv_heads, pool.c.key_dim, pool.c.value_dim, pool.c.element) != self._program.kv_shape:
             raise ValueError("the pool's layers, KV heads, widths or dtype are not the model's")
+        if len(layout.kv_indices) != len(self._groups.windows):
+            raise ValueError(f"the layout has {len(layout.kv_indices)} layer groups, not {len(self._groups.windows)}")
         samples = greedy or draw_params is not None
         hidden = None if samples else torch.empty(len(logits_indices), self._program.hidden_stride, dtype=self.dtype)
         sampled = np.empty(len(logits_indices), np.int64) if samples else None

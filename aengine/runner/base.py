@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.cache import Windows
 from aengine.scheduler.plan import NewRow, StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Runner(Protocol):
 
     num_pages: int  # of the pool, the reserved page 0 included
     page_size: int  # tokens
+    windows: Windows  # of the layer groups
     max_model_len: int  # tokens
     max_num_seqs: int  # rows are 0 .. max_num_seqs - 1
     max_num_batched_tokens: int  # of one step
@@ -89,7 +91,7 @@ class Executor(Protocol):
     name: str
 
     def bytes_per_page(self) -> int:
-        """Bytes of one KV page: K and V of all layers."""
+        """Bytes of one KV page: K and V of the layers of a group."""
 
     def kv_budget(self) -> int:
         """Bytes that the KV pages may take where nothing is configured."""
@@ -102,7 +104,7 @@ class Executor(Protocol):
         """Assigns rows to new sequences. What it raises may be the fault of any of them; it can be called again with the others."""
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
-        """Copies page sources[i] to page destinations[i], all layers, after the writes of the steps before. No page is twice a
+        """Copies page sources[i] to page destinations[i], all of its layers, after the writes of the steps before. No page is twice a
         destination, and all sources are read before any destination is written."""
 
     def launch(self, step: Step) -> InFlightStep:

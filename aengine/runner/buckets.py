@@ -94,58 +94,66 @@ class DecodeArrays(Generic[ArrayT]):
 
     rows: ArrayT  # [b], for the last tokens; the spare row where padded
     positions: ArrayT  # [b]
-    slot_mapping: ArrayT  # [b]
     last_page_len: ArrayT  # [b]
     seq_lens: ArrayT  # [b]
     kv_indptr: ArrayT  # [b+1]
-    kv_indices: ArrayT  # all that is left
+    slot_mapping: ArrayT  # [groups, b]
+    kv_indices: ArrayT  # [groups, page ids]
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeFrame:
-    """One int32 array for the decode steps of all sizes up to `max_rows`."""
+    """One int32 array for the decode steps of all sizes up to `max_rows`, which begins with all but the page ids."""
 
     max_rows: int
+    num_groups: int
 
-    def split(self, array: ArrayT, size: int) -> DecodeArrays[ArrayT]:
-        """Views of the array, on the host or on the device, for steps padded to `size` rows."""
-        stride = _aligned(self.max_rows + 1)
-        rows, positions, slot_mapping, last_page_len, seq_lens = (array[at * stride : at * stride + size] for at in range(5))
-        kv_indptr = array[5 * stride : 5 * stride + size + 1]
-        return DecodeArrays(rows, positions, slot_mapping, last_page_len, seq_lens, kv_indptr, array[6 * stride :])
+    def split(self, array: ArrayT, size: int, num_pages: int) -> DecodeArrays[ArrayT]:
+        """Views of an array, on the host or on the device, for steps padded to `size` rows, with `num_pages` page ids in each group."""
+        stride = aligned(self.max_rows + 1)
+        rows, positions, last_page_len, seq_lens = (array[at * stride : at * stride + size] for at in range(4))
+        kv_indptr = array[4 * stride : 4 * stride + size + 1]
+        slot_mapping = array[5 * stride : self.begin].reshape(self.num_groups, stride)[:, :size]
+        kv_indices = array[self.begin : self.length(num_pages)].reshape(self.num_groups, num_pages)
+        return DecodeArrays(rows, positions, last_page_len, seq_lens, kv_indptr, slot_mapping, kv_indices)
+
+    @property
+    def begin(self) -> int:
+        """Where the page ids begin."""
+        return (5 + self.num_groups) * aligned(self.max_rows + 1)
 
     def length(self, num_pages: int) -> int:
-        """The length of an array with room for so many page ids."""
-        return 6 * _aligned(self.max_rows + 1) + num_pages
+        """The length of an array with room for so many page ids in each group."""
+        return self.begin + self.num_groups * num_pages
 
     def pack(self, layout: StepLayout, rows: IntArray, size: int, spare_row: int, out: IntArray) -> StepLayout:
         """Writes a decode step, padded to `size` rows, to the beginning of `out`; returns its layout, whose arrays are parts of `out`.
 
         A padding row has length 1, page 0, slot -1, position 0. `out` must hold `length(pages of the rows + padding rows)`.
         """
-        arrays = self.split(out, size)
         count = layout.num_rows
         num_pages = int(layout.kv_indptr[count])
+        arrays = self.split(out, size, num_pages + size - count)
         for to, values, padding in (
             (arrays.rows, rows, spare_row),
             (arrays.positions, layout.positions, 0),
-            (arrays.slot_mapping, layout.slot_mapping, -1),
             (arrays.last_page_len, layout.last_page_len, 1),
             (arrays.seq_lens, layout.seq_lens, 1),
         ):
             to[:count] = values
             to[count:] = padding
+        arrays.slot_mapping[:, :count] = layout.slot_mapping
+        arrays.slot_mapping[:, count:] = -1
         arrays.kv_indptr[: count + 1] = layout.kv_indptr
         arrays.kv_indptr[count + 1 :] = np.arange(num_pages + 1, num_pages + size - count + 1)
-        kv_indices = arrays.kv_indices[: num_pages + size - count]
-        kv_indices[:num_pages] = layout.kv_indices
-        kv_indices[num_pages:] = 0
+        arrays.kv_indices[:, :num_pages] = layout.kv_indices
+        arrays.kv_indices[:, num_pages:] = 0
         return StepLayout(
             page_size=layout.page_size,
             num_decodes=size,
             qo_indptr=np.arange(size + 1, dtype=np.int32),
             kv_indptr=arrays.kv_indptr,
-            kv_indices=kv_indices,
+            kv_indices=arrays.kv_indices,
             last_page_len=arrays.last_page_len,
             seq_lens=arrays.seq_lens,
             positions=arrays.positions,
@@ -153,5 +161,6 @@ class DecodeFrame:
         )
 
 
-def _aligned(count: int) -> int:
+def aligned(count: int) -> int:
+    """The next length that keeps what follows aligned."""
     return -(-count // _ALIGNMENT) * _ALIGNMENT

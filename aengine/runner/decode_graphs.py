@@ -16,7 +16,7 @@ from torch import Tensor
 from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep, GraphStep, StepLayout, build_layout
 from aengine.models.decoder import ForwardBatch
 from aengine.runner.base import IntArray
-from aengine.runner.buckets import DecodeArrays, DecodeFrame, fitting
+from aengine.runner.buckets import DecodeArrays, DecodeFrame, aligned, fitting
 from aengine.runner.capture import Capture, Pieces
 from aengine.runner.torch_models import TorchModel
 
@@ -49,9 +49,9 @@ class StagingBuffer:
             self._memory = torch.empty(1 << (length - 1).bit_length(), dtype=torch.int32, pin_memory=self._copied is not None)
         return self._memory.numpy()
 
-    def send(self, length: int, out: Tensor) -> None:
-        """Copies the first `length` numbers to the beginning of `out`, on the current stream, without waiting."""
-        out[:length].copy_(self._memory[:length], non_blocking=True)
+    def send(self, begin: int, out: Tensor) -> None:
+        """Copies the numbers from `begin` on to `out`, on the current stream, without waiting."""
+        out.copy_(self._memory[begin : begin + len(out)], non_blocking=True)
 
     def mark_read(self) -> None:
         """To be called when everything that reads this memory is on the current stream."""
@@ -88,10 +88,11 @@ class DecodeGraphs:
         self._spare_row = len(last_tokens) - 1
         largest = sizes[-1]
         device, dtype = model.head_weight.device, model.head_weight.dtype
-        self._frame = DecodeFrame(largest)
+        self._frame = DecodeFrame(largest, backend.spec.num_groups)
+        self._num_pages = aligned(largest * pages_per_row)  # in each group, that the inputs have room for
         self._staging = [StagingBuffer(device) for _ in range(3)]  # used in turn: copies of earlier steps may not be done
         self._num_steps = 0
-        self._inputs = torch.zeros(self._frame.length(largest * pages_per_row), dtype=torch.int32, device=device)
+        self._inputs = torch.zeros(self._frame.length(self._num_pages), dtype=torch.int32, device=device)
         self._arange = torch.arange(largest + 1, dtype=torch.int32, device=device)
         self._logits = torch.zeros(largest, len(model.head_weight), dtype=dtype, device=device)
         self._tokens = torch.zeros(largest, dtype=torch.int64, device=device)
@@ -100,9 +101,10 @@ class DecodeGraphs:
     def record(self, size: int) -> bool:
         """For steps of up to `size` rows; `size` is one of the sizes. False: the attention backend is not for graphs."""
         no_rows = np.zeros(0, dtype=np.int32)
-        nothing = build_layout(no_rows, 0, no_rows, no_rows, np.zeros((1, 1), dtype=np.int32), self._backend.spec.page_size)
+        no_pages = np.zeros((self._frame.num_groups, 1, 1), dtype=np.int32)
+        nothing = build_layout(no_rows, 0, no_rows, no_rows, no_pages, self._backend.spec.page_size)
         layout = self._frame.pack(nothing, no_rows, size, self._spare_row, np.zeros(self._frame.length(size), dtype=np.int32))
-        inputs = self._frame.split(self._inputs, size)
+        inputs = self._frame.split(self._inputs, size, self._num_pages)
         metadata = AttentionMetadata(
             host=layout,
             qo_indptr=self._arange[: size + 1],
@@ -138,11 +140,13 @@ class DecodeGraphs:
         return Forward(logits, self._arange[:count], inputs.rows[:count], inputs.seq_lens[:count], greedy_tokens=self._tokens[:count])
 
     def _prepare(self, graph: _Graph, layout: StepLayout, rows: IntArray, size: int) -> None:
-        length = self._frame.length(len(layout.kv_indices) + size - layout.num_rows)
+        frame, num_pages = self._frame, layout.kv_indices.shape[1] + size - layout.num_rows
         staging = self._staging[self._num_steps % len(self._staging)]
         self._num_steps += 1
-        padded = self._frame.pack(layout, rows, size, self._spare_row, staging.prepare(length))
-        staging.send(length, self._inputs)
+        padded = frame.pack(layout, rows, size, self._spare_row, staging.prepare(frame.length(num_pages)))
+        staging.send(0, self._inputs[: frame.begin + num_pages])  # with the page ids of the first group
+        for group in range(1, frame.num_groups):
+            staging.send(frame.begin + group * num_pages, graph.inputs.kv_indices[group, :num_pages])
         graph.step.prepare(padded)
         staging.mark_read()
 

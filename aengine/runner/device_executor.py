@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -154,7 +155,8 @@ class DeviceExecutor:
         """Runs dummy steps with every kind of row, so that no request waits for what is compiled or loaded at its first use."""
         setup, begin = self._setup, time.perf_counter()
         with self._stream.enter():
-            for dummy in warm_up_steps(setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size):
+            num_groups = self._backend.spec.num_groups
+            for dummy in warm_up_steps(setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size, num_groups):
                 self._run_dummy(dummy)
             self.assign_rows([NewRow(row, GREEDY) for row in range(setup.max_num_seqs)])  # so that no dummy parameters are left
         self._stream.finish()
@@ -214,8 +216,9 @@ class DeviceExecutor:
         return Forward(logits, logits_indices, rows, next_positions)
 
     def _run_widest(self) -> None:
-        setup = self._setup
-        self._run_dummy(widest_step(setup.max_num_seqs, setup.max_num_batched_tokens, setup.max_model_len, setup.config.page_size))
+        setup, num_groups = self._setup, self._backend.spec.num_groups
+        tokens = setup.max_num_batched_tokens
+        self._run_dummy(widest_step(setup.max_num_seqs, tokens, setup.max_model_len, setup.config.page_size, num_groups))
 
     def _run_dummy(self, dummy: DummyStep) -> None:
         self.assign_rows(dummy.new_rows)
@@ -258,11 +261,12 @@ class DeviceExecutor:
 
 
 def _upload(arrays: Sequence[IntArray], device: torch.device) -> list[Tensor]:
-    """One int32 tensor for each one-dimensional array, without waiting.
+    """One int32 tensor for each array, without waiting.
 
     On a CPU they share the arrays' memory. Elsewhere they are slices of one tensor, copied from pinned memory, which torch does not reuse
     before the copy is done.
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
-    return list(torch.split(staged(arrays, device).to(device, non_blocking=True), [len(array) for array in arrays]))
+    parts = torch.split(staged([array.reshape(-1) for array in arrays], device).to(device, non_blocking=True), [*map(np.size, arrays)])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

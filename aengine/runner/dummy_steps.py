@@ -25,7 +25,7 @@ class DummyStep(NamedTuple):
     step: Step
 
 
-def widest_step(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, page_size: int) -> DummyStep:
+def widest_step(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, page_size: int, num_groups: int) -> DummyStep:
     """All tokens of a step's budget over as many rows as may run, all sampled, one of them at the end of its context."""
     count = min(max_num_seqs, max_num_batched_tokens)
     lengths = np.full(count, max_num_batched_tokens // count, dtype=np.int32)
@@ -33,7 +33,7 @@ def widest_step(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: i
     lengths = np.minimum(lengths, max_model_len).astype(np.int32)
     starts = np.zeros(count, dtype=np.int32)
     starts[0] = max_model_len - lengths[0]
-    return _dummy_step([NewRow(row, _HEAVIEST) for row in range(count)], 0, starts, lengths, page_size)
+    return _dummy_step([NewRow(row, _HEAVIEST) for row in range(count)], 0, starts, lengths, page_size, num_groups)
 
 
 def warm_up_params(vocab_size: int) -> tuple[RowParams, ...]:
@@ -59,7 +59,7 @@ def warm_up_params(vocab_size: int) -> tuple[RowParams, ...]:
     )
 
 
-def warm_up_steps(max_num_seqs: int, vocab_size: int, page_size: int) -> Iterator[DummyStep]:
+def warm_up_steps(max_num_seqs: int, vocab_size: int, page_size: int, num_groups: int) -> Iterator[DummyStep]:
     """For as many rows at a time as there may be: a step that computes their prompts, one that decodes some beside prompts, and one that
     decodes all."""
     params = warm_up_params(vocab_size)
@@ -69,13 +69,16 @@ def warm_up_steps(max_num_seqs: int, vocab_size: int, page_size: int) -> Iterato
         for num_decodes in (0, len(new_rows) // 2, len(new_rows)):
             decodes = np.arange(len(new_rows)) < num_decodes
             starts = np.where(decodes, _PROMPT_LEN, 0).astype(np.int32)
-            yield _dummy_step(new_rows, num_decodes, starts, np.where(decodes, 1, _PROMPT_LEN).astype(np.int32), page_size)
+            lengths = np.where(decodes, 1, _PROMPT_LEN).astype(np.int32)
+            yield _dummy_step(new_rows, num_decodes, starts, lengths, page_size, num_groups)
 
 
-def _dummy_step(new_rows: Sequence[NewRow], num_decodes: int, starts: IntArray, lengths: IntArray, page_size: int) -> DummyStep:
+def _dummy_step(
+    new_rows: Sequence[NewRow], num_decodes: int, starts: IntArray, lengths: IntArray, page_size: int, num_groups: int
+) -> DummyStep:
     count = len(new_rows)
     rows = np.arange(count, dtype=np.int32)
-    page_table = np.zeros((count, -(-int((starts + lengths).max()) // page_size)), dtype=np.int32)
+    page_table = np.zeros((num_groups, count, -(-int((starts + lengths).max()) // page_size)), dtype=np.int32)
     layout = build_layout(rows, num_decodes, starts, lengths, page_table, page_size)
     layout.slot_mapping.fill(-1)
     token_ids = np.zeros(int(lengths[num_decodes:].sum()), dtype=np.int32)

@@ -49,18 +49,18 @@ class HostExecutor:
         workspace = self._workspace = Workspace(kernels, torch.get_num_threads())
         attention = spec.layers[0].attention
         self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, dtype)
-        self._num_layers = spec.num_layers
+        self._layers_per_page = setup.groups.layers_per_page
         int8 = setup.config.quantization == "int8"
         mapped = setup.config.load_format != "dummy" and setup.config.dtype in ("auto", spec.dtype)
         copied = spec.vocab_size * spec.hidden_size * dtype.itemsize if spec.tied_head and not mapped else 0  # beside the packed head
         committed = 0 if warm is None else warm.touched
         weights = weight_bytes(spec, dtype.itemsize, int8=int8) + copied
-        check_memory(weights, self.bytes_per_page(), setup.config, free_host_memory() + committed)
+        check_memory(weights, self.bytes_per_page(), setup.needs, setup.config, free_host_memory() + committed)
         allocate = lazy_bytes if warm is None else warm.allocate
         start = time.perf_counter()
         with torch.inference_mode():
             self._stack = DecoderStack(
-                workspace, spec, setup.weights(check), setup.max_model_len, dtype=dtype, int8=int8, allocate=allocate
+                workspace, spec, setup.weights(check), setup.max_model_len, dtype=dtype, groups=setup.groups, int8=int8, allocate=allocate
             )
             self._sampler = Sampler(
                 setup.max_num_seqs, spec.vocab_size, setup.device, draw=lambda logits, params, _: ops.draw(workspace, logits, params)
@@ -78,7 +78,7 @@ class HostExecutor:
         )
 
     def bytes_per_page(self) -> int:
-        return self._num_layers * page_bytes(*self._page_shape)
+        return self._layers_per_page * page_bytes(*self._page_shape)
 
     def kv_budget(self) -> int:
         return cpu_budget()
@@ -86,7 +86,7 @@ class HostExecutor:
     def allocate(self, num_pages: int, max_model_len: int) -> None:
         page_size, num_kv_heads, key_dim, value_dim, dtype = self._page_shape
         self._pool = KvPool(
-            num_layers=self._num_layers,
+            layers_per_page=self._layers_per_page,
             num_pages=num_pages,
             page_size=page_size,
             num_kv_heads=num_kv_heads,

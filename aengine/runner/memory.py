@@ -6,6 +6,7 @@ import os
 import pathlib
 from collections.abc import Iterator
 
+from aengine.cache import PageNeeds
 from aengine.config import EngineConfig
 from aengine.errors import InsufficientMemoryError
 
@@ -18,19 +19,19 @@ _OWN_GROUPS = pathlib.Path("/proc/self/cgroup")
 
 
 def size_pool(
-    budget: int, bytes_per_page: int, page_size: int, max_num_seqs: int, max_model_len: int, *, may_shorten: bool
+    budget: int, bytes_per_page: int, needs: PageNeeds, max_num_seqs: int, max_model_len: int, *, may_shorten: bool
 ) -> tuple[int, int]:
     """How many pages fit in `budget` bytes, the reserved one included, and how many tokens a sequence may have. There are pages for at
     least one sequence of `max_model_len` tokens, at most for `max_num_seqs` of them.
 
     With `may_shorten`, a context that does not fit is shortened to one that does. Raises InsufficientMemoryError with the numbers.
     """
-    pages_per_seq = -(-max_model_len // page_size)
+    pages_per_seq = needs.pages(needs.columns(max_model_len))
     num_pages = budget // bytes_per_page
     if num_pages < pages_per_seq + RESERVED_PAGES:
-        shortened = (num_pages - RESERVED_PAGES) * page_size
+        shortened = needs.longest(num_pages - RESERVED_PAGES, max_model_len)
         if not may_shorten or shortened < SHORTEST:
-            smallest = pages_per_seq if not may_shorten else -(-SHORTEST // page_size)
+            smallest = pages_per_seq if not may_shorten else needs.pages(needs.columns(SHORTEST))
             needed = (smallest + RESERVED_PAGES) * bytes_per_page
             tokens = max_model_len if not may_shorten else SHORTEST
             raise InsufficientMemoryError(
@@ -47,10 +48,9 @@ def cpu_budget() -> int:
     return min(DEFAULT_CPU_BYTES, free_host_memory() // 4)
 
 
-def check_memory(weights: int, bytes_per_page: int, config: EngineConfig, available: int) -> None:
+def check_memory(weights: int, bytes_per_page: int, needs: PageNeeds, config: EngineConfig, available: int) -> None:
     """Raises InsufficientMemoryError if `available` bytes do not hold `weights` bytes and the smallest KV cache that `config` allows."""
-    tokens = config.max_model_len or SHORTEST
-    num_pages = -(-tokens // config.page_size) + RESERVED_PAGES
+    num_pages = needs.pages(needs.columns(config.max_model_len or SHORTEST)) + RESERVED_PAGES
     cache = num_pages * bytes_per_page
     if weights + cache > available:
         parts = f"{show_bytes(weights)} of weights and {show_bytes(cache)} of KV cache"

@@ -84,14 +84,16 @@ class ModelRunner:
         self._executor = build_executor(setup, warm, check)
         budget = self._executor.kv_budget() if config.kv_cache_memory is None else config.kv_cache_memory
         bytes_per_page = self._executor.bytes_per_page()
-        self.executor_name, self.kv_bytes_per_token = self._executor.name, bytes_per_page // self.page_size
+        self.windows = setup.groups.windows
+        self.executor_name, self.kv_bytes_per_token = self._executor.name, len(self.windows) * bytes_per_page // self.page_size
         self.num_pages, self.max_model_len = size_pool(
-            budget, bytes_per_page, self.page_size, self.max_num_seqs, requested_len, may_shorten=config.max_model_len is None
+            budget, bytes_per_page, setup.needs, self.max_num_seqs, requested_len, may_shorten=config.max_model_len is None
         )
         if self.max_model_len < requested_len:
             _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", requested_len, self.max_model_len)
         self._executor.allocate(self.num_pages, self.max_model_len)
-        self._page_table = np.zeros((self.max_num_seqs, -(-self.max_model_len // self.page_size)), dtype=np.int32)
+        columns = -(-self.max_model_len // self.page_size)
+        self._page_table = np.zeros((len(self.windows), self.max_num_seqs, columns), dtype=np.int32)
         self._layouts = Layouts(self._page_table, self.page_size)
         _log.info(
             "%s: %s weights on %s, %d KV pages of %d tokens (%s)",
@@ -110,7 +112,7 @@ class ModelRunner:
         if len(plan.copy_from):
             self._executor.copy_pages(plan.copy_from, plan.copy_to)
         if len(plan.page_rows):
-            self._page_table[plan.page_rows, plan.page_cols] = plan.page_ids
+            self._page_table[plan.page_groups, plan.page_rows, plan.page_cols] = plan.page_ids
         layout = self._layouts.build(plan.rows, plan.num_decodes, plan.starts, plan.lengths, same_pages=not len(plan.page_rows))
         return self._executor.launch(Step.of(plan.step, layout, plan.rows, plan.samples, plan.token_ids))
 

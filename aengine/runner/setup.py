@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention import AttentionSpec
+from aengine.cache import LayerGroups, PageNeeds, layer_groups
 from aengine.config import EngineConfig
 from aengine.errors import ModelLoadError
 from aengine.kernels.paged_cache import Scoring
@@ -41,6 +42,16 @@ class ExecutorSetup:
         """The spec of a model that does not run in the code of transformers."""
         assert isinstance(self.spec, ModelSpec)
         return self.spec
+
+    @property
+    def groups(self) -> LayerGroups:
+        """Windows that no sequence outgrows are none."""
+        windows = self.spec.windows
+        return layer_groups([None if window is None or window >= self.max_model_len else window for window in windows])
+
+    @property
+    def needs(self) -> PageNeeds:
+        return PageNeeds(self.groups.windows, self.config.page_size, self.max_num_batched_tokens)
 
     def weights(self, check: Callable[[], object]) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
         """Each named weight of the `native_spec` with its parts, read or made when it is asked for. Calls `check` before each; raises what
@@ -81,6 +92,7 @@ class ExecutorSetup:
             kv_dtype=torch.float8_e4m3fn if fp8 else None,
             kv_scales=scales,
             value_dim=attention.value_dim,
+            places=self.groups.places,
         )
 
 

@@ -76,7 +76,7 @@ class Rows:
         self.rng = np.random.default_rng(seed)
         per_row = -(-max_len // case.page_size)
         self.num_pages = 1 + NUM_ROWS * per_row
-        self.table = (1 + self.rng.permutation(NUM_ROWS * per_row)).reshape(NUM_ROWS, per_row).astype(np.int32)
+        self.table = (1 + self.rng.permutation(NUM_ROWS * per_row)).reshape(1, NUM_ROWS, per_row).astype(np.int32)
         self.computed = np.zeros(NUM_ROWS, dtype=np.int32)
 
     def prefills(self, lengths: np.ndarray) -> StepLayout:
@@ -120,7 +120,7 @@ class Pair:
         """Fills all pages but page 0 with NaN, as a former owner may leave them: one row owns them all."""
         case = self.case
         length = (num_pages - 1) * case.page_size
-        table = np.arange(1, num_pages, dtype=np.int32)[None, :]
+        table = np.arange(1, num_pages, dtype=np.int32)[None, None, :]
         zero = np.zeros(1, dtype=np.int32)
         layout = build_layout(zero, 0, zero, np.array([length], dtype=np.int32), table, case.page_size)
         metadata = on(self.device, layout)
@@ -175,11 +175,11 @@ def padded(layout: StepLayout, num_rows: int) -> StepLayout:
         num_decodes=num_rows,
         qo_indptr=np.arange(num_rows + 1, dtype=np.int32),
         kv_indptr=np.concatenate([layout.kv_indptr, layout.kv_indptr[-1] + tail]),
-        kv_indices=np.concatenate([layout.kv_indices, zeros]),
+        kv_indices=np.concatenate([layout.kv_indices, zeros[None]], axis=1),
         last_page_len=np.concatenate([layout.last_page_len, ones]),
         seq_lens=np.concatenate([layout.seq_lens, ones]),
         positions=np.concatenate([layout.positions, zeros]),
-        slot_mapping=np.concatenate([layout.slot_mapping, -ones]),
+        slot_mapping=np.concatenate([layout.slot_mapping, -ones[None]], axis=1),
     )
 
 
@@ -187,16 +187,16 @@ class Buffers:
     """What graphs of a fixed number of rows read: filled by a copy, as before each replay."""
 
     def __init__(self, num_rows: int, num_indices: int, device: torch.device) -> None:
-        def zeros(length: int) -> Tensor:
-            return torch.zeros(length, dtype=torch.int32, device=device)
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
 
         self.num_rows = num_rows
         self.tensors = {
             "qo_indptr": zeros(num_rows + 1),
             "kv_indptr": zeros(num_rows + 1),
-            "kv_indices": zeros(num_indices),
+            "kv_indices": zeros(1, num_indices),
             "last_page_len": zeros(num_rows),
-            "slot_mapping": zeros(num_rows),
+            "slot_mapping": zeros(1, num_rows),
         }
 
     def metadata(self, layout: StepLayout) -> AttentionMetadata:
@@ -205,4 +205,4 @@ class Buffers:
     def fill(self, layout: StepLayout) -> None:
         for name, tensor in self.tensors.items():
             array = getattr(layout, name)
-            tensor[: len(array)].copy_(torch.from_numpy(array))
+            tensor[..., : array.shape[-1]].copy_(torch.from_numpy(array))

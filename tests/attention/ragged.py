@@ -45,10 +45,10 @@ class Crowd:
         spec = self.spec
         self.rng = np.random.default_rng(self.seed)
         self.torch_rng = torch.Generator().manual_seed(self.seed)
-        per_row = -(-self.max_len // spec.page_size)
-        self.num_pages = 1 + self.num_rows * per_row
+        shape = spec.num_groups, self.num_rows, -(-self.max_len // spec.page_size)
+        self.num_pages = 1 + int(np.prod(shape))
         self.backend.allocate(self.num_pages)
-        self.table = (1 + self.rng.permutation(self.num_rows * per_row)).reshape(self.num_rows, per_row).astype(np.int32)
+        self.table = (1 + self.rng.permutation(self.num_pages - 1)).reshape(shape).astype(np.int32)
         self.computed = np.zeros(self.num_rows, dtype=np.int32)
         empty = torch.empty(0, spec.num_kv_heads, spec.head_dim), torch.empty(0, spec.num_kv_heads, spec.value_dim)
         self.stored = [[empty for _ in spec.scoring] for _ in range(self.num_rows)]
@@ -57,6 +57,11 @@ class Crowd:
         """Of one token of each row that decodes, then so many of each that prefills."""
         rows = np.array([*decoding, *prefilling], dtype=np.int32)
         lengths = np.array([1] * len(decoding) + list(prefilling.values()), dtype=np.int32)
+        for group in range(self.spec.num_groups):
+            windows = {scoring.window for scoring, (own, _) in zip(self.spec.scoring, self.spec.places, strict=True) if own == group}
+            if None not in windows:  # pages that no layer of the group sees are given back
+                for row in rows:
+                    self.table[group, row, : max(0, self.computed[row] - max(windows) + 1) // self.spec.page_size] = 0
         return build_layout(rows, len(decoding), self.computed[rows], lengths, self.table, self.spec.page_size)
 
     def random_step(self, longest: int) -> tuple[list[int], dict[int, int]]:

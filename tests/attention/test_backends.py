@@ -81,7 +81,7 @@ def test_ragged_steps(device: str, shape: Shape, page_size: int, dtype: str, sma
     pages_per_row = -(-max_len // page_size)
     num_pages = 1 + num_rows * pages_per_row
     backend.allocate(num_pages)
-    table = (1 + rng.permutation(num_rows * pages_per_row)).reshape(num_rows, pages_per_row).astype(np.int32)
+    table = (1 + rng.permutation(num_rows * pages_per_row)).reshape(1, num_rows, pages_per_row).astype(np.int32)
     poison(backend, shape, page_size, num_pages, len(windows), kind, target)
 
     stored = [[torch.empty(2, 0, shape.num_kv_heads, shape.head_dim) for _ in windows] for _ in range(num_rows)]
@@ -115,7 +115,7 @@ def test_ragged_steps(device: str, shape: Shape, page_size: int, dtype: str, sma
 
 def poison(backend, shape: Shape, page_size: int, num_pages: int, num_layers: int, dtype: torch.dtype, device: torch.device) -> None:
     """Fills every page but page 0 with NaN, through the contract: one row that owns all of them."""
-    table = np.arange(1, num_pages, dtype=np.int32)[None, :]
+    table = np.arange(1, num_pages, dtype=np.int32)[None, None, :]
     length = (num_pages - 1) * page_size
     layout = build_layout(np.zeros(1, dtype=np.int32), 0, np.zeros(1, dtype=np.int32), np.array([length], dtype=np.int32), table, page_size)
     step = backend.plan(on(device, layout))
@@ -130,12 +130,12 @@ def test_slot_minus_one_is_skipped(device: str) -> None:
     shape = Shape(2, 1, 4)
     backend = make(shape, 4, (None,), torch.float32, target)
     backend.allocate(3)
-    table = np.array([[1, 2]], dtype=np.int32)
+    table = np.array([[[1, 2]]], dtype=np.int32)
     one = np.ones(1, dtype=np.int32)
     layout = build_layout(one * 0, 0, one * 0, one * 5, table, 4)
     key, value = torch.randn(5, 1, 4, device=target), torch.randn(5, 1, 4, device=target)
     backend.plan(on(target, layout)).write(0, key, value)
-    layout.slot_mapping[[0, 3]] = -1
+    layout.slot_mapping[:, [0, 3]] = -1
     step = backend.plan(on(target, layout))
     changed = torch.randn(5, 1, 4, device=target)
     step.write(0, key, changed)

@@ -182,7 +182,7 @@ def test_copied_pages(scales: tuple[tuple[float, float], ...] | None) -> None:
     rows = Rows(case, 2)
     pair.allocate(rows.num_pages)
     pair.compare(rows.prefills(np.full(NUM_ROWS, 40)))
-    pages = rows.table[:, :6].reshape(-1)
+    pages = rows.table[0, :, :6].reshape(-1)
     pair.copy_pages(pages[:8].tolist(), pages[4:12].tolist())
     pair.compare(rows.decodes(np.arange(NUM_ROWS)))
 
@@ -241,7 +241,7 @@ def test_slot_minus_one_is_skipped() -> None:
     pair.allocate(rows.num_pages)
     pair.compare(rows.prefills(np.full(NUM_ROWS, 9)))
     layout = rows.prefills(np.full(NUM_ROWS, 6))
-    layout.slot_mapping[::3] = -1
+    layout.slot_mapping[:, ::3] = -1
     pair.compare(layout)
 
 

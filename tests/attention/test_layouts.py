@@ -11,6 +11,7 @@ from aengine.attention import Layouts, StepLayout, build_layout
 
 PAGE_SIZE = 4
 MAX_ROWS, MAX_PAGES = 6, 10
+GROUPS = 2
 
 
 class Steps:
@@ -18,14 +19,14 @@ class Steps:
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.table = np.zeros((MAX_ROWS, MAX_PAGES), np.int32)
+        self.table = np.zeros((GROUPS, MAX_ROWS, MAX_PAGES), np.int32)
         self.ends = np.zeros(MAX_ROWS, np.int32)
         self.layouts = Layouts(self.table, PAGE_SIZE)
         self.same_pages = False
 
     def turn_over(self, row: int) -> None:
         """Another sequence, with pages of its own, takes the row."""
-        self.table[row] = self.rng.integers(1, 1000, MAX_PAGES)
+        self.table[:, row] = self.rng.integers(1, 1000, (GROUPS, MAX_PAGES))
         self.ends[row] = self.rng.integers(0, 3 * PAGE_SIZE)
         self.same_pages = False
 

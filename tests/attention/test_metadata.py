@@ -14,7 +14,7 @@ from aengine.attention import build_layout
 @pytest.mark.parametrize("seed", range(5))
 def test_layout_equals_a_loop(page_size: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    table = rng.permutation(50 * 40).reshape(50, 40).astype(np.int32)
+    table = rng.permutation(2 * 50 * 40).reshape(2, 50, 40).astype(np.int32)
     count, num_decodes = 12, 7
     rows = rng.permutation(50)[:count].astype(np.int32)
     lengths = np.where(np.arange(count) < num_decodes, 1, rng.integers(1, 20, count)).astype(np.int32)
@@ -22,16 +22,19 @@ def test_layout_equals_a_loop(page_size: int, seed: int) -> None:
     starts[-1] = 0
     layout = build_layout(rows, num_decodes, starts, lengths, table, page_size)
 
-    qo, kv, indices, last, slots, positions = [0], [0], [], [], [], []
+    qo, kv, last, positions = [0], [0], [], []
+    indices: list[list[int]] = [[], []]
+    slots: list[list[int]] = [[], []]
     for row, start, length in zip(rows, starts, lengths, strict=True):
         end = start + length
         pages = -(-end // page_size)
         qo.append(qo[-1] + length)
         kv.append(kv[-1] + pages)
-        indices += table[row, :pages].tolist()
+        for group in range(2):
+            indices[group] += table[group, row, :pages].tolist()
+            slots[group] += [table[group, row, at // page_size] * page_size + at % page_size for at in range(start, end)]
         last.append(end - (pages - 1) * page_size)
         positions += range(start, end)
-        slots += [table[row, at // page_size] * page_size + at % page_size for at in range(start, end)]
     for name, expected in {
         "qo_indptr": qo,
         "kv_indptr": kv,
@@ -49,7 +52,7 @@ def test_layout_equals_a_loop(page_size: int, seed: int) -> None:
 
 def test_256_decode_rows_take_no_time() -> None:
     rng = np.random.default_rng(0)
-    table = rng.permutation(256 * 128).reshape(256, 128).astype(np.int32)
+    table = rng.permutation(256 * 128).reshape(1, 256, 128).astype(np.int32)
     rows, lengths = np.arange(256, dtype=np.int32), np.ones(256, dtype=np.int32)
     starts = rng.integers(100, 500, 256).astype(np.int32)
     fastest = 1.0

@@ -46,7 +46,7 @@ def poison(crowd: Crowd) -> None:
     layout = crowd.layout([], {0: 1})
     for page in pages:
         for offset in range(spec.page_size):
-            layout.slot_mapping[0] = page * spec.page_size + offset
+            layout.slot_mapping[:, 0] = page * spec.page_size + offset
             step = crowd.backend.plan(metadata_on(spec.device, layout))
             bad = torch.full((1, spec.num_kv_heads, spec.head_dim), torch.nan, dtype=spec.dtype, device=spec.device)
             for layer in range(len(spec.scoring)):
@@ -88,7 +88,7 @@ def test_copied_pages(device: str, float8: bool) -> None:
     spec = make_spec(device, float8=float8)
     crowd = Crowd(spec, TorchNativeBackend(spec), seed=3, num_rows=2)
     crowd.run([], {0: 6, 1: 1})
-    crowd.backend.copy_pages(crowd.table[0, :2], crowd.table[1, :2])
+    crowd.backend.copy_pages(crowd.table[0, 0, :2], crowd.table[0, 1, :2])
     crowd.computed[1], crowd.stored[1] = crowd.computed[0], list(crowd.stored[0])
     crowd.run([0, 1], {})
     crowd.run([1], {0: 3})

@@ -130,13 +130,13 @@ def test_slot_minus_one_writes_nothing(device: str) -> None:
     crowd = make_crowd(spec, backend, seed=2, num_rows=1)
     crowd.run([], {0: 6})
     layout = crowd.layout([], {0: 5})
-    layout.slot_mapping[[0, 3]] = -1
+    layout.slot_mapping[:, [0, 3]] = -1
     before = backend.caches[0].keys.clone()
     _, key, value = crowd.fused(5)
     backend.plan(metadata_on(spec.device, layout)).write(0, key, value)
     for cache, new in ((backend.caches[0].keys, key), (backend.caches[0].values, value)):
         flat = cache.view(-1, spec.num_kv_heads, spec.head_dim)
-        written = layout.slot_mapping[[1, 2, 4]]
+        written = layout.slot_mapping[0, [1, 2, 4]]
         assert torch.equal(flat[written], new[[1, 2, 4]])
         rest = np.setdiff1d(np.arange(len(flat)), written)
         assert torch.equal(backend.caches[0].keys.view(flat.shape)[rest].nan_to_num(7), before.view(flat.shape)[rest].nan_to_num(7))
@@ -185,12 +185,13 @@ class Buffers:
     def __init__(self, crowd: Crowd, num_rows: int) -> None:
         self.num_rows, self.page_size = num_rows, crowd.spec.page_size
         # Twice the pages: the reserved page stands in `kv_indices` once for every padding row.
+        num_groups = crowd.spec.num_groups
         sizes = {
-            "qo_indptr": num_rows + 1,
-            "kv_indptr": num_rows + 1,
-            "kv_indices": 2 * crowd.num_pages,
-            "last_page_len": num_rows,
-            "slot_mapping": num_rows,
+            "qo_indptr": (num_rows + 1,),
+            "kv_indptr": (num_rows + 1,),
+            "kv_indices": (num_groups, 2 * crowd.num_pages),
+            "last_page_len": (num_rows,),
+            "slot_mapping": (num_groups, num_rows),
         }
         self.tensors = {name: torch.zeros(size, dtype=torch.int32, device=crowd.spec.device) for name, size in sizes.items()}
         self.metadata = AttentionMetadata(self.fill(crowd.layout([], {})), **self.tensors)
@@ -199,6 +200,7 @@ class Buffers:
         """Pads the layout to all rows, and puts it into the buffers."""
         missing = self.num_rows - layout.num_rows
         ones = np.ones(missing, dtype=np.int32)
+        group_ones = np.ones((len(layout.kv_indices), missing), dtype=np.int32)
 
         def indptr(old: np.ndarray) -> np.ndarray:
             return np.concatenate((old, old[-1] + np.arange(1, missing + 1, dtype=np.int32)))
@@ -208,15 +210,15 @@ class Buffers:
             num_decodes=self.num_rows,
             qo_indptr=indptr(layout.qo_indptr),
             kv_indptr=indptr(layout.kv_indptr),
-            kv_indices=np.concatenate((layout.kv_indices, 0 * ones)),
+            kv_indices=np.concatenate((layout.kv_indices, 0 * group_ones), axis=1),
             last_page_len=np.concatenate((layout.last_page_len, ones)),
             seq_lens=np.concatenate((layout.seq_lens, ones)),
             positions=np.concatenate((layout.positions, 0 * ones)),
-            slot_mapping=np.concatenate((layout.slot_mapping, -ones)),
+            slot_mapping=np.concatenate((layout.slot_mapping, -group_ones), axis=1),
         )
         for name, tensor in self.tensors.items():
             array = getattr(padded, name)
-            tensor[: len(array)].copy_(torch.from_numpy(array))
+            tensor[..., : array.shape[-1]].copy_(torch.from_numpy(array))
         return padded
 
 
@@ -295,7 +297,7 @@ def test_a_graph_step_refuses_what_does_not_fit(device: str) -> None:
     with pytest.raises(ValueError, match="given 2 rows, 1 of them decoding"):
         graph_step.prepare(crowd.layout([0], {1: 1}))
     crowd.run([], {0: 9})
-    small = dataclasses.replace(buffers.metadata, kv_indices=buffers.metadata.kv_indices[:3])
+    small = dataclasses.replace(buffers.metadata, kv_indices=buffers.metadata.kv_indices[:, :3])
     with pytest.raises(ValueError, match="room for 3 pages was given 4"):
         backend.graph_step(small).prepare(crowd.layout([0, 1], {}))
 

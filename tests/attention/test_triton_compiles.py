@@ -27,14 +27,15 @@ _SHARED_BYTES = 99 << 10  # of a block on the smallest devices, compute capabili
 
 _STEPS = """
 backend.allocate(1000)
-table = np.arange(1, 901, dtype=np.int32).reshape(100, 9)
+table = np.arange(1, 901, dtype=np.int32).reshape(1, 100, 9)
 for num_decodes, lengths in ((1, [1]), (16, [1] * 16), (3, [1, 1, 1, 40, 1]), (100, [1] * 100), (0, [130])):
     for shift in range(5):
         lengths = np.array(lengths, dtype=np.int32)
         layout = build_layout(np.arange(len(lengths), dtype=np.int32), num_decodes, 0 * lengths, lengths, table, 16)
         names = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "slot_mapping")
         arrays = [np.zeros(shift, dtype=np.int32)] + [getattr(layout, name) for name in names]
-        device = torch.split(torch.from_numpy(np.concatenate(arrays)), [len(array) for array in arrays])[1:]
+        parts = torch.split(torch.from_numpy(np.concatenate([array.ravel() for array in arrays])), [array.size for array in arrays])
+        device = [part.view(array.shape) for part, array in zip(parts, arrays)][1:]
         step = backend.plan(AttentionMetadata(layout, *device))
         query, key, value = torch.zeros(layout.num_tokens, 8, 64, dtype=torch.bfloat16).split([4, 2, 2], dim=1)
         step.write(0, key, value)

@@ -4,6 +4,7 @@ everything and begin anew, pages that are used again at once. What every sequenc
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ class Member:
     params: RowParams
     logprobs: list[float] = field(default_factory=list)  # of the output, where `params` ask for them
     row: int = -1
-    pages: list[int] = field(default_factory=list)
+    pages: list[list[int]] = field(default_factory=list)  # by column, one in each layer group
     planned: int = 0
     unread: int = 0  # tokens sampled by steps that were not read yet
     announced: bool = False  # whether the runner was told of the row, and of how many pages
@@ -107,24 +108,25 @@ class Crowd:
         child.planned = parent.planned
         full, rest = divmod(parent.planned, self.runner.page_size)
         child.pages = parent.pages[:full]
-        self._users.update(child.pages)
+        self._users.update(itertools.chain(*child.pages))
         if rest:
-            self._copies.append((parent.pages[full], self._take_page(child)))
+            self._copies += zip(parent.pages[full], self._take_pages(child), strict=True)
             self.copies += 1
 
     def _release(self, member: Member) -> None:
-        self._users.subtract(member.pages)
-        self._free_pages += [page for page in member.pages if self._users[page] == 0]
+        pages = [*itertools.chain(*member.pages)]
+        self._users.subtract(pages)
+        self._free_pages += [page for page in pages if self._users[page] == 0]
         if member.row >= 0:
             self._free_rows.append(member.row)
         member.row, member.pages, member.planned, member.told_pages = -1, [], 0, 0
         member.announced = member.sampled = False
 
-    def _take_page(self, member: Member) -> int:
-        page = self._free_pages.pop()  # what was freed last, so that it still holds another sequence's KV
-        member.pages.append(page)
-        self._users[page] += 1
-        return page
+    def _take_pages(self, member: Member) -> list[int]:
+        pages = [self._free_pages.pop() for _ in self.runner.windows]  # what was freed last, so that it still holds another sequence's KV
+        member.pages.append(pages)
+        self._users.update(pages)
+        return pages
 
     def _choose(self) -> list[tuple[Member, int]]:
         """Who computes how many tokens; decodes first."""
@@ -141,7 +143,7 @@ class Crowd:
         return [(member, 1) for member in decodes] + [(m, n) for m, n in chunks if m in forked or self.rng.random() < 0.8]
 
     def _launch(self, entries: list[tuple[Member, int]]) -> None:
-        page_writes: list[tuple[int, int, int]] = []
+        page_writes: list[tuple[int, int, int, int]] = []
         new_rows: list[NewRow] = []
         ids: list[int] = []
         sampled: list[Member] = []
@@ -152,8 +154,9 @@ class Crowd:
                 member.announced, member.row = True, self._free_rows.pop()
                 new_rows.append(NewRow(member.row, member.params, member.prompt_len))
             while len(member.pages) * self.runner.page_size < member.planned + length:
-                self._take_page(member)
-            page_writes += [(member.row, column, member.pages[column]) for column in range(member.told_pages, len(member.pages))]
+                self._take_pages(member)
+            new_columns = range(member.told_pages, len(member.pages))
+            page_writes += [(group, member.row, column, page) for column in new_columns for group, page in enumerate(member.pages[column])]
             member.told_pages = len(member.pages)
             if not member.decodes:
                 ids += member.tokens[member.planned : member.planned + length]
@@ -166,7 +169,7 @@ class Crowd:
                 member.sampled, member.unread = True, member.unread + 1
                 sampled.append(member)
         copies, self._copies = np.array(self._copies, np.int32).reshape(-1, 2), []
-        page_rows, page_cols, page_ids = np.array(page_writes, np.int32).reshape(-1, 3).T
+        page_groups, page_rows, page_cols, page_ids = np.array(page_writes, np.int32).reshape(-1, 4).T
         plan = StepPlan(
             step=self._step,
             rows=np.array(rows, np.int32),
@@ -176,7 +179,7 @@ class Crowd:
             samples=np.array(samples, np.bool_),
             token_ids=np.array(ids, np.int32),
             new_rows=tuple(new_rows),
-            page_groups=np.zeros_like(page_rows),
+            page_groups=page_groups,
             page_rows=page_rows,
             page_cols=page_cols,
             page_ids=page_ids,

@@ -58,9 +58,9 @@ def run(
     inputs = [x.contiguous() for x in inputs]
     if attention is None:
         pages = max(1, -(-rows // BLOCK))
-        pool = KvPool(num_layers=1, num_pages=1, page_size=BLOCK, num_kv_heads=1, key_dim=BLOCK, value_dim=BLOCK, dtype=dtype)
+        pool = KvPool(layers_per_page=1, num_pages=1, page_size=BLOCK, num_kv_heads=1, key_dim=BLOCK, value_dim=BLOCK, dtype=dtype)
         count = np.array([rows] if rows else [], np.int32)
-        attention = (pool, build_layout(count * 0, 0, count * 0, count, np.zeros((1, pages), np.int32), BLOCK), 1)
+        attention = (pool, build_layout(count * 0, 0, count * 0, count, np.zeros((1, 1, pages), np.int32), BLOCK), 1)
     pool, layout, heads = attention
     embeds = [CEmbedOp(x.data_ptr(), None, x.shape[1], buffer, 1.0) for buffer, x in enumerate(inputs)]
     program = [*((library.EMBED, embed) for embed in embeds), *ops]
@@ -170,7 +170,7 @@ def rotate_and_write(
     weights = [None if weight is None else norm_weight(weight) for weight in (q_norm, k_norm)]
     norms = [CNorm(None if weight is None else weight.data_ptr(), None, dim, eps, library.RMS_NORM) for weight in weights]
     table = cos_sin.contiguous()
-    op = CAttentionOp(table.data_ptr(), None, *norms, 0, layer, heads, kv_heads, dim, dim, dim)
+    op = CAttentionOp(table.data_ptr(), None, *norms, 0, 0, layer, heads, kv_heads, dim, dim, dim)
     op.key_first, op.value_first = heads * dim, (heads + kv_heads) * dim
     attended = (pool, layout, heads)
     qkv.copy_(run(workspace, [qkv], [], (library.ROTATE, op), attention=attended, num_positions=len(table)))
@@ -179,7 +179,7 @@ def rotate_and_write(
 def write(workspace: Workspace, queries: Tensor, keys: Tensor, values: Tensor, pool: KvPool, layer: int, layout: StepLayout) -> None:
     """Writes [T, kv heads, width] keys and values to the pages of `layer`, as a model without rope does; queries are [T, heads * width]."""
     heads, (kv_heads, dim), width = queries.shape[1] // keys.shape[2], keys.shape[1:], values.shape[2]
-    op = CAttentionOp(None, None, CNorm(), CNorm(), 0, layer, heads, kv_heads, dim, width)
+    op = CAttentionOp(None, None, CNorm(), CNorm(), 0, 0, layer, heads, kv_heads, dim, width)
     op.key, op.value = 1, 2
     run(workspace, [queries, keys.flatten(1), values.flatten(1)], [], (library.ROTATE, op), attention=(pool, layout, heads))
 
@@ -206,7 +206,7 @@ def attention(
     if stored_dim(dim) != pool.c.key_dim or heads % pool.c.kv_heads or ELEMENTS[query.dtype] != pool.c.element:
         raise ValueError(f"queries of shape {tuple(query.shape)} and dtype {query.dtype} do not fit the pool")
     width = dim if value_dim is None else value_dim
-    op = CAttentionOp(None, None if sinks is None else sinks.data_ptr(), CNorm(), CNorm(), 0, layer, heads, pool.c.kv_heads, dim, width)
+    op = CAttentionOp(None, None if sinks is None else sinks.data_ptr(), CNorm(), CNorm(), 0, 0, layer, heads, pool.c.kv_heads, dim, width)
     op.window, op.scale, op.soft_cap, op.out = window or 0, scale, soft_cap, 1
     attended = (pool, layout, heads)
     return run(workspace, [query.flatten(1)], [heads * width], (library.ATTEND, op), attention=attended).view(-1, heads, width)

@@ -46,9 +46,9 @@ def paged_case(
     lengths = np.array([length for _, length in rows], dtype=np.int32)
     per_row = max((-(-(start + length) // page_size) for start, length in rows), default=1)
     num_pages = 1 + len(rows) * per_row
-    table = (1 + rng.permutation(num_pages - 1)).reshape(-1, per_row).astype(np.int32)
+    table = (1 + rng.permutation(num_pages - 1)).reshape(1, -1, per_row).astype(np.int32)
     widths = {"key_dim": head_dim, "value_dim": head_dim if value_dim is None else value_dim}
-    pool = KvPool(num_layers=2, num_pages=num_pages, page_size=page_size, num_kv_heads=kv_heads, **widths, dtype=dtype)
+    pool = KvPool(layers_per_page=2, num_pages=num_pages, page_size=page_size, num_kv_heads=kv_heads, **widths, dtype=dtype)
     poison(workspace, pool, heads)
     indices = np.arange(len(rows), dtype=np.int32)
     everything = build_layout(indices, 0, starts * 0, starts + lengths, table, page_size)
@@ -73,7 +73,7 @@ def poison(workspace: Workspace, pool: KvPool, heads: int) -> None:
     if not count:
         return
     one = np.ones(1, dtype=np.int32)
-    layout = build_layout(one * 0, 0, one * 0, one * (count * size), np.arange(1, count + 1, dtype=np.int32)[None], size)
+    layout = build_layout(one * 0, 0, one * 0, one * (count * size), np.arange(1, count + 1, dtype=np.int32)[None, None], size)
     dtype = torch.float32 if pool.c.element else torch.bfloat16
     widths = (pool.c.key_dim, pool.c.value_dim)
     bad = (torch.full((layout.num_tokens, pool.c.kv_heads, width), torch.nan, dtype=dtype) for width in widths)

@@ -111,7 +111,7 @@ NO_HOLD = ctypes.c_int32(0)
 
 def decodes(step: int) -> StepLayout:
     """Of both rows, from their first token on; a page is full after 16."""
-    table = np.arange(1, 1 + 5 * 4, dtype=np.int32).reshape(5, 4)
+    table = np.arange(1, 1 + 5 * 4, dtype=np.int32).reshape(1, 5, 4)
     return build_layout(ROWS, 2, np.full(2, step, np.int32), np.ones(2, np.int32), table, 16)
 
 

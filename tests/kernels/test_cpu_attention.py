@@ -89,11 +89,11 @@ def test_a_token_does_not_depend_on_the_batch(kernels: CpuKernels, page_size: in
     together = cpu_ops.attention(workspace, case.query, case.pool, 1, layout, scale=0.2, window=window)
     for row in range(layout.num_rows):
         first, end = layout.qo_indptr[row : row + 2].tolist()
-        pages = layout.kv_indices[layout.kv_indptr[row] : layout.kv_indptr[row + 1]]
+        pages = layout.kv_indices[:, layout.kv_indptr[row] : layout.kv_indptr[row + 1]]
         start = int(layout.seq_lens[row]) - (end - first)
         for begin, stop in [(first, end), (end - 1, end), (first, (first + end + 1) // 2)]:
             one = np.ones(1, dtype=np.int32)
-            alone = build_layout(one * 0, 0, one * (start + begin - first), one * (stop - begin), pages[None], page_size)
+            alone = build_layout(one * 0, 0, one * (start + begin - first), one * (stop - begin), pages[:, None], page_size)
             for threads in (1, 5):
                 query = case.query[begin:stop]
                 result = cpu_ops.attention(Workspace(kernels, threads), query, case.pool, 1, alone, scale=0.2, window=window)
@@ -151,8 +151,8 @@ def test_what_a_window_has_left_behind_is_not_read(kernels: CpuKernels, dtype: t
     case = paged_case(workspace, [(499, 1), (300, 1)], heads=2, kv_heads=1, head_dim=32, page_size=page_size, dtype=dtype)
     expected = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.3, window=12)
     pages = case.layout.kv_indices.copy()
-    poisoned = set(range(1, case.pool.num_pages)) - set(pages.tolist())
-    pages[: 488 // page_size] = poisoned.pop()  # the last query sees positions from 488 on
+    poisoned = set(range(1, case.pool.num_pages)) - set(pages[0].tolist())
+    pages[:, : 488 // page_size] = poisoned.pop()  # the last query sees positions from 488 on
     changed = dataclasses.replace(case.layout, kv_indices=pages)
     assert torch.equal(cpu_ops.attention(workspace, case.query, case.pool, 1, changed, scale=0.3, window=12), expected)
 
@@ -174,7 +174,9 @@ def test_rotate_and_write(kernels: CpuKernels, count, kv_heads, group, head_dim,
     workspace = Workspace(kernels, threads)
     heads = kv_heads * group
     table = cos_sin_cache(RopeSpec.of(unscaled(head_dim, 10000.0)), 200, torch.device("cpu"))
-    pool = KvPool(num_layers=2, num_pages=42, page_size=page_size, num_kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, dtype=dtype)
+    pool = KvPool(
+        layers_per_page=2, num_pages=42, page_size=page_size, num_kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, dtype=dtype
+    )
     layout = one_token_rows(np.random.default_rng(count), count, page_size)
     qkv = torch.randn(count, heads + 2 * kv_heads, head_dim).to(dtype)
     weights = [(torch.rand(head_dim) + 0.5).to(dtype) if norm else None for _ in range(2)]
@@ -193,8 +195,8 @@ def test_rotate_and_write(kernels: CpuKernels, count, kv_heads, group, head_dim,
 def one_token_rows(rng: np.random.Generator, count: int, page_size: int):
     """Rows at various positions, of which each has a page of its own for its last token; the pages before are page 0."""
     starts = rng.integers(0, 2 * page_size, count).astype(np.int32)
-    table = np.zeros((count, 2), dtype=np.int32)
-    table[np.arange(count), starts // page_size] = 1 + rng.permutation(count)
+    table = np.zeros((1, count, 2), dtype=np.int32)
+    table[0, np.arange(count), starts // page_size] = 1 + rng.permutation(count)
     return build_layout(np.arange(count, dtype=np.int32), count, starts, np.ones(count, dtype=np.int32), table, page_size)
 
 
@@ -205,7 +207,7 @@ def test_keys_are_stored_at_their_slots(kernels: CpuKernels, dtype: torch.dtype,
     workspace = Workspace(kernels, 2)
     case = paged_case(workspace, [(0, 21)], heads=2, kv_heads=1, head_dim=32, page_size=page_size, dtype=dtype)
     slots = case.layout.slot_mapping.copy()
-    slots[[0, 3, 20]] = -1
+    slots[:, [0, 3, 20]] = -1
     changed = dataclasses.replace(case.layout, slot_mapping=slots)
     keys, values = torch.randn(2, 21, 1, 32).to(dtype)
     write(workspace, case.pool, changed, 2, keys, values)
@@ -225,9 +227,9 @@ def test_copied_pages(kernels: CpuKernels, dtype: torch.dtype, page_size: int) -
     workspace = Workspace(kernels, 2)
     case = paged_case(workspace, [(100, 5)], heads=2, kv_heads=2, head_dim=16, page_size=page_size, dtype=dtype)
     before = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.3, window=None)
-    pages = case.layout.kv_indices
+    pages = case.layout.kv_indices[0]
     case.pool.copy_pages(workspace, pages, np.roll(pages, 1))
-    moved = dataclasses.replace(case.layout, kv_indices=np.roll(pages, 1))
+    moved = dataclasses.replace(case.layout, kv_indices=np.roll(pages, 1)[None])
     assert torch.equal(cpu_ops.attention(workspace, case.query, case.pool, 1, moved, scale=0.3, window=None), before)
     with pytest.raises(ValueError, match="not in the pool"):
         case.pool.copy_pages(workspace, pages[:1], pages[:1] + case.pool.num_pages)
@@ -239,7 +241,7 @@ def test_a_pool_costs_nothing_until_it_is_written() -> None:
             return int(file.read().split()[1]) * 4096
 
     before = resident()
-    pool = KvPool(num_layers=4, num_pages=4096, page_size=16, num_kv_heads=8, key_dim=128, value_dim=128, dtype=torch.bfloat16)
+    pool = KvPool(layers_per_page=4, num_pages=4096, page_size=16, num_kv_heads=8, key_dim=128, value_dim=128, dtype=torch.bfloat16)
     assert sum(len(memory) for memory in pool._memory) == 4 * 2 * 4096 * 16 * 8 * 128 * 2
     assert resident() - before < 16 << 20
 
@@ -265,13 +267,13 @@ def test_what_is_refused(kernels: CpuKernels) -> None:
 
     for page in (-1, case.pool.num_pages):
         with pytest.raises(ValueError, match="a page of the step"):
-            attend(kv_indices=[page])
+            attend(kv_indices=[[page]])
     for changes in ({"last_page_len": [17]}, {"last_page_len": [0]}, {"last_page_len": [2]}, {"kv_indptr": [0, 0]}, {"qo_indptr": [0, 2]}):
         with pytest.raises(ValueError, match="a row of the step"):
             attend(**changes)
     with pytest.raises(ValueError, match="do not fit the pool"):
         cpu_ops.attention(workspace, case.query.bfloat16(), case.pool, 1, case.layout, scale=1.0, window=None)
     for name, value, text in (("slot_mapping", 10**6, "a slot"), ("slot_mapping", -2, "a slot"), ("positions", -1, "a position")):
-        wrong = dataclasses.replace(case.layout, **{name: np.full(3, value, dtype=np.int32)})
+        wrong = dataclasses.replace(case.layout, **{name: np.full_like(getattr(case.layout, name), value)})
         with pytest.raises(ValueError, match=text):
             cpu_ops.rotate_and_write(workspace, torch.zeros(3, 4 * 32), torch.zeros(20, 32), case.pool, 1, wrong)

@@ -76,7 +76,7 @@ def random_weights(spec: ModelSpec) -> dict[str, Tensor]:
 
 def layouts(page_size: int) -> list[StepLayout]:
     pages = -(-POSITIONS // page_size)
-    table = (1 + np.random.default_rng(0).permutation(4 * pages)).reshape(4, pages).astype(np.int32)
+    table = (1 + np.random.default_rng(0).permutation(4 * pages)).reshape(1, 4, pages).astype(np.int32)
     computed = np.zeros(4, dtype=np.int32)
     steps = []
     for chunks in CHUNKS:
@@ -129,7 +129,7 @@ def stack_of(workspace: Workspace, spec: ModelSpec, weights: dict[str, Tensor], 
 
 def pool_of(spec: ModelSpec, dtype: torch.dtype, page_size: int) -> KvPool:
     attention = spec.layers[0].attention
-    shape = {"num_layers": spec.num_layers, "num_kv_heads": attention.num_kv_heads}
+    shape = {"layers_per_page": spec.num_layers, "num_kv_heads": attention.num_kv_heads}
     shape |= {"key_dim": attention.key_dim, "value_dim": attention.value_dim}
     return KvPool(**shape, num_pages=num_pages(page_size), page_size=page_size, dtype=dtype)
 

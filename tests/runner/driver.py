@@ -20,7 +20,9 @@ class Sequence_:
     params: RowParams
     output: list[int] = field(default_factory=list)
     computed: int = 0
-    pages: int = 0  # that the row has so far
+    pages: list[list[int]] = field(
+        default_factory=list
+    )  # that the row has had so far, by column: one in each layer group, 0 once it is given back
     known: bool = False  # whether the runner has seen the row
     decodes: bool = False  # whether the runner has sampled its last token
 
@@ -47,7 +49,7 @@ class Driver:
     def preempt(self, s: Sequence_) -> None:
         """Takes row and pages away: all of it is computed again, in another row."""
         self.free_rows.insert(0, s.row)
-        s.row, s.computed, s.pages, s.known, s.decodes = self.free_rows.pop(), 0, 0, False, False
+        s.row, s.computed, s.pages, s.known, s.decodes = self.free_rows.pop(), 0, [], False, False
 
     def run_step(self, sequences: Sequence[Sequence_]) -> StepResult:
         """One step for all of them: one token of each that decodes, a chunk of each that does not (while the budget lasts)."""
@@ -82,18 +84,24 @@ class Driver:
         return [s.output for s in sequences]
 
     def _plan(self, entries: list[tuple[Sequence_, int]], num_decodes: int) -> StepPlan:
-        page_rows, page_cols, page_ids, new_rows = [], [], [], []
+        writes, new_rows = [], []  # groups, rows, columns and pages
         for s, length in entries:
             if not s.known:
                 tokens = s.tokens if s.params.features & Features.HISTORY else []
                 new_rows.append(NewRow(s.row, s.params, len(s.prompt), _int32(tokens)))
                 s.known = True
-            while s.pages * self.runner.page_size < s.computed + length:
-                page_rows.append(s.row)
-                page_cols.append(s.pages)
-                page_ids.append(self.free_pages.pop())
-                s.pages += 1
+            for group, window in enumerate(self.runner.windows):
+                for column in range(0 if window is None else max(0, s.computed - window + 1) // self.runner.page_size):
+                    if s.pages[column][group]:  # no query will see it again
+                        self.free_pages.append(s.pages[column][group])
+                        s.pages[column][group] = 0
+                        writes.append((group, s.row, column, 0))
+            while len(s.pages) * self.runner.page_size < s.computed + length:
+                pages = [self.free_pages.pop() for _ in self.runner.windows]
+                writes += [(group, s.row, len(s.pages), page) for group, page in enumerate(pages)]
+                s.pages.append(pages)
         prompt_ids = [s.tokens[s.computed : s.computed + length] for s, length in entries[num_decodes:]]
+        page_groups, page_rows, page_cols, page_ids = np.array(writes, dtype=np.int32).reshape(-1, 4).T
         plan = StepPlan(
             step=self.step,
             rows=_int32(s.row for s, _ in entries),
@@ -103,10 +111,10 @@ class Driver:
             samples=np.array([s.computed + length >= len(s.tokens) for s, length in entries], dtype=np.bool_),
             token_ids=_int32(token for ids in prompt_ids for token in ids),
             new_rows=tuple(new_rows),
-            page_groups=_int32(0 for _ in page_rows),
-            page_rows=_int32(page_rows),
-            page_cols=_int32(page_cols),
-            page_ids=_int32(page_ids),
+            page_groups=page_groups,
+            page_rows=page_rows,
+            page_cols=page_cols,
+            page_ids=page_ids,
         )
         self.step += 1
         return plan

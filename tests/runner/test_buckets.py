@@ -10,6 +10,7 @@ import pytest
 from aengine.attention import StepLayout, build_layout
 from aengine.runner.buckets import DecodeArrays, DecodeFrame, GraphBytes, GraphSizes, decode_sizes, fitting, token_sizes
 
+GROUPS = 2
 SPARE = 77
 
 
@@ -64,7 +65,7 @@ def test_bytes_of_all_graphs_from_those_of_the_largest() -> None:
 
 def random_decodes(rng: np.random.Generator, count: int, page_size: int) -> tuple[StepLayout, np.ndarray]:
     rows = rng.permutation(64)[:count].astype(np.int32)
-    page_table = rng.integers(1, 1000, (64, 40 // page_size + 1), dtype=np.int32)
+    page_table = rng.integers(1, 1000, (GROUPS, 64, 40 // page_size + 1), dtype=np.int32)
     starts = rng.integers(0, 40, count, dtype=np.int32)
     return build_layout(rows, count, starts, np.ones(count, np.int32), page_table, page_size), rows
 
@@ -73,61 +74,66 @@ def random_decodes(rng: np.random.Generator, count: int, page_size: int) -> tupl
 def test_padded_steps(page_size: int) -> None:
     """Real rows as they were; padding rows of length 1 on page 0 that write nothing; whatever the array held before."""
     rng = np.random.default_rng(page_size)
-    frame = DecodeFrame(24)
+    frame = DecodeFrame(24, GROUPS)
     for _ in range(200):
         count = int(rng.integers(0, 25))
         size = int(rng.integers(max(count, 1), 25))
         layout, rows = random_decodes(rng, count, page_size)
-        num_pages = len(layout.kv_indices)
+        num_pages = layout.kv_indices.shape[1]
         out = rng.integers(-(2**31), 2**31 - 1, frame.length(num_pages + size - count) + 5, dtype=np.int32)
         rest = out[-5:].copy()
         padded = frame.pack(layout, rows, size, SPARE, out)
 
         assert (padded.num_rows, padded.num_tokens, padded.num_decodes, padded.page_size) == (size, size, size, page_size)
         for name in ("seq_lens", "last_page_len", "positions", "slot_mapping"):
-            np.testing.assert_array_equal(getattr(padded, name)[:count], getattr(layout, name))
+            np.testing.assert_array_equal(getattr(padded, name)[..., :count], getattr(layout, name))
         np.testing.assert_array_equal(padded.kv_indptr[: count + 1], layout.kv_indptr)
-        np.testing.assert_array_equal(padded.kv_indices[:num_pages], layout.kv_indices)
+        np.testing.assert_array_equal(padded.kv_indices[:, :num_pages], layout.kv_indices)
         np.testing.assert_array_equal(padded.qo_indptr, np.arange(size + 1))
 
         assert (padded.seq_lens[count:] == 1).all()
         assert (padded.last_page_len[count:] == 1).all()
         assert (padded.positions[count:] == 0).all()
-        assert (padded.slot_mapping[count:] == -1).all()
+        assert (padded.slot_mapping[:, count:] == -1).all()
         assert (np.diff(padded.kv_indptr[count:]) == 1).all()
-        assert (padded.kv_indices[num_pages:] == 0).all()
-        assert padded.kv_indptr[-1] == len(padded.kv_indices)
+        assert (padded.kv_indices[:, num_pages:] == 0).all()
+        assert padded.kv_indptr[-1] == padded.kv_indices.shape[1]
 
-        arrays = frame.split(out, size)
+        arrays = frame.split(out, size, padded.kv_indices.shape[1])
         np.testing.assert_array_equal(arrays.rows, [*rows, *[SPARE] * (size - count)])
         for name in ("positions", "slot_mapping", "last_page_len", "seq_lens", "kv_indptr"):
             np.testing.assert_array_equal(getattr(arrays, name), getattr(padded, name))
-        np.testing.assert_array_equal(arrays.kv_indices[: len(padded.kv_indices)], padded.kv_indices)
+        np.testing.assert_array_equal(arrays.kv_indices, padded.kv_indices)
         np.testing.assert_array_equal(out[-5:], rest)
         for name in StepLayout.__slots__[2:]:
             assert getattr(padded, name).dtype == np.int32, name
 
 
+def parts(frame: DecodeFrame, numbers: np.ndarray, size: int) -> list[np.ndarray]:
+    """All arrays of one dimension."""
+    arrays = frame.split(numbers, size, 5)
+    return [row for name in DecodeArrays.__slots__ for row in np.atleast_2d(getattr(arrays, name))]
+
+
 def test_arrays_do_not_overlap_and_do_not_move() -> None:
     """A graph of each size reads the same addresses, aligned, page ids last."""
     for max_rows in (1, 2, 31, 32, 33, 256):
-        frame = DecodeFrame(max_rows)
+        frame = DecodeFrame(max_rows, GROUPS)
         numbers = np.arange(frame.length(5), dtype=np.int32)
-        whole = [getattr(frame.split(numbers, max_rows), name) for name in DecodeArrays.__slots__]
-        assert all(array[0] % 32 == 0 for array in whole)
+        whole = parts(frame, numbers, max_rows)
+        assert all(array[0] % 32 == 0 for array in whole[:-1])
         assert all(before[-1] < after[0] for before, after in itertools.pairwise(whole))
-        assert len(whole[-1]) == 5
         for size in range(1, max_rows):
-            arrays = [getattr(frame.split(numbers, size), name) for name in DecodeArrays.__slots__]
+            arrays = parts(frame, numbers, size)
             assert [array[0] for array in arrays] == [array[0] for array in whole]
-            assert [len(array) for array in arrays] == [size] * 5 + [size + 1, 5]
+            assert [len(array) for array in arrays] == [size] * 4 + [size + 1] + [size] * GROUPS + [5] * GROUPS
 
 
 def test_a_step_of_padding_alone() -> None:
-    frame = DecodeFrame(4)
+    frame = DecodeFrame(4, GROUPS)
     out = np.full(frame.length(4), -9, dtype=np.int32)
     none = np.zeros(0, np.int32)
-    padded = frame.pack(build_layout(none, 0, none, none, np.zeros((1, 1), np.int32), 16), none, 4, SPARE, out)
+    padded = frame.pack(build_layout(none, 0, none, none, np.zeros((GROUPS, 1, 1), np.int32), 16), none, 4, SPARE, out)
     assert padded.seq_lens.tolist() == [1, 1, 1, 1]
     assert padded.kv_indptr.tolist() == [0, 1, 2, 3, 4]
-    assert frame.split(out, 4).rows.tolist() == [SPARE] * 4
+    assert frame.split(out, 4, 4).rows.tolist() == [SPARE] * 4

@@ -215,7 +215,7 @@ def test_page_copies_precede_the_step(tiny: Tiny) -> None:
     prompt = list(range(20, 30))  # two whole pages and half of one
     first = driver.add(prompt)
     driver.run_step([first])
-    pages = runner._page_table[first.row, :3].copy()
+    pages = runner._page_table[0, first.row, :3].copy()
     fork_row = driver.free_rows.pop()
     target = driver.free_pages.pop()
     ints = lambda *values: np.array(values, dtype=np.int32)  # noqa: E731
@@ -245,10 +245,10 @@ def test_copied_pages_hold_the_same_in_all_layers(dtype: torch.dtype) -> None:
     spec = AttentionSpec(4, 2, 8, tuple(Scoring(1.0, window) for window in (None, 3, None)), 4, dtype, torch.device("cpu"))
     backend = TorchNativeBackend(spec)
     backend.allocate(9)
-    rows, table = np.array([0], dtype=np.int32), np.array([[1, 2]], dtype=np.int32)
+    rows, table = np.array([0], dtype=np.int32), np.array([[[1, 2]]], dtype=np.int32)
 
     def attended(pages: list[int], write: bool) -> torch.Tensor:
-        table[0] = pages
+        table[0, 0] = pages
         layout = build_layout(rows, 0, np.array([0], np.int32), np.array([7], np.int32), table, 4)
         if not write:
             layout.slot_mapping.fill(-1)

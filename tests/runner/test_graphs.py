@@ -86,7 +86,7 @@ class FromBuffers(PlannedStep):
             prepared,
             qo_indptr=buffers.qo_indptr.numpy(),
             kv_indptr=kv_indptr,
-            kv_indices=buffers.kv_indices.numpy()[: kv_indptr[-1]].copy(),
+            kv_indices=buffers.kv_indices.numpy()[:, : kv_indptr[-1]].copy(),
             last_page_len=last,
             seq_lens=(np.diff(kv_indptr) - 1) * prepared.page_size + last,
             slot_mapping=slots,
@@ -215,7 +215,7 @@ def test_replays_use_the_same_memory(tiny: pathlib.Path) -> None:
 
 
 def decodes_layout(runner: ModelRunner, plan: Any) -> Any:
-    runner._page_table[plan.page_rows, plan.page_cols] = plan.page_ids
+    runner._page_table[plan.page_groups, plan.page_rows, plan.page_cols] = plan.page_ids
     return build_layout(plan.rows, plan.num_decodes, plan.starts, plan.lengths, runner._page_table, runner.page_size)
 
 
@@ -437,7 +437,7 @@ def test_slots_of_uploads_grow() -> None:
         array = slot.prepare(length)
         assert len(array) >= length
         array[:length] = np.arange(length)
-        slot.send(length, out)
+        slot.send(0, out[:length])
         slot.mark_read()
         assert out[:length].tolist() == list(range(length))
 

@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from aengine.cache import PageNeeds
 from aengine.config import EngineConfig
 from aengine.errors import InsufficientMemoryError
 from aengine.runner import memory
@@ -13,7 +14,7 @@ from aengine.runner.memory import size_pool
 
 
 def size(budget: int, *, page_size: int = 16, seqs: int = 4, length: int = 100, may_shorten: bool = False) -> tuple[int, int]:
-    return size_pool(budget, 1000, page_size, seqs, length, may_shorten=may_shorten)
+    return size_pool(budget, 1000, PageNeeds((None,), page_size, 64), seqs, length, may_shorten=may_shorten)
 
 
 def test_one_sequence_and_the_reserved_page_must_fit() -> None:
@@ -79,7 +80,7 @@ def test_a_container_that_does_not_see_its_own_group(tmp_path: pathlib.Path, mon
 
 def test_weights_and_a_smallest_cache_must_fit() -> None:
     def check(available: int, **settings) -> None:
-        memory.check_memory(10 << 20, 1 << 20, EngineConfig(model="demo", **settings), available)
+        memory.check_memory(10 << 20, 1 << 20, PageNeeds((None,), 16, 64), EngineConfig(model="demo", **settings), available)
 
     check(12 << 20)  # a page, and the reserved one
     check(17 << 20, max_model_len=96)

@@ -187,7 +187,7 @@ def test_widest_step_runs_and_leaves_no_trace(tmp_path: pathlib.Path) -> None:
     driver = Driver(runner)
     sequence = driver.add(list(range(40)))
     driver.run_step([sequence])
-    dummy = widest_step(6, 200, runner.max_model_len, runner.page_size)
+    dummy = widest_step(6, 200, runner.max_model_len, runner.page_size, 1)
     step = dummy.step
     assert (step.layout.num_tokens, step.layout.num_rows) == (200, 6)
     assert step.layout.seq_lens.max() == runner.max_model_len

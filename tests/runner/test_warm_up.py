@@ -102,5 +102,5 @@ def test_every_parameter_is_tried() -> None:
     kinds = warm_up_params(VOCAB)
     unused = {name for name in (one.name for one in fields(RowParams)) if len({getattr(one, name) for one in kinds}) == 1}
     assert unused == {"seed", "grammar"}
-    steps = list(warm_up_steps(4, VOCAB, 16))
+    steps = list(warm_up_steps(4, VOCAB, 16, 1))
     assert len(steps) == 3 * -(-len(kinds) // 4)

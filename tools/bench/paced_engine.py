@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from aengine.cache import Windows
 from aengine.config import EngineConfig
 from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.loading import LoadedModel
@@ -53,6 +54,7 @@ class PacedRunner:
     def __init__(self, token_ids: list[int], max_num_seqs: int, call_soon: Callable[[Callable[[], None]], None]) -> None:
         """`call_soon`: has a function run by the event loop."""
         self.page_size = PAGE_SIZE
+        self.windows: Windows = (None,)
         self.num_pages = 1 + max_num_seqs * (MAX_MODEL_LEN // PAGE_SIZE)
         self.max_model_len = MAX_MODEL_LEN
         self.max_num_seqs = max_num_seqs

@@ -83,14 +83,14 @@ def decode_cost(running: int, steps: int = 320) -> DecodeCost:
     scheduler = _scheduler(running)
     for key in range(running):
         _submit(scheduler, key, rng, PROMPT_TOKENS + int(rng.integers(PAGE_SIZE)), 1500)
-    page_table = np.zeros((running, 2048 // PAGE_SIZE), np.int32)
+    page_table = np.zeros((1, running, 2048 // PAGE_SIZE), np.int32)
     times: list[tuple[float, float, float]] = []
     while len(times) < steps:
         start = time.perf_counter()
         plan = scheduler.schedule()
         assert plan is not None
         scheduled = time.perf_counter()
-        page_table[plan.page_rows, plan.page_cols] = plan.page_ids
+        page_table[plan.page_groups, plan.page_rows, plan.page_cols] = plan.page_ids
         build_layout(plan.rows, plan.num_decodes, plan.starts, plan.lengths, page_table, PAGE_SIZE)
         built = time.perf_counter()
         result = _result(plan, rng)

@@ -72,7 +72,7 @@ class CAttentionOp(Structure):
     _fields_ = _fields(
         (c_void_p, "cos_sin sinks"),
         (CNorm, "q_norm k_norm"),
-        (c_int64, "norm_stride layer heads kv_heads key_dim value_dim rotary_dim window key_first value_first"),
+        (c_int64, "norm_stride group place heads kv_heads key_dim value_dim rotary_dim window key_first value_first"),
         (c_float, "scale soft_cap"),
         (c_int32, "query key value out"),
     )
@@ -109,7 +109,9 @@ class CModel(Structure):
 
 class CPool(Structure):
     _fields_ = _fields(
-        (POINTER(c_void_p), "keys values"), (c_int64, "num_layers num_pages page_size kv_heads key_dim value_dim"), (c_int32, "element")
+        (POINTER(c_void_p), "keys values"),
+        (c_int64, "layers_per_page num_pages page_size kv_heads key_dim value_dim"),
+        (c_int32, "element"),
     )
 
 
@@ -117,7 +119,7 @@ class CStep(Structure):
     _fields_ = _fields(
         (c_void_p, "token_ids positions slots qo_indptr kv_indptr kv_indices last_page_len"),
         (c_void_p, "logits_indices last_tokens input_rows output_rows hidden sampled draw_params"),
-        (c_int64, "num_tokens num_rows num_logits num_last_tokens num_input_rows num_output_rows"),
+        (c_int64, "num_tokens num_rows num_logits num_last_tokens num_input_rows num_output_rows num_groups"),
     )
 
 

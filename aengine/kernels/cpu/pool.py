@@ -14,23 +14,23 @@ from aengine.kernels.warm_memory import lazy_bytes
 
 
 class KvPool:
-    """Pages of keys and values of all layers, initially zero; memory is committed when it is first written."""
+    """Pages of keys and values, initially zero; memory is committed when it is first written."""
 
     def __init__(
-        self, *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
+        self, *, layers_per_page: int, num_pages: int, page_size: int, num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
     ) -> None:
         """`page_size` is in tokens, fastest if a multiple of 16; `key_dim` and `value_dim` are the widths of a head of the model.
         `dtype` is bfloat16 or float32."""
         self.num_pages = num_pages
         widths = stored_dim(key_dim), stored_dim(value_dim)
         sizes = [num_pages * page_size * num_kv_heads * width * dtype.itemsize for width in widths]
-        self._memory = [lazy_bytes(size) for size in sizes for _ in range(num_layers)]
+        self._memory = [lazy_bytes(size) for size in sizes for _ in range(layers_per_page)]
         pointers = [memory.ctypes.data for memory in self._memory]
-        keys, values = (c_void_p * num_layers)(*pointers[:num_layers]), (c_void_p * num_layers)(*pointers[num_layers:])
-        self.c = CPool(keys, values, num_layers, num_pages, page_size, num_kv_heads, *widths, ELEMENTS[dtype])
+        keys, values = ((c_void_p * layers_per_page)(*part) for part in (pointers[:layers_per_page], pointers[layers_per_page:]))
+        self.c = CPool(keys, values, layers_per_page, num_pages, page_size, num_kv_heads, *widths, ELEMENTS[dtype])
 
     def copy_pages(self, workspace: Workspace, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
-        """Copies page sources[i] to page destinations[i] in all layers; all sources are read before any destination is written.
+        """Copies page sources[i] to page destinations[i]; all sources are read before any destination is written.
 
         No page is twice a destination. Raises ValueError for pages that are not in the pool.
         """
@@ -49,5 +49,5 @@ def stored_dim(head_dim: int) -> int:
 
 
 def page_bytes(page_size: int, num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype) -> int:
-    """Bytes of a page in one layer."""
+    """Bytes of a page for each of its layers."""
     return page_size * num_kv_heads * (stored_dim(key_dim) + stored_dim(value_dim)) * dtype.itemsize

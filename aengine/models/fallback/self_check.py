@@ -66,7 +66,8 @@ class _Check:
         """[T, vocab_size] float32 of each prompt."""
         spec = self._backend.spec
         width = -(-max(map(len, prompts)) // spec.page_size)
-        table = np.random.default_rng(1).permutation(np.arange(1, 1 + len(prompts) * width, dtype=np.int32)).reshape(len(prompts), width)
+        shape = (spec.num_groups, len(prompts), width)
+        table = np.random.default_rng(1).permutation(np.arange(1, 1 + np.prod(shape), dtype=np.int32)).reshape(shape)
         self._backend.allocate(1 + table.size)
         computed = np.zeros(len(prompts), dtype=np.int32)
         parts: list[list[Tensor]] = [[] for _ in prompts]

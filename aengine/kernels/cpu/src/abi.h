@@ -117,7 +117,7 @@ struct AttentionOp {
   const float* sinks;    // [heads], logits that take part in the softmax without a value; null: none
   Norm q_norm, k_norm;   // of each head; without a weight: none
   i64 norm_stride;       // from the weights and biases of one head's norm to those of the next; 0: all heads share them
-  i64 layer;             // of the pool
+  i64 group, place;      // of the layer, see Pool
   i64 heads, kv_heads, key_dim, value_dim, rotary_dim;
   i64 window;                  // latest positions that a query attends to, itself included; 0: all
   i64 key_first, value_first;  // columns of their buffers
@@ -171,13 +171,13 @@ struct Model {
   i32 element;
 };
 
-// Pages of all layers. Where page_size is a multiple of 16 a page of a layer is, for each KV head, blocks of 16 tokens:
+// Pages of layers_per_page layers: each layer has a place in the pages of its group. Where page_size is a multiple of 16 a page of a layer is, for each KV head, blocks of 16 tokens:
 // keys [key_dim / 2][16][2] and values [8][value_dim][2] in bf16, keys [key_dim][16] and values [16][value_dim] in float32.
 // Otherwise it is [kv_heads][page_size][key_dim], and the same of values. Both widths are multiples of 16; what a head does not fill is zero.
 struct Pool {
-  void* const* keys;  // [num_layers]
+  void* const* keys;  // [layers_per_page]
   void* const* values;
-  i64 num_layers, num_pages, page_size, kv_heads, key_dim, value_dim;
+  i64 layers_per_page, num_pages, page_size, kv_heads, key_dim, value_dim;
   i32 element;
 };
 
@@ -193,10 +193,10 @@ struct DrawParams {
 struct Step {
   i32* token_ids;  // [num_tokens]
   const i32* positions;
-  const i32* slots;
+  const i32* slots;  // [num_groups, num_tokens]
   const i32* qo_indptr;  // [num_rows + 1]
   const i32* kv_indptr;
-  const i32* kv_indices;
+  const i32* kv_indices;  // [num_groups, kv_indptr[num_rows]]
   const i32* last_page_len;
   const i32* logits_indices;      // [num_logits], the tokens of the step whose hidden states or next tokens are computed
   i32* last_tokens;               // [num_last_tokens], the last token of each row
@@ -205,7 +205,10 @@ struct Step {
   void* hidden;                   // [num_logits, stride of the hidden buffer]; null: not stored
   i64* sampled;                   // [num_logits], the next token of each; null: nothing is sampled
   const DrawParams* draw_params;  // [num_logits], how each is sampled; null: greedy
-  i64 num_tokens, num_rows, num_logits, num_last_tokens, num_input_rows, num_output_rows;
+  i64 num_tokens, num_rows, num_logits, num_last_tokens, num_input_rows, num_output_rows, num_groups;
+
+  const i32* group_slots(i64 group) const { return slots + group * num_tokens; }
+  const i32* group_pages(i64 group) const { return kv_indices + group * kv_indptr[num_rows]; }
 };
 
 constexpr i64 PANEL = 64;  // output columns

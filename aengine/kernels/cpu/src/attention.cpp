@@ -160,7 +160,7 @@ class TileAttention {
 
   TileAttention(const AttentionOp& op, const LayerPages<E>& pages, const Step& step, const Tile& tile, E* gathered)
       : op_(op), pages_(pages), tile_(tile), group_(op.heads / op.kv_heads), gathered_(gathered) {
-    page_ids_ = step.kv_indices + step.kv_indptr[tile.row];
+    page_ids_ = step.group_pages(op.group) + step.kv_indptr[tile.row];
     first_token_ = step.qo_indptr[tile.row];
     start_ = sequence_length(step, tile.row, pages.page_size) - (step.qo_indptr[tile.row + 1] - first_token_);
     end_ = position(tile.count - 1) + 1;
@@ -292,7 +292,7 @@ class TileAttention {
 template <class E>
 void attend(const Member& member, const AttentionOp& op, const Pool& pool, const Step& step, const StepRows<E>& rows,
             const AttentionPlan& plan, const Buffers& space) {
-  const LayerPages<E> pages = layer_pages<E>(pool, op.layer);
+  const LayerPages<E> pages = layer_pages<E>(pool, op.place);
   const i64 dim = pages.value_dim, kv_heads = pages.kv_heads;
   E* gathered = pages.blocked() ? nullptr : space.gathered.as<E>() + member.index() * gathered_elements(pool);
   const i64 head_runs = ceil_div(kv_heads, plan.heads_per_task);

@@ -65,8 +65,8 @@ struct LayerPages {
 };
 
 template <class E>
-LayerPages<E> layer_pages(const Pool& pool, i64 layer) {
-  E *keys = static_cast<E*>(pool.keys[layer]), *values = static_cast<E*>(pool.values[layer]);
+LayerPages<E> layer_pages(const Pool& pool, i64 place) {
+  E *keys = static_cast<E*>(pool.keys[place]), *values = static_cast<E*>(pool.values[place]);
   return {keys, values, pool.kv_heads, pool.key_dim, pool.value_dim, pool.page_size};
 }
 

@@ -40,7 +40,8 @@ void write_padded(const LayerPages<E>& pages, i64 slot, i64 head, const Attentio
 // A task is up to 16 tokens of one KV head and its query heads, so that their writes to a page stay in the L1 cache.
 template <class E>
 void rotate_and_write(const Member& member, const AttentionOp& op, const Pool& pool, const Step& step, const StepRows<E>& rows) {
-  const LayerPages<E> pages = layer_pages<E>(pool, op.layer);
+  const LayerPages<E> pages = layer_pages<E>(pool, op.place);
+  const i32* slots = step.group_slots(op.group);
   const i64 dim = op.key_dim, group = op.heads / op.kv_heads, num_tokens = step.num_tokens;
   const auto norm_of = [&](Norm norm, i64 head) {
     if (norm.weight) norm.weight += head * op.norm_stride;
@@ -59,7 +60,7 @@ void rotate_and_write(const Member& member, const AttentionOp& op, const Pool& p
         rotate_head(query + q * dim, dim, norm_of(op.q_norm, q), op.rotary_dim, cos_sin);
       }
       rotate_head(key, dim, norm_of(op.k_norm, head), op.rotary_dim, cos_sin);
-      if (step.slots[token] >= 0) write_padded(pages, step.slots[token], head, op, key, value);
+      if (slots[token] >= 0) write_padded(pages, slots[token], head, op, key, value);
     }
   });
 }

@@ -14,6 +14,8 @@ namespace aengine {
 inline Status check_tokens(const Model& model, const Pool& pool, const Step& step) {
   for (i64 i = 0; i < step.num_tokens; i++) {
     if (step.positions[i] < 0 || step.positions[i] >= model.num_positions) return BAD_POSITION;
+  }
+  for (i64 i = 0; i < step.num_groups * step.num_tokens; i++) {
     if (step.slots[i] < -1 || step.slots[i] >= pool.num_pages * pool.page_size) return BAD_SLOT;
   }
   return OK;
@@ -46,9 +48,9 @@ inline Status check_rows(const Pool& pool, const Step& step) {
     const i64 queries = step.qo_indptr[row + 1] - step.qo_indptr[row], last = step.last_page_len[row];
     if (queries < 0 || step.kv_indptr[row + 1] <= step.kv_indptr[row] || last < 1 || last > pool.page_size) return BAD_ROW_LENGTH;
     if (sequence_length(step, row, pool.page_size) < queries) return BAD_ROW_LENGTH;
-    for (i64 i = step.kv_indptr[row]; i < step.kv_indptr[row + 1]; i++) {
-      if (step.kv_indices[i] < 0 || step.kv_indices[i] >= pool.num_pages) return BAD_PAGE;
-    }
+  }
+  for (i64 i = 0; i < step.num_groups * step.kv_indptr[step.num_rows]; i++) {
+    if (step.kv_indices[i] < 0 || step.kv_indices[i] >= pool.num_pages) return BAD_PAGE;
   }
   return OK;
 }
