@@ -49,7 +49,7 @@ def _spec(reader: ConfigReader, family: str, architecture: str, block: Experts) 
 
 def _mscale(reader: ConfigReader) -> float:
     """What queries and keys are multiplied with for a context that YaRN extends, as `transformers` has it."""
-    rope = reader.get("rope_scaling") or reader.get("rope_parameters", {})
+    rope = reader.get("rope_scaling") or reader.get("rope_parameters") or {}
     weight = rope.get("mscale_all_dim")
     if rope.get("rope_type", rope.get("type", "default")) == "default" or not weight:
         return 1.0
