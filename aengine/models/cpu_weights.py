@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from aengine.kernels.cpu.library import ELEMENTS, Workspace
-from aengine.kernels.cpu.packing import PackedLinear, PackedLinears
+from aengine.kernels.cpu.library import Workspace
+from aengine.kernels.cpu.packing import PackedLinear, PackedLinears, as_packable
 from aengine.kernels.warm_memory import Allocate
-from aengine.models.named_weights import named_weights
+from aengine.models.named_weights import NEVER_INT8, named_weights
 from aengine.models.spec import ModelSpec
 
 _TABLES = ("embedding", "positions")  # rows are read by number
@@ -78,23 +78,13 @@ class PackedWeights:
         if name in ("router", "shared_gate"):
             self._routers.setdefault(f"{layer}.router", []).extend(parts)
             return
-        dtypes = {part.dtype for part in parts}
-        packable = parts if len(dtypes) == 1 and dtypes <= ELEMENTS.keys() else [part.to(self.dtype) for part in parts]
-        interleaved = stem.endswith("gate_up")
-        kernels, threads = workspace.kernels, workspace.threads
+        kernels, dtype, threads = workspace.kernels, self.dtype, workspace.threads
+        options = {"interleaved": name == "gate_up", "int8": int8 and name not in NEVER_INT8}
         if count is None:
-            self.linears[stem] = PackedLinear(
-                kernels, packable, dtype=self.dtype, threads=threads, interleaved=interleaved, int8=int8, allocate=allocate
-            )
+            packable = as_packable(parts, dtype)
+            self.linears[stem] = PackedLinear(kernels, packable, dtype=dtype, threads=threads, allocate=allocate, **options)
         else:
-            self.grouped[stem] = PackedLinears(
-                *(kernels, packable, count),
-                dtype=self.dtype,
-                threads=threads,
-                interleaved=interleaved,
-                int8=int8 and name not in ("key_up", "value_up"),  # they would be quantised by rows of all heads
-                allocate=allocate,
-            )
+            self.grouped[stem] = PackedLinears(kernels, parts, count, dtype=dtype, threads=threads, allocate=allocate, **options)
 
     def _pack_router(self, workspace: Workspace, stem: str, parts: Sequence[Tensor]) -> None:
         """The gate of the shared experts is the last row of the router. Never quantised, and wide if the checkpoint has it so."""

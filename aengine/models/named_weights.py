@@ -203,11 +203,16 @@ def kv_scale_of(source: str, spec: ModelSpec) -> tuple[int, str] | None:
     return int(match[1]), match[2] or match[3] or match[4]
 
 
+NEVER_INT8 = frozenset({"positions", "router", "shared_gate", "key_up", "value_up"})
+"""Matrices that are read row by row, decide which weights are read, or multiply heads, which would be quantised together."""
+
+
 def weight_bytes(spec: ModelSpec, itemsize: int, *, int8: bool) -> int:
-    """Bytes of all weights with `itemsize` bytes per value; with `int8`, 1 byte per value of a matrix that is multiplied."""
+    """Bytes of all weights with `itemsize` bytes per value; with `int8`, 1 byte per value of a matrix that can be int8."""
     total = 0
     for name, weight in named_weights(spec).items():
-        quantized = int8 and len(weight.shape) > 1 and name != "positions.weight" and (spec.tied_head or name != "embedding.weight")
+        stem = name.removesuffix(".weight").rpartition(".")[2]
+        quantized = int8 and len(weight.shape) > 1 and stem not in NEVER_INT8 and (spec.tied_head or stem != "embedding")
         total += math.prod(weight.shape) * (1 if quantized else itemsize)
     return total
 

@@ -204,6 +204,18 @@ def test_heads(kernels: CpuKernels, dtype: torch.dtype, num_heads: int, width: i
         assert_close(heads[..., copied:], torch.einsum("mhi,hoi->mho", x[..., copied:].float(), weight.float()), dtype)
 
 
+@pytest.mark.parametrize("int8", [False, True])
+def test_packing_converts_what_the_kernels_do_not_pack(some_kernels: CpuKernels, int8: bool) -> None:
+    """Parts in float16, and parts of several dtypes."""
+    rows = torch.randn(3 * 20, 32).half()
+    for parts in (in_parts(rows), [rows[:25].bfloat16(), rows[25:]]):
+        packed = PackedLinears(some_kernels, parts, 3, dtype=torch.bfloat16, threads=1, int8=int8)
+        for linear, matrix in zip(packed.linears, torch.cat([part.bfloat16() for part in parts]).split(20), strict=True):
+            alone = PackedLinear(some_kernels, [matrix], dtype=torch.bfloat16, threads=1, int8=int8)
+            assert (linear.words == alone.words).all()
+            assert torch.equal(linear.scales, alone.scales)
+
+
 def in_parts(rows: Tensor) -> list[Tensor]:
     """Cut where no matrix ends."""
     return list(rows.split(max(1, len(rows) // 3 + 1)))

@@ -109,7 +109,10 @@ class PackedLinears:
         int8: bool = False,
         allocate: Allocate = lazy_bytes,
     ) -> None:
-        """Packs the rows of `parts`, which are those of `count` matrices one after another, as `PackedLinear` does."""
+        """Packs the rows of `parts`, which are those of `count` matrices one after another, as `PackedLinear` does.
+
+        Parts of other dtypes are converted one matrix at a time, so that a mapped file is never in memory as a whole.
+        """
         rows, left = divmod(sum(len(part) for part in parts), count)
         if left or not rows:
             raise ValueError(f"{rows * count + left} rows are not those of {count} matrices")
@@ -123,7 +126,7 @@ class PackedLinears:
 
         options = {"interleaved": interleaved, "int8": int8}
         for index in range(count):
-            matrix = _cut(parts, index * rows, (index + 1) * rows)
+            matrix = as_packable(_cut(parts, index * rows, (index + 1) * rows), dtype)
             self.linears.append(PackedLinear(kernels, matrix, dtype=dtype, threads=threads, allocate=allocate_next, **options))
         self.c = (CPackedLinear * count)(*(linear.c for linear in self.linears))
 
@@ -137,6 +140,12 @@ class PackedLinears:
     @property
     def nbytes(self) -> int:
         return sum(linear.nbytes for linear in self.linears)
+
+
+def as_packable(parts: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
+    """The parts, of `dtype` if they have several dtypes or one that the kernels do not pack."""
+    dtypes = {part.dtype for part in parts}
+    return parts if len(dtypes) == 1 and dtypes <= ELEMENTS.keys() else [part.to(dtype) for part in parts]
 
 
 def _cut(parts: Sequence[Tensor], begin: int, end: int) -> list[Tensor]:
