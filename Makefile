@@ -31,13 +31,13 @@ test-slow: $(DEV) ## run the slow ones: more seeds of what is random, and floods
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 # What depends on the kernels: tokens of runner and engine against Transformers, and decoding. `make test` runs them at the best level.
-LEVEL_TESTS := tests/runner/test_greedy.py tests/runner/test_decoding_runner.py tests/engine/test_demo_model.py tests/engine/test_decoding.py
+LEVEL_TESTS := tests/models/test_families.py tests/runner/test_greedy.py tests/runner/test_decoding_runner.py tests/engine/test_demo_model.py tests/engine/test_decoding.py
 test-levels: $(DEV) ## run the tests of the model at every other build level of the CPU kernels, and without them
 	@$(MAKE) --no-print-directory test-level-torch $$($(BIN)/python -c 'from aengine.kernels.cpu.levels import supported_levels; print(*(f"test-level-{one.value}" for one in supported_levels()[1:]))')
 
 test-level-%: $(DEV)
 	@echo "AENGINE_CPU_LEVEL=$*"
-	@AENGINE_CPU_LEVEL=$* $(BIN)/python -m pytest -q $(LEVEL_TESTS) -k "not trio"
+	@AENGINE_CPU_LEVEL=$* $(BIN)/python -m pytest -q $(LEVEL_TESTS) -k "not trio and not torch_native"
 
 # What compiles for a GPU without one, also with the Triton that the oldest supported torch brings.
 OLDEST_TRITON := triton-3.6.0
