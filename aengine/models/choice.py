@@ -6,6 +6,7 @@ import logging
 import pathlib
 
 from aengine.errors import ModelLoadError
+from aengine.models.config_reader import NotNativeError
 from aengine.models.fallback.spec import FallbackSpec
 from aengine.models.model_config import load_spec
 from aengine.models.named_weights import num_active_parameters, num_parameters
@@ -24,7 +25,7 @@ def find_spec(model_dir: pathlib.Path, model_impl: str, max_model_len: int | Non
     if model_impl != "transformers":
         try:
             return load_spec(model_dir, max_model_len)
-        except ModelLoadError as error:
+        except NotNativeError as error:
             if model_impl == "native":
                 raise
             reason = str(error)
@@ -35,7 +36,7 @@ def find_spec(model_dir: pathlib.Path, model_impl: str, max_model_len: int | Non
     except ModelLoadError as error:
         if model_impl == "transformers":
             raise
-        raise ModelLoadError(f"{reason}; the transformers implementation cannot run it either: {error}") from error
+        raise ModelLoadError(f"{reason}; transformers cannot run it either: {error}") from error
     _log.warning("the model runs in the code of transformers, without our CPU kernels and fused operations, which is slower (%s)", reason)
     return spec
 

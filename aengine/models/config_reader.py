@@ -25,6 +25,10 @@ _ACTIVATIONS = {
 }
 
 
+class NotNativeError(ModelLoadError):
+    """A model that no native implementation runs, although its config.json may be right: transformers may run it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigReader:
     config: Mapping[str, Any]
@@ -92,15 +96,15 @@ class ConfigReader:
         return value
 
     def refuse(self, **expected: Any) -> None:
-        """Raises ModelLoadError for a key that has another value than the one given here, which is the only one that is supported."""
+        """Raises NotNativeError for a key that has another value than the one given here, which is the only one that is supported."""
         for key, value in expected.items():
             if self.get(key, value) != value:
-                raise ModelLoadError(f"{self.name(key)} {self.get(key)!r} in config.json is not supported; supported is {value!r}")
+                raise NotNativeError(f"{self.name(key)} {self.get(key)!r} in config.json is not supported; supported is {value!r}")
 
     def activation(self, key: str = "hidden_act", fallback: str = "silu") -> Activation:
         name = self.get(key, fallback)
         if not isinstance(name, str) or name not in _ACTIVATIONS:
-            raise ModelLoadError(f"{self.name(key)} {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
+            raise NotNativeError(f"{self.name(key)} {name!r} in config.json is not supported; supported are {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[name]
 
     def part(self, key: str, **changes: Any) -> ConfigReader:
@@ -120,7 +124,7 @@ class ConfigReader:
             raise ModelLoadError(f"layer_types in config.json has {count} entries for {self.name('num_hidden_layers')} {num_layers}")
         unknown = sorted({str(kind) for kind in kinds} - set(known))
         if unknown:
-            raise ModelLoadError(f"layer_types {unknown[0]!r} is not supported; supported are {', '.join(known)}")
+            raise NotNativeError(f"layer_types {unknown[0]!r} in config.json is not supported; supported are {', '.join(known)}")
         return kinds
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aengine.errors import InvalidRequestError, ModelLoadError
-from aengine.models.config_reader import ConfigReader, check_quantization, read_token_ids
+from aengine.models.config_reader import ConfigReader, NotNativeError, check_quantization, read_token_ids
 from aengine.models.families import FAMILIES
 from aengine.models.families.base import Family
 from aengine.models.json_file import read_json
@@ -41,10 +41,9 @@ def _family(config: Mapping[str, Any]) -> tuple[Family, str]:
     for family in FAMILIES.values():
         if family.architecture == architectures[0] if architectures else family.model_type == model_type:
             return family, family.architecture
-    supported = ", ".join(family.architecture for family in FAMILIES.values())
     if architectures:
-        raise ModelLoadError(f"architecture {architectures[0]!r} is not supported; supported are {supported}")
-    raise ModelLoadError(f"config.json has no architectures and its model_type {model_type!r} is not supported; supported are {supported}")
+        raise NotNativeError(f"architecture {architectures[0]!r} has no native implementation")
+    raise NotNativeError(f"config.json has no architectures, and its model_type {model_type!r} has no native implementation")
 
 
 def load_generation(model_dir: pathlib.Path, eos_token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], Mapping[str, Any]]:

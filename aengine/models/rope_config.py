@@ -13,7 +13,7 @@ import torch
 
 from aengine.errors import ModelLoadError
 from aengine.layers.rotary import RopeSpec, dynamic, llama3, unscaled, yarn
-from aengine.models.config_reader import ConfigReader, is_number
+from aengine.models.config_reader import ConfigReader, NotNativeError, is_number
 
 _DEFAULT_THETA = 10000.0
 _COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
@@ -46,10 +46,10 @@ def read_rope(
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     rope_type = "longrope" if rope_type == "su" else rope_type  # its first name
     if not isinstance(rope_type, str) or rope_type not in _KEYS:
-        raise ModelLoadError(f"rope type {rope_type!r} is not supported; supported are {', '.join(_KEYS)}")
+        raise NotNativeError(f"rope type {rope_type!r} in config.json is not supported; supported are {', '.join(_KEYS)}")
     unknown = sorted(set(parameters) - _COMMON_KEYS - set(_KEYS[rope_type].split()))
     if unknown:
-        raise ModelLoadError(f"rope parameter {unknown[0]!r} is not supported for rope type {rope_type!r}")
+        raise NotNativeError(f"rope parameter {unknown[0]!r} is not supported for rope type {rope_type!r}")
 
     def number(key: str, fallback: float | None = None) -> float:
         value = parameters.get(key, fallback)

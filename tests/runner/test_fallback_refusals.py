@@ -132,7 +132,7 @@ def test_what_nobody_knows(model_impl: str, tmp_path: pathlib.Path) -> None:
     with pytest.raises(ModelLoadError) as caught:
         ModelRunner(EngineConfig(model=str(tmp_path), model_impl=model_impl, load_format="dummy", device="cpu"), tmp_path)
     message = str(caught.value)
-    assert ("architecture 'NoSuchForCausalLM' is not supported" in message) == (model_impl != "transformers")
+    assert ("architecture 'NoSuchForCausalLM' has no native implementation" in message) == (model_impl != "transformers")
     assert ("transformers" in message) == (model_impl != "native")
     assert "\n" not in message
 
@@ -140,7 +140,7 @@ def test_what_nobody_knows(model_impl: str, tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"hidden_act": "tanh"}, "hidden_act 'tanh' is not supported; supported are silu"),
+        ({"hidden_act": "tanh"}, "hidden_act 'tanh' in config.json is not supported; supported are silu"),
         ({"rope_parameters": {"rope_type": "magic", "rope_theta": 1e4}}, "magic"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is not supported .quant_method 'gptq'."),
     ],

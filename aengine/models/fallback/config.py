@@ -27,7 +27,7 @@ def read_fallback(model_dir: pathlib.Path) -> FallbackSpec:
     try:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of many types
-        raise ModelLoadError(f"transformers does not know the model either: {_first_line(error)}") from error
+        raise ModelLoadError(f"transformers does not know the model: {_first_line(error)}") from error
     return probe(config)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aengine.errors import ModelLoadError
 from aengine.layers.rotary import RopeSpec
-from aengine.models.config_reader import ConfigReader, read_token_ids
+from aengine.models.config_reader import ConfigReader, NotNativeError, read_token_ids
 from aengine.models.rope_config import read_rope
 from aengine.models.spec import Attention, Layer, Mlp, ModelSpec, Norm, NormKind
 
@@ -103,7 +103,7 @@ def rope_and_context(reader: ConfigReader, head_dim: int, *, partial: bool = Fal
     rope, context = read_rope({**reader.config, **given}, head_dim, maximum, reader.max_model_len)
     rotated = 2 * len(rope.frequencies)
     if rotated != head_dim and not partial:
-        raise ModelLoadError(
+        raise NotNativeError(
             f"partial_rotary_factor {rotated / head_dim:g} in config.json is not supported for this family; supported is 1"
         )
     return rope, context

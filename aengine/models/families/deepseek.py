@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aengine.errors import ModelLoadError
-from aengine.models.config_reader import ConfigReader
+from aengine.models.config_reader import ConfigReader, NotNativeError
 from aengine.models.families.base import Family, Transform, decoder_spec, gated_mlp, rms_norm, rope_and_context
 from aengine.models.families.mixtures import DEEPSEEK_NAMES, dense_layers, experts, shared_experts, sigmoid_experts
 from aengine.models.spec import Experts, LatentAttention, Layer, ModelSpec, Norm
@@ -62,7 +62,7 @@ def _v2(reader: ConfigReader, architecture: str) -> ModelSpec:
     reader.refuse(scoring_func="softmax", norm_topk_prob=False, mlp_bias=False)
     method = reader.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
-        raise ModelLoadError(f"topk_method {method!r} in config.json is not supported; supported are greedy, group_limited_greedy")
+        raise NotNativeError(f"topk_method {method!r} in config.json is not supported; supported are greedy, group_limited_greedy")
     grouped = method == "group_limited_greedy"
     block = experts(
         reader,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from aengine.errors import ModelLoadError
-from aengine.models.config_reader import ConfigReader
+from aengine.models.config_reader import ConfigReader, NotNativeError
 from aengine.models.families.base import Family, attention, decoder_spec, gated_mlp, head_sizes, rms_norm, rope_and_context
 from aengine.models.spec import Layer, ModelSpec, QkNorm
 
@@ -54,7 +53,7 @@ def uniform_windows(reader: ConfigReader, window: int | None) -> list[int | None
     expected = "full_attention" if window is None else "sliding_attention"
     kinds = reader.layer_types(num_layers)
     if kinds is not None and set(kinds) != {expected}:
-        raise ModelLoadError(f"layer_types other than {expected} in every layer is not supported for this family")
+        raise NotNativeError(f"layer_types other than {expected} in every layer is not supported for this family")
     return [window] * num_layers
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from aengine.errors import ModelLoadError
-from aengine.models.config_reader import ConfigReader
+from aengine.models.config_reader import ConfigReader, NotNativeError
 from aengine.models.families.base import (
     LLAMA_NAMES,
     Family,
@@ -176,7 +176,7 @@ def _qwen3_moe(reader: ConfigReader, architecture: str) -> ModelSpec:
 
 def _olmoe(reader: ConfigReader, architecture: str) -> ModelSpec:
     if reader.get("clip_qkv") is not None:
-        raise ModelLoadError(f"clip_qkv {reader.get('clip_qkv')!r} in config.json is not supported; supported is null")
+        raise NotNativeError(f"clip_qkv {reader.get('clip_qkv')!r} in config.json is not supported; supported is null")
     block = experts(reader, size="intermediate_size", normalize=reader.flag("norm_topk_prob"))
     bias, norm = reader.flag("attention_bias"), QkNorm(rms_norm(reader), whole=True)
     return _spec(reader, "olmoe", architecture, block, qkv_bias=bias, output_bias=bias, qk_norm=norm)
