@@ -34,15 +34,15 @@ _log = logging.getLogger("aengine")
 def select_backend(name: str, spec: AttentionSpec) -> AttentionBackend:
     """The backend that `EngineConfig.attention_backend` names, with one log line that says which and why.
 
-    "auto" takes the first of flashinfer, triton and torch_native that can run on CUDA, and torch_native on a CPU. Raises ConfigError if the
-    named backend cannot run here.
+    "auto" takes the first that can run here: of flashinfer, triton and torch_native on CUDA, of cpu and torch_native on a CPU. Raises
+    ConfigError if the named backend cannot run here.
     """
     asked = name != "auto"
     if asked and name not in _MAKERS:
         raise ConfigError.of("attention_backend", f"{name!r} is not one of auto, {', '.join(_MAKERS)}")
     device = spec.device.type
     declined: list[str] = []
-    for candidate in [name] if asked else _MAKERS if device == "cuda" else ["torch_native"]:
+    for candidate in [name] if asked else _PREFERRED.get(device, ("torch_native",)):
         try:
             backend = _MAKERS[candidate](spec)
         except BackendUnavailableError as reason:
@@ -50,8 +50,7 @@ def select_backend(name: str, spec: AttentionSpec) -> AttentionBackend:
                 raise ConfigError.of("attention_backend", f"{name!r} is not possible here: {reason}") from reason
             declined.append(f"{candidate}: {reason}")
             continue
-        default = "the first choice on cuda" if device == "cuda" else f"the only backend for {device}"
-        _log.info("attention backend: %s (%s)", candidate, "asked for" if asked else "; ".join(declined) or default)
+        _log.info("attention backend: %s (%s)", candidate, "asked for" if asked else "; ".join(declined) or f"the first choice on {device}")
         return backend
     raise AssertionError("torch_native is always possible")
 
@@ -70,9 +69,17 @@ def _triton(spec: AttentionSpec) -> AttentionBackend:
     return TritonBackend(spec)
 
 
-# In order of preference on CUDA. Functions, so that the packages of a backend are imported only where it is tried.
+def _cpu(spec: AttentionSpec) -> AttentionBackend:
+    from aengine.attention.cpu import CpuBackend
+
+    return CpuBackend(spec)
+
+
+# Functions, so that the packages of a backend are imported only where it is tried.
 _MAKERS: Mapping[str, Callable[[AttentionSpec], AttentionBackend]] = {
+    "cpu": _cpu,
     "flashinfer": _flashinfer,
     "triton": _triton,
     "torch_native": TorchNativeBackend,
 }
+_PREFERRED = {"cuda": ("flashinfer", "triton", "torch_native"), "cpu": ("cpu", "torch_native")}

@@ -36,8 +36,6 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
         if value in devices and (devices[value] == "cpu") != on_cpu:
             raise ConfigError.of(name, f"{value!r} needs device {devices[value]}")
     fallback = isinstance(setup.spec, FallbackSpec)
-    if fallback and config.attention_backend == "cpu":
-        raise ConfigError.of("attention_backend", "'cpu' is not possible for a model that runs in the code of transformers")
     if on_cpu and config.attention_backend != "torch_native" and not fallback:
         try:
             return HostExecutor(setup, warm, check)

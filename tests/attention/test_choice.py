@@ -80,8 +80,14 @@ def test_a_fault_in_a_backend_is_not_taken_for_its_absence(monkeypatch: pytest.M
 
 
 def test_on_a_cpu(lines: Callable[[], list[str]]) -> None:
+    assert select_backend("auto", make_spec("cpu")).name == "cpu"
+    assert lines() == ["attention backend: cpu (the first choice on cpu)"]
+
+
+def test_on_a_cpu_without_kernels(monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]) -> None:
+    stand_in(monkeypatch, "cpu", "CpuBackend", unavailable("no compiler"))
     assert select_backend("auto", make_spec("cpu")).name == "torch_native"
-    assert lines() == ["attention backend: torch_native (the only backend for cpu)"]
+    assert lines() == ["attention backend: torch_native (cpu: no compiler)"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -101,7 +107,7 @@ def test_what_was_asked_for_is_not_replaced(
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ConfigError, match="attention_backend: 'flash' is not one of auto, flashinfer, triton, torch_native"):
+    with pytest.raises(ConfigError, match="attention_backend: 'flash' is not one of auto, cpu, flashinfer, triton, torch_native"):
         select_backend("flash", make_spec("cpu"))
 
 

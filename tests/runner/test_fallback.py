@@ -64,9 +64,8 @@ def test_a_type_generates_what_transformers_does(model_type: str, tmp_path: path
     model = save_model(tiny_config(model_type), tmp_path)
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, model.config.vocab_size, length).tolist() for length in LENGTHS]
-    runner = make_runner(tmp_path)
-    for chunk in (None, 5):
-        outputs, logits = generate(runner, prompts, chunk)
+    for chunk, backend in ((None, "cpu"), (5, "torch_native")):
+        outputs, logits = generate(make_runner(tmp_path, attention_backend=backend), prompts, chunk)
         check(model, prompts, outputs, logits)
     assert len({token for tokens in outputs for token in tokens}) > 30, "the reference is degenerate"
     assert max(map(len, outputs)) + max(LENGTHS) > 3 * WINDOW
@@ -75,7 +74,12 @@ def test_a_type_generates_what_transformers_does(model_type: str, tmp_path: path
 def test_graphs_give_the_same_tokens(tmp_path: pathlib.Path) -> None:
     """Decodes and steps with prompt tokens are recorded and replayed as those of a native model."""
     save_model(tiny_config("cwm"), tmp_path)
-    options: dict[str, Any] = {"max_num_seqs": 24, "kv_cache_memory": 64 << 20, "graph_sizes": (1, 5, 20)}
+    options: dict[str, Any] = {
+        "max_num_seqs": 24,
+        "kv_cache_memory": 64 << 20,
+        "graph_sizes": (1, 5, 20),
+        "attention_backend": "torch_native",
+    }
     config = EngineConfig(model=str(tmp_path), model_impl="transformers", dtype="float32", device="cpu", graph_tokens=64, **options)
     recorded = ModelRunner(config, tmp_path, EagerCapture)
     replays = count_replays(recorded)

@@ -1,0 +1,163 @@
+"""Attention by our CPU kernels, for models whose layers torch runs: each write and each attention is one call of the kernels.
+
+Owns what a call needs beside its tensors. The kernels run lists of operations on numbered buffers; here a list puts the tensors into
+buffers (as rows of embeddings, which are copied), and writes or attends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int64
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError
+from aengine.attention.metadata import AttentionMetadata
+from aengine.kernels.cpu import library
+from aengine.kernels.cpu.levels import KernelsUnavailableError
+from aengine.kernels.cpu.library import (
+    ELEMENTS,
+    MAX_KEY_DIM,
+    MAX_VALUE_DIM,
+    PANEL,
+    CAttentionOp,
+    CEmbedOp,
+    CModel,
+    CNorm,
+    COp,
+    CStep,
+    Workspace,
+    address,
+    check,
+    load_kernels,
+)
+from aengine.kernels.cpu.pool import KvPool, page_bytes
+
+_NO_ROWS = np.zeros(1, np.int32)
+
+
+class CpuBackend(AttentionBackend):
+    """Pages are those of `KvPool`. A workspace is for one thread."""
+
+    name = "cpu"
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        """Raises BackendUnavailableError for a model that the kernels do not support, and where they cannot be compiled."""
+        if spec.device.type != "cpu":
+            raise BackendUnavailableError(f"the CPU kernels do not run on {spec.device.type}")
+        if spec.dtype not in ELEMENTS or spec.cache_dtype != spec.dtype:
+            raise BackendUnavailableError(f"the CPU kernels are for bfloat16 and float32, not {spec.dtype} with KV of {spec.cache_dtype}")
+        if spec.head_dim % 2 or spec.head_dim > MAX_KEY_DIM or spec.value_dim > MAX_VALUE_DIM:
+            raise BackendUnavailableError(f"head_dim {spec.head_dim} is not an even number up to {MAX_VALUE_DIM}")
+        super().__init__(spec)
+        try:
+            self.workspace = Workspace(load_kernels(), torch.get_num_threads())
+        except KernelsUnavailableError as reason:
+            raise BackendUnavailableError(str(reason)) from reason
+        self.pool: KvPool | None = None
+
+    def bytes_per_page(self) -> int:
+        spec = self.spec
+        return spec.layers_per_page * page_bytes(spec.page_size, spec.num_kv_heads, spec.head_dim, spec.value_dim, spec.dtype)
+
+    def allocate(self, num_pages: int) -> None:
+        spec = self.spec
+        self.free()  # before the new pool is allocated
+        self.pool = KvPool(
+            layers_per_page=spec.layers_per_page,
+            num_pages=num_pages,
+            page_size=spec.page_size,
+            num_kv_heads=spec.num_kv_heads,
+            key_dim=spec.head_dim,
+            value_dim=spec.value_dim,
+            dtype=spec.dtype,
+        )
+
+    def free(self) -> None:
+        self.pool = None
+
+    def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
+        assert self.pool is not None, "allocated"
+        self.pool.copy_pages(self.workspace, sources, destinations)
+
+    def plan(self, metadata: AttentionMetadata) -> AttentionStep:
+        return _Step(self, metadata)
+
+    def graph_step(self, buffers: AttentionMetadata) -> None:
+        """The kernels are no operations of torch."""
+
+
+class _Step:
+    def __init__(self, backend: CpuBackend, metadata: AttentionMetadata) -> None:
+        layout = metadata.host
+        self._backend = backend
+        tokens = np.arange(layout.num_tokens, dtype=np.int32)
+        given = (tokens, layout.positions, layout.slot_mapping, layout.qo_indptr, layout.kv_indptr, layout.kv_indices, layout.last_page_len)
+        self._arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in (*given, tokens, _NO_ROWS, _NO_ROWS, _NO_ROWS)]
+        self._num_tokens = layout.num_tokens
+        self._c = CStep(
+            *map(address, self._arrays),
+            None,
+            None,
+            None,
+            layout.num_tokens,
+            layout.num_rows,
+            layout.num_tokens,
+            1,
+            0,
+            0,
+            len(layout.kv_indices),
+        )
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        spec = self._backend.spec
+        heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim)
+        op = CAttentionOp(None, None, CNorm(), CNorm(), 0, *spec.places[layer], *heads)
+        op.query, op.key, op.value = 0, 0, 1  # queries are neither normed nor rotated, so any buffer will do
+        self._run([key, value], (library.ROTATE, op), spec.num_kv_heads * spec.value_dim)
+
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        spec, scoring = self._backend.spec, self._backend.spec.scoring[layer]
+        scores = None if sinks is None else sinks.float().contiguous()
+        op = CAttentionOp(
+            *(None, None if scores is None else scores.data_ptr(), CNorm(), CNorm(), 0, *spec.places[layer]),
+            *(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim),
+            window=scoring.window or 0,
+            scale=scoring.scale,
+            soft_cap=scoring.soft_cap,
+            out=1,
+        )
+        width = spec.num_heads * spec.value_dim
+        return self._run([query], (library.ATTEND, op), width)[:, :width].view(-1, spec.num_heads, spec.value_dim)
+
+    def _run(self, inputs: list[Tensor], op: tuple[int, ctypes.Structure], width: int) -> Tensor:
+        """Runs `op` on the rows of `inputs` [T, heads, width], which become the first buffers. Returns the last buffer, of `width` columns
+        and padding."""
+        spec, pool, workspace = self._backend.spec, self._backend.pool, self._backend.workspace
+        assert pool is not None, "allocated"
+        rows = [one.flatten(1).contiguous() for one in inputs]
+        embeds = [CEmbedOp(one.data_ptr(), None, one.shape[1], buffer, 1.0) for buffer, one in enumerate(rows)]
+        program = [*((library.EMBED, embed) for embed in embeds), op]
+        widths = [*(one.shape[1] for one in rows), width]
+        strides = [-(-one // PANEL) * PANEL for one in widths]
+        model = CModel(
+            ops=(COp * len(program))(*(COp(kind, ctypes.addressof(item)) for kind, item in program)),
+            head=None,
+            strides=(c_int64 * len(strides))(*strides),
+            num_ops=len(program),
+            num_buffers=len(strides),
+            heads=spec.num_heads,
+            kv_heads=spec.num_kv_heads,
+            vocab=max(1, self._num_tokens),
+            num_positions=1 << 30,
+            hidden=len(strides) - 1,
+            element=ELEMENTS[spec.dtype],
+        )
+        out = torch.empty(self._num_tokens, strides[-1], dtype=spec.dtype)
+        self._c.hidden = out.data_ptr()
+        arguments = (ctypes.byref(model), ctypes.byref(pool.c), ctypes.byref(self._c), workspace.handle, workspace.threads)
+        check(workspace.kernels.run_layers(*arguments))
+        return out
