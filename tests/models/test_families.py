@@ -110,6 +110,22 @@ def test_recorded_steps(name: str, tmp_path: pathlib.Path) -> None:
     assert Driver(ModelRunner(config, tmp_path, EagerCapture), chunk=7).generate(expected.prompts, COUNT) == expected.tokens
 
 
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [({"dtype": "bfloat16"}, 0.2), pytest.param({"quantization": "int8"}, 0.4, marks=pytest.mark.slow)],
+    ids=["bfloat16", "int8"],
+)
+@pytest.mark.skipif(os.environ.get("AENGINE_CPU_LEVEL") == "torch", reason="AENGINE_CPU_LEVEL turns the CPU kernels off")
+def test_other_numbers(made: tuple[Case, Reference], options: dict[str, str], allowed: float) -> None:
+    """Logits of the longest prompt are near those of float32: rounding of every product, and now and then another expert."""
+    case, expected = made
+    runner = ModelRunner(config_of(case, expected.path, "auto", **options), expected.path)
+    seen = record_logits(runner)
+    Driver(runner, chunk=20).generate(expected.prompts[-1:], 1)
+    error = (seen[0][0] - expected.logits[-1][0]).norm() / expected.logits[-1][0].norm()
+    assert 1e-4 < error < allowed, error
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda(made: tuple[Case, Reference]) -> None:
