@@ -205,16 +205,15 @@ class TileAttention {
     }
   }
 
-  // Divides what was weighted by the total, to which the head's sink is added, in place, and stores it.
-  void put(const Rows<E>& rows, i64 r, float* weighted, float maximum, float total) const {
+  // Divides what was weighted by the total, to which the head's sink is added, and stores it.
+  void put(const Rows<E>& rows, i64 r, const float* weighted, float maximum, float total) const {
     float factor = 1.f / total;
     if (op_.sinks) {
       const float sink = op_.sinks[query_head(r)], top = sink > maximum ? sink : maximum, mine = std::exp(maximum - top);
       factor = mine / (total * mine + std::exp(sink - top));
     }
-    for (i64 i = 0; i < pages_.value_dim; i += LANES) store(weighted + i, load(weighted + i) * factor);
     E* end = rows.row(token(r)) + (query_head(r) + 1) * op_.value_dim;
-    store_first(weighted, op_.value_dim, end - op_.value_dim);
+    store_scaled(weighted, factor, op_.value_dim, end - op_.value_dim);
     const i64 padding = round_up(op_.heads * op_.value_dim, 16) - op_.heads * op_.value_dim;
     if (query_head(r) + 1 == op_.heads) memset(static_cast<void*>(end), 0, (size_t)padding * sizeof(E));
   }

@@ -15,16 +15,15 @@ void rotate_head(E* head, i64 head_dim, const Norm& norm, i64 rotary, const floa
     const Moments moments = moments_of(x, head_dim, norm.eps, norm.kind);
     for (i64 i = 0; i < head_dim; i += LANES) store(x + i, normed(x, i, norm, moments));
   }
-  if (cos_sin) {
-    const i64 half = rotary / 2;
-    const float *cos = cos_sin, *sin = cos_sin + half;
-    for (i64 i = 0; i < half; i++) {
-      y[i] = x[i] * cos[i] - x[half + i] * sin[i];
-      y[half + i] = x[half + i] * cos[i] + x[i] * sin[i];
-    }
-    memcpy(x, y, (size_t)rotary * sizeof(float));
+  if (!cos_sin) return store_scaled(x, 1.f, size, head);
+  const i64 half = rotary / 2;
+  const float *cos = cos_sin, *sin = cos_sin + half;
+  for (i64 i = 0; i < half; i++) {
+    y[i] = x[i] * cos[i] - x[half + i] * sin[i];
+    y[half + i] = x[half + i] * cos[i] + x[i] * sin[i];
   }
-  store_first(x, size, head);
+  if (rotary < size) memcpy(y + rotary, x + rotary, (size_t)(size - rotary) * sizeof(float));
+  store_scaled(y, 1.f, size, head);
 }
 
 // The key and the value of a head, wider by zeros in the pages where they do not fill them.

@@ -114,14 +114,14 @@ AE_INLINE void load_padded(const E* p, i64 size, float* out) {
   for (i64 j = 0; i + j < round_up(size, 16); j += LANES) store(out + i + j, load(rest + j));
 }
 
-// Stores the first `size` of `values`, which are readable to the next multiple of 16.
+// Stores the first `size` of `values` times `factor`; they are readable to the next multiple of 16.
 template <class E>
-AE_INLINE void store_first(const float* values, i64 size, E* p) {
+AE_INLINE void store_scaled(const float* values, float factor, i64 size, E* p) {
   i64 i = 0;
-  for (; i + LANES <= size; i += LANES) store(p + i, load(values + i));
+  for (; i + LANES <= size; i += LANES) store(p + i, load(values + i) * factor);
   if (i == size) return;
   E rest[LANES];
-  store(rest, load(values + i));
+  store(rest, load(values + i) * factor);
   memcpy(static_cast<void*>(p + i), rest, (size_t)(size - i) * sizeof(E));
 }
 
