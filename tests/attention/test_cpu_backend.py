@@ -33,7 +33,7 @@ def test_copied_pages() -> None:
     spec = make_spec(page_size=4)
     crowd = Crowd(spec, CpuBackend(spec), seed=3, num_rows=2)
     crowd.run([], {0: 6, 1: 1})
-    crowd.backend.copy_pages(crowd.table[0, 0, :2], crowd.table[0, 1, :2])
+    crowd.backend.copy_pages(crowd.table[:, 0, :2].flatten(), crowd.table[:, 1, :2].flatten())
     crowd.computed[1], crowd.stored[1] = crowd.computed[0], list(crowd.stored[0])
     crowd.run([0, 1], {})
 
