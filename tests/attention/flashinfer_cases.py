@@ -30,6 +30,7 @@ class Case:
     scores: tuple[tuple[float, float], ...] | None = None  # given: scale and soft cap by layer
     kv_scales: tuple[tuple[float, float], ...] | None = None  # given: the cache is float8
     dtype: torch.dtype = torch.bfloat16
+    places: tuple[tuple[int, int], ...] = ()
     decodes: float = 0.5  # the share of rows that decode, once they have tokens
 
     def spec(self, device: torch.device) -> AttentionSpec:
@@ -44,7 +45,12 @@ class Case:
             device=device,
             kv_dtype=torch.float8_e4m3fn if self.kv_scales else None,
             kv_scales=self.kv_scales,
+            places=self.places,
         )
+
+    @property
+    def num_groups(self) -> int:
+        return self.spec(CPU).num_groups
 
 
 # On a GPU each combination of head_dim, dtypes, window or none and soft cap or none is a module to build: minutes where none is cached.
@@ -57,6 +63,7 @@ CASES = [
     Case("groups of five", num_heads=10, num_kv_heads=2, dtype=torch.float16),
     Case("no groups", num_heads=3, num_kv_heads=3, head_dim=256, page_size=5),
     Case("windows", windows=(None, 1, 20, None, 20)),
+    Case("groups of layers", windows=(None, 9, 9, 20, 9), places=((0, 0), (1, 0), (1, 1), (2, 0), (3, 0))),
     Case("soft cap", soft_cap=0.7),
     Case("float8", windows=(None, None), kv_scales=((0.005, 0.5), (1.0, 1.0))),  # the first saturates
 ]
@@ -74,9 +81,9 @@ class Rows:
         self.case = case
         self.max_len = max_len
         self.rng = np.random.default_rng(seed)
-        per_row = -(-max_len // case.page_size)
-        self.num_pages = 1 + NUM_ROWS * per_row
-        self.table = (1 + self.rng.permutation(NUM_ROWS * per_row)).reshape(1, NUM_ROWS, per_row).astype(np.int32)
+        shape = case.num_groups, NUM_ROWS, -(-max_len // case.page_size)
+        self.num_pages = 1 + int(np.prod(shape))
+        self.table = (1 + self.rng.permutation(self.num_pages - 1)).reshape(shape).astype(np.int32)
         self.computed = np.zeros(NUM_ROWS, dtype=np.int32)
 
     def prefills(self, lengths: np.ndarray) -> StepLayout:
@@ -120,7 +127,7 @@ class Pair:
         """Fills all pages but page 0 with NaN, as a former owner may leave them: one row owns them all."""
         case = self.case
         length = (num_pages - 1) * case.page_size
-        table = np.arange(1, num_pages, dtype=np.int32)[None, None, :]
+        table = np.tile(np.arange(1, num_pages, dtype=np.int32), (case.num_groups, 1, 1))
         zero = np.zeros(1, dtype=np.int32)
         layout = build_layout(zero, 0, zero, np.array([length], dtype=np.int32), table, case.page_size)
         metadata = on(self.device, layout)
@@ -170,23 +177,24 @@ def padded(layout: StepLayout, num_rows: int) -> StepLayout:
     more = num_rows - layout.num_rows
     tail = np.arange(1, more + 1, dtype=np.int32)
     ones, zeros = np.ones(more, dtype=np.int32), np.zeros(more, dtype=np.int32)
+    group_ones = np.ones((len(layout.kv_indices), more), dtype=np.int32)
     return dataclasses.replace(
         layout,
         num_decodes=num_rows,
         qo_indptr=np.arange(num_rows + 1, dtype=np.int32),
         kv_indptr=np.concatenate([layout.kv_indptr, layout.kv_indptr[-1] + tail]),
-        kv_indices=np.concatenate([layout.kv_indices, zeros[None]], axis=1),
+        kv_indices=np.concatenate([layout.kv_indices, 0 * group_ones], axis=1),
         last_page_len=np.concatenate([layout.last_page_len, ones]),
         seq_lens=np.concatenate([layout.seq_lens, ones]),
         positions=np.concatenate([layout.positions, zeros]),
-        slot_mapping=np.concatenate([layout.slot_mapping, -ones[None]], axis=1),
+        slot_mapping=np.concatenate([layout.slot_mapping, -group_ones], axis=1),
     )
 
 
 class Buffers:
     """What graphs of a fixed number of rows read: filled by a copy, as before each replay."""
 
-    def __init__(self, num_rows: int, num_indices: int, device: torch.device) -> None:
+    def __init__(self, num_rows: int, num_indices: int, device: torch.device, num_groups: int = 1) -> None:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
@@ -194,9 +202,9 @@ class Buffers:
         self.tensors = {
             "qo_indptr": zeros(num_rows + 1),
             "kv_indptr": zeros(num_rows + 1),
-            "kv_indices": zeros(1, num_indices),
+            "kv_indices": zeros(num_groups, num_indices),
             "last_page_len": zeros(num_rows),
-            "slot_mapping": zeros(1, num_rows),
+            "slot_mapping": zeros(num_groups, num_rows),
         }
 
     def metadata(self, layout: StepLayout) -> AttentionMetadata:

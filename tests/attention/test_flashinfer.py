@@ -76,14 +76,15 @@ def test_every_window_is_planned_once_per_step() -> None:
 
 
 @pytest.mark.parametrize("scales", [None, ((0.05, 0.25), (0.05, 0.25))])
-def test_graph_steps(scales: tuple[tuple[float, float], ...] | None) -> None:
+@pytest.mark.parametrize("places", [(), ((0, 0), (1, 0))], ids=["one group", "two groups"])
+def test_graph_steps(scales: tuple[tuple[float, float], ...] | None, places: tuple[tuple[int, int], ...]) -> None:
     """Two graphs over the same buffers, replayed with changing rows, lengths and padding, between eager steps."""
-    case = Case("graph", windows=(None, 20), kv_scales=scales)
+    case = Case("graph", windows=(None, 20), kv_scales=scales, places=places)
     pair, library = make(case)
     rows = Rows(case, 5)
     pair.allocate(rows.num_pages)
     pair.compare(rows.prefills(np.arange(14, 14 + NUM_ROWS)))
-    buffers = {size: Buffers(size, rows.num_pages + size, CPU) for size in (4, 8)}
+    buffers = {size: Buffers(size, rows.num_pages + size, CPU, case.num_groups) for size in (4, 8)}
     steps = {}
     for size, buffer in buffers.items():
         library.on_device(*buffer.tensors.values())

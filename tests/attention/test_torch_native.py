@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -79,6 +81,23 @@ def test_float8_without_scales_saturates(device: str) -> None:
     expected[0, 0, 0], expected[0, 1, 1] = -448.0, 16.0
     out = step.attend(0, torch.zeros(1, 6, 10, device=device))
     assert torch.equal(out.cpu(), expected.repeat_interleave(3, dim=1))
+
+
+GROUPS = {"scoring": (Scoring(0.8), *[Scoring(0.5, 7)] * 3), "places": ((0, 0), (1, 0), (1, 1), (2, 0))}
+"""Four layers, two in a page, the last place of which is of no layer in two groups."""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_groups_of_layers(device: str) -> None:
+    """Each has pages of its own, and gives back those behind its window."""
+    spec = dataclasses.replace(make_spec(device), **GROUPS)
+    assert (spec.num_groups, spec.layers_per_page) == (3, 2)
+    crowd = Crowd(spec, TorchNativeBackend(spec), seed=4)
+    assert crowd.backend.bytes_per_page() == 2 * 2 * 2 * 4 * 10 * 4
+    for _ in range(10):
+        crowd.run(*crowd.random_step(longest=12))
+    assert not crowd.table[1, crowd.computed > 40, 0].any()
+    assert crowd.table[0].all()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -31,6 +31,7 @@ def make_spec(
     sinks: bool = False,
     float8_scales: tuple[float, float] | None = None,
     value_dim: int = 0,
+    places: tuple[tuple[int, int], ...] = (),
 ) -> AttentionSpec:
     return AttentionSpec(
         num_heads=heads[0],
@@ -42,6 +43,7 @@ def make_spec(
         device=torch.device(device),
         kv_dtype=FLOAT8 if float8_scales else None,
         kv_scales=(float8_scales,) * len(windows) if float8_scales else None,
+        places=places,
         value_dim=value_dim,
     )
 
@@ -75,11 +77,12 @@ CASES = {
     "a latent cache in float8": {"heads": (3, 1), "head_dim": 24, "value_dim": 16, "float8_scales": (0.5, 0.25), "sinks": True},
     "float8": {"heads": (4, 2), "page_size": 4, "float8_scales": (0.5, 0.25)},
     "float16": {"heads": (2, 1), "dtype": torch.float16},
+    "groups of layers": {"heads": (2, 1), "windows": (None, 7), "places": ((0, 0), (1, 0))},
 }
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("case", slow_but(["windows by layer", "float8", "float16"], CASES))
+@pytest.mark.parametrize("case", slow_but(["windows by layer", "float8", "float16", "groups of layers"], CASES))
 def test_ragged_steps(device: str, case: str) -> None:
     """Prompts, chunks on a cached prefix and decodes in one step, then decodes alone."""
     spec = make_spec(device, **CASES[case])
@@ -225,7 +228,7 @@ class Buffers:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_graph_step_follows_its_buffers(device: str) -> None:
     """Lengths, rows and padding change beneath it; nothing is planned again."""
-    spec = make_spec(device, (2, 1), windows=(None, 9))
+    spec = make_spec(device, (2, 1), windows=(None, 9), places=((0, 0), (1, 0)))
     backend = make(spec)
     crowd = make_crowd(spec, backend, seed=4, num_rows=4)
     crowd.run([], {0: 37, 1: 3, 2: 16, 3: 1})

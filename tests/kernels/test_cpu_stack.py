@@ -14,6 +14,7 @@ from slow_cases import slow_but
 from torch import Tensor
 
 from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, StepLayout, TorchNativeBackend, build_layout
+from aengine.cache import LayerGroups, layer_groups
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.cpu.pool import KvPool
 from aengine.models.cpu_stack import DecoderStack, unsupported
@@ -158,6 +159,31 @@ def test_float32_gives_the_decoders_logits(kernels: CpuKernels, family: str, pag
     hidden = hidden_states(workspace, stack, pool_of(spec, torch.float32, page_size), steps)
     for mine, expected in zip(hidden, torch_logits(spec, weights, torch.float32, steps), strict=True):
         torch.testing.assert_close(stack.logits(workspace, mine), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_layers_in_groups_give_the_same_bits(kernels: CpuKernels, page_size: int) -> None:
+    """Each group has pages of its own; those behind its window are the reserved page. One layer of a page is not used."""
+    spec = tiny_spec("qwen3-partly-windowed")
+    weights, steps, workspace = random_weights(spec), layouts(page_size), Workspace(kernels, 2)
+    groups = LayerGroups((None, 9, 9), 1, ((0, 0), (1, 0), (2, 0)))
+    assert layer_groups(spec.windows) == groups
+    grouped = []
+    for layout in steps:
+        far = (num_pages(page_size) - 1) * np.arange(3)[:, None]
+        pages = (layout.kv_indices + far).astype(np.int32)
+        for row, end in enumerate(layout.seq_lens):
+            first_query = end - (layout.qo_indptr[row + 1] - layout.qo_indptr[row])
+            pages[1:, layout.kv_indptr[row] :][:, : max(0, first_query - 8) // page_size] = 0
+        grouped.append(dataclasses.replace(layout, kv_indices=pages, slot_mapping=(layout.slot_mapping + far * page_size).astype(np.int32)))
+    pool = {"num_kv_heads": 2, "key_dim": 16, "value_dim": 16, "page_size": page_size, "dtype": torch.float32}
+    big = KvPool(layers_per_page=1, num_pages=3 * num_pages(page_size), **pool)
+    expected = hidden_states(workspace, stack_of(workspace, spec, weights, torch.float32), pool_of(spec, torch.float32, page_size), steps)
+    stack = stack_of(workspace, spec, weights, torch.float32, groups=groups)
+    for mine, other in zip(hidden_states(workspace, stack, big, grouped), expected, strict=True):
+        assert torch.equal(mine, other)
+    with pytest.raises(ValueError, match="1 layer groups, not 3"):
+        hidden_states(workspace, stack, big, steps)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2"])
