@@ -1,4 +1,4 @@
-"""The blocks of the torch decoder that have one kind of weights each: norms, grouped-query attention, MLPs.
+"""Blocks of the torch decoder: norms, grouped-query attention, MLPs. Those of other kinds have files of their own.
 
 A block is built from its description and its layer's weights, and maps activations [T, hidden_size] to the same shape. Does not know
 where its result is added.

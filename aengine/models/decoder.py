@@ -6,7 +6,7 @@ block. Attention, KV and metadata come with the batch; weights come from outside
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -120,22 +120,25 @@ class _Layer:
         self._join_attention = _Join(layer.attention_norm, weights, "attention_norm", ops)
         self._join_mlp = _Join(layer.mlp_norm, weights, "mlp_norm", ops)
         self._shared_norm = layer.parallel and layer.mlp_norm is None
-        self._post_attention = _Join(layer.post_attention_norm, weights, "post_attention_norm", ops)
-        self._post_mlp = _Join(layer.post_mlp_norm, weights, "post_mlp_norm", ops)
+        self._post_attention = _norm_or_identity(layer.post_attention_norm, weights, "post_attention_norm", ops)
+        self._post_mlp = _norm_or_identity(layer.post_mlp_norm, weights, "post_mlp_norm", ops)
 
     def __call__(self, pending: Tensor | None, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """What is to be added to the residual, and the residual: [T, hidden_size] each. Those given are given up."""
         x, residual = self._join_attention(pending, residual)
-        attended = self._attention(x, batch.positions, batch.attention)
-        attended = self._post_attention(None, attended)[0]
+        attended = self._post_attention(self._attention(x, batch.positions, batch.attention))
         if self._parallel:
             x = x if self._shared_norm else self._join_mlp(None, residual)[0]
             return self._scaled(attended + self._mlp(x)), residual
         x, residual = self._join_mlp(self._scaled(attended), residual)
-        return self._scaled(self._post_mlp(None, self._mlp(x))[0]), residual
+        return self._scaled(self._post_mlp(self._mlp(x))), residual
 
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self._multiplier == 1.0 else x * self._multiplier
+
+
+def _norm_or_identity(norm: Norm | None, weights: Weights, name: str, ops: LayerOps) -> Callable[[Tensor], Tensor]:
+    return (lambda x: x) if norm is None else Normalize(norm, weights, name, ops)
 
 
 def _attention_block(
