@@ -6,7 +6,6 @@ sequence, nothing is written to it, and padding points at it.
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -44,6 +43,7 @@ class AttentionSpec:
     value_dim: int = 0  # of a head's values and results; 0: head_dim, which it becomes
     places: tuple[tuple[int, int], ...] = ()
     """By layer its group and which of the layers of a page it is, as in `LayerGroups`. None given: all layers are in one group."""
+    latent: bool = False  # a value is the last value_dim numbers of its key; a backend may store it there alone
 
     def __post_init__(self) -> None:
         if not self.value_dim:
@@ -65,7 +65,9 @@ class AttentionSpec:
 
     def scales(self, layer: int) -> tuple[float, float]:
         """The scales of a layer's K and V."""
-        return (1.0, 1.0) if self.kv_scales is None or self.cache_dtype.itemsize > 1 else self.kv_scales[layer]
+        if self.kv_scales is None or self.cache_dtype.itemsize > 1:
+            return 1.0, 1.0
+        return (self.kv_scales[layer][0],) * 2 if self.latent else self.kv_scales[layer]
 
 
 class AttentionStep(Protocol):
@@ -111,7 +113,7 @@ class AttentionBackend(ABC):
     def bytes_per_page(self) -> int:
         """Bytes of one page: K and V of `layers_per_page` layers."""
         spec = self.spec
-        widths = spec.head_dim + spec.value_dim
+        widths = spec.head_dim + (0 if spec.latent else spec.value_dim)
         return spec.layers_per_page * spec.page_size * spec.num_kv_heads * widths * spec.cache_dtype.itemsize
 
     def allocate(self, num_pages: int) -> None:
@@ -124,9 +126,12 @@ class AttentionBackend(ABC):
         def zeros(width: int) -> Tensor:
             return _zeros((*shape, width), spec.cache_dtype, spec.device)
 
-        shared = [(zeros(spec.head_dim), zeros(spec.value_dim)) for _ in range(spec.layers_per_page)]
-        self._tensors = list(itertools.chain(*shared))
-        self.caches = [PagedCache(*shared[index], *spec.scales(layer)) for layer, (_, index) in enumerate(spec.places)]
+        keys = [zeros(spec.head_dim) for _ in range(spec.layers_per_page)]
+        values = [each[..., -spec.value_dim :] if spec.latent else zeros(spec.value_dim) for each in keys]
+        self._tensors = keys if spec.latent else keys + values
+        self.caches = [
+            PagedCache(keys[index], values[index], *spec.scales(layer), spec.latent) for layer, (_, index) in enumerate(spec.places)
+        ]
 
     def free(self) -> None:
         """Frees what was allocated."""

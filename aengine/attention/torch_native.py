@@ -80,7 +80,8 @@ class _Step:
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         cache, slots = self._backend.caches[layer], self._slots[self._backend.spec.places[layer][0]]
-        for pages, scale, new in ((cache.keys, cache.key_scale, key), (cache.values, cache.value_scale, value)):
+        parts = [(cache.keys, cache.key_scale, key), (cache.values, cache.value_scale, value)]
+        for pages, scale, new in parts[:1] if cache.latent else parts:
             _put(pages, scale, slots, new if self._written is None else new.index_select(0, self._written))
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:

@@ -16,6 +16,7 @@ class PagedCache:
     values: Tensor
     key_scale: float = 1.0  # what a stored number is multiplied with; other than 1 for float8 alone
     value_scale: float = 1.0
+    latent: bool = False  # `values` are a view of the last numbers of `keys`
 
 
 @dataclass(frozen=True, slots=True)

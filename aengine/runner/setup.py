@@ -93,6 +93,7 @@ class ExecutorSetup:
             kv_scales=scales,
             value_dim=attention.value_dim,
             places=self.groups.places,
+            latent=isinstance(attention, LatentAttention),
         )
 
 

@@ -80,7 +80,7 @@ class Crowd:
             # Triton's interpreter rounds float8 wrongly where the mantissa overflows: numbers that it holds exactly
             drawn = drawn.to(spec.cache_dtype).float()
         query, key, value = drawn.to(spec.dtype).to(spec.device).split(heads, dim=1)
-        return query, key, value[..., : spec.value_dim]
+        return query, key, key[..., -spec.value_dim :] if spec.latent else value[..., : spec.value_dim]
 
     def run(self, decoding: list[int], prefilling: dict[int, int]) -> None:
         """Writes and attends in every layer, and compares."""

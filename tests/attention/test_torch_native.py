@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ def make_spec(
     float8: bool = False,
     scales: tuple[tuple[float, float], ...] | None = None,
     value_dim: int = 0,
+    latent: bool = False,
 ) -> AttentionSpec:
     return AttentionSpec(
         num_heads=6,
@@ -38,6 +40,7 @@ def make_spec(
         kv_dtype=FLOAT8 if float8 else None,
         kv_scales=scales,
         value_dim=value_dim,
+        latent=latent,
     )
 
 
@@ -57,11 +60,10 @@ def poison(crowd: Crowd) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("float8", [False, True])
-@pytest.mark.parametrize(("soft_cap", "value_dim"), [(0.0, 0), (1.5, 0), (0.0, 6)])
-def test_ragged_steps(device: str, float8: bool, soft_cap: float, value_dim: int) -> None:
-    spec = make_spec(
-        device, soft_cap=soft_cap, float8=float8, value_dim=value_dim, scales=((0.5, 0.03), (2.0, 1.0), (1.0, 1.0)) if float8 else None
-    )
+@pytest.mark.parametrize("widths", [{}, {"soft_cap": 1.5}, {"value_dim": 6}, {"value_dim": 6, "latent": True}], ids=str)
+def test_ragged_steps(device: str, float8: bool, widths: dict[str, Any]) -> None:
+    scales = ((0.5, 0.03), (2.0, 1.0), (1.0, 1.0)) if float8 else None
+    spec = make_spec(device, float8=float8, scales=scales, **widths)
     crowd = Crowd(spec, TorchNativeBackend(spec), seed=1)
     poison(crowd)
     for _ in range(8):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ def make_spec(
     float8_scales: tuple[float, float] | None = None,
     value_dim: int = 0,
     places: tuple[tuple[int, int], ...] = (),
+    latent: bool = False,
 ) -> AttentionSpec:
     return AttentionSpec(
         num_heads=heads[0],
@@ -45,6 +47,7 @@ def make_spec(
         kv_scales=(float8_scales,) * len(windows) if float8_scales else None,
         places=places,
         value_dim=value_dim,
+        latent=latent,
     )
 
 
@@ -73,8 +76,11 @@ CASES = {
     "sinks": {"heads": (6, 2), "page_size": 4, "windows": (None, 9), "sinks": True},
     "a page beyond a block": {"heads": (2, 1), "page_size": 64},
     "windows by layer": {"heads": (2, 1), "head_dim": 10, "page_size": 3, "windows": (None, 7)},
-    "a latent cache": {"heads": (20, 1), "head_dim": 40, "value_dim": 32, "windows": (None, 9)},
-    "a latent cache in float8": {"heads": (3, 1), "head_dim": 24, "value_dim": 16, "float8_scales": (0.5, 0.25), "sinks": True},
+    "narrow values": {"heads": (4, 2), "head_dim": 40, "value_dim": 32, "windows": (None, 9)},
+    "a latent cache": {"heads": (20, 1), "head_dim": 40, "value_dim": 32, "latent": True, "windows": (None, 9)},
+    "a latent cache in float8": {
+        **{"heads": (3, 1), "head_dim": 24, "value_dim": 16, "latent": True, "float8_scales": (0.5, 0.5), "sinks": True}
+    },
     "float8": {"heads": (4, 2), "page_size": 4, "float8_scales": (0.5, 0.25)},
     "float16": {"heads": (2, 1), "dtype": torch.float16},
     "groups of layers": {"heads": (2, 1), "windows": (None, 7), "places": ((0, 0), (1, 0))},
@@ -110,7 +116,8 @@ def test_ragged_steps(device: str, case: str) -> None:
 def test_long_steps(heads: tuple[int, int], head_dim: int, dtype: torch.dtype, float8_scales: tuple[float, float] | None) -> None:
     """With the blocks that are used, over rows longer than several of them."""
     value_dim = 512 if head_dim == 576 else head_dim
-    spec = make_spec("cuda", heads, head_dim, 16, (None, 300), dtype, float8_scales=float8_scales, value_dim=value_dim)
+    latent = head_dim == 576
+    spec = make_spec("cuda", heads, head_dim, 16, (None, 300), dtype, float8_scales=float8_scales, value_dim=value_dim, latent=latent)
     crowd = make_crowd(spec, make(spec, None), seed=head_dim, num_rows=8, max_len=1100)
     crowd.run([], {0: 1000, 1: 1, 2: 257, 3: 256})
     for _ in range(6):
@@ -161,10 +168,12 @@ def test_float8_saturates(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("float8_scales", [None, (1.0, 1.0)], ids=["", "float8"])
-def test_copied_pages(device: str, float8_scales: tuple[float, float] | None) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"float8_scales": (1.0, 1.0)}, {"heads": (4, 1), "value_dim": 8, "latent": True}], ids=["", "float8", "latent"]
+)
+def test_copied_pages(device: str, options: dict[str, Any]) -> None:
     """All sources are read before a destination is written: two pages change places."""
-    spec = make_spec(device, windows=(None, None), float8_scales=float8_scales)
+    spec = make_spec(device, windows=(None, None), **options)
     backend = make(spec)
     crowd = make_crowd(spec, backend, seed=3, num_rows=2, max_len=8)
     crowd.run([], {0: 8, 1: 3})
@@ -180,6 +189,7 @@ def test_bytes_per_page(device: str) -> None:
     assert make(make_spec(device, (4, 2), 16, 4, (None, 3))).bytes_per_page() == 2 * 2 * 2 * 4 * 16 * 4
     assert make(make_spec(device, (4, 2), 16, 4, (None, 3), float8_scales=(1.0, 1.0))).bytes_per_page() == 2 * 2 * 2 * 4 * 16
     assert make(make_spec(device, (4, 1), 40, 4, value_dim=32)).bytes_per_page() == (40 + 32) * 4 * 4
+    assert make(make_spec(device, (4, 1), 40, 4, value_dim=32, latent=True)).bytes_per_page() == 40 * 4 * 4
 
 
 class Buffers:

@@ -17,8 +17,9 @@ from aengine.attention.triton import TritonBackend
 from aengine.kernels.triton import attention as kernels
 kernels.runs_on = lambda device: True
 backend = TritonBackend(AttentionSpec(
-    num_heads={heads}, num_kv_heads={kv_heads}, head_dim={head_dim}, value_dim={value_dim}, page_size={page_size}, dtype=torch.{dtype},
-    scoring=(Scoring(0.1, {window}, {soft_cap}, {sinks}),), device=torch.device("cpu"), kv_dtype={kv_dtype},
+    num_heads={heads}, num_kv_heads={kv_heads}, head_dim={head_dim}, value_dim={value_dim}, latent={value_dim} > 0,
+    page_size={page_size}, dtype=torch.{dtype}, kv_dtype={kv_dtype},
+    scoring=(Scoring(0.1, {window}, {soft_cap}, {sinks}),), device=torch.device("cpu"),
 ))
 """
 _KERNELS = {"write_kernel": 1, "decode_kernel": 1, "combine_kernel": 1, "prefill_kernel": 1}

@@ -40,7 +40,7 @@ def write_kernel(
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """Grid (tokens): stores keys and values at a token's slot. LIMIT: the largest number of a float8 cache; 0 for others."""
+    """Grid (tokens): stores keys and values (none if VALUE_DIM is 0) at a slot. LIMIT: the largest number of a float8 cache, or 0."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     if slot < 0:
@@ -107,13 +107,14 @@ def _attend(
     KV_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     DIM: tl.constexpr,
+    LATENT: tl.constexpr,
     REST: tl.constexpr,
     REST_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Attention of queries at `position` [BLOCK_M] of a row over the keys `begin` to `end` in its `pages`. `query` [BLOCK_M, DIM] are their
-    last VALUE_DIM numbers, `query_rest` [BLOCK_M, REST_DIM] those before, if there are any.
+    last VALUE_DIM numbers, `query_rest` [BLOCK_M, REST_DIM] those before, if there are any. LATENT: values are the last numbers of keys.
 
     Returns the weighted sum of values [BLOCK_M, DIM], the sum of weights, and the largest score [BLOCK_M], by which weights are divided.
     """
@@ -130,10 +131,14 @@ def _attend(
         at = (page * PAGE_SIZE + source % PAGE_SIZE) * KV_HEADS + kv_head
         key_at = key_cache + (at * (REST + VALUE_DIM))[None, :]
         key = tl.load(key_at + REST + dim[:, None], mask=present[None, :] & within[:, None], other=0.0)
-        value = tl.load(value_cache + (at * VALUE_DIM)[:, None] + dim[None, :], mask=present[:, None] & within[None, :], other=0.0)
         if key.dtype != query.dtype:
             key = key.to(tl.float32).to(query.dtype)
-            value = value.to(tl.float32).to(query.dtype)
+        if LATENT:
+            value = tl.trans(key)
+        else:
+            value = tl.load(value_cache + (at * VALUE_DIM)[:, None] + dim[None, :], mask=present[:, None] & within[None, :], other=0.0)
+            if value.dtype != query.dtype:
+                value = value.to(tl.float32).to(query.dtype)
 
         scores = tl.dot(query, key, input_precision="ieee")
         if REST > 0:
@@ -191,6 +196,7 @@ def decode_kernel(
     GROUP: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     DIM: tl.constexpr,
+    LATENT: tl.constexpr,
     REST: tl.constexpr,
     REST_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -225,7 +231,7 @@ def decode_kernel(
     pages = kv_indices + first_page
     acc, total, top = _attend(
         q, q_rest, position, key_cache, value_cache, pages, kv_head, begin, end, scale,
-        WINDOW, SOFT_CAP, PAGE_SIZE, KV_HEADS, VALUE_DIM, DIM, REST, REST_DIM, BLOCK_M, BLOCK_N,
+        WINDOW, SOFT_CAP, PAGE_SIZE, KV_HEADS, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
     slot = (row.to(tl.int64) * num_splits + split) * (KV_HEADS * GROUP) + head
@@ -315,6 +321,7 @@ def prefill_kernel(
     GROUP: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     DIM: tl.constexpr,
+    LATENT: tl.constexpr,
     REST: tl.constexpr,
     REST_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -350,7 +357,7 @@ def prefill_kernel(
     pages = kv_indices + first_page
     acc, total, top = _attend(
         q, q_rest, position, key_cache, value_cache, pages, kv_head, low, high, scale,
-        WINDOW, SOFT_CAP, PAGE_SIZE, KV_HEADS, VALUE_DIM, DIM, REST, REST_DIM, BLOCK_M, BLOCK_N,
+        WINDOW, SOFT_CAP, PAGE_SIZE, KV_HEADS, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     if SINKS:
         fade, total = _with_sink(total, top, tl.load(sinks + head))
