@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import json
 import math
+import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from slow_cases import slow_but
 
+from aengine import AsyncEngine, Completion, SamplingParams
 from aengine.bench.floor import Machine, generation_seconds, step_work
 from aengine.bench.shapes import SHAPES, describe, shape_folder
 from aengine.bench.workload import nano_vllm
+from aengine.config import EngineConfig
 from aengine.engine.tokenizer import Tokenizer
 from aengine.layers.rotary import RopeSpec, llama3, unscaled
 from aengine.models.model_config import load_spec, read_spec
@@ -156,3 +163,25 @@ def test_the_floor_of_a_generation_is_that_of_its_steps(name: str) -> None:
         steps = [step_work(spec, [3, 4], [0, 0], 2, 2, 1), step_work(spec, [1, 1], [3, 4], 2, 2, 1), step_work(spec, [1], [5], 1, 2, 1)]
         expected = sum(work.seconds(machine) for work in steps)
         assert generation_seconds(spec, [3, 4], [2, 3], machine, 2, 1) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "name", slow_but({"gemma-3-1b", "gpt-oss-1.4b"}, ["llama-3.2-1b", "gemma-3-1b", "phi-4-mini-8l", "olmoe-6l", "gpt-oss-1.4b"])
+)
+def test_random_weights_keep_numbers_in_range(tmp_path: Path, name: str) -> None:
+    """Of the shape's width, with fewer layers and experts and half its feed-forward."""
+    shape = SHAPES[name]
+    changes = {"num_hidden_layers": 2, "vocab_size": 512, "intermediate_size": shape["intermediate_size"] // 2, "eos_token_id": None}
+    counts = {key: 8 for key in ("num_experts", "num_local_experts") if key in shape}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, **changes, **counts}))
+
+    async def run() -> Completion:
+        config = EngineConfig(model=str(tmp_path), load_format="dummy", device="cpu", kv_cache_memory=16 << 20, max_model_len=256)
+        async with AsyncEngine(config) as engine:
+            params = SamplingParams(temperature=0, max_tokens=8, detokenize=False, prompt_logprobs=0)
+            return await engine.generate(list(range(40)), params)
+
+    logprobs = [each.logprob for each in asyncio.run(run()).prompt_logprobs or () if each is not None]
+    assert len(logprobs) == 39
+    assert -30 < min(logprobs) < -6.3
+    assert statistics.stdev(logprobs) > 0.3
