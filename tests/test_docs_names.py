@@ -1,4 +1,4 @@
-"""What docs/architecture.md and docs/internals.md name is there."""
+"""What docs/architecture.md, docs/internals.md and docs/adding-a-model.md name is there."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_file(name: str) -> bool:
     return any((folder / name).exists() for folder in inside) or name in NAMES
 
 
-@pytest.mark.parametrize("document", ["architecture.md", "internals.md"])
+@pytest.mark.parametrize("document", ["architecture.md", "internals.md", "adding-a-model.md"])
 def test_files_and_names_in_the_document_are_there(document: str) -> None:
     text = (ROOT / "docs" / document).read_text(encoding="utf-8")
     quoted = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
@@ -42,3 +42,12 @@ def test_files_and_names_in_the_document_are_there(document: str) -> None:
     assert names
     assert not [name for name in sorted(files) if not is_file(name)]
     assert not [name for name in sorted(names) if name not in WORDS]
+
+
+def test_the_code_in_the_guide_is_that_of_the_repository() -> None:
+    text = (ROOT / "docs" / "adding-a-model.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    sources = [path.read_text(encoding="utf-8") for path in CODE if path.suffix == ".py"]
+    assert len(blocks) >= 3
+    for block in blocks:
+        assert any(block in source for source in sources), block
