@@ -14,7 +14,7 @@ import mixture_cases
 import plain_cases
 import pytest
 import torch
-from driver import Driver
+from driver import Driver, sampled
 from eager_capture import EagerCapture
 from family_cases import COUNT, Case, Reference, reference
 from torch import Tensor
@@ -108,6 +108,19 @@ def test_recorded_steps(name: str, tmp_path: pathlib.Path) -> None:
     assert Driver(runner, chunk=7).generate(expected.prompts, COUNT) == expected.tokens
     assert_near(seen[-1], torch.stack([logits[-1] for logits in expected.logits])[-len(seen[-1]) :])
     assert Driver(ModelRunner(config, tmp_path, EagerCapture), chunk=7).generate(expected.prompts, COUNT) == expected.tokens
+
+
+@pytest.mark.parametrize("name", ["gemma2", "cohere2", "granite"])
+def test_drawn_tokens(name: str, tmp_path: pathlib.Path) -> None:
+    """Scaled and capped logits are what tokens are drawn from, in the kernels as in torch."""
+    case = CASES[name]
+    prompts = reference(case, tmp_path).prompts
+    params = [sampled(seed, 0.5 + seed / 8, top_p=0.9 if seed % 2 else 1.0) for seed in range(len(prompts))]
+    drawn = []
+    for backend in BACKENDS:
+        runner = ModelRunner(config_of(case, tmp_path, backend), tmp_path)
+        drawn.append(Driver(runner).generate(prompts, COUNT, params))
+    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize(
