@@ -46,7 +46,7 @@ def test_files_and_names_in_the_document_are_there(document: str) -> None:
 
 def test_the_code_in_the_guide_is_that_of_the_repository() -> None:
     text = (ROOT / "docs" / "adding-a-model.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(?:python)?\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     sources = [path.read_text(encoding="utf-8") for path in CODE if path.suffix == ".py"]
     assert len(blocks) >= 3
     for block in blocks:
