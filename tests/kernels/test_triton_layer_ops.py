@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from triton_mode import DEVICES, INTERPRETED
 
+from aengine.kernels.triton.experts import Grouping
 from aengine.kernels.triton.layer_ops import TritonOps
 from aengine.layers.ops import ExpertLinear, LayerOps, TorchOps
 from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
@@ -156,3 +157,18 @@ def test_experts(device: str, dtype: torch.dtype, tokens: int, num_experts: int,
     assert (actual.dtype, actual.shape) == (torch.float32, (tokens, hidden))
     tolerance = 1e-5 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("tokens", "num_experts", "top_k"), [(1, 8, 3), (90, 5, 2), (70, 40, 8), (200, 2, 1)])
+def test_choices_are_sorted_and_cut(device: str, dtype: torch.dtype, tokens: int, num_experts: int, top_k: int) -> None:
+    """Blocks of one expert each, with all its choices in their order; experts without a choice have no block."""
+    liked = numbers(device, torch.float32, tokens, num_experts) + 4.0 * numbers(device, torch.float32, num_experts, seed=1)
+    chosen = liked.topk(top_k).indices
+    grouping = Grouping.of(chosen, num_experts)
+    flat = chosen.flatten().tolist()
+    assert grouping.order.tolist() == sorted(range(len(flat)), key=lambda choice: (flat[choice], choice))
+    found: dict[int, list[int]] = {}
+    for expert, first, end in zip(*(each.tolist() for each in (grouping.experts, grouping.firsts, grouping.ends)), strict=True):
+        if expert >= 0:
+            found.setdefault(expert, []).extend(grouping.order[first : min(end, first + grouping.block)].tolist())
+    assert found == {expert: [choice for choice, one in enumerate(flat) if one == expert] for expert in sorted(set(flat))}

@@ -25,14 +25,15 @@ def layer_ops(dtype, tokens, hidden, heads, kv_heads, head_dim, norms, positions
 """
 _EXPERTS = """
 import torch
-from aengine.kernels.triton.experts import Grouping, grouped_linear
+from aengine.kernels.triton.experts import Grouping, grouped_linear, weighted_sums
 
 def experts(dtype, tokens, hidden, inner, num_experts, top_k, biased):
     x = torch.zeros(tokens, hidden, dtype=dtype)
     grouping = Grouping.of(torch.zeros(tokens, top_k, dtype=torch.int64), num_experts)
     for rows, columns, depth, share in ((x, 2 * inner, hidden, top_k), (torch.zeros(tokens * top_k, inner, dtype=dtype), hidden, inner, 1)):
         weight = torch.zeros(num_experts, columns, depth, dtype=dtype)
-        grouped_linear(rows, weight, torch.zeros(num_experts, columns, dtype=dtype) if biased else None, grouping, share)
+        outputs = grouped_linear(rows, weight, torch.zeros(num_experts, columns, dtype=dtype) if biased else None, grouping, share)
+    weighted_sums(outputs, torch.zeros(tokens, top_k))
 """
 _DRAWS = """
 import torch
@@ -87,7 +88,7 @@ def test_layer_ops(model: str) -> None:
 @pytest.mark.parametrize(("model", "variants"), MIXTURES)
 def test_experts(model: str, variants: int) -> None:
     """Small and large blocks, whatever the number of tokens."""
-    assert AHEAD.kernels(model) == {"_grouped_linear": variants}
+    assert AHEAD.kernels(model) == {"_group_choices": variants, "_grouped_linear": variants, "_add_choices": 1}
     assert max(variant.shared_bytes for variant in AHEAD.variants(model)) <= 99 << 10
 
 

@@ -15,34 +15,40 @@ from torch import Tensor
 
 _FEW, _MANY = 16, 64  # choices of a block
 _COLUMNS = 64
+_SORTED, _READ = 32, 256  # choices that a program sorts, and that it compares them with at a time
+_SUMMED = 1024  # columns of a program that adds up choices
 _DEPTH_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Choices sorted by expert, and cut into blocks of one expert each. Those with the expert -1 are empty."""
+    """Choices sorted by expert, and cut into blocks of one expert each. All int32."""
 
-    order: Tensor  # [choices] int32, numbers of choices
-    ends: Tensor  # [num_experts] int32, places in `order`
-    experts: Tensor  # [blocks] int32
-    firsts: Tensor  # [blocks] int32, places in `order`
+    order: Tensor  # [choices], numbers of choices
+    experts: Tensor  # [blocks], -1: the block is empty
+    firsts: Tensor  # [blocks], places in `order`
+    ends: Tensor  # [blocks], the place behind the last of the block's expert
     block: int  # choices of a block, at most
 
     @classmethod
     def of(cls, chosen: Tensor, num_experts: int) -> Grouping:
         """Of the chosen experts [T, top_k] int64."""
-        flat = chosen.flatten()
-        block = _FEW if len(flat) < _MANY // 2 * num_experts else _MANY
-        counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
-        ends, blocks = counts.cumsum(0), (counts + block - 1) // block
-        block_ends = blocks.cumsum(0)
-        numbers = torch.arange(min(len(flat), len(flat) // block + num_experts), device=flat.device)
-        experts = torch.searchsorted(block_ends, numbers, right=True)
-        inside = experts.clamp(max=num_experts - 1)
-        firsts = (ends - counts)[inside] + (numbers - (block_ends - blocks)[inside]) * block
-        present = torch.where(experts < num_experts, experts, -1)
-        order = flat.argsort(stable=True)
-        return cls(order.int(), ends.int(), present.int(), firsts.int(), block)
+        choices = chosen.numel()
+        block = _FEW if choices < _MANY // 2 * num_experts else _MANY
+        num_blocks = min(choices, choices // block + num_experts)
+        order, blocks = (torch.empty(shape, dtype=torch.int32, device=chosen.device) for shape in ((choices,), (3, num_blocks)))
+        if choices:
+            _group_choices[(1 + triton.cdiv(choices, _SORTED),)](
+                *(chosen.contiguous(), order, blocks, choices, num_blocks),
+                EXPERTS=num_experts,
+                BINS=triton.next_power_of_2(num_experts + 1),
+                BLOCK=block,
+                SORTED=_SORTED,
+                READ=_READ,
+                num_warps=4,
+            )
+        experts, firsts, ends = blocks
+        return cls(order, experts, firsts, ends, block)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, grouping: Grouping, share: int) -> Tensor:
@@ -56,7 +62,7 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, grouping: Gro
     if choices:
         block_depth = _DEPTH_BYTES // x.element_size()
         _grouped_linear[(len(grouping.experts), triton.cdiv(columns, _COLUMNS))](
-            *(x, weight, bias, out, grouping.order, grouping.ends, grouping.experts, grouping.firsts),
+            *(x, weight, bias, out, grouping.order, grouping.experts, grouping.firsts, grouping.ends),
             *(x.stride(0), columns, depth, share),
             BLOCK_M=grouping.block,
             BLOCK_N=_COLUMNS,
@@ -67,16 +73,90 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, grouping: Gro
     return out
 
 
-@triton.jit(do_not_specialize=["share"])
+def weighted_sums(outputs: Tensor, weights: Tensor) -> Tensor:
+    """The outputs of choices [T * top_k, size], added for each token with their weights [T, top_k] float32, in their order: [T, size]
+    float32."""
+    tokens, top_k = weights.shape
+    size = outputs.shape[1]
+    out = torch.empty((tokens, size), dtype=torch.float32, device=outputs.device)
+    if tokens:
+        _add_choices[(tokens, triton.cdiv(size, _SUMMED))](
+            outputs, weights.contiguous(), out, size, TOP_K=top_k, BLOCK=_SUMMED, num_warps=4
+        )
+    return out
+
+
+@triton.jit(do_not_specialize=["choices", "num_blocks"])
+def _group_choices(
+    chosen,
+    order,
+    blocks,
+    choices,
+    num_blocks,
+    EXPERTS: tl.constexpr,
+    BINS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SORTED: tl.constexpr,
+    READ: tl.constexpr,
+):
+    """Grid (1 + blocks of choices): the first program cuts experts into blocks, the others find the places of SORTED choices each, by
+    comparing them with all others: a sort would be several launches."""
+    if tl.program_id(0) == 0:
+        counts = tl.zeros([BINS], tl.int32)
+        for begin in range(0, choices, READ):
+            at = begin + tl.arange(0, READ)
+            counts += tl.histogram(tl.load(chosen + at, mask=at < choices, other=EXPERTS).to(tl.int32), BINS)
+        counts = tl.where(tl.arange(0, BINS) < EXPERTS, counts, 0)
+        ends = tl.cumsum(counts, 0)
+        num = tl.cdiv(counts, BLOCK)
+        block_ends = tl.cumsum(num, 0)
+        for begin in range(0, num_blocks, 16):
+            number = begin + tl.arange(0, 16)
+            is_later = number[:, None] >= block_ends[None, :]
+            expert = tl.sum(is_later.to(tl.int32), 1)
+            mine = tl.arange(0, BINS)[None, :] == expert[:, None]
+            end = tl.sum(tl.where(mine, ends[None, :], 0), 1)
+            first_block = tl.sum(tl.where(mine, (block_ends - num)[None, :], 0), 1)
+            first = end - tl.sum(tl.where(mine, counts[None, :], 0), 1) + (number - first_block) * BLOCK
+            inside = number < num_blocks
+            tl.store(blocks + number, tl.where(expert < EXPERTS, expert, -1), mask=inside)
+            tl.store(blocks + num_blocks + number, first, mask=inside)
+            tl.store(blocks + 2 * num_blocks + number, end, mask=inside)
+    else:
+        number = (tl.program_id(0) - 1) * SORTED + tl.arange(0, SORTED)
+        mine = tl.load(chosen + number, mask=number < choices, other=EXPERTS).to(tl.int32)
+        place = tl.zeros([SORTED], tl.int32)
+        for begin in range(0, choices, READ):
+            at = begin + tl.arange(0, READ)
+            other = tl.load(chosen + at, mask=at < choices, other=EXPERTS).to(tl.int32)
+            is_before = (other[None, :] < mine[:, None]) | ((other[None, :] == mine[:, None]) & (at[None, :] < number[:, None]))
+            place += tl.sum(is_before.to(tl.int32), 1)
+        tl.store(order + place, number, mask=number < choices)
+
+
+@triton.jit
+def _add_choices(outputs, weights, out, size, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (tokens, blocks of columns)."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < size
+    total = tl.zeros([BLOCK], tl.float32)
+    for k in range(TOP_K):
+        row = tl.load(outputs + (token * TOP_K + k) * size + column, mask=inside, other=0.0)
+        total += row.to(tl.float32) * tl.load(weights + token * TOP_K + k)
+    tl.store(out + token * size + column, total, mask=inside)
+
+
+@triton.jit(do_not_specialize=["experts", "firsts", "ends", "share"])  # rows of one tensor begin anywhere
 def _grouped_linear(
     x,
     weight,
     bias,
     out,
     order,
-    ends,
     experts,
     firsts,
+    ends,
     x_stride,
     columns,
     depth,
@@ -90,7 +170,7 @@ def _grouped_linear(
     if expert < 0:
         return
     place = tl.load(firsts + tl.program_id(0)) + tl.arange(0, BLOCK_M)
-    present = place < tl.load(ends + expert)
+    present = place < tl.load(ends + tl.program_id(0))
     choice = tl.load(order + place, mask=present, other=0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = column < columns

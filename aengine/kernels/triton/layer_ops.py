@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.triton.experts import Grouping, grouped_linear
+from aengine.kernels.triton.experts import Grouping, grouped_linear, weighted_sums
 
 if TYPE_CHECKING:
     from aengine.layers.ops import ExpertLinear
@@ -76,7 +76,7 @@ class TritonOps:
         grouping = Grouping.of(chosen, len(up.weight))
         inner = activate(grouped_linear(x, up.weight, up.bias, grouping, chosen.shape[1]))
         outputs = grouped_linear(inner, down.weight, down.bias, grouping, 1)
-        return (outputs.view(*chosen.shape, outputs.shape[1]).float() * weights.unsqueeze(-1)).sum(1)
+        return weighted_sums(outputs, weights)
 
 
 def _write_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:

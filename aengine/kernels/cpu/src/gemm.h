@@ -39,9 +39,9 @@ struct RowOutput : Output {
   }
 };
 
-// y = W x + b for the rows of each group, to `output`; x is `rows` rows of `width` elements. Each matrix is read once per 192 rows of its
-// group, whatever the number of groups. `shape` is any matrix of the list. Numbers given here
-// are the same for a thread that is late; the list itself may be written by the operation before. Needs `reserve_prepared`.
+// y = W x + b for the rows of each group, to `output`; x is `rows` rows of `width` elements, `shape` any matrix of the list. A matrix is read
+// once per 192 rows of its group. The list may be written by the operation before, but not `size` and `most_rows`, which a thread that is
+// late must find as the others did. Needs `reserve_prepared`.
 template <class E>
 void multiply_groups(const Member& member, const E* x, i64 stride, i64 rows, i64 width, const Groups& groups, const PackedLinear& shape,
                      const Output& output, const Buffers& space);

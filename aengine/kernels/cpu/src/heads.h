@@ -36,7 +36,8 @@ void multiply_heads(const Member& member, const HeadsOp& op, const StepRows<E>& 
   const Rows<E>& in = buffers[op.in];
   Group groups[MAX_HEADS];
   for (i64 i = 0; i < op.num_heads; i++) groups[i] = {op.weights + i, nullptr, rows, 0, op.in_first + i * op.in_stride};
-  multiply_groups(member, in.data, in.stride, rows, in.stride, {groups, op.num_heads, rows}, *op.weights, StoreHeads<E>(op, in, buffers[op.out]), space);
+  multiply_groups(member, in.data, in.stride, rows, in.stride, {groups, op.num_heads, rows}, *op.weights,
+                  StoreHeads<E>(op, in, buffers[op.out]), space);
 }
 
 }  // namespace aengine
