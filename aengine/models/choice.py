@@ -37,7 +37,7 @@ def find_spec(model_dir: pathlib.Path, model_impl: str, max_model_len: int | Non
         if model_impl == "transformers":
             raise
         raise ModelLoadError(f"{reason}; transformers cannot run it either: {error}") from error
-    _log.warning("the model runs in the code of transformers, without our CPU kernels and fused operations, which is slower (%s)", reason)
+    _log.warning("the model runs in the code of transformers, without our CPU stack and fused operations, which is slower (%s)", reason)
     return spec
 
 

@@ -77,5 +77,5 @@ async def test_the_server_takes_the_flag() -> None:
             assert (await client.generate(PROMPTS[0], GREEDY)).token_ids == expected.token_ids
             assert client.model_info.implementation == "transformers"
     log = "".join(server.log)
-    assert "the model runs in the code of transformers, without our CPU kernels and fused operations, which is slower (asked for)" in log
+    assert "the model runs in the code of transformers, without our CPU stack and fused operations, which is slower (asked for)" in log
     assert "the self-check took" in log

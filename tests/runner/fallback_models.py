@@ -74,6 +74,11 @@ TYPES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"layer_types": _HALF_WINDOWED},
 }
 """Model types with the values that make what is theirs active."""
+DISTINCT = (
+    *("afmoe", "apertus", "bitnet", "cohere", "cwm", "ernie4_5_moe", "exaone4", "gemma", "glm4_moe_lite", "gpt_bigcode", "gpt_oss"),
+    *("granitemoe", "minicpm3", "minimax_m2", "modernbert-decoder", "nanochat", "olmo", "persimmon", "phimoe", "vaultgemma"),
+)
+"""Those that differ most from one another."""
 
 
 def tiny_config(model_type: str, **changes: Any) -> PreTrainedConfig:

@@ -11,13 +11,15 @@ import pytest
 import torch
 from driver import GREEDY, Driver
 from eager_capture import EagerCapture
-from fallback_models import TYPES, WINDOW, save_model, tiny_config
+from fallback_models import DISTINCT, TYPES, WINDOW, save_model, tiny_config
+from slow_cases import slow_but
 from test_graphs import count_replays
 from torch import Tensor
 from transformers import PreTrainedModel
 from workloads import random_steps
 
 from aengine.config import EngineConfig
+from aengine.models.choice import implementation_of
 from aengine.runner.model_runner import ModelRunner
 
 LENGTHS = (1, 30, 3, 9, 17, 2, 24, 13)  # up to more than three windows
@@ -59,7 +61,7 @@ def check(model: PreTrainedModel, prompts: list[list[int]], outputs: list[list[i
         assert float(error.max()) < 1e-4
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", slow_but(DISTINCT, TYPES))
 def test_a_type_generates_what_transformers_does(model_type: str, tmp_path: pathlib.Path) -> None:
     model = save_model(tiny_config(model_type), tmp_path)
     rng = np.random.default_rng(1)
@@ -102,3 +104,29 @@ def test_a_context_whose_rope_does_not_depend_on_the_batch(tmp_path: pathlib.Pat
     tiny_config("arcee", **changes).save_pretrained(tmp_path)
     runner = make_runner(tmp_path, load_format="dummy")
     assert runner.max_model_len == 32
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("backend", ["triton", "torch_native"])
+@pytest.mark.parametrize("model_type", ["cwm", "gpt_oss", "arcee", "granitemoe"])
+def test_on_cuda(model_type: str, backend: str, tmp_path: pathlib.Path) -> None:
+    """With graphs where the backend has them."""
+    model = save_model(tiny_config(model_type, head_dim=16), tmp_path)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, model.config.vocab_size, length).tolist() for length in LENGTHS]
+    outputs, logits = generate(make_runner(tmp_path, attention_backend=backend, device="cuda"), prompts, 5)
+    check(model, prompts, outputs, [one.cpu() for one in logits])
+
+
+def test_auto_takes_the_fallback_where_there_is_no_native_model(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    for model_type, expected in (("llama", "native"), ("arcee", "transformers")):
+        path = tmp_path / model_type
+        tiny_config(model_type).save_pretrained(path)
+        caplog.clear()
+        runner = make_runner(path, model_impl="auto", load_format="dummy")
+        assert implementation_of(runner.spec) == expected
+        said = [message for message in caplog.messages if "runs in the code of transformers" in message]
+        assert len(said) == (expected == "transformers")
+        assert all("'arcee' has no native implementation" in message for message in said)
+        runner.close()

@@ -18,6 +18,7 @@ from aengine.models.fallback.attention import PROBE, recording, register
 from aengine.models.fallback.spec import FallbackSpec, LayerCall
 
 _PROBE_TOKENS = 3
+_NO_INTERFACE = "never calls the attention function of transformers (AttentionInterface), so it cannot run on our KV pages"
 _OWN_PARTS = ("attn_config", "ffn_config")  # of a config of one decoder (MPT, DBRX)
 _ATTENTION_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
 
@@ -39,8 +40,14 @@ def probe(config: Any) -> FallbackSpec:
         with torch.device("meta"):
             model = build(config, PROBE, torch.bfloat16)
     except Exception as error:
+        if isinstance(error, KeyError) and error.args == (PROBE,):
+            raise ModelLoadError(f"{config.model_type} {_NO_INTERFACE}") from None
         raise ModelLoadError(f"transformers cannot build a {config.model_type}: {_first_line(error)}") from error
     calls = _probe_calls(model.eval(), config)
+    head = model.get_output_embeddings()
+    if head is None or len(head.weight) != config.vocab_size:
+        count = 0 if head is None else len(head.weight)
+        raise ModelLoadError(f"{config.model_type} has {count} logits for a vocabulary of {config.vocab_size} tokens")
     parameters = {name: parameter.numel() for name, parameter in model.named_parameters()}
     total = sum(parameters.values())
     experts = sum(size for name, size in parameters.items() if ".experts." in name)
@@ -131,10 +138,7 @@ def _check_layers(base: nn.Module, calls: dict[str, LayerCall], model: nn.Module
                         " it is recurrent, or has an attention of its own; neither is supported"
                     )
             return
-    raise ModelLoadError(
-        f"{config.model_type} never calls the attention function of transformers (AttentionInterface) in its {count} layers, so it cannot"
-        " run on our KV pages"
-    )
+    raise ModelLoadError(f"{config.model_type} {_NO_INTERFACE}")
 
 
 def _context(config: Any) -> int:

@@ -26,22 +26,30 @@ Chunk = tuple[int, int]  # a prompt, and how many of its tokens
 
 
 def check_model(model: TransformersModel, backend: AttentionBackend, vocab_size: int, context: int) -> None:
-    """Raises ModelLoadError saying what differs. Uses pages of its own: the pool is to be allocated anew afterwards."""
+    """Raises ModelLoadError saying what differs. Uses pages of its own, and frees them."""
     windows = [scoring.window for scoring in backend.spec.scoring if scoring.window is not None]
     longer = min(max(_SHORTEST, min(2 * min(windows, default=0), _LONGEST)), context)
     shorter = max(1, longer * 3 // 5)
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, vocab_size, size=length) for length in (longer, shorter)]
     check = _Check(model, backend)
-    expected = [check.eager(prompt) for prompt in prompts]
-    found = check.ours(prompts, _mixed(longer, shorter))
-    problem = check.difference(found, expected, _OUTLIERS[backend.spec.dtype])
-    if problem is not None:
+    try:
+        expected = [check.eager(prompt) for prompt in prompts]
+        problem = check.difference(check.ours(prompts, _mixed(longer, shorter)), expected, _OUTLIERS[backend.spec.dtype])
+        if problem is None:
+            return
         layer, cause = check.explain(prompts, expected)
-        raise ModelLoadError(
-            f"the self-check failed: {layer}{cause}; the logits of {problem} differ from those of transformers' own forward pass"
-            " (--skip-self-check serves the model all the same)"
-        )
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # of the model's code
+        message = " ".join(str(error).split())[:300]
+        raise ModelLoadError(f"the self-check failed: the model raises {type(error).__name__}: {message}") from error
+    finally:
+        backend.free()
+    raise ModelLoadError(
+        f"the self-check failed: {layer}{cause}; the logits of {problem} differ from those of transformers' own forward pass"
+        " (--skip-self-check serves the model all the same)"
+    )
 
 
 def _mixed(longer: int, shorter: int) -> list[list[Chunk]]:
