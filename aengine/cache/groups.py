@@ -22,8 +22,9 @@ IntT = TypeVar("IntT", int, NDArray[np.int32])
 Windows = tuple[int | None, ...]
 """By group, the positions that a query attends to, its own included; None: all. Groups without a window come first, and equal windows stand
 beside each other."""
-MOST_PADDING = 1 / 8
-"""The share of the memory of one page in each group that may be of no layer. Fewer layers per page mean more groups, and more work."""
+FULL_PADDING, WINDOW_PADDING = 1 / 16, 1 / 4
+"""The share of places in pages that may be of no layer, in groups without a window, which take most of the memory, and in those with one.
+Fewer layers per page leave fewer places unused, but mean more groups, and more work per step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,12 @@ def layer_groups(windows: Sequence[int | None]) -> LayerGroups:
     """The groups of layers with these windows (one per layer), of which there is at least one."""
     sizes = Counter(windows)
 
-    def padding(layers_per_page: int) -> int:
-        return sum(-size % layers_per_page for size in sizes.values())
+    def fits(layers_per_page: int) -> bool:
+        unused = {window: -size % layers_per_page for window, size in sizes.items()}
+        full, unused_full = sizes[None], unused.pop(None, 0)
+        return unused_full <= FULL_PADDING * full and sum(unused.values()) <= WINDOW_PADDING * (len(windows) - full)
 
-    smallest = min(sizes.values())
-    layers_per_page = next(count for count in range(smallest, 0, -1) if padding(count) <= MOST_PADDING * len(windows))
+    layers_per_page = next(filter(fits, range(min(sizes.values()), 0, -1)))
     begins: dict[int | None, int] = {}
     groups: list[int | None] = []
     for window in sorted(sizes, key=lambda window: window or 0):

@@ -23,8 +23,10 @@ class TestLayerGroups:
         ("windows", "expected", "layers_per_page"),
         [
             ([128, None] * 12, (None, 128), 12),
-            (([1024] * 5 + [None]) * 5 + [1024] * 4, (None, *[1024] * 6), 5),  # one of 35 places is of no layer
-            ([None, None, None, 8, 8], (None, None, None, 8, 8), 1),  # two layers per page would leave one of six places unused
+            (([1024] * 5 + [None]) * 5 + [1024] * 4, (None, *[1024] * 6), 5),  # one place in groups with windows is of no layer
+            (([1024] * 5 + [None]) * 10 + [1024] * 2, (None, *[1024] * 6), 10),
+            ([None, None, None, 8, 8], (None, None, None, 8, 8), 1),  # two layers per page would leave a place without a window unused
+            ([8] * 5 + [16] * 3, (8, 8, 16), 3),
             ([16, None, 8, None, 16, 8], (None, 8, 16), 2),
             ([None] * 28 + [4096] * 4, (*[None] * 7, 4096), 4),
         ],
