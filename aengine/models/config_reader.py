@@ -116,15 +116,15 @@ class ConfigReader:
 
     def layer_types(self, num_layers: int, known: Sequence[str] = ("full_attention", "sliding_attention")) -> list[str] | None:
         """The entries of `layer_types`, one per layer; None if it is absent."""
-        kinds = self.get("layer_types")
+        kinds, name = self.get("layer_types"), self.name("layer_types")
         if kinds is None:
             return None
         if not isinstance(kinds, list) or len(kinds) != num_layers:
             count = len(kinds) if isinstance(kinds, list) else repr(kinds)
-            raise ModelLoadError(f"layer_types in config.json has {count} entries for {self.name('num_hidden_layers')} {num_layers}")
+            raise ModelLoadError(f"{name} in config.json has {count} entries for {self.name('num_hidden_layers')} {num_layers}")
         unknown = sorted({str(kind) for kind in kinds} - set(known))
         if unknown:
-            raise NotNativeError(f"layer_types {unknown[0]!r} in config.json is not supported; supported are {', '.join(known)}")
+            raise NotNativeError(f"{name} {unknown[0]!r} in config.json is not supported; supported are {', '.join(known)}")
         return kinds
 
 

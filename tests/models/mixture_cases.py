@@ -73,6 +73,7 @@ CASES = [
         },
         adjust=_adjust,
     ),
+    Case("glm4-moe-lite", "Glm4MoeLite", {**_DEEPSEEK, "n_group": 2, "mlp_layer_types": ["sparse", "dense", "sparse"]}, adjust=_adjust),
     Case(
         "glm4-moe",
         "Glm4Moe",

@@ -33,7 +33,7 @@ NAMES = {  # in config.json, of families that do not say it as most do
     },
     "gemma3": {"text_config": SIZES},
     "qwen2_moe": {**SIZES, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 80},
-    **{key: {**SIZES, "moe_intermediate_size": 48} for key in ("qwen3_moe", "glm4_moe", "deepseek_v3")},
+    **{key: {**SIZES, "moe_intermediate_size": 48} for key in ("qwen3_moe", "glm4_moe", "glm4_moe_lite", "deepseek_v3")},
     "deepseek_v2": {**SIZES, "moe_intermediate_size": 48, "num_experts_per_tok": 2},
 }
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512, "attention_factor": 1.2}

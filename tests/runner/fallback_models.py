@@ -44,7 +44,6 @@ TYPES: dict[str, dict[str, Any]] = {
     "flex_olmo": {},
     "gemma": {},
     "glm": {},
-    "glm4_moe_lite": {**_LATENT, "first_k_dense_replace": 1, "head_dim": 8, "n_group": 1, "topk_group": 1},
     "gpt_bigcode": {"tie_word_embeddings": False},
     "granitemoe": {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3},
     "granitemoeshared": {"shared_intermediate_size": 32, "attention_multiplier": 0.3},

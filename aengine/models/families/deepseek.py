@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: multi-head latent attention, and experts in all layers but the first ones."""
+"""DeepSeek V2 and V3, and GLM-4.7-Flash: multi-head latent attention, and experts in all layers but the first ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMES = {
 }
 
 
-def _spec(reader: ConfigReader, family: str, architecture: str, block: Experts) -> ModelSpec:
+def _spec(reader: ConfigReader, family: str, architecture: str, block: Experts, dense: list[bool]) -> ModelSpec:
     reader.refuse(rope_interleave=True)
     nope_dim, rope_dim = reader.positive("qk_nope_head_dim"), reader.positive("qk_rope_head_dim")
     rope, context = rope_and_context(reader, rope_dim)
@@ -43,7 +43,7 @@ def _spec(reader: ConfigReader, family: str, architecture: str, block: Experts) 
         bias=reader.flag("attention_bias"),
     )
     norm = rms_norm(reader)
-    layers = [Layer(attention, gated_mlp(reader) if is_dense else block, norm, norm) for is_dense in dense_layers(reader)]
+    layers = [Layer(attention, gated_mlp(reader) if is_dense else block, norm, norm) for is_dense in dense]
     return decoder_spec(reader, family, architecture, layers, max_position_embeddings=context)
 
 
@@ -72,11 +72,17 @@ def _v2(reader: ConfigReader, architecture: str) -> ModelSpec:
         top_groups=reader.positive("topk_group") if grouped else 1,
         shared=shared_experts(reader),
     )
-    return _spec(reader, "deepseek_v2", architecture, block)
+    return _spec(reader, "deepseek_v2", architecture, block, dense_layers(reader))
 
 
 def _v3(reader: ConfigReader, architecture: str) -> ModelSpec:
-    return _spec(reader, "deepseek_v3", architecture, sigmoid_experts(reader))
+    return _spec(reader, "deepseek_v3", architecture, sigmoid_experts(reader), dense_layers(reader))
+
+
+def _glm4_moe_lite(reader: ConfigReader, architecture: str) -> ModelSpec:
+    num_layers = reader.positive("num_hidden_layers")
+    kinds = reader.layer_types(num_layers, ("dense", "sparse")) or ["dense"] + ["sparse"] * (num_layers - 1)
+    return _spec(reader, "glm4_moe_lite", architecture, sigmoid_experts(reader), [kind == "dense" for kind in kinds])
 
 
 def _transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
@@ -135,5 +141,26 @@ FAMILIES = (
         _NAMES,
         _transform,
         ignored=r".*\.rotary_emb\.inv_freq|model\.layers\.61\..*",  # a layer that predicts further tokens
+    ),
+    Family(
+        "glm4_moe_lite",
+        "Glm4MoeLiteForCausalLM",
+        _glm4_moe_lite,
+        {
+            **{"kv_lora_rank": 512, "q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256},
+            "max_position_embeddings": 202752,
+            "n_routed_experts": 64,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.8,
+            "norm_topk_prob": True,
+            "rms_norm_eps": 1e-5,
+        },
+        _NAMES,
+        _transform,
+        ignored=r".*\.rotary_emb\.inv_freq|model\.layers\.47\..*",
+        keys={"layer_types": "mlp_layer_types"},
     ),
 )
