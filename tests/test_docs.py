@@ -18,6 +18,7 @@ import aengine
 from aengine import AsyncEngine, SamplingParams, StructuredOutput
 from aengine.bench.cli import build_parser
 from aengine.checks import MAX_INT32, declared_fields
+from aengine.models.families import FAMILIES
 from aengine.params import MOST_ENTRIES
 from aengine.server.cli import build_parser as server_parser
 from tools import field_tables
@@ -161,3 +162,9 @@ def test_flags_of_the_server_exist(path: str) -> None:
     known = {option for action in server_parser()._actions for option in action.option_strings}
     shown = re.findall(r"`(?:aengine-grpc )?(--[a-z-]+)", prose(read(path)))
     assert set(shown) <= known
+
+
+def test_all_native_families_are_listed() -> None:
+    lines = read("docs/models.md").split("`model_type` in config.json")[1].split("\n\n")[0].splitlines()[2:]
+    listed = [name for line in lines for name in re.findall(r"[a-z]\w+", re.sub(r"\(.*?\)", "", line.split("|")[2]))]
+    assert sorted(listed) == sorted(FAMILIES)
