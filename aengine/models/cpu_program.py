@@ -70,6 +70,8 @@ class Program:
     def __init__(self, weights: PackedWeights, num_positions: int, groups: LayerGroups) -> None:
         """`groups` are those of the KV pages."""
         spec = self._spec = weights.spec
+        if spec.learned_positions is not None:
+            num_positions = min(num_positions, spec.learned_positions.count)
         self._places = groups.places
         self._weights = weights
         self._tables = {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
@@ -177,15 +179,15 @@ class Program:
     def _latent_attention(self, name: str, index: int, attention: LatentAttention, source: str) -> None:
         """From `source` to `attended`, in the space of the latents. Keys and values are the same row of `latent`."""
         heads, rope_dim, rank, key_dim = attention.num_heads, attention.rope_dim, attention.kv_lora_rank, attention.key_dim
-        q, q_rank = "q", attention.q_lora_rank
+        q_rank = attention.q_lora_rank
         if q_rank is not None:
             self._linear(f"{name}q_down", source, "q_latent", q_rank)
-            q, source_of_q = "q_up", self._norm(f"{name}q_down_norm", attention.norm, "q_latent", "q_latent", width=q_rank)
-        else:
-            source_of_q = source
-        self._linear(f"{name}{q}", source_of_q, "heads", heads * (rope_dim + attention.nope_dim))
         self._linear(f"{name}kv_down", source, "latent", key_dim)
         self._norm(f"{name}kv_down_norm", attention.norm, "latent", "latent", first=rope_dim, width=rank)
+        q, q_source = "q", source
+        if q_rank is not None:
+            q, q_source = "q_up", self._norm(f"{name}q_down_norm", attention.norm, "q_latent", "q_latent", width=q_rank)
+        self._linear(f"{name}{q}", q_source, "heads", heads * (rope_dim + attention.nope_dim))
         self._heads(f"{name}key_up", heads, rope_dim, "heads", "query")
         latent = self._buffers["latent"]
         op = CAttentionOp(

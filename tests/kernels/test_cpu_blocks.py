@@ -6,13 +6,16 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cpu_ops import NO_LAST_TOKENS
 from slow_cases import slow_but
 from test_cpu_stack import hidden_states, layouts, pool_of, random_weights, run_step, stack_of, token_ids, torch_logits
 
+from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import CpuKernels, Workspace
+from aengine.kernels.draw_params import DRAW_PARAMS
 from aengine.layers.rotary import RopeSpec, unscaled
 from aengine.models.families import FAMILIES
 from aengine.models.families.base import Family
@@ -225,3 +228,22 @@ def test_bits_do_not_depend_on_threads_or_on_the_logits_indices(some_kernels: Cp
         step.run()
         assert step.sampled is not None
         assert step.sampled.tolist() == stack.logits(workspace, hidden).argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("name", ["gemma", "cohere"])
+def test_a_step_draws_from_the_logits(some_kernels: CpuKernels, name: str) -> None:
+    """Capped and scaled as those that torch samples from."""
+    spec, layout = spec_of(name), layouts(16)[3]
+    workspace = Workspace(some_kernels, 2)
+    stack = stack_of(workspace, spec, weights_of(spec), torch.float32)
+    everything = np.arange(layout.num_tokens, dtype=np.int32)
+    params = np.zeros(layout.num_tokens, DRAW_PARAMS)
+    params["temperature"], params["top_p"], params["seed"], params["position"] = 0.8, 1.0, 7, everything
+    ids = token_ids(layout, 3)
+    hidden = run_step(stack, workspace, pool_of(spec, torch.float32, 16), layout, ids, everything)
+    expected = ops.draw(workspace, stack.logits(workspace, hidden), params)
+    pool = pool_of(spec, torch.float32, 16)
+    step = stack.prepare(workspace, pool, layout, ids, everything, draw_params=params, last_tokens=NO_LAST_TOKENS)
+    step.run()
+    assert step.sampled is not None
+    assert step.sampled.tolist() == expected.tolist()

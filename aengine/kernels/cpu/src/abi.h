@@ -171,9 +171,10 @@ struct Model {
   i32 element;
 };
 
-// Pages of layers_per_page layers: each layer has a place in the pages of its group. Where page_size is a multiple of 16 a page of a layer is, for each KV head, blocks of 16 tokens:
-// keys [key_dim / 2][16][2] and values [8][value_dim][2] in bf16, keys [key_dim][16] and values [16][value_dim] in float32.
-// Otherwise it is [kv_heads][page_size][key_dim], and the same of values. Both widths are multiples of 16; what a head does not fill is zero.
+// Pages of layers_per_page layers: each layer has a place in the pages of its group. Where page_size is a multiple of 16 a page of a layer
+// is, for each KV head, blocks of 16 tokens: keys [key_dim / 2][16][2] and values [8][value_dim][2] in bf16, keys [key_dim][16] and values
+// [16][value_dim] in float32. Otherwise it is [kv_heads][page_size][key_dim], and the same of values. Both widths are multiples
+// of 16; what a head does not fill is zero.
 struct Pool {
   void* const* keys;  // [layers_per_page]
   void* const* values;

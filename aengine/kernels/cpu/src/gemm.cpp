@@ -1,8 +1,8 @@
 // How matrix products are computed.
 //
-// A task is a run of panels for a span of rows of one group; there is no barrier between groups. It reads each panel once per TILE_ROWS rows. Where that is more than once, it prefetches
-// the next panel meanwhile, so that memory is never idle. Sums are never split over the depth, so a row's result does not depend
-// on its neighbours.
+// A task is a run of panels for a span of rows of one group; there is no barrier between groups. It reads each panel once per TILE_ROWS
+// rows. Where that is more than once, it prefetches the next panel meanwhile, so that memory is never idle. Sums are never split over the
+// depth, so a row's result does not depend on its neighbours.
 #include "gemm.h"
 
 #include "dot.h"

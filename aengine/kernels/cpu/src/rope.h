@@ -5,7 +5,8 @@
 
 namespace aengine {
 
-// One head in place: its norm if there is one, then the rotation of its first `rotary` elements, which pairs their halves (the "neox" form).
+// One head in place: its norm if there is one, then the rotation of its first `rotary` elements, which pairs their halves
+// (the "neox" form).
 template <class E>
 void rotate_head(E* head, i64 head_dim, const Norm& norm, i64 rotary, const float* cos_sin) {
   alignas(64) float x[MAX_KEY_DIM], y[MAX_KEY_DIM];

@@ -28,7 +28,8 @@ class StepRows {
   Rows<E> rows_[MAX_BUFFERS];
 };
 
-// Copies rows[0..count) of `from`, `width` elements of each, to the first rows of `to`; what lies between width and to's stride becomes zero.
+// Copies rows[0..count) of `from`, `width` elements of each, to the first rows of `to`; what lies between width and the stride
+// of `to` becomes zero.
 template <class E>
 void gather_rows(const Member& member, const E* from, i64 stride, const i32* rows, i64 count, i64 width, const Rows<E>& to) {
   member.each_run(count, 16, [&](i64 begin, i64 end) {
