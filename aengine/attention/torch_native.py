@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep
@@ -75,8 +76,9 @@ class _Step:
             written = np.flatnonzero(host.slot_mapping[0] >= 0)
             self._written = to_device(written, spec.device)
             self._slots = to_device(host.slot_mapping[:, written], spec.device).long()
-        self._decodes = _plan_decodes(spec, host)
-        self._prefills = _plan_prefills(host, metadata.kv_indices)
+        windows = {scoring.window for scoring in spec.scoring}
+        self._decodes = {window: _plan_decodes(spec, host, window) for window in windows}
+        self._prefills = {window: _plan_prefills(host, metadata.kv_indices, window) for window in windows}
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         cache, slots = self._backend.caches[layer], self._slots[self._backend.spec.places[layer][0]]
@@ -89,17 +91,18 @@ class _Step:
         cache, scoring, group = self._backend.caches[layer], spec.scoring[layer], spec.places[layer][0]
         by_kv_head = None if sinks is None else sinks.float().view(spec.num_kv_heads, -1)
         out = query.new_empty(*query.shape[:2], spec.value_dim)
-        for decodes in self._decodes:
+        for decodes in self._decodes[scoring.window]:
             attended = decodes.attend(query.index_select(0, decodes.rows), cache, decodes.pages[group], scoring, by_kv_head)
             out.index_copy_(0, decodes.rows, attended)
-        for prefill in self._prefills:
+        for prefill in self._prefills[scoring.window]:
             prefill.attend(query, cache, prefill.pages[group], scoring, by_kv_head, out)
         return out
 
 
 @dataclass(frozen=True, slots=True)
 class _Decodes:
-    """Decode rows of similar length, g of them, padded to P pages with the reserved page 0."""
+    """Decode rows that see similar numbers of pages, g of them, padded to P pages with the reserved page 0. Positions are counted from the
+    first of these pages."""
 
     rows: Tensor  # [g] int64, row = query index
     pages: Tensor  # [groups, g * P] int32
@@ -134,15 +137,15 @@ class _Prefill:
     first: int
     start: int
     length: int
+    begin: int  # position of the first token of the pages
     pages: Tensor  # [groups, P] int32
 
     def attend(self, query: Tensor, cache: PagedCache, pages: Tensor, scoring: Scoring, sinks: Tensor | None, out: Tensor) -> None:
         num_heads = query.shape[1]
-        seq_len = self.start + self.length
-        key, value = (taken.flatten(1, 2)[:, :seq_len] for taken in _take_both(cache, pages))
+        key, value = (taken.flatten(1, 2) for taken in _take_both(cache, pages))
         num_kv_heads, _, head_dim = key.shape
         window = scoring.window
-        block = max(1, _SCORE_ELEMENTS // (num_heads * seq_len))
+        block = max(1, _SCORE_ELEMENTS // (num_heads * (self.start + self.length)))
         for begin in range(0, self.length, block):
             size = min(block, self.length - begin)
             first_position = self.start + begin
@@ -159,16 +162,18 @@ class _Prefill:
             # One matrix per KV head, with the queries of all its heads
             by_query = None if sinks is None else sinks.repeat_interleave(size, 1).unsqueeze(-1)
             queries = grouped.reshape(num_kv_heads, -1, head_dim)
-            weights = _weights(scoring, queries, key[:, low:high], masked.repeat(group, 1), by_query)
-            summed = torch.matmul(weights, value[:, low:high]).view(num_kv_heads, -1, size, value.shape[-1])
+            seen = slice(low - self.begin, high - self.begin)
+            weights = _weights(scoring, queries, key[:, seen], masked.repeat(group, 1), by_query)
+            summed = torch.matmul(weights, value[:, seen]).view(num_kv_heads, -1, size, value.shape[-1])
             out[rows] = summed.permute(2, 0, 1, 3).reshape(size, num_heads, -1)
 
 
-def _plan_decodes(spec: AttentionSpec, host: StepLayout) -> list[_Decodes]:
+def _plan_decodes(spec: AttentionSpec, host: StepLayout, window: int | None) -> list[_Decodes]:
     """Splits the decode rows into parts whose padded gather stays small and at most half padding."""
     if host.num_decodes == 0:
         return []
-    num_pages = np.diff(host.kv_indptr[: host.num_decodes + 1])
+    skipped = _pages_behind(window, host.seq_lens[: host.num_decodes] - 1, spec.page_size)
+    num_pages = np.diff(host.kv_indptr[: host.num_decodes + 1]) - skipped
     order = np.argsort(-num_pages, kind="stable")
     descending = num_pages[order]
     page_elements = spec.num_kv_heads * spec.page_size * spec.head_dim
@@ -179,13 +184,14 @@ def _plan_decodes(spec: AttentionSpec, host: StepLayout) -> list[_Decodes]:
         fitting = max(1, _GATHER_ELEMENTS // (width * page_elements))
         long_enough = int(np.searchsorted(-descending, -(width // 2), side="right"))
         end = min(begin + fitting, max(long_enough, begin + 1))
-        parts.append(_pad_decodes(spec, host, order[begin:end], width))
+        parts.append(_pad_decodes(spec, host, order[begin:end], skipped[order[begin:end]], width))
         begin = end
     return parts
 
 
-def _pad_decodes(spec: AttentionSpec, host: StepLayout, rows: np.ndarray[tuple[int], np.dtype[np.int64]], width: int) -> _Decodes:
-    begins = host.kv_indptr[rows]
+def _pad_decodes(spec: AttentionSpec, host: StepLayout, rows: NDArray[np.int64], skipped: NDArray[np.int32], width: int) -> _Decodes:
+    """`skipped` are the pages of each row that it does not see."""
+    begins = host.kv_indptr[rows] + skipped
     counts = host.kv_indptr[rows + 1] - begins
     columns = np.arange(width, dtype=np.int32)
     present = columns < counts[:, None]
@@ -196,17 +202,25 @@ def _pad_decodes(spec: AttentionSpec, host: StepLayout, rows: np.ndarray[tuple[i
     return _Decodes(
         rows=put(rows),
         pages=put(pages.reshape(len(pages), -1)),
-        seq_lens=put(host.seq_lens[rows][:, None]),
+        seq_lens=put((host.seq_lens[rows] - skipped * host.page_size)[:, None]),
         last_pages=put(last_pages),
         unused=put(unused[:, :, None]),
         offsets=put(np.arange(width * host.page_size, dtype=np.int32)),
     )
 
 
-def _plan_prefills(host: StepLayout, kv_indices: Tensor) -> list[_Prefill]:
+def _plan_prefills(host: StepLayout, kv_indices: Tensor, window: int | None) -> list[_Prefill]:
     prefills = []
     for row in range(host.num_decodes, host.num_rows):
         first, end = int(host.qo_indptr[row]), int(host.qo_indptr[row + 1])
-        pages = kv_indices[:, int(host.kv_indptr[row]) : int(host.kv_indptr[row + 1])]
-        prefills.append(_Prefill(first, int(host.seq_lens[row]) - (end - first), end - first, pages))
+        start = int(host.seq_lens[row]) - (end - first)
+        skipped = int(_pages_behind(window, np.int32(start), host.page_size))
+        pages = kv_indices[:, int(host.kv_indptr[row]) + skipped : int(host.kv_indptr[row + 1])]
+        prefills.append(_Prefill(first, start, end - first, skipped * host.page_size, pages))
     return prefills
+
+
+def _pages_behind(window: int | None, positions: NDArray[np.int32] | np.int32, page_size: int) -> NDArray[np.int32]:
+    """How many pages of a row a query at each position does not see."""
+    first = np.asarray(positions) * 0 if window is None else np.maximum(positions - (window - 1), 0)
+    return (first // page_size).astype(np.int32)
