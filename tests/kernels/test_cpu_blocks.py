@@ -17,6 +17,7 @@ from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.draw_params import DRAW_PARAMS
 from aengine.layers.rotary import RopeSpec, unscaled
+from aengine.models.cpu_stack import unsupported
 from aengine.models.families import FAMILIES
 from aengine.models.families.base import Family
 from aengine.models.spec import (
@@ -247,3 +248,17 @@ def test_a_step_draws_from_the_logits(some_kernels: CpuKernels, name: str) -> No
     step.run()
     assert step.sampled is not None
     assert step.sampled.tolist() == expected.tolist()
+
+
+def test_what_is_not_supported() -> None:
+    cohere, olmo = spec_of("cohere"), spec_of("olmo2")
+    assert all(unsupported(spec_of(name), torch.float32) is None for name in MODELS)
+    narrow = attention(head_dim=12, num_kv_heads=1, qk_norm=QkNorm(RMS, whole=True))
+    for spec, layer, reason in (
+        (olmo, dataclasses.replace(olmo.layers[0], attention=narrow), "a norm of all keys of a token whose width 12"),
+        (cohere, dataclasses.replace(COHERE_LAYER, post_mlp_norm=RMS), "norms after parallel blocks"),
+        (cohere, dataclasses.replace(PLAIN, attention=attention(num_kv_heads=4)), "differ in the number or width"),
+    ):
+        layers = (layer,) if "differ" not in reason else (PLAIN, layer)
+        assert reason in (unsupported(dataclasses.replace(spec, layers=layers), torch.float32) or "")
+    assert "logit_scale" in (unsupported(dataclasses.replace(cohere, norm=None), torch.float32) or "")

@@ -300,6 +300,7 @@ void attend(const Member& member, const AttentionOp& op, const Pool& pool, const
     const Tile& tile = plan.tiles[task.tile];
     const i64 first_head = number % head_runs * plan.heads_per_task, end_head = smaller(kv_heads, first_head + plan.heads_per_task);
     TileAttention<E> attention(op, pages, step, tile, gathered);
+    if (task.partition >= 0 && !attention.sees(task.partition)) return;
     const u32* upcoming[RUN_BLOCKS] = {};
     if (next_number >= 0 && pages.blocked()) {
       const AttentionTask& next_task = plan.tasks[next_number / head_runs];
@@ -341,10 +342,12 @@ void attend(const Member& member, const AttentionOp& op, const Pool& pool, const
     TileAttention<E> attention(op, pages, step, tile, gathered);
     attention.set_head(head);
     for (i64 r = 0; r < tile.count; r++) {
-      float* all = plan.partials + (tile.first_task * kv_heads + head) * plan.partial_stride + r * (dim + 2);
-      for (i64 partition = 1; partition < tile.partitions; partition++) {
-        const float* part = all + partition * kv_heads * plan.partial_stride;
-        merge_row(all[0], all[1], all + 2, part[0], part[1], part + 2, dim);
+      float* all = nullptr;
+      for (i64 partition = 0; partition < tile.partitions; partition++) {
+        if (!attention.sees(partition)) continue;
+        float* part = plan.partials + ((tile.first_task + partition) * kv_heads + head) * plan.partial_stride + r * (dim + 2);
+        if (all) merge_row(all[0], all[1], all + 2, part[0], part[1], part + 2, dim);
+        else all = part;
       }
       attention.put(rows[op.out], r, all + 2, all[0], all[1]);
     }
