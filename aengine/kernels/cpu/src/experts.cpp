@@ -149,9 +149,9 @@ AE_NOINLINE void add_choices(const ExpertBuffers<E>& b, const ExpertsOp& e, i64 
 template <class E>
 bool reserve_experts(Buffers& space, const ExpertsOp& e, i64 rows) {
   const ExpertSizes n(e, rows);
-  const i64 widest = larger(e.gate_up->in_features, larger(n.gated_stride, n.shared_stride));
   return space.routing.reserve<float>(rows * (n.logits_stride + e.top_k + 1)) && space.choices.reserve<i32>(3 * n.choices) &&
-         space.groups.reserve<Group>(2 * n.num_groups) && reserve_prepared(space, larger(n.choices, rows), widest) &&
+         space.groups.reserve<Group>(2 * n.num_groups) && reserve_prepared(space, rows, larger(e.gate_up->in_features, n.shared_stride)) &&
+         reserve_prepared(space, n.choices, n.gated_stride) &&
          space.expert_gated.reserve<E>(n.choices * n.gated_stride + rows * n.shared_stride) &&
          space.expert_outputs.reserve<float>((n.choices + rows) * n.out_stride);
 }
