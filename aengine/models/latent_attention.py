@@ -30,7 +30,6 @@ class LatentAttentionBlock:
             self._q = weights.linear("q_down"), Normalize(attention.norm, weights, "q_down_norm", ops), weights.linear("q_up")
         self._kv_down, self._norm = weights.linear("kv_down"), Normalize(attention.norm, weights, "kv_down_norm", ops)
         self._key_up, self._value_up = weights["key_up.weight"], weights["value_up.weight"]
-        self._sinks = weights.get("sinks")
         self._output = weights.linear("output")
 
     def __call__(self, x: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
@@ -47,7 +46,7 @@ class LatentAttentionBlock:
         value = self._norm(latent.contiguous()).unsqueeze(1)
         step.write(self._index, torch.cat((key, value), dim=-1), value)
         query = torch.cat((rotated, _by_head(rest, self._key_up)), dim=-1)
-        attended = step.attend(self._index, query, self._sinks)
+        attended = step.attend(self._index, query)
         return self._output(_by_head(attended, self._value_up).flatten(1))
 
 
