@@ -58,6 +58,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "nanochat": {},
     "nemotron": {},
     "olmo": {"clip_qkv": 3.0},
+    "opt": {"word_embed_proj_dim": 32, "ffn_dim": 64},
     "persimmon": {},
     "phi": {},
     "phimoe": {},
@@ -75,7 +76,7 @@ TYPES: dict[str, dict[str, Any]] = {
 """Model types with the values that make what is theirs active."""
 DISTINCT = (
     *("afmoe", "apertus", "bitnet", "cohere", "cwm", "ernie4_5_moe", "exaone4", "gemma", "glm4_moe_lite", "gpt_bigcode", "gpt_oss"),
-    *("granitemoe", "minicpm3", "minimax_m2", "modernbert-decoder", "nanochat", "olmo", "persimmon", "phimoe", "vaultgemma"),
+    *("granitemoe", "minicpm3", "minimax_m2", "modernbert-decoder", "nanochat", "olmo", "opt", "persimmon", "phimoe", "vaultgemma"),
 )
 """Those that differ most from one another."""
 

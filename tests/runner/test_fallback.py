@@ -69,7 +69,7 @@ def test_a_type_generates_what_transformers_does(model_type: str, tmp_path: path
     for chunk, backend in ((None, "cpu"), (5, "torch_native")):
         outputs, logits = generate(make_runner(tmp_path, attention_backend=backend), prompts, chunk)
         check(model, prompts, outputs, logits)
-    assert len({token for tokens in outputs for token in tokens}) > 30, "the reference is degenerate"
+    assert len({token for tokens in outputs for token in tokens}) > 24, "the reference is degenerate"
     assert max(map(len, outputs)) + max(LENGTHS) > 3 * WINDOW
 
 

@@ -48,6 +48,13 @@ def test_the_same_model_with_nothing_planted(tmp_path: pathlib.Path) -> None:
         make_runner(tmp_path, load_format="dummy", dtype=dtype).close()
 
 
+def test_what_rounding_does_to_experts_is_no_difference(tmp_path: pathlib.Path) -> None:
+    """In bfloat16 many tokens of a random model of many layers go to other experts, each time that it is computed in another way."""
+    config = tiny_config("flex_olmo", num_hidden_layers=16, initializer_range=0.02)
+    config.save_pretrained(tmp_path)
+    make_runner(tmp_path, load_format="dummy", dtype="bfloat16").close()
+
+
 @pytest.mark.parametrize(
     ("planted", "reason"),
     [

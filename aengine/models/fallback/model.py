@@ -26,9 +26,10 @@ from aengine.models.fallback.spec import FallbackSpec
 class _GivenHidden(nn.Module):
     """In place of the base model below a head: returns the hidden states that it was given, in the class that the base model returns."""
 
-    def __init__(self, base: nn.Module) -> None:
+    def __init__(self, base: nn.Module, layer: nn.Module) -> None:
+        """`layer` is one of those that `base` has."""
         super().__init__()
-        self._base = [base]  # in a list, so that its parameters are not those of this module
+        self._base = base, layer  # in a tuple, so that their parameters are not those of this module
         self.output: Any = None
         self.hidden: Tensor | None = None
 
@@ -36,11 +37,13 @@ class _GivenHidden(nn.Module):
         return self.output(last_hidden_state=self.hidden)
 
     def __getattr__(self, name: str) -> Any:
-        """Some heads read the embedding of the base model."""
+        """Some models call a module of their base model that has the layers, some read its embedding."""
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(self.__dict__["_base"][0], name)
+            base, layer = self.__dict__["_base"]
+            found = getattr(base, name)
+            return self if isinstance(found, nn.Module) and any(layer is module for module in found.modules()) else found
 
 
 class TransformersModel:
@@ -54,7 +57,7 @@ class TransformersModel:
         self._calls = [call.name for call in spec.attention]
         place(model, self._calls, self._slot)
         # The head is the whole model but for the base model, so that whatever a model does to its logits is done.
-        self._given = _GivenHidden(self._base)
+        self._given = _GivenHidden(self._base, model.get_submodule(self._calls[0]))
         self._head = copy.copy(model)
         self._head._modules = {**model._modules, model.base_model_prefix: self._given}
 
@@ -94,8 +97,18 @@ class TransformersModel:
         names = dict.fromkeys(match[0] for match in (re.match(r".*?\.\d+(?=\.)", name) for name in self._calls) if match)
         return [(name, self._model.get_submodule(name)) for name in names]
 
-    def eager_logits(self, token_ids: Tensor) -> Tensor:
-        """[T] int64 ids -> [T, vocab_size] float32: the forward pass of transformers itself, with its "eager" attention."""
+    def eager_logits(self, token_ids: Tensor, noise: float = 0.0) -> Tensor:
+        """[T] int64 ids -> [T, vocab_size] float32: the forward pass of transformers itself, with its "eager" attention.
+
+        `noise` is the largest relative change of what the embeddings are; it is random, and the same each time.
+        """
+        generator = torch.Generator(token_ids.device).manual_seed(0)
+
+        def disturb(_: nn.Module, __: object, embedded: Tensor) -> Tensor:
+            factors = torch.rand(embedded.shape, generator=generator, device=embedded.device)
+            return embedded * (1 + noise * (2 * factors - 1)).to(embedded.dtype)
+
+        hook = self._model.get_input_embeddings().register_forward_hook(disturb) if noise else None
         configs = {id(module.config): module.config for module in self._model.modules() if hasattr(module, "config")}.values()
         try:
             for config in configs:
@@ -104,6 +117,8 @@ class TransformersModel:
         finally:
             for config in configs:
                 config._attn_implementation = OURS
+            if hook is not None:
+                hook.remove()
         return logits.float()
 
 
