@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aengine.bench.floor import Machine, MachineProbe, step_work
 from aengine.bench.probes import start_up_log
@@ -129,7 +130,7 @@ def measure_model(name: str, config: EngineConfig, cases: Sequence[Case], second
 
 def why_not(runner: ModelRunner, case: Case) -> str | None:
     """Why a case cannot be measured with this runner, in a few words; None: it can."""
-    pages = len(runner.windows) * case.rows * _columns(runner, case)
+    pages = int(_pages(runner, case).max())
     if case.rows > runner.max_num_seqs:
         return f"max_num_seqs is {runner.max_num_seqs}"
     if case.rows * case.length > runner.max_num_batched_tokens:
@@ -201,9 +202,15 @@ def _time_steps(runner: ModelRunner, case: Case, seconds: float, numbers: Iterat
     return times[2:]
 
 
-def _columns(runner: ModelRunner, case: Case) -> int:
-    """Pages of a row in each layer group."""
-    return -(-(case.context + case.length) // runner.page_size)
+def _pages(runner: ModelRunner, case: Case) -> NDArray[np.int32]:
+    """The pages of all rows [layer groups, rows, columns], numbered from 1 on; 0 behind the window of a group."""
+    columns = -(-(case.context + case.length) // runner.page_size)
+    seen = np.ones((len(runner.windows), case.rows, columns), np.int32)
+    for group, window in enumerate(runner.windows):
+        if window is not None:
+            seen[group, :, : max(0, case.context - window + 1) // runner.page_size] = 0
+    pages: NDArray[np.int32] = seen * seen.cumsum(dtype=np.int32).reshape(seen.shape)
+    return pages
 
 
 def _plan(runner: ModelRunner, case: Case, step: int, *, given_tokens: bool, new_rows: bool) -> StepPlan:
@@ -213,8 +220,8 @@ def _plan(runner: ModelRunner, case: Case, step: int, *, given_tokens: bool, new
     different tokens: equal rows would choose the same experts.
     """
     rows = np.arange(case.rows, dtype=np.int32)
-    shape = (len(runner.windows), case.rows, _columns(runner, case)) if new_rows else (0, 0, 0)
-    groups, page_rows, columns = np.indices(shape, np.int32).reshape(3, -1)
+    pages = _pages(runner, case) if new_rows else np.zeros((0, 0, 0), np.int32)
+    groups, page_rows, columns = np.indices(pages.shape, np.int32).reshape(3, -1)
     decodes = case.length == 1 and not given_tokens
     empty = np.zeros(0, np.int32)
     vocab_size = runner.spec.vocab_size
@@ -230,5 +237,5 @@ def _plan(runner: ModelRunner, case: Case, step: int, *, given_tokens: bool, new
         page_groups=groups,
         page_rows=page_rows,
         page_cols=columns,
-        page_ids=np.arange(1, 1 + len(columns), dtype=np.int32),
+        page_ids=pages.reshape(-1),
     )

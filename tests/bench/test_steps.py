@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from aengine.bench import steps
@@ -48,3 +51,17 @@ def test_real_steps(runner: ModelRunner) -> None:
         assert 0 < figures.best_milliseconds <= figures.milliseconds
         assert figures.fraction > 0
         assert figures.tokens_per_second == pytest.approx(1e3 * figures.case.rows * figures.case.length / figures.milliseconds)
+
+
+def test_pages_behind_windows_are_not_needed() -> None:
+    runner = SimpleNamespace(windows=(None, 8), page_size=4, num_pages=1 + 2 * (6 + 3))
+    runner.max_num_seqs = runner.max_num_batched_tokens = runner.max_model_len = 100
+    case = Case(rows=2, length=1, context=20)  # a query at position 20 sees positions from 13 on, in page 3
+    pages = steps._pages(runner, case)
+    assert pages.shape == (2, 2, 6)
+    assert (pages == 0).tolist() == [[[False] * 6] * 2, [[True] * 3 + [False] * 3] * 2]
+    assert sorted(pages[pages > 0].tolist()) == list(range(1, 19))
+    assert np.array_equal(pages[1, 0, 3:], [13, 14, 15])
+    assert steps.why_not(runner, case) is None
+    runner.num_pages -= 1
+    assert steps.why_not(runner, case) == "it needs 18 KV pages of 4 tokens, and there are 17"
