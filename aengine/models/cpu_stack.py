@@ -43,7 +43,7 @@ IntArray = NDArray[np.int32]
 def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     """Why the kernels cannot run a model, in one line; None: they can."""
     if dtype not in ELEMENTS:
-        return f"dtype {dtype} is not bfloat16 or float32"
+        return f"dtype {str(dtype).removeprefix('torch.')} is not one of theirs; choose dtype bfloat16 or float32"
     attention = spec.layers[0].attention
     if attention.key_dim % 2 or attention.key_dim > MAX_KEY_DIM or attention.value_dim > MAX_VALUE_DIM:
         return f"head_dim {attention.key_dim} is not an even number up to {MAX_VALUE_DIM}"

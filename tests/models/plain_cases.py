@@ -6,9 +6,10 @@ import dataclasses
 
 import torch
 import transformers
-from family_cases import VOCAB, Case
+from family_cases import COUNT, VOCAB, Case
 
-_GPT2 = {"vocab_size": VOCAB, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 96, "eos_token_id": None, "bos_token_id": None}
+LONGEST = max(Case("", "").lengths) + COUNT  # so that all learned positions are reached
+_GPT2 = {"vocab_size": VOCAB, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": LONGEST, "eos_token_id": None, "bos_token_id": None}
 _HALF_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
 
 
@@ -34,7 +35,7 @@ _CASES = [
     ),
     Case("gpt-neox", "GPTNeoX", _HALF_ROPE),
     Case("gpt-neox-sequential", "GPTNeoX", {"use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True}),
-    Case("opt", "OPT", {"ffn_dim": 96}),
+    Case("opt", "OPT", {"ffn_dim": 96, "max_position_embeddings": LONGEST}),
     Case("opt-untied", "OPT", {"ffn_dim": 96, "enable_bias": False, "tie_word_embeddings": False, "activation_function": "gelu"}),
 ]
 CASES = [dataclasses.replace(case, adjust=_adjust) for case in _CASES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pathlib
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from test_weights import Tensors, load
 
 from aengine.errors import ModelLoadError
-from aengine.models.model_config import load_spec
+from aengine.models.model_config import load_spec, read_spec
 from aengine.models.spec import Norm, NormKind, QkNorm
 
 _SIZES = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
@@ -110,3 +111,23 @@ def test_a_tensor_under_both_of_its_names(tmp_path: pathlib.Path) -> None:
     save_file({**tensors, "lm_head.weight": torch.zeros(97, 32)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"it has more than one lm_head\.weight$"):
         load(load_spec(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 700}),
+        ("gpt_neox", {"rotary_pct": 1.0, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+        ("stablelm", {"partial_rotary_factor": 0.5, "rope_theta": 700.0}),
+        ("starcoder2", {"rope_theta": 999999.4, "sliding_window": 9}),
+        ("gpt2", {"n_inner": None, "n_ctx": 64, "scale_attn_by_inverse_layer_idx": True}),
+        ("opt", {"word_embed_proj_dim": 32, "_remove_final_layer_norm": False, "init_std": 0.01}),
+    ],
+)
+def test_config_files_as_they_are_published(family: str, changes) -> None:
+    """Mean what Transformers makes of them."""
+    given = {**CONFIGS[family], **changes, "model_type": family}
+    whole = transformers.CONFIG_MAPPING[family](**copy.deepcopy(given)).to_dict()
+    spec = read_spec({**given, "eos_token_id": whole["eos_token_id"], "dtype": whole["dtype"]})
+    assert spec == read_spec({**whole, "model_type": family})
+    assert spec != read_spec({**CONFIGS[family], "model_type": family})
