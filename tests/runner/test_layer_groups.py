@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,6 +37,56 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def make_runner(path: pathlib.Path, **settings: object) -> ModelRunner:
     values = {"device": "cpu", "load_format": "dummy", "dtype": "float32", "max_num_batched_tokens": 512, "max_num_seqs": 1, **settings}
     return ModelRunner(EngineConfig(model=str(path), **values), path)  # type: ignore[arg-type]
+
+
+def run(
+    runner: ModelRunner, requests: list[Request], num_pages: int | None = None, **settings: object
+) -> tuple[list[list[int]], Scheduler]:
+    """The tokens of each request, submitted one step after another, one step ahead of the results; and the scheduler in the end."""
+    limits = {name: getattr(runner, name) for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "page_size", "windows")}
+    scheduler = Scheduler(SchedulerConfig(num_pages=num_pages or runner.num_pages, **limits, **settings))  # type: ignore[arg-type]
+    tokens: dict[int, list[int]] = {request.key: [] for request in requests}
+    waiting = deque(requests)
+    while True:
+        if waiting:
+            scheduler.submit(waiting.popleft())
+        plan = scheduler.schedule()
+        if plan is None and not waiting:
+            return [tokens[request.key] for request in requests], scheduler
+        if plan is not None:
+            scheduler.commit(plan, runner.launch(plan).result())
+        updates = scheduler.take_updates()
+        for key, token in zip(updates.keys, updates.token_ids, strict=True):
+            tokens[key].append(token)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch_native"])
+def test_prefixes_forks_and_preemptions_change_no_token(backend: str, tmp_path: pathlib.Path) -> None:
+    """On a model that tells tokens of its windows apart: the same as each request alone, without a prefix cache."""
+    config = {**CONFIG, "sliding_window": 21, "max_position_embeddings": 256, "initializer_range": 0.5, "hidden_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    rng = np.random.default_rng(0)
+    shared = rng.integers(0, 64, 120).astype(np.int32)
+    requests = []
+    for key, length in enumerate((120, 90, 40, 118)):
+        params = replace(GREEDY, temperature=1.0, seed=key)
+        requests.append(Request(key=key, prompt=np.append(shared[:length], np.int32(key)), params=params, max_tokens=40))
+    forked = replace(requests[3], num_forks=2)
+    forks = [replace(forked, key=key, params=replace(forked.params, seed=key), num_forks=0, fork_of=3) for key in (4, 5)]
+    settings = {"attention_backend": backend, "page_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 6}
+    runner = make_runner(tmp_path, **settings)
+    assert len(runner.windows) == 6
+    alone = [
+        run(make_runner(tmp_path, **settings), [replace(one, num_forks=0, fork_of=None)], enable_prefix_cache=False)[0][0]
+        for one in [*requests, *forks]
+    ]
+    assert len({tuple(tokens) for tokens in alone}) == 6
+    together, scheduler = run(runner, [*requests[:3], forked, *forks])
+    assert together == alone
+    assert scheduler.stats().cached_prompt_tokens > 100
+    again, scheduler = run(make_runner(tmp_path, **settings), [*requests[:3], forked, *forks], num_pages=runner.num_pages // 4)
+    assert again == alone
+    assert scheduler.stats().preemptions > 0
 
 
 def test_a_long_request_holds_a_quarter_of_its_pages(model: pathlib.Path) -> None:
