@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from workloads import random_steps
 
 from aengine.config import EngineConfig
-from aengine.models.choice import implementation_of
+from aengine.models.choice import find_spec, implementation_of
 from aengine.runner.model_runner import ModelRunner
 
 LENGTHS = (1, 30, 3, 9, 17, 2, 24, 13)  # up to more than three windows
@@ -130,3 +130,11 @@ def test_auto_takes_the_fallback_where_there_is_no_native_model(tmp_path: pathli
         assert len(said) == (expected == "transformers")
         assert all("'arcee' has no native implementation" in message for message in said)
         runner.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_dtype_is_that_of_the_checkpoint(dtype: str, tmp_path: pathlib.Path) -> None:
+    config = tiny_config("arcee")
+    config.dtype = dtype
+    config.save_pretrained(tmp_path)
+    assert find_spec(tmp_path, "auto").dtype == dtype

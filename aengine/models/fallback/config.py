@@ -35,6 +35,7 @@ def read_fallback(model_dir: pathlib.Path) -> FallbackSpec:
 def probe(config: Any) -> FallbackSpec:
     """As `read_fallback`."""
     _check_config(config)
+    dtype = config.dtype  # before it is that of the model that is built
     register()
     try:
         with torch.device("meta"):
@@ -61,7 +62,7 @@ def probe(config: Any) -> FallbackSpec:
         num_parameters=total,
         num_active_parameters=total - experts + round(experts * _active_experts(config)),
         attention=tuple(calls.values()),
-        dtype=None if config.dtype is None else str(config.dtype).removeprefix("torch."),
+        dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
     )
 
