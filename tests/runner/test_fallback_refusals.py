@@ -157,3 +157,19 @@ def test_options_that_native_models_lack(changes: dict, reason: str, tmp_path: p
     with pytest.raises(ModelLoadError, match=reason) as caught:
         make_runner(tmp_path, load_format="dummy", model_impl="native")
     assert "\n" not in str(caught.value)
+
+
+def test_code_of_a_model_is_never_run(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')\nclass Config: pass\n")
+    config = {"model_type": "no_such", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=r"needs code of its own .auto_map in config.json., which is never run"):
+        make_runner(tmp_path, load_format="dummy")
+    assert not (tmp_path / "run").exists()
+
+
+def test_pytorch_files(tmp_path: pathlib.Path) -> None:
+    model = save_model(tiny_config("arcee"), tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    make_runner(tmp_path).close()

@@ -16,6 +16,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from aengine.errors import ModelLoadError
 from aengine.models.fallback.attention import PROBE, recording, register
 from aengine.models.fallback.spec import FallbackSpec, LayerCall
+from aengine.models.json_file import read_json
 
 _PROBE_TOKENS = 3
 _NO_INTERFACE = "never calls the attention function of transformers (AttentionInterface), so it cannot run on our KV pages"
@@ -28,6 +29,8 @@ def read_fallback(model_dir: pathlib.Path) -> FallbackSpec:
     try:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of many types
+        if "auto_map" in read_json(model_dir / "config.json"):
+            raise ModelLoadError("the model needs code of its own (auto_map in config.json), which is never run") from error
         raise ModelLoadError(f"transformers does not know the model: {_first_line(error)}") from error
     return probe(config)
 
