@@ -260,12 +260,12 @@ class Residency:
             assert sequence is not None
             digests = sequence.chain.digests
             raw = rows.tokens[row, start * size : end * size].tobytes()
-            for i, pages in enumerate(zip(*rows.page_table[:, row, start:end].tolist(), strict=True)):
-                page_tokens = raw[i * page_bytes : (i + 1) * page_bytes]
-                if len(digests) == start + i:
+            for column in range(start, end):
+                page_tokens = raw[(column - start) * page_bytes : (column - start + 1) * page_bytes]
+                if len(digests) == column:
                     sequence.chain.append(page_tokens)
-                self.cache.publish(pages, digests[start + i], page_tokens)
-                woken += self.prefixes.settle(sequence, digests[start + i])
+                self.cache.publish(rows.page_table[:, row, column].tolist(), digests[column], page_tokens)
+                woken += self.prefixes.settle(sequence, digests[column])
         return woken
 
     # ---- the end -----------------------------------------------------------------------------------------------------
