@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import inspect
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -134,3 +137,60 @@ def complain(config: dict[str, Any], part: dict[str, Any], key: str, wrong: Any 
     except Exception as error:
         return [f"{key} {wrong!r}: {type(error).__name__} {error}"]
     return [] if unchanged is None or spec == unchanged else [f"{key} {wrong!r} is accepted"]
+
+
+NOT_OF_A_FORWARD_PASS = frozenset(
+    [
+        "activation_dropout",
+        "attention_dropout",
+        "attn_pdrop",
+        "classifier_dropout",
+        "dropout",
+        "embd_pdrop",
+        "embedding_dropout",
+        "hidden_dropout",
+        "initializer_range",
+        "layerdrop",
+        "num_labels",
+        "output_router_logits",
+        "pad_token_id",
+        "problem_type",
+        "resid_pdrop",
+        "residual_dropout",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+        "use_cache",
+        "_attn_implementation",
+    ]
+)
+"""Keys that transformers reads to train, to classify, to initialise weights, or to say how it computes."""
+UNREAD = {
+    # By our names for them, or only where another key asks for them.
+    "gpt2": "hidden_size max_position_embeddings num_attention_heads num_hidden_layers reorder_and_upcast_attn",
+    "qwen2": "sliding_window",
+    "qwen3": "sliding_window",
+    "smollm3": "sliding_window",
+    "qwen2_moe": "intermediate_size sliding_window",
+    "qwen3_moe": "intermediate_size sliding_window",
+    "deepseek_v2": "head_dim intermediate_size n_group num_key_value_heads topk_group",
+    "deepseek_v3": "head_dim num_key_value_heads",
+    "glm4_moe_lite": "head_dim num_key_value_heads",
+    # Without meaning for the model: another precision, images, a mask.
+    "gpt_neox": "is_decoder",
+    "gemma3_text": "get_text_config image_token_id mm_tokens_per_image text_config vision_config",
+    "olmoe": "num_local_experts sliding_window",
+}
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES.keys() - {"gemma3"}))
+def test_what_transformers_reads_is_read(model_type: str) -> None:
+    """An option that is ignored would give wrong text in silence."""
+    config = Read(whole_config(model_type))
+    read_spec(config)
+    module = transformers.CONFIG_MAPPING[model_type].__module__.replace(".configuration_", ".modeling_")
+    source = inspect.getsource(importlib.import_module(module))
+    used = set(re.findall(r"\bconfig\.(\w+)|getattr\((?:self\.)?config, \"(\w+)\"", source))
+    keys = {key for pair in used for key in pair if key} - NOT_OF_A_FORWARD_PASS
+    assert len(keys) > 8
+    unread = keys - config.keys_read - {"rope_parameters"} - set(UNREAD.get(model_type, "").split())
+    assert not {key for key in unread if not key.startswith("summary_")}  # of another head than that of a language model
