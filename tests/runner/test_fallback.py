@@ -66,7 +66,7 @@ def test_a_type_generates_what_transformers_does(model_type: str, tmp_path: path
     model = save_model(tiny_config(model_type), tmp_path)
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, model.config.vocab_size, length).tolist() for length in LENGTHS]
-    for chunk, backend in ((None, "cpu"), (5, "torch_native")):
+    for chunk, backend in ((None, "auto"), (5, "torch_native")):
         outputs, logits = generate(make_runner(tmp_path, attention_backend=backend), prompts, chunk)
         check(model, prompts, outputs, logits)
     assert len({token for tokens in outputs for token in tokens}) > 24, "the reference is degenerate"
