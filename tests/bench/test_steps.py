@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,9 @@ from aengine.bench.floor import Machine, MachineProbe
 from aengine.bench.steps import ROUNDS, Case, measure_steps
 from aengine.config import EngineConfig
 from aengine.models.hub import resolve_model
+from aengine.runner.base import InFlightStep
 from aengine.runner.model_runner import ModelRunner
+from aengine.scheduler.plan import StepPlan
 
 CASES = [Case(rows=2, length=1, context=20), Case(rows=1, length=16, context=0)]
 
@@ -41,6 +44,26 @@ def test_the_machine_is_measured_around_every_round(runner: ModelRunner, monkeyp
     floors = [size * (1 / before + 1 / after) / 2 * 1e-9 for before, after in zip(range(1, 6), range(2, 7), strict=True)]
     fractions = sorted(floor / seconds for floor, seconds in zip(floors, [0.001, 0.002, 0.004, 0.008, 0.016], strict=True))
     assert figures.fraction == pytest.approx(fractions[2])
+
+
+def test_rows_that_decode_begin_with_different_tokens(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every round: equal rows would choose the same experts."""
+    plans: list[StepPlan] = []
+    launch = runner.launch
+
+    def record(plan: StepPlan) -> InFlightStep:
+        plans.append(plan)
+        return launch(plan)
+
+    monkeypatch.setattr(runner, "launch", record)
+    for new_rows in (True, False):
+        plans.clear()
+        steps._time_steps(runner, CASES[0], 0.0, itertools.count(), new_rows=new_rows)
+        first, *others = plans
+        assert first.num_decodes == 0
+        assert len(set(first.token_ids.tolist())) == CASES[0].rows
+        assert others
+        assert all((plan.num_decodes, len(plan.token_ids)) == (CASES[0].rows, 0) for plan in others)
 
 
 @pytest.mark.slow
