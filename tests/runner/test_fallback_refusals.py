@@ -15,6 +15,7 @@ from transformers import CONFIG_MAPPING
 
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError, ModelLoadError
+from aengine.models.fallback.attention import _NO_WINDOW, _UNSUPPORTED, _window
 from aengine.runner.model_runner import ModelRunner
 
 
@@ -82,7 +83,7 @@ def test_every_planted_layer_is_tested() -> None:
         ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}, "lfm2 has layers of the type 'conv'"),
         ("llama4_text", {}, "layers of the type 'chunked_attention'"),
         ("bert", {"is_decoder": True}, "bert.embeddings.token_type_embeddings: token_type_ids are not supported"),
-        ("bert-generation", {}, "looks ahead"),
+        ("bert-generation", {}, "masks its attention other than causally"),
         ("gemma3", {}, "gemma3 has text_config, vision_config: models with other inputs than text"),
         ("clip_vision_model", {}, "clip_vision_model is not a model that generates text"),
         ("bloom", {}, "bloom never calls the attention function"),
@@ -181,3 +182,26 @@ def test_heads_that_differ_by_layer_are_refused(tmp_path: pathlib.Path) -> None:
     config.save_pretrained(tmp_path)
     with pytest.raises(ModelLoadError, match=r"model.layers.1.self_attn has 4 heads and . KV heads of 16 .* heads that differ by layer"):
         make_runner(tmp_path, load_format="dummy")
+
+
+def causal(first: int):
+    """A mask function whose queries see the latest tokens from `first(query)` on."""
+    return lambda batch, head, query, key: (key <= query) & (key >= first(int(query)))
+
+
+@pytest.mark.parametrize(
+    ("function", "window"),
+    [
+        (causal(lambda query: 0), _NO_WINDOW),
+        (causal(lambda query: query - 6), 7),
+        (causal(lambda query: query - 5000), _NO_WINDOW),  # longer than the sequence
+        (causal(lambda query: query // 8 * 8), _UNSUPPORTED),  # in chunks
+        (causal(lambda query: query + 1), _UNSUPPORTED),  # nothing
+        (lambda batch, head, query, key: key >= 0, _UNSUPPORTED),  # everything, also what is ahead
+        (lambda batch, head, query, key: (key - query).abs() < 5, _UNSUPPORTED),
+        (lambda batch, head, query, key: (key <= query) & (key % 2 == 0), _UNSUPPORTED),
+        (lambda batch, head, query, key: torch.tensor([True, False])[key], _UNSUPPORTED),
+    ],
+)
+def test_the_window_of_a_mask(function, window: int) -> None:
+    assert _window(function, 1000) == window

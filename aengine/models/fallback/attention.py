@@ -145,8 +145,8 @@ def _window(mask_function: Callable[..., Tensor], length: int) -> int:
             visible = mask_function(zero, zero, torch.tensor(last), torch.arange(last + 2)).expand(last + 2)
         except Exception:  # one that is more than a function of distance
             return _UNSUPPORTED
-        count = int(visible.sum())
-        if not bool(visible[last + 1 - count : last + 1].all()):
+        count = int(visible[: last + 1].sum())
+        if not count or bool(visible[last + 1]) or not bool(visible[last + 1 - count : last + 1].all()):
             return _UNSUPPORTED
         if count <= last:
             if found not in (_NO_WINDOW, count):
