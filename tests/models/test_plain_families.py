@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from test_weights import Tensors, load
 
 from aengine.errors import ModelLoadError
+from aengine.models.choice import find_spec, implementation_of
 from aengine.models.model_config import load_spec, read_spec
 from aengine.models.spec import Norm, NormKind, QkNorm
 
@@ -131,3 +132,14 @@ def test_config_files_as_they_are_published(family: str, changes) -> None:
     spec = read_spec({**given, "eos_token_id": whole["eos_token_id"], "dtype": whole["dtype"]})
     assert spec == read_spec({**whole, "model_type": family})
     assert spec != read_spec({**CONFIGS[family], "model_type": family})
+
+
+@pytest.mark.parametrize(
+    "changes", [{"do_layer_norm_before": False}, {"word_embed_proj_dim": 16}, {"layer_norm_elementwise_affine": False}]
+)
+def test_opt_of_another_form_is_left_to_transformers(tmp_path: pathlib.Path, changes) -> None:
+    (key,) = changes
+    saved("opt", tmp_path, **changes)
+    with pytest.raises(ModelLoadError, match=f"^{key} .* in config.json is not supported"):
+        find_spec(tmp_path, "native")
+    assert implementation_of(find_spec(tmp_path, "auto")) == "transformers"
