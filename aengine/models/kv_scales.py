@@ -9,9 +9,10 @@ import math
 import pathlib
 
 from aengine.errors import ModelLoadError
-from aengine.models.checkpoint import DTYPES, open_checkpoint
+from aengine.models.checkpoint import DTYPES
 from aengine.models.named_weights import kv_scale_of
 from aengine.models.spec import ModelSpec
+from aengine.models.weights import open_weights
 
 
 def stored_kv_scales(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "auto") -> tuple[tuple[float, float], ...] | None:
@@ -20,7 +21,7 @@ def stored_kv_scales(spec: ModelSpec, model_dir: pathlib.Path, load_format: str 
     Raises ModelLoadError naming a tensor that is not one positive number, or that repeats another.
     """
     found: dict[tuple[int, str], tuple[str, float]] = {}
-    for name, tensor in open_checkpoint(model_dir, load_format).tensors.items():
+    for name, tensor in open_weights(spec, model_dir, load_format).tensors.items():
         named = kv_scale_of(name, spec)
         if named is None or named[1] == "q":
             continue

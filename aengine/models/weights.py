@@ -18,12 +18,29 @@ from aengine.errors import ModelLoadError
 from aengine.models.checkpoint import DTYPES, Checkpoint, StoredTensor, open_checkpoint, read_from_disk
 from aengine.models.checkpoint_files import shortened
 from aengine.models.families import FAMILIES
-from aengine.models.families.base import Family
 from aengine.models.named_weights import NamedWeight, Part, kv_scale_of, named_weights
 from aengine.models.progress import LoadProgress
 from aengine.models.spec import ModelSpec
 
 _AHEAD_BYTES = 128 << 20
+
+
+def open_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "auto") -> Checkpoint:
+    """The checkpoint of a model, with the names that its family has: its `other_names` replaced, and the first word of all names of the
+    model where they lack it, because it was saved without its head (`h.0.` of GPT-2 is `transformer.h.0.`). Raises ModelLoadError."""
+    family, checkpoint = FAMILIES[spec.family], open_checkpoint(model_dir, load_format)
+    first_word, dot, rest = family.names["embedding"].partition(".")
+    is_bare = f"{rest}.weight" in checkpoint.tensors
+    tensors: dict[str, StoredTensor] = {}
+    duplicates = list(checkpoint.duplicates)
+    for stored, tensor in checkpoint.tensors.items():
+        name = next((new + stored.removeprefix(old) for old, new in family.other_names.items() if stored.startswith(old)), stored)
+        if is_bare and not name.startswith(f"{family.names['head']}."):
+            name = first_word + dot + name
+        if name in tensors:
+            duplicates.append(name)
+        tensors[name] = tensor
+    return Checkpoint(tensors, tuple(duplicates))
 
 
 def stored_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "auto") -> Iterator[tuple[str, tuple[Tensor, ...]]]:
@@ -35,7 +52,7 @@ def stored_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = 
     tensors that are missing, unexpected, stored twice, of another shape, or of a dtype that is not supported.
     """
     weights = named_weights(spec)
-    checkpoint = _renamed(open_checkpoint(model_dir, load_format), FAMILIES[spec.family])
+    checkpoint = open_weights(spec, model_dir, load_format)
     _check(spec, weights, checkpoint)
     stored = {name: tuple(checkpoint.tensors[part.source] for part in weight.parts) for name, weight in weights.items()}
     with LoadProgress(sum(tensor.nbytes for parts in stored.values() for tensor in parts)) as progress:
@@ -110,23 +127,6 @@ def fused(
             target = parts[0]
         tensors[name] = target.view(named[name].shape)
     return tensors
-
-
-def _renamed(checkpoint: Checkpoint, family: Family) -> Checkpoint:
-    """With the family's names for its `other_names`, and for those of a checkpoint of the model without its head, which lack the first
-    word of all names of the model: `h.0.` of GPT-2 is then `transformer.h.0.`."""
-    first_word, dot, rest = family.names["embedding"].partition(".")
-    is_bare = f"{rest}.weight" in checkpoint.tensors
-    tensors: dict[str, StoredTensor] = {}
-    duplicates = list(checkpoint.duplicates)
-    for stored, tensor in checkpoint.tensors.items():
-        name = next((new + stored.removeprefix(old) for old, new in family.other_names.items() if stored.startswith(old)), stored)
-        if is_bare and not name.startswith(f"{family.names['head']}."):
-            name = first_word + dot + name
-        if name in tensors:
-            duplicates.append(name)
-        tensors[name] = tensor
-    return Checkpoint(tensors, tuple(duplicates))
 
 
 def _check(spec: ModelSpec, weights: Mapping[str, NamedWeight], checkpoint: Checkpoint) -> None:

@@ -51,6 +51,13 @@ def test_the_older_name_is_of_both(tmp_path: pathlib.Path) -> None:
     )
 
 
+def test_scales_of_a_model_that_was_saved_without_its_head(tmp_path: pathlib.Path) -> None:
+    tensors = {**tensors_of(spec_of()), **scale(1, "k_scale", 0.5)}
+    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    load(spec_of(), tmp_path)
+    assert stored_kv_scales(spec_of(), tmp_path) == ((1.0, 1.0), (0.5, 1.0))
+
+
 def test_what_is_absent_is_one(tmp_path: pathlib.Path) -> None:
     assert scales_of(tmp_path, {}) is None
     assert scales_of(tmp_path, scale(1, "q_scale", 5.0)) is None
