@@ -6,11 +6,10 @@ Shared by engine and client. Knows nothing of how a request is served.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
-
-import numpy as np
 
 from aengine.chats import ChatFields, ChatOptions, check_count
 from aengine.checks import Accepts, integer, is_positive, text
@@ -29,7 +28,7 @@ def form_of(prompt: Any, options: ChatOptions | None) -> Form:
     beside another form."""
     form: Form = "text"
     if not isinstance(prompt, str):
-        if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Sequence | np.ndarray):
+        if isinstance(prompt, bytes | Mapping) or not (isinstance(prompt, Sequence) or _is_array(prompt)):
             name = type(prompt).__name__
             raise InvalidRequestError.of("prompt", f"a {name} is not a string, a list of token ids or a list of chat messages")
         if len(prompt) and isinstance(prompt[0], Mapping):
@@ -40,6 +39,12 @@ def form_of(prompt: Any, options: ChatOptions | None) -> Form:
         reason = f"it is for chat messages, and the prompt is {form.replace('_', ' ')}"
         raise InvalidRequestError([FieldViolation(name, reason) for name in names])
     return form
+
+
+def _is_array(value: object) -> bool:
+    """Whether it is a numpy array. Whoever has one has imported numpy, which importing aengine does not do."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def check_params(params: SamplingParams | None) -> SamplingParams:
