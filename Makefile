@@ -13,7 +13,7 @@ NODE := tools/node_modules/.package-lock.json
 COMMA := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-grpc test test-slow test-levels test-triton test-served test-rest lint benchmarks gpu protos node clean
+.PHONY: help demo demo-grpc test test-slow test-levels test-triton test-served test-models test-rest lint benchmarks gpu protos node clean
 
 help: ## this list
 	@sed -n "s/^\([a-z-]*\):.*## /  make \1\t/p" $(firstword $(MAKEFILE_LIST))
@@ -48,13 +48,17 @@ test-triton: $(DEV) $(VENV)/$(OLDEST_TRITON) ## compile the Triton kernels with 
 $(VENV)/triton-%: | $(DEV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --target $@ triton==$*
 
-# All tests in two parts: what talks to servers, and notices late what happens where others take the cores, and all the rest.
+# All tests in three parts: what talks to servers, and notices late what happens where others take the cores, and two halves of the rest.
 SERVED_TESTS := tests/server tests/client
+MODEL_TESTS := tests/models tests/runner tests/kernels tests/attention tests/gpu
 test-served: $(DEV)
 	@$(BIN)/python -m pytest $(SERVED_TESTS)
 
+test-models: $(DEV)
+	@$(BIN)/python -m pytest $(MODEL_TESTS)
+
 test-rest: $(DEV)
-	@$(BIN)/python -m pytest $(SERVED_TESTS:%=--ignore=%)
+	@$(BIN)/python -m pytest $(SERVED_TESTS:%=--ignore=%) $(MODEL_TESTS:%=--ignore=%)
 
 lint: $(DEV) $(NODE) ## check format, style, types, the schema and that generated code is up to date
 	$(BIN)/ruff format --check .

@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+import transformers
 
 WINDOW = 8
 TINY: dict[str, Any] = {
@@ -81,17 +81,17 @@ DISTINCT = (
 """Those that differ most from one another."""
 
 
-def tiny_config(model_type: str, **changes: Any) -> PreTrainedConfig:
-    kind = CONFIG_MAPPING[model_type]
+def tiny_config(model_type: str, **changes: Any) -> transformers.PreTrainedConfig:
+    kind = transformers.CONFIG_MAPPING[model_type]
     known = kind()
     values = {key: value for key, value in TINY.items() if hasattr(known, key)}
     return kind(**{**values, **TYPES.get(model_type, {}), **changes})
 
 
-def save_model(config: PreTrainedConfig, path: pathlib.Path, seed: int = 0) -> PreTrainedModel:
+def save_model(config: transformers.PreTrainedConfig, path: pathlib.Path, seed: int = 0) -> transformers.PreTrainedModel:
     """Makes the model, all of its parameters random (norms, biases and sinks too), and saves it to `path`."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1 and "norm" not in name:
             parameter.data.normal_(0.0, 0.2)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from driver import GREEDY, Driver
 from eager_capture import EagerCapture
 from fallback_models import DISTINCT, TYPES, WINDOW, save_model, tiny_config
+from replays import count_replays
 from slow_cases import slow_but
-from test_graphs import count_replays
 from torch import Tensor
-from transformers import PreTrainedModel
 from workloads import random_steps
 
 from aengine.config import EngineConfig
@@ -52,7 +52,7 @@ def generate(runner: ModelRunner, prompts: list[list[int]], chunk: int | None) -
 
 
 @torch.no_grad()
-def check(model: PreTrainedModel, prompts: list[list[int]], outputs: list[list[int]], logits: list[Tensor]) -> None:
+def check(model: transformers.PreTrainedModel, prompts: list[list[int]], outputs: list[list[int]], logits: list[Tensor]) -> None:
     """Every token is the greedy one of transformers after those before it, which are then the same; logits are within 1e-4."""
     for prompt, output, found in zip(prompts, outputs, logits, strict=True):
         expected = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1].float()

@@ -19,6 +19,7 @@ import torch
 from driver import GREEDY, Driver, sampled
 from eager_capture import EagerCapture, PlannedStep
 from reference import save_tiny
+from replays import count_replays, graphs_of
 from slow_cases import slow_but
 from test_greedy import make_runner
 from workloads import VOCAB, compare_with_eager, random_steps
@@ -30,7 +31,6 @@ from aengine.runner.buckets import GraphSizes
 from aengine.runner.capture import Pieces
 from aengine.runner.decode_graphs import StagingBuffer
 from aengine.runner.model_runner import ModelRunner
-from aengine.runner.step_graphs import StepGraphs
 
 SIZES = (1, 2, 5, 8, 20)
 CPU = torch.device("cpu")
@@ -51,29 +51,6 @@ def graph_runner(model_dir: pathlib.Path, capture: type[EagerCapture] = EagerCap
 
 def eager_runner(model_dir: pathlib.Path, **options: Any) -> ModelRunner:
     return make_runner(model_dir, attention_backend="torch_native", **options)
-
-
-def graphs_of(runner: ModelRunner) -> StepGraphs:
-    graphs = runner._executor._graphs
-    assert graphs is not None
-    return graphs
-
-
-def count_replays(runner: ModelRunner) -> dict[tuple[str, int], int]:
-    """How often each graph was replayed from here on, by kind and size."""
-    graphs = graphs_of(runner)
-    counts: dict[tuple[str, int], int] = {}
-    every = {("decode", size): graph.pieces for size, graph in graphs.decodes._graphs.items()}
-    every |= {("pieces", size): pieces for size, pieces in graphs.pieces._pieces.items()}
-    for key, pieces in every.items():
-        counts[key] = 0
-
-        def replay(key=key, inner=pieces.replay) -> None:
-            counts[key] += 1
-            inner()
-
-        pieces.replay = replay
-    return counts
 
 
 class FromBuffers(PlannedStep):
