@@ -17,8 +17,8 @@ from aengine.bench.workload import Item
 from aengine.config import EngineConfig
 from aengine.models.hub import resolve_model
 from aengine.models.model_config import load_spec
-from aengine.models.named_weights import named_weights
-from aengine.models.spec import Attention, Experts, LatentAttention, ModelSpec
+from aengine.models.named_weights import experts_of, named_weights
+from aengine.models.spec import Attention, LatentAttention, ModelSpec
 from aengine.outputs import ModelInfo
 
 
@@ -186,10 +186,8 @@ def _parameters(spec: ModelSpec) -> _Parameters:
     experts: Counter[float] = Counter()
     for name, weight in named_weights(spec).items():
         size = math.prod(weight.shape)
-        if ".experts." in name:
-            mlp = spec.layers[int(name.split(".")[1])].mlp
-            assert isinstance(mlp, Experts)
-            experts[mlp.top_k / mlp.num_experts] += size
+        if (mixture := experts_of(spec, name)) is not None:
+            experts[mixture.top_k / mixture.num_experts] += size
         elif name.startswith("layers.") or name.startswith("norm."):
             always += size
     return _Parameters(always, experts, spec.hidden_size * spec.vocab_size)

@@ -221,14 +221,21 @@ def num_parameters(spec: ModelSpec) -> int:
     return sum(math.prod(weight.shape) for weight in named_weights(spec).values())
 
 
+def experts_of(spec: ModelSpec, name: str) -> Experts | None:
+    """The experts whose weights a parameter holds, of which a token uses `top_k`; None: it is no parameter of experts."""
+    if ".experts." not in name:
+        return None
+    mlp = spec.layers[int(name.split(".")[1])].mlp
+    assert isinstance(mlp, Experts)
+    return mlp
+
+
 def num_active_parameters(spec: ModelSpec) -> int:
     """Those that one token uses: of a layer's experts, the `top_k`."""
     total = 0
     for name, weight in named_weights(spec).items():
         size = math.prod(weight.shape)
-        if ".experts." in name:
-            mlp = spec.layers[int(name.split(".")[1])].mlp
-            assert isinstance(mlp, Experts)
-            size = size * mlp.top_k // mlp.num_experts
+        if (experts := experts_of(spec, name)) is not None:
+            size = size * experts.top_k // experts.num_experts
         total += size
     return total

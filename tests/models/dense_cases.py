@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from family_cases import TINY, Case
+from reference import LLAMA3
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 LONGROPE = {
     "rope_type": "longrope",

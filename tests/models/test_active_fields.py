@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from driver import Driver
+from driver import Driver, record_logits
 from family_cases import Case, randomize
-from test_families import CASES, config_of, record_logits
+from test_families import CASES, config_of
 
 from aengine.models.model_config import load_spec
 from aengine.models.spec import ModelSpec

@@ -14,7 +14,7 @@ import mixture_cases
 import plain_cases
 import pytest
 import torch
-from driver import Driver, sampled
+from driver import Driver, record_logits, sampled
 from eager_capture import EagerCapture
 from family_cases import COUNT, Case, Reference, reference
 from torch import Tensor
@@ -151,19 +151,3 @@ def assert_near(logits: torch.Tensor, expected: torch.Tensor) -> None:
     """To 1e-4 of a row's largest."""
     worst = ((logits - expected).abs().amax(-1) / expected.abs().amax(-1)).max().item()
     assert worst < 1e-4, worst
-
-
-def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
-    """A list that every later step's logits are appended to, [m, vocab_size]: those of tokens that are followed by a sampled one."""
-    seen: list[torch.Tensor] = []
-    sampler = runner._executor._sampler
-    sample = sampler.sample
-
-    def record(logits: torch.Tensor, *args):
-        seen.append(logits.clone())
-        return sample(logits, *args)
-
-    sampler.is_greedy = lambda rows: False
-    sampler.draw_params = lambda rows, positions: None  # else the kernels sample, and nobody sees logits
-    sampler.sample = record
-    return seen

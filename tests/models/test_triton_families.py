@@ -5,10 +5,10 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from driver import Driver
+from driver import Driver, record_logits
 from family_cases import reference
 from slow_cases import slow_but
-from test_families import CASES, assert_near, config_of, record_logits
+from test_families import CASES, assert_near, config_of
 from triton_mode import DEVICES  # before triton is imported
 
 from aengine.attention.triton import TritonBackend

@@ -1,4 +1,4 @@
-"""Drives a runner without a scheduler: hands out rows and pages, cuts prompts, and makes the plans."""
+"""Drives a runner without a scheduler: hands out rows and pages, cuts prompts, and makes the plans. And records the logits of one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 
 from aengine.runner.base import Runner
+from aengine.runner.model_runner import ModelRunner
 from aengine.scheduler.plan import Features, NewRow, RowParams, StepPlan, StepResult
 
 GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
@@ -126,3 +128,19 @@ def sampled(seed: int, temperature: float = 1.0, **changes: float) -> RowParams:
 
 def _int32(values) -> np.ndarray:
     return np.array(list(values), dtype=np.int32)
+
+
+def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
+    """A list that every later step's logits are appended to, [m, vocab_size]: those of tokens that are followed by a sampled one."""
+    seen: list[torch.Tensor] = []
+    sampler = runner._executor._sampler
+    sample = sampler.sample
+
+    def record(logits: torch.Tensor, *args):
+        seen.append(logits.clone())
+        return sample(logits, *args)
+
+    sampler.is_greedy = lambda rows: False
+    sampler.draw_params = lambda rows, positions: None  # else the kernels sample, and nobody sees logits
+    sampler.sample = record
+    return seen

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from driver import GREEDY, Driver
+from driver import GREEDY, Driver, record_logits
 from reference import FAMILIES, greedy, save_tiny
 from slow_cases import slow_but
 from tokenizers import Tokenizer
@@ -90,22 +90,6 @@ def test_family_logits(family, backend: str) -> None:
         expected = model(torch.tensor([prompt])).logits[0, -1]
     torch.testing.assert_close(seen[-1][0], expected, rtol=1e-4, atol=1e-4)
     assert len(seen) == 1, "the head ran for tokens that nobody samples from"
-
-
-def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
-    """A list that every later step's logits are appended to, [m, vocab_size]: those of tokens that are followed by a sampled one."""
-    seen: list[torch.Tensor] = []
-    sampler = runner._executor._sampler
-    sample = sampler.sample
-
-    def record(logits: torch.Tensor, *args):
-        seen.append(logits.clone())
-        return sample(logits, *args)
-
-    sampler.is_greedy = lambda rows: False
-    sampler.draw_params = lambda rows, positions: None  # else the kernels sample, and nobody sees logits
-    sampler.sample = record
-    return seen
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from driver import GREEDY, Driver, sampled
+from driver import GREEDY, Driver, record_logits, sampled
 from reference import greedy, save_tiny
-from test_greedy import make_runner, record_logits
+from test_greedy import make_runner
 
 from aengine.errors import ConfigError, InsufficientMemoryError, ModelLoadError
 from aengine.kernels.cpu.pool import KvPool
