@@ -31,6 +31,8 @@ class NotNativeError(ModelLoadError):
 
 @dataclass(frozen=True, slots=True)
 class ConfigReader:
+    family: str  # whose config it is; both as in `ModelSpec`
+    architecture: str
     config: Mapping[str, Any]
     defaults: Mapping[str, Any]  # the family's values of keys that are absent; a key of the config that is null is not absent
     keys: Mapping[str, str] = field(default_factory=dict)  # key -> the family's own name of it, in the config and the defaults

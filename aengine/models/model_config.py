@@ -28,19 +28,19 @@ def read_spec(config: Mapping[str, Any], max_model_len: int | None = None) -> Mo
 
     Raises ModelLoadError naming what is missing or not supported.
     """
-    family, architecture = _family(config)
+    family = _family(config)
     check_quantization(config)
-    return family.read(ConfigReader(config, family.defaults, family.keys, max_model_len), architecture)
+    return family.read(ConfigReader(family.model_type, family.architecture, config, family.defaults, family.keys, max_model_len))
 
 
-def _family(config: Mapping[str, Any]) -> tuple[Family, str]:
+def _family(config: Mapping[str, Any]) -> Family:
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise ModelLoadError(f"architectures {architectures!r} in config.json is not a list of names")
     model_type = config.get("model_type")
     for family in FAMILIES.values():
         if family.architecture == architectures[0] if architectures else family.model_type == model_type:
-            return family, family.architecture
+            return family
     if architectures:
         raise NotNativeError(f"architecture {architectures[0]!r} has no native implementation")
     raise NotNativeError(f"config.json has no architectures, and its model_type {model_type!r} has no native implementation")

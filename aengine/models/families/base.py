@@ -56,8 +56,8 @@ def no_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, sha
 class Family:
     model_type: str  # in config.json
     architecture: str  # in config.json
-    read: Callable[[ConfigReader, str], ModelSpec]
-    """From the config and the architecture's name. Raises ModelLoadError for values that are not supported."""
+    read: Callable[[ConfigReader], ModelSpec]
+    """From the config. Raises ModelLoadError for values that are not supported."""
     defaults: Mapping[str, Any] = field(default_factory=dict)  # the values that the HF config class has for absent keys
     names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)
     transform: Callable[[ModelSpec, Layer | None, str, int, tuple[int, ...]], Transform | None] = no_transform
@@ -68,7 +68,7 @@ class Family:
     other_names: Mapping[str, str] = field(default_factory=dict)  # how names begin in some checkpoints -> how they begin in `names`
 
 
-def decoder_spec(reader: ConfigReader, family: str, architecture: str, layers: Sequence[Layer], **changes: Any) -> ModelSpec:
+def decoder_spec(reader: ConfigReader, layers: Sequence[Layer], **changes: Any) -> ModelSpec:
     """A model of `layers`, with what the families have in common; `changes` are other fields of `ModelSpec`."""
     fields: dict[str, Any] = {
         "vocab_size": reader.positive("vocab_size"),
@@ -82,7 +82,7 @@ def decoder_spec(reader: ConfigReader, family: str, architecture: str, layers: S
     }
     fields |= changes
     within = tuple(_without_idle_window(layer, fields["max_position_embeddings"]) for layer in layers)
-    return ModelSpec(family=family, architecture=architecture, layers=within, **fields)
+    return ModelSpec(family=reader.family, architecture=reader.architecture, layers=within, **fields)
 
 
 def _without_idle_window(layer: Layer, context: int) -> Layer:

@@ -26,7 +26,7 @@ _NAMES = {
 }
 
 
-def _spec(reader: ConfigReader, family: str, architecture: str, block: Experts, dense: list[bool]) -> ModelSpec:
+def _spec(reader: ConfigReader, block: Experts, dense: list[bool]) -> ModelSpec:
     reader.refuse(rope_interleave=True)
     nope_dim, rope_dim = reader.positive("qk_nope_head_dim"), reader.positive("qk_rope_head_dim")
     rope, context = rope_and_context(reader, rope_dim)
@@ -44,7 +44,7 @@ def _spec(reader: ConfigReader, family: str, architecture: str, block: Experts, 
     )
     norm = rms_norm(reader)
     layers = [Layer(attention, gated_mlp(reader) if is_dense else block, norm, norm) for is_dense in dense]
-    return decoder_spec(reader, family, architecture, layers, max_position_embeddings=context)
+    return decoder_spec(reader, layers, max_position_embeddings=context)
 
 
 def _mscale(reader: ConfigReader) -> float:
@@ -58,7 +58,7 @@ def _mscale(reader: ConfigReader) -> float:
     return 1.0 if rope["factor"] <= 1 else 0.1 * weight * math.log(rope["factor"]) + 1.0
 
 
-def _v2(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _v2(reader: ConfigReader) -> ModelSpec:
     reader.refuse(scoring_func="softmax", norm_topk_prob=False, mlp_bias=False)
     method = reader.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
@@ -72,17 +72,17 @@ def _v2(reader: ConfigReader, architecture: str) -> ModelSpec:
         top_groups=reader.positive("topk_group") if grouped else 1,
         shared=shared_experts(reader),
     )
-    return _spec(reader, "deepseek_v2", architecture, block, dense_layers(reader))
+    return _spec(reader, block, dense_layers(reader))
 
 
-def _v3(reader: ConfigReader, architecture: str) -> ModelSpec:
-    return _spec(reader, "deepseek_v3", architecture, sigmoid_experts(reader), dense_layers(reader))
+def _v3(reader: ConfigReader) -> ModelSpec:
+    return _spec(reader, sigmoid_experts(reader), dense_layers(reader))
 
 
-def _glm4_moe_lite(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _glm4_moe_lite(reader: ConfigReader) -> ModelSpec:
     num_layers = reader.positive("num_hidden_layers")
     kinds = reader.layer_types(num_layers, ("dense", "sparse")) or ["dense"] + ["sparse"] * (num_layers - 1)
-    return _spec(reader, "glm4_moe_lite", architecture, sigmoid_experts(reader), [kind == "dense" for kind in kinds])
+    return _spec(reader, sigmoid_experts(reader), [kind == "dense" for kind in kinds])
 
 
 def _transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:

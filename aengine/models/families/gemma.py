@@ -29,9 +29,7 @@ _NAMES = {
 }
 
 
-def _spec(
-    reader: ConfigReader, family: str, architecture: str, kinds: list[str], ropes: Mapping[str, RopeSpec], context: int, *, qk_norm: bool
-) -> ModelSpec:
+def _spec(reader: ConfigReader, kinds: list[str], ropes: Mapping[str, RopeSpec], context: int, *, qk_norm: bool) -> ModelSpec:
     reader.refuse(use_bidirectional_attention=False)
     norm, bias = rms_norm(reader, unit_offset=True), reader.flag("attention_bias")
     layers = [
@@ -56,8 +54,6 @@ def _spec(
     ]
     return decoder_spec(
         reader,
-        family,
-        architecture,
         layers,
         norm=norm,
         max_position_embeddings=context,
@@ -66,13 +62,13 @@ def _spec(
     )
 
 
-def _gemma2(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _gemma2(reader: ConfigReader) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
     kinds = layer_kinds(reader, full_every=2)
-    return _spec(reader, "gemma2", architecture, kinds, dict.fromkeys(kinds, rope), context, qk_norm=False)
+    return _spec(reader, kinds, dict.fromkeys(kinds, rope), context, qk_norm=False)
 
 
-def _gemma3(reader: ConfigReader, architecture: str, family: str = "gemma3_text") -> ModelSpec:
+def _gemma3(reader: ConfigReader) -> ModelSpec:
     reader.refuse(attn_logit_softcapping=None)  # transformers has no effect of it
     older = {
         "sliding_attention": {"rope_theta": reader.get("rope_local_base_freq", 1e4)},
@@ -80,15 +76,15 @@ def _gemma3(reader: ConfigReader, architecture: str, family: str = "gemma3_text"
     }
     ropes, context = read_ropes(reader, head_sizes(reader)[2], older)
     kinds = layer_kinds(reader, reader.positive("sliding_window_pattern", 6))
-    return _spec(reader, family, architecture, kinds, ropes, context, qk_norm=True)
+    return _spec(reader, kinds, ropes, context, qk_norm=True)
 
 
-def _gemma3_with_images(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _gemma3_with_images(reader: ConfigReader) -> ModelSpec:
     """The part that reads and writes text."""
     outer = {key: reader.config[key] for key in ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings") if key in reader.config}
     text = reader.part("text_config", **outer)
     text.refuse(final_logit_softcapping=None)  # transformers has no effect of it
-    return _gemma3(text, architecture, "gemma3")
+    return _gemma3(text)
 
 
 _COMMON = {

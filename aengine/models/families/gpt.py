@@ -9,7 +9,7 @@ from aengine.models.families.base import Family, Transform, attention, decoder_s
 from aengine.models.spec import Attention, Layer, LearnedPositions, ModelSpec
 
 
-def _gpt2(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _gpt2(reader: ConfigReader) -> ModelSpec:
     reader.refuse(add_cross_attention=False)
     norm = layer_norm(reader)
     mlp = plain_mlp(reader, bias=True, size=reader.positive("intermediate_size", 4 * reader.positive("hidden_size")))
@@ -25,7 +25,7 @@ def _gpt2(reader: ConfigReader, architecture: str) -> ModelSpec:
         for index in range(reader.positive("num_hidden_layers"))
     ]
     positions = LearnedPositions(reader.positive("max_position_embeddings"))
-    return decoder_spec(reader, "gpt2", architecture, layers, norm=norm, learned_positions=positions)
+    return decoder_spec(reader, layers, norm=norm, learned_positions=positions)
 
 
 def _transposed(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
@@ -33,7 +33,7 @@ def _transposed(spec: ModelSpec, layer: Layer | None, name: str, part: int, shap
     return Transform(shape[::-1], Tensor.t) if layer is not None and len(shape) > 1 else None
 
 
-def _gpt_neox(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _gpt_neox(reader: ConfigReader) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=True)
     norm, bias = layer_norm(reader), reader.flag("attention_bias")
     layer = Layer(
@@ -44,7 +44,7 @@ def _gpt_neox(reader: ConfigReader, architecture: str) -> ModelSpec:
         parallel=reader.flag("use_parallel_residual"),
     )
     layers = [layer] * reader.positive("num_hidden_layers")
-    return decoder_spec(reader, "gpt_neox", architecture, layers, norm=norm, max_position_embeddings=context)
+    return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context)
 
 
 def _by_kind(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
@@ -56,7 +56,7 @@ def _by_kind(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: 
     return Transform(shape, lambda tensor: tensor.view(by_head).transpose(0, 1).reshape(shape))
 
 
-def _opt(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _opt(reader: ConfigReader) -> ModelSpec:
     reader.refuse(
         do_layer_norm_before=True,
         word_embed_proj_dim=reader.positive("hidden_size"),
@@ -72,7 +72,7 @@ def _opt(reader: ConfigReader, architecture: str) -> ModelSpec:
     )
     positions = LearnedPositions(reader.positive("max_position_embeddings"), offset=2)
     layers = [layer] * reader.positive("num_hidden_layers")
-    return decoder_spec(reader, "opt", architecture, layers, norm=norm, learned_positions=positions)
+    return decoder_spec(reader, layers, norm=norm, learned_positions=positions)
 
 
 FAMILIES = (

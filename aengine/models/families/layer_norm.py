@@ -18,7 +18,7 @@ from aengine.models.families.llama import uniform_windows
 from aengine.models.spec import Layer, ModelSpec, Norm, NormKind, QkNorm
 
 
-def _starcoder2(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _starcoder2(reader: ConfigReader) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
     norm, bias = layer_norm(reader), reader.flag("use_bias")
     layers = [
@@ -30,10 +30,10 @@ def _starcoder2(reader: ConfigReader, architecture: str) -> ModelSpec:
         )
         for window in uniform_windows(reader, reader.positive_or_none("sliding_window"))
     ]
-    return decoder_spec(reader, "starcoder2", architecture, layers, norm=norm, max_position_embeddings=context)
+    return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context)
 
 
-def _stablelm(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _stablelm(reader: ConfigReader) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=True)
     norm, parallel = layer_norm(reader), reader.flag("use_parallel_residual")
     qk_norm = QkNorm(Norm(NormKind.LAYER, norm.eps), head_weights=True) if reader.flag("qk_layernorm") else None
@@ -45,7 +45,7 @@ def _stablelm(reader: ConfigReader, architecture: str) -> ModelSpec:
         parallel=parallel,
     )
     layers = [layer] * reader.positive("num_hidden_layers")
-    return decoder_spec(reader, "stablelm", architecture, layers, norm=norm, max_position_embeddings=context)
+    return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context)
 
 
 FAMILIES = (

@@ -9,8 +9,6 @@ from aengine.models.spec import Layer, ModelSpec, QkNorm
 
 def _spec(
     reader: ConfigReader,
-    family: str,
-    architecture: str,
     windows: list[int | None],
     *,
     qkv_bias: bool,
@@ -32,19 +30,17 @@ def _spec(
         )
         for window in windows
     ]
-    return decoder_spec(reader, family, architecture, layers, max_position_embeddings=context)
+    return decoder_spec(reader, layers, max_position_embeddings=context)
 
 
-def _llama(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _llama(reader: ConfigReader) -> ModelSpec:
     bias = reader.flag("attention_bias")
-    return _spec(
-        reader, "llama", architecture, uniform_windows(reader, None), qkv_bias=bias, output_bias=bias, mlp_bias=reader.flag("mlp_bias")
-    )
+    return _spec(reader, uniform_windows(reader, None), qkv_bias=bias, output_bias=bias, mlp_bias=reader.flag("mlp_bias"))
 
 
-def _mistral(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _mistral(reader: ConfigReader) -> ModelSpec:
     window = reader.positive_or_none("sliding_window")
-    return _spec(reader, "mistral", architecture, uniform_windows(reader, window), qkv_bias=False, output_bias=False)
+    return _spec(reader, uniform_windows(reader, window), qkv_bias=False, output_bias=False)
 
 
 def uniform_windows(reader: ConfigReader, window: int | None) -> list[int | None]:
@@ -68,13 +64,13 @@ def qwen_windows(reader: ConfigReader) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
-def _qwen2(reader: ConfigReader, architecture: str) -> ModelSpec:
-    return _spec(reader, "qwen2", architecture, qwen_windows(reader), qkv_bias=True, output_bias=False)
+def _qwen2(reader: ConfigReader) -> ModelSpec:
+    return _spec(reader, qwen_windows(reader), qkv_bias=True, output_bias=False)
 
 
-def _qwen3(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _qwen3(reader: ConfigReader) -> ModelSpec:
     bias = reader.flag("attention_bias")
-    return _spec(reader, "qwen3", architecture, qwen_windows(reader), qkv_bias=bias, output_bias=bias, qk_norm=True)
+    return _spec(reader, qwen_windows(reader), qkv_bias=bias, output_bias=bias, qk_norm=True)
 
 
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28, "num_key_value_heads": 32}

@@ -107,8 +107,6 @@ def _qwen_dense_layers(reader: ConfigReader) -> list[bool]:
 
 def _spec(
     reader: ConfigReader,
-    family: str,
-    architecture: str,
     block: Experts,
     *,
     dense: Sequence[bool] = (),
@@ -129,16 +127,16 @@ def _spec(
         )
         for window, is_dense in zip(windows or [None] * num_layers, dense or [False] * num_layers, strict=True)
     ]
-    return decoder_spec(reader, family, architecture, layers, max_position_embeddings=context)
+    return decoder_spec(reader, layers, max_position_embeddings=context)
 
 
-def _mixtral(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _mixtral(reader: ConfigReader) -> ModelSpec:
     window = reader.positive_or_none("sliding_window")
     block = experts(reader, size="intermediate_size")
-    return _spec(reader, "mixtral", architecture, block, windows=uniform_windows(reader, window))
+    return _spec(reader, block, windows=uniform_windows(reader, window))
 
 
-def _qwen2_moe(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _qwen2_moe(reader: ConfigReader) -> ModelSpec:
     num_layers = reader.positive("num_hidden_layers")
     window = reader.positive_or_none("sliding_window") if reader.flag("use_sliding_window") else None
     kinds = reader.layer_types(num_layers)
@@ -154,17 +152,15 @@ def _qwen2_moe(reader: ConfigReader, architecture: str) -> ModelSpec:
     )
     windows = [window if is_windowed else None for is_windowed in windowed]
     bias = reader.flag("qkv_bias", True)
-    return _spec(reader, "qwen2_moe", architecture, block, dense=_qwen_dense_layers(reader), windows=windows, qkv_bias=bias)
+    return _spec(reader, block, dense=_qwen_dense_layers(reader), windows=windows, qkv_bias=bias)
 
 
-def _qwen3_moe(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _qwen3_moe(reader: ConfigReader) -> ModelSpec:
     window = reader.positive_or_none("sliding_window") if reader.flag("use_sliding_window") else None
     block = experts(reader, normalize=reader.flag("norm_topk_prob"))
     bias = reader.flag("attention_bias")
     return _spec(
         reader,
-        "qwen3_moe",
-        architecture,
         block,
         dense=_qwen_dense_layers(reader),
         windows=uniform_windows(reader, window),
@@ -174,15 +170,15 @@ def _qwen3_moe(reader: ConfigReader, architecture: str) -> ModelSpec:
     )
 
 
-def _olmoe(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _olmoe(reader: ConfigReader) -> ModelSpec:
     if reader.get("clip_qkv") is not None:
         raise NotNativeError(f"clip_qkv {reader.get('clip_qkv')!r} in config.json is not supported; supported is null")
     block = experts(reader, size="intermediate_size", normalize=reader.flag("norm_topk_prob"))
     bias, norm = reader.flag("attention_bias"), QkNorm(rms_norm(reader), whole=True)
-    return _spec(reader, "olmoe", architecture, block, qkv_bias=bias, output_bias=bias, qk_norm=norm)
+    return _spec(reader, block, qkv_bias=bias, output_bias=bias, qk_norm=norm)
 
 
-def _gpt_oss(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _gpt_oss(reader: ConfigReader) -> ModelSpec:
     reader.refuse(swiglu_alpha=1.702, swiglu_limit=7.0)
     num_layers = reader.positive("num_hidden_layers")
     kinds = reader.layer_types(num_layers) or ["sliding_attention", "full_attention"] * num_layers
@@ -190,7 +186,7 @@ def _gpt_oss(reader: ConfigReader, architecture: str) -> ModelSpec:
     mlp = Mlp(reader.positive("intermediate_size"), Activation.CLIPPED_SWIGLU, up_bias=True, down_bias=True)
     block = experts(reader, size="intermediate_size", expert=mlp, router_bias=True)
     bias = reader.flag("attention_bias")
-    return _spec(reader, "gpt_oss", architecture, block, windows=windows, qkv_bias=bias, output_bias=bias, sinks=True)
+    return _spec(reader, block, windows=windows, qkv_bias=bias, output_bias=bias, sinks=True)
 
 
 def _gpt_oss_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
@@ -209,10 +205,10 @@ def _gpt_oss_transform(spec: ModelSpec, layer: Layer | None, name: str, part: in
     return Transform((count, rows) if is_bias else (count, shape[1], rows), apply)
 
 
-def _glm4_moe(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _glm4_moe(reader: ConfigReader) -> ModelSpec:
     qk_norm = QkNorm(rms_norm(reader)) if reader.flag("use_qk_norm") else None
     bias, block, dense = reader.flag("attention_bias"), sigmoid_experts(reader), dense_layers(reader)
-    return _spec(reader, "glm4_moe", architecture, block, dense=dense, partial=True, qkv_bias=bias, qk_norm=qk_norm)
+    return _spec(reader, block, dense=dense, partial=True, qkv_bias=bias, qk_norm=qk_norm)
 
 
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "rms_norm_eps": 1e-6}

@@ -24,15 +24,15 @@ from aengine.models.rope_config import read_ropes
 from aengine.models.spec import Layer, ModelSpec, Norm, NormKind, QkNorm
 
 
-def _ministral(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _ministral(reader: ConfigReader) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
     norm, mlp = rms_norm(reader), gated_mlp(reader)
     kinds = layer_kinds(reader, full_every=1 if reader.get("sliding_window") is None else None)
     layers = [Layer(attention(reader, rope, window=window_of(reader, kind)), mlp, norm, norm) for kind in kinds]
-    return decoder_spec(reader, "ministral", architecture, layers, max_position_embeddings=context)
+    return decoder_spec(reader, layers, max_position_embeddings=context)
 
 
-def _smollm3(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _smollm3(reader: ConfigReader) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
     norm, bias, num_layers = rms_norm(reader), reader.flag("attention_bias"), reader.positive("num_hidden_layers")
     interval = reader.positive("no_rope_layer_interval")
@@ -51,10 +51,10 @@ def _smollm3(reader: ConfigReader, architecture: str) -> ModelSpec:
         )
         for one, kind in zip(rotated, kinds, strict=True)
     ]
-    return decoder_spec(reader, "smollm3", architecture, layers, max_position_embeddings=context)
+    return decoder_spec(reader, layers, max_position_embeddings=context)
 
 
-def _granite(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _granite(reader: ConfigReader) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
     norm, bias = rms_norm(reader), reader.flag("attention_bias")
     layer = Layer(
@@ -66,8 +66,6 @@ def _granite(reader: ConfigReader, architecture: str) -> ModelSpec:
     )
     return decoder_spec(
         reader,
-        "granite",
-        architecture,
         [layer] * reader.positive("num_hidden_layers"),
         max_position_embeddings=context,
         embedding_scale=reader.number("embedding_multiplier"),
@@ -75,18 +73,18 @@ def _granite(reader: ConfigReader, architecture: str) -> ModelSpec:
     )
 
 
-def _phi3(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _phi3(reader: ConfigReader) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=True)
     norm, mlp = rms_norm(reader), gated_mlp(reader)
     windows = uniform_windows(reader, reader.positive_or_none("sliding_window"))
     layers = [Layer(attention(reader, rope, window=window), mlp, norm, norm) for window in windows]
-    return decoder_spec(reader, "phi3", architecture, layers, max_position_embeddings=context)
+    return decoder_spec(reader, layers, max_position_embeddings=context)
 
 
-def _glm(reader: ConfigReader, architecture: str, family: str = "glm") -> ModelSpec:
+def _glm(reader: ConfigReader, *, post_norms: bool = False) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=True)
     norm = rms_norm(reader)
-    post_norm = norm if family == "glm4" else None
+    post_norm = norm if post_norms else None
     layer = Layer(
         attention=attention(reader, rope, qkv_bias=reader.flag("attention_bias")),
         mlp=gated_mlp(reader),
@@ -96,20 +94,20 @@ def _glm(reader: ConfigReader, architecture: str, family: str = "glm") -> ModelS
         post_mlp_norm=post_norm,
     )
     layers = [layer] * reader.positive("num_hidden_layers")
-    return decoder_spec(reader, family, architecture, layers, max_position_embeddings=context)
+    return decoder_spec(reader, layers, max_position_embeddings=context)
 
 
-def _glm4(reader: ConfigReader, architecture: str) -> ModelSpec:
-    return _glm(reader, architecture, "glm4")
+def _glm4(reader: ConfigReader) -> ModelSpec:
+    return _glm(reader, post_norms=True)
 
 
-def _olmo2(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _olmo2(reader: ConfigReader) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
     layers = [_olmo_layer(reader, rope=rope)] * reader.positive("num_hidden_layers")
-    return decoder_spec(reader, "olmo2", architecture, layers, max_position_embeddings=context)
+    return decoder_spec(reader, layers, max_position_embeddings=context)
 
 
-def _olmo3(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _olmo3(reader: ConfigReader) -> ModelSpec:
     theta = 500_000.0
     older = {
         "sliding_attention": {"rope_theta": theta},  # in transformers, the config's rope_theta is that of full attention alone
@@ -117,7 +115,7 @@ def _olmo3(reader: ConfigReader, architecture: str) -> ModelSpec:
     }
     ropes, context = read_ropes(reader, head_sizes(reader)[2], older)
     layers = [_olmo_layer(reader, rope=ropes[kind], window=window_of(reader, kind)) for kind in layer_kinds(reader, full_every=4)]
-    return decoder_spec(reader, "olmo3", architecture, layers, max_position_embeddings=context)
+    return decoder_spec(reader, layers, max_position_embeddings=context)
 
 
 def _olmo_layer(reader: ConfigReader, **changes: Any) -> Layer:
@@ -133,7 +131,7 @@ def _olmo_layer(reader: ConfigReader, **changes: Any) -> Layer:
     )
 
 
-def _cohere2(reader: ConfigReader, architecture: str) -> ModelSpec:
+def _cohere2(reader: ConfigReader) -> ModelSpec:
     """Attention and MLP are parallel; layers without a window have no rope."""
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
     norm, mlp, bias = Norm(NormKind.LAYER, reader.number("layer_norm_eps")), gated_mlp(reader), reader.flag("attention_bias")
@@ -148,7 +146,7 @@ def _cohere2(reader: ConfigReader, architecture: str) -> ModelSpec:
         for window in (window_of(reader, kind) for kind in layer_kinds(reader, reader.positive("sliding_window_pattern", 4)))
     ]
     scale = reader.number("logit_scale")
-    return decoder_spec(reader, "cohere2", architecture, layers, norm=norm, max_position_embeddings=context, logit_scale=scale)
+    return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context, logit_scale=scale)
 
 
 _OLMO = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
