@@ -12,7 +12,14 @@ from aengine.engine.stream import TokenStream
 
 pytestmark = pytest.mark.anyio
 
-MORE = 0.25  # seconds that others may add to a silence
+
+def yardstick() -> float:
+    """What others may add to a silence: the CPU seconds of a fixed amount of Python, about 0.4 on a fast machine."""
+    before = time.process_time()
+    count = 12_000_000
+    while count:
+        count -= 1
+    return time.process_time() - before
 
 
 async def longest_silence(stream: TokenStream, num_tokens: int, act: Callable[[], None] = lambda: None) -> float:
@@ -49,9 +56,10 @@ async def test_many_sequences(same_prompt: bool) -> None:
 
     async with AsyncEngine("demo", kv_cache_memory=128 << 20) as engine:
         async with engine.stream("It is a truth", SamplingParams(seed=1, ignore_eos=True)) as bystander:
+            more = yardstick()
             quiet = await longest_silence(bystander, 40)
             busy = await longest_silence(bystander, 60, submit)
             cancelling = await longest_silence(bystander, 5, cancel)
         assert len(streams) == 32, "as many as 4,096 sequences are"
-        assert busy < quiet + MORE
-        assert cancelling < quiet + MORE
+        assert busy < quiet + more
+        assert cancelling < quiet + more
