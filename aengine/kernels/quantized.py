@@ -1,0 +1,61 @@
+"""`QuantizedRows`: rows of a quantised matrix, in the one form that all formats of files become and that all kernels read.
+
+Knows nothing of files or of how a kernel packs the codes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedRows:
+    """Rows [rows, columns] with value[r, c] = number(codes[r, c]) * scales[r, g] + offsets[r, g], where g = c // group_size.
+
+    The number of a code is the code itself, or `table[code]`. Groups are those of `group_size` consecutive columns; the last one may be
+    shorter.
+    """
+
+    codes: Tensor  # [rows, columns] int8, uint8 or float8_e4m3fn, contiguous columns; of 4 bits: uint8 below 16
+    scales: Tensor  # [rows, groups] float32
+    group_size: int  # in columns; all of them for one scale per row
+    bits: int  # that a kernel keeps of a code: 4 or 8
+    offsets: Tensor | None = None  # [rows, groups] float32: -zero_point * scale, or the minimum of a group; None: 0
+    table: Tensor | None = None  # [2 ** bits] float32: the numbers of the codes (nf4, mxfp4); None: the codes are the numbers
+    order: Tensor | None = None
+    """[columns] int64: column c of this form is column order[c] of the model's matrix (act-order of GPTQ); None: the same."""
+
+    def __post_init__(self) -> None:
+        rows, columns = self.codes.shape
+        groups = -(-columns // self.group_size)
+        for name in ("scales", "offsets"):
+            tensor = getattr(self, name)
+            if tensor is not None and tensor.shape != (rows, groups):
+                raise ValueError(f"{name} of shape {tuple(tensor.shape)} do not match {rows} rows of {groups} groups")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.codes.shape[1]
+
+    def __len__(self) -> int:
+        return self.codes.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a kernel reads of them: the codes at their bits, and what belongs to the groups."""
+        extra = sum(tensor.nbytes for tensor in (self.scales, self.offsets) if tensor is not None)
+        return self.codes.numel() * self.bits // 8 + extra
+
+    def dequantized(self) -> Tensor:
+        """[rows, columns] float32 in the order of the model's columns: what every kernel's product is compared with."""
+        numbers = self.codes.float() if self.table is None else self.table[self.codes.long()]
+        columns = torch.arange(self.codes.shape[1]) // self.group_size
+        values = numbers * self.scales[:, columns]
+        if self.offsets is not None:
+            values += self.offsets[:, columns]
+        if self.order is None:
+            return values
+        return torch.empty_like(values).index_copy_(1, self.order, values)
