@@ -5,7 +5,7 @@ Knows nothing of files or of how a kernel packs the codes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,6 +43,12 @@ class QuantizedRows:
     def __len__(self) -> int:
         return self.codes.shape[0]
 
+    def __getitem__(self, rows: slice | Tensor) -> QuantizedRows:
+        """Some of the rows: those of a slice, or the [n] int64 ones in their order."""
+        as_bytes = self.codes.view(torch.uint8)  # not every dtype of codes can be indexed
+        offsets = None if self.offsets is None else self.offsets[rows]
+        return replace(self, codes=as_bytes[rows].view(self.codes.dtype), scales=self.scales[rows], offsets=offsets)
+
     @property
     def nbytes(self) -> int:
         """Bytes that a kernel reads of them: the codes at their bits, and what belongs to the groups."""
@@ -59,3 +65,7 @@ class QuantizedRows:
         if self.order is None:
             return values
         return torch.empty_like(values).index_copy_(1, self.order, values)
+
+
+Rows = Tensor | QuantizedRows
+"""Consecutive rows of a parameter: [rows, columns], or [rows] of a bias or vector."""

@@ -24,8 +24,13 @@ from aengine.errors import ModelLoadError
 from aengine.models.checkpoint_files import find_checkpoint, shortened
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-"""The supported ones, by the names that `StoredTensor` has for them."""
-_SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+"""Those of weights that are not quantised, by the names that `StoredTensor` has for them."""
+_CODES = ("int8", "uint8", "int32", "int64", "float8_e4m3fn", "float8_e8m0fnu")
+_ITEMSIZES: dict[str, int] = {name: getattr(torch, name).itemsize for name in (*DTYPES, *_CODES)}
+_SAFETENSORS_DTYPES = {
+    **{"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"},
+    **{"I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"},
+}
 _libc = ctypes.CDLL(None)
 _STRIDE = 4 << 20
 
@@ -33,13 +38,13 @@ _STRIDE = 4 << 20
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     shape: tuple[int, ...]
-    dtype: str  # a key of `DTYPES`, or the file's own name of one that is not supported
+    dtype: str  # as torch calls it, or the file's own name of one that no format of weights has
     get: Callable[[], Tensor]  # on the CPU, contiguous; mapped from the file where the format allows it
 
     @property
     def nbytes(self) -> int:
-        """Raises KeyError for a dtype that is not supported."""
-        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+        """Raises KeyError for a dtype that no format of weights has."""
+        return math.prod(self.shape) * _ITEMSIZES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)

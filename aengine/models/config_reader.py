@@ -1,6 +1,6 @@
 """`ConfigReader`: typed access to the keys of a Hugging Face config.json, with errors that name key and value.
 
-Owns what is common to all families: activations, quantization, token ids, the dtype. Does not know which keys a family has.
+Owns what is common to all families: activations, token ids, the dtype. Does not know which keys a family has.
 """
 
 from __future__ import annotations
@@ -137,31 +137,6 @@ def is_number(value: Any) -> bool:
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def check_quantization(config: Mapping[str, Any]) -> None:
-    """Raises ModelLoadError for quantized weights."""
-    quantization = config.get("quantization_config") or {}
-    if not isinstance(quantization, dict):
-        raise ModelLoadError(f"quantization_config {quantization!r} in config.json is not an object")
-    if quantization and not _is_of_kv_alone(quantization):
-        method = quantization.get("quant_method", "unknown")
-        raise ModelLoadError(
-            f"quantization_config is not supported (quant_method {method!r}); supported are unquantized weights, with or without an 8-bit"
-            " float kv_cache_scheme"
-        )
-
-
-def _is_of_kv_alone(quantization: Mapping[str, Any]) -> bool:
-    """Whether a compressed-tensors config quantizes only the KV cache: in 8-bit float with one scale per layer."""
-    scheme = quantization.get("kv_cache_scheme")
-    return (
-        isinstance(scheme, dict)
-        and quantization.get("quant_method") == "compressed-tensors"
-        and not quantization.get("config_groups")
-        and (scheme.get("type"), scheme.get("num_bits"), scheme.get("strategy", "tensor")) == ("float", 8, "tensor")
-        and not scheme.get("dynamic")
-    )
 
 
 def read_token_ids(value: Any, key: str) -> tuple[int, ...]:

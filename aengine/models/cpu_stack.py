@@ -32,6 +32,7 @@ from aengine.kernels.cpu.library import (
     check,
 )
 from aengine.kernels.cpu.pool import KvPool
+from aengine.kernels.quantized import Rows
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.cpu_program import Program
 from aengine.models.cpu_weights import PackedWeights
@@ -170,7 +171,7 @@ class DecoderStack:
         self,
         workspace: Workspace,
         spec: ModelSpec,
-        weights: Iterable[tuple[str, Sequence[Tensor]]],
+        weights: Iterable[tuple[str, Sequence[Rows]]],
         num_positions: int,
         *,
         dtype: torch.dtype,
@@ -178,7 +179,7 @@ class DecoderStack:
         int8: bool = False,
         allocate: Allocate = lazy_bytes,
     ) -> None:
-        """Packs each of `weights` as it comes: the names of `named_weights(spec)` with their parts, tensors with consecutive rows of a
+        """Packs each of `weights` as it comes: the names of `named_weights(spec)` with their parts, consecutive rows of a
         parameter. Only the embedding is kept unpacked: if it has `dtype` it is not copied, so it may stay in a mapped file.
 
         It can be called with positions below `num_positions`. `groups`: of the KV; None: all layers are in one. With `int8` all linear

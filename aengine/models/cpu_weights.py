@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aengine.kernels.cpu.library import Workspace
 from aengine.kernels.cpu.packing import PackedLinear, PackedLinears, as_packable
+from aengine.kernels.quantized import Rows
 from aengine.kernels.warm_memory import Allocate
 from aengine.models.named_weights import NEVER_INT8, named_weights
 from aengine.models.spec import ModelSpec
@@ -35,7 +36,7 @@ class PackedWeights:
         linears = sum(weight.nbytes for weight in self.linears.values()) + sum(weights.nbytes for weights in self.grouped.values())
         return linears + sum(vector.nbytes for vector in self.vectors.values())
 
-    def take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Tensor]]], int8: bool, allocate: Allocate) -> None:
+    def take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]], int8: bool, allocate: Allocate) -> None:
         """Packs each of `weights` as it comes, in the order of `named_weights`.
 
         Raises ValueError for weights that are missing, unknown or of another shape.
@@ -51,15 +52,16 @@ class PackedWeights:
             if shape != merged:
                 raise ValueError(f"{name} has shape {shape}; the model's is {merged}")
             stem, _, kind = name.rpartition(".")
+            tensors = [part if isinstance(part, Tensor) else part.dequantized() for part in parts]  # until a kernel reads quantised ones
             if kind == "bias" and stem in self.linears:
-                self.linears[stem].set_bias(parts)
+                self.linears[stem].set_bias(tensors)
             elif kind == "bias" and stem in self.grouped:
-                self.grouped[stem].set_biases(parts)
+                self.grouped[stem].set_biases(tensors)
             elif flat:
-                self.vectors[name] = torch.cat(tuple(parts)).float()
+                self.vectors[name] = torch.cat(tensors).float()
             else:
                 count = expected.shape[0] if len(expected.shape) == 3 else None
-                self._take_matrix(workspace, stem, parts, count, int8, allocate)
+                self._take_matrix(workspace, stem, tensors, count, int8, allocate)
         if missing:
             raise ValueError(f"{next(iter(missing))} is missing")
         while self._routers:

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from aengine.errors import InvalidRequestError, ModelLoadError
-from aengine.models.config_reader import ConfigReader, NotNativeError, check_quantization, read_token_ids
+from aengine.models.config_reader import ConfigReader, NotNativeError, read_token_ids
 from aengine.models.families import FAMILIES
 from aengine.models.families.base import Family
 from aengine.models.json_file import read_json
+from aengine.models.quantization.config import read_quantization
 from aengine.models.spec import ModelSpec
 from aengine.params import SamplingParams
 
@@ -29,7 +30,7 @@ def read_spec(config: Mapping[str, Any], max_model_len: int | None = None) -> Mo
     Raises ModelLoadError naming what is missing or not supported.
     """
     family = _family(config)
-    check_quantization(config)
+    read_quantization(config)  # so that one that is not supported is refused before any weight is looked for
     return family.read(ConfigReader(family.model_type, family.architecture, config, family.defaults, family.keys, max_model_len))
 
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from aengine.kernels.quantized import Rows
 from aengine.models.families import FAMILIES
-from aengine.models.families.base import Family
+from aengine.models.families.base import Family, Transform
 from aengine.models.spec import Attention, Experts, LatentAttention, Layer, Mlp, ModelSpec, Norm, QkNorm
 
 
@@ -23,7 +25,27 @@ class Part:
 
     source: str
     shape: tuple[int, ...]  # in the checkpoint
-    apply: Callable[[Tensor], Tensor] | None = None  # makes the rows; None: the tensor is the rows
+    transform: Transform | None = None  # makes the rows; None: the tensor is the rows
+
+    @property
+    def matrix_shape(self) -> tuple[int, ...]:
+        """[..., out_features, in_features] of the checkpoint's matrix or matrices, however they are stored."""
+        if self.transform is None or not self.transform.transposed:
+            return self.shape
+        return *self.shape[:-2], self.shape[-1], self.shape[-2]
+
+    def rows(self, stored: Rows) -> Rows:
+        """The rows of the parameter, of the tensor or of what a quantised one holds; float32 if a transform needs the numbers of these."""
+        if self.transform is None:
+            return stored
+        if isinstance(stored, Tensor):
+            return self.transform.apply(stored).contiguous()
+        if not self.transform.by_rows:
+            return self.transform.apply(stored.dequantized()).contiguous()
+        numbers = torch.arange(len(stored)).view(*self.matrix_shape[:-1], 1)
+        if self.transform.transposed:
+            numbers = numbers.transpose(-1, -2)
+        return stored[self.transform.apply(numbers).flatten()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +194,7 @@ class _Parameters:
             if transform is None:
                 parts.append(Part(self._theirs + source, wanted))
             else:
-                parts.append(Part(self._theirs + source, transform.shape, transform.apply))
+                parts.append(Part(self._theirs + source, transform.shape, transform))
         self.weights[self._ours + name] = NamedWeight(shape, tuple(parts), fill, float32)
 
     def _sources(self, name: str, count: int) -> list[str]:

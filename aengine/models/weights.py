@@ -8,19 +8,22 @@ from __future__ import annotations
 import pathlib
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from aengine.errors import ModelLoadError
-from aengine.models.checkpoint import DTYPES, Checkpoint, StoredTensor, open_checkpoint, read_from_disk
+from aengine.kernels.quantized import Rows
+from aengine.models.checkpoint import Checkpoint, StoredTensor, open_checkpoint, read_from_disk
 from aengine.models.checkpoint_files import shortened
 from aengine.models.families import FAMILIES
-from aengine.models.named_weights import NamedWeight, Part, kv_scale_of, named_weights
+from aengine.models.named_weights import kv_scale_of, named_weights
 from aengine.models.progress import LoadProgress
+from aengine.models.quantization.config import Quantization
 from aengine.models.spec import ModelSpec
+from aengine.models.stored_parts import StoredPart, stored_parts
 
 _AHEAD_BYTES = 128 << 20
 
@@ -43,27 +46,25 @@ def open_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "a
     return Checkpoint(tensors, tuple(duplicates))
 
 
-def stored_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "auto") -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """Each of `named_weights(spec)` with its parts: tensors of the checkpoint's dtype on the CPU, mapped from its files where possible.
-
-    A part is [rows, columns], or [rows] of a bias or vector; a parameter is its parts one after another, viewed in its shape.
+def stored_weights(
+    spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "auto", quantization: Quantization | None = None
+) -> Iterator[tuple[str, tuple[Rows, ...]]]:
+    """Each of `named_weights(spec)` with its parts: tensors of the checkpoint's dtype on the CPU, mapped from its files where possible, or
+    rows that are quantised as `quantization` says. A parameter is its parts one after another, viewed in its shape.
 
     The system reads the next tensors from the disk while the caller works. Raises ModelLoadError, before the first weight, naming all
-    tensors that are missing, unexpected, stored twice, of another shape, or of a dtype that is not supported.
+    tensors that are missing, unexpected, stored twice, of another shape, or of a dtype that is not supported; and then, one by one, those
+    of quantised modules whose numbers cannot be.
     """
-    weights = named_weights(spec)
     checkpoint = open_weights(spec, model_dir, load_format)
-    _check(spec, weights, checkpoint)
-    stored = {name: tuple(checkpoint.tensors[part.source] for part in weight.parts) for name, weight in weights.items()}
-    with LoadProgress(sum(tensor.nbytes for parts in stored.values() for tensor in parts)) as progress:
+    parts = stored_parts(named_weights(spec), quantization, checkpoint.tensors)
+    _check(spec, parts, checkpoint)
+    stored = {name: tuple(checkpoint.tensors[source] for part in each for source in part.endings) for name, each in parts.items()}
+    with LoadProgress(sum(tensor.nbytes for tensors in stored.values() for tensor in tensors)) as progress:
         for name, tensors in _read_ahead(stored):
-            yield name, tuple(_rows(tensor, part) for tensor, part in zip(tensors, weights[name].parts, strict=True))
+            left = iter(tensors)
+            yield name, tuple(part.rows([next(left) for _ in part.endings]) for part in parts[name])
             progress.add(_nbytes(tensors))
-
-
-def _rows(tensor: Tensor, part: Part) -> Tensor:
-    """The rows of a parameter that a tensor of the checkpoint becomes."""
-    return tensor if part.apply is None else part.apply(tensor).contiguous()
 
 
 def _read_ahead(stored: Mapping[str, tuple[StoredTensor, ...]]) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
@@ -109,13 +110,15 @@ def random_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, se
         yield name, (tensor.flatten() if name.endswith(".bias") or tensor.dim() == 1 else tensor.flatten(0, -2),)
 
 
-def fused(
-    spec: ModelSpec, weights: Iterable[tuple[str, tuple[Tensor, ...]]], dtype: torch.dtype, device: torch.device
-) -> dict[str, Tensor]:
-    """Each of `named_weights(spec)` in its shape: a new tensor of `dtype` or float32 on `device`, or the one part if it is that."""
+def fused(spec: ModelSpec, weights: Iterable[tuple[str, Sequence[Rows]]], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """Each of `named_weights(spec)` in its shape: a new tensor of `dtype` or float32 on `device`, or the one part if it is that.
+
+    Quantised parts are dequantised, which takes the memory of `dtype`.
+    """
     named = named_weights(spec)
     tensors: dict[str, Tensor] = {}
-    for name, parts in weights:
+    for name, given in weights:
+        parts = [part if isinstance(part, Tensor) else part.dequantized() for part in given]
         wanted = torch.float32 if named[name].float32 else dtype
         if len(parts) > 1 or parts[0].dtype != wanted or parts[0].device != device:
             target = torch.empty((sum(len(part) for part in parts), *parts[0].shape[1:]), dtype=wanted, device=device)
@@ -129,26 +132,30 @@ def fused(
     return tensors
 
 
-def _check(spec: ModelSpec, weights: Mapping[str, NamedWeight], checkpoint: Checkpoint) -> None:
+def _check(spec: ModelSpec, parts: Mapping[str, tuple[StoredPart, ...]], checkpoint: Checkpoint) -> None:
     stored = checkpoint.tensors
     family = FAMILIES[spec.family]
     head, embedding = (f"{family.names[name]}.weight" for name in ("head", "embedding"))
-    shapes = {part.source: part.shape for weight in weights.values() for part in weight.parts}
+    expected = {name: tensor for each in parts.values() for part in each for name, tensor in part.expected.items()}
     # KV scales are read in kv_scales.py. What one model of a family ignores is a layer of another, larger one.
-    present = {name for name in stored if name in shapes or (not re.fullmatch(family.ignored, name) and kv_scale_of(name, spec) is None)}
-    stores_tied_head = spec.tied_head and head in present
+    present = {name for name in stored if name in expected or (not re.fullmatch(family.ignored, name) and kv_scale_of(name, spec) is None)}
+    stores_tied_head = spec.tied_head and head in present and embedding in expected
     if stores_tied_head:
         present.remove(head)
-    used = sorted(shapes.keys() & present)
+    used = sorted(expected.keys() & present)
     problems = {
-        "it lacks": sorted(shapes.keys() - present),
-        "it has unexpected": sorted(present - shapes.keys()),
+        "it lacks": sorted(expected.keys() - present),
+        "it has unexpected": sorted(present - expected.keys()),
         "it has more than one": sorted(set(checkpoint.duplicates)),
         "it has other shapes than the config implies:": [
-            f"{name} {list(stored[name].shape)} instead of {list(shapes[name])}" for name in used if stored[name].shape != shapes[name]
+            f"{name} {list(stored[name].shape)} instead of {list(expected[name].shapes[0])}"
+            for name in used
+            if expected[name].shapes and stored[name].shape not in expected[name].shapes
         ],
-        f"it has dtypes other than {', '.join(DTYPES)}:": [
-            f"{name} {stored[name].dtype}" for name in used if stored[name].dtype not in DTYPES
+        "it has dtypes that are not supported:": [
+            f"{name} {stored[name].dtype} instead of {' or '.join(expected[name].dtypes)}"
+            for name in used
+            if expected[name].dtypes and stored[name].dtype not in expected[name].dtypes
         ],
     }
     found = [f"{title} {shortened(names)}" for title, names in problems.items() if names]

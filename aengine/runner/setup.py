@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from aengine.attention import AttentionSpec
 from aengine.cache import LayerGroups, PageNeeds, layer_groups
 from aengine.config import EngineConfig
 from aengine.errors import ModelLoadError
 from aengine.kernels.paged_cache import Scoring
+from aengine.kernels.quantized import Rows
 from aengine.models.choice import AnySpec
 from aengine.models.fallback.spec import FallbackSpec, LayerCall
 from aengine.models.kv_scales import stored_kv_scales
+from aengine.models.quantization.config import load_quantization
 from aengine.models.spec import Attention, LatentAttention, ModelSpec
 from aengine.models.weights import random_weights, stored_weights
 from aengine.runner.capture import Capture
@@ -53,13 +54,13 @@ class ExecutorSetup:
     def needs(self) -> PageNeeds:
         return PageNeeds(self.groups.windows, self.config.page_size, self.max_num_batched_tokens)
 
-    def weights(self, check: Callable[[], object]) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    def weights(self, check: Callable[[], object]) -> Iterator[tuple[str, tuple[Rows, ...]]]:
         """Each named weight of the `native_spec` with its parts, read or made when it is asked for. Calls `check` before each; raises what
         that raises, or ModelLoadError."""
         if self.config.load_format == "dummy":
-            weights = random_weights(self.native_spec, self.dtype, self.device, self.config.seed)
+            weights: Iterator[tuple[str, tuple[Rows, ...]]] = random_weights(self.native_spec, self.dtype, self.device, self.config.seed)
         else:
-            weights = stored_weights(self.native_spec, self.model_dir, self.config.load_format)
+            weights = stored_weights(self.native_spec, self.model_dir, self.config.load_format, load_quantization(self.model_dir))
         for weight in weights:
             check()
             yield weight

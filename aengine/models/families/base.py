@@ -45,6 +45,9 @@ class Transform:
 
     shape: tuple[int, ...]  # in the checkpoint
     apply: Callable[[Tensor], Tensor]
+    """If it is `by_rows`, also of a tensor with another number of in_features: of what belongs to the rows of a quantised matrix."""
+    transposed: bool = False  # the checkpoint has [..., in_features, out_features]
+    by_rows: bool = True  # rows of the parameter are rows of the checkpoint's matrix
 
 
 def no_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
@@ -153,7 +156,7 @@ def halves(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tu
         return None
     rotary_dim, head_dim = 2 * len(attention.rope.frequencies), attention.head_dim
     order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
-    return Transform(shape, lambda rows: rows.view(-1, head_dim, *shape[1:])[:, order].view(shape))
+    return Transform(shape, lambda rows: rows.view(-1, head_dim, *rows.shape[1:])[:, order].view(rows.shape))
 
 
 def layer_norm(reader: ConfigReader, key: str = "layer_norm_eps") -> Norm:

@@ -91,20 +91,19 @@ def _transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape
     if not isinstance(attention, LatentAttention):
         return None
     stem, heads, rope, nope = name.partition(".")[0], attention.num_heads, attention.rope_dim, attention.nope_dim
-    columns = shape[1:]
     if stem in ("q", "q_up"):
-        return Transform(shape, lambda tensor: _rope_first(tensor.view(heads, nope + rope, *columns), nope).reshape(shape))
+        return Transform(shape, lambda tensor: _rope_first(tensor.view(heads, nope + rope, *tensor.shape[1:]), nope).reshape(tensor.shape))
     if stem == "kv_down":
         return Transform(shape, lambda tensor: _rope_first(tensor[None], attention.kv_lora_rank)[0])
     if stem not in ("key_up", "value_up"):
         return None
-    by_head = (heads, nope + attention.v_dim, attention.kv_lora_rank)
+    is_key, stored = stem == "key_up", (heads * (nope + attention.v_dim), attention.kv_lora_rank)
 
     def apply(tensor: Tensor) -> Tensor:
-        part = tensor.view(by_head)
-        return (part[:, :nope].transpose(1, 2) if stem == "key_up" else part[:, nope:]).reshape(shape)
+        part = tensor.view(heads, -1, tensor.shape[1])
+        return (part[:, :nope].transpose(1, 2) if is_key else part[:, nope:]).flatten(0, 1)
 
-    return Transform((by_head[0] * by_head[1], by_head[2]), apply)
+    return Transform(stored, apply, by_rows=not is_key)
 
 
 def _rope_first(tensor: Tensor, others: int) -> Tensor:

@@ -30,7 +30,7 @@ def _gpt2(reader: ConfigReader) -> ModelSpec:
 
 def _transposed(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """GPT-2 stores the matrices of its layers as [in_features, out_features]."""
-    return Transform(shape[::-1], Tensor.t) if layer is not None and len(shape) > 1 else None
+    return Transform(shape[::-1], Tensor.t, transposed=True) if layer is not None and len(shape) > 1 else None
 
 
 def _gpt_neox(reader: ConfigReader) -> ModelSpec:
@@ -52,8 +52,8 @@ def _by_kind(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: 
     if layer is None or not name.startswith("qkv."):
         return None
     assert isinstance(layer.attention, Attention)
-    by_head = (layer.attention.num_heads, 3, layer.attention.head_dim, *shape[1:])
-    return Transform(shape, lambda tensor: tensor.view(by_head).transpose(0, 1).reshape(shape))
+    by_head = (layer.attention.num_heads, 3, layer.attention.head_dim)
+    return Transform(shape, lambda tensor: tensor.view(*by_head, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape))
 
 
 def _opt(reader: ConfigReader) -> ModelSpec:

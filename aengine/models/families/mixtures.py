@@ -200,9 +200,9 @@ def _gpt_oss_transform(spec: ModelSpec, layer: Layer | None, name: str, part: in
         whole = tensor if is_bias else tensor.transpose(1, 2)
         if gated:
             whole = whole.reshape(count, rows // 2, 2, *whole.shape[2:]).transpose(1, 2)
-        return whole.reshape(shape)
+        return whole.reshape(-1) if is_bias else whole.reshape(count * rows, -1)
 
-    return Transform((count, rows) if is_bias else (count, shape[1], rows), apply)
+    return Transform((count, rows) if is_bias else (count, shape[1], rows), apply, transposed=not is_bias)
 
 
 def _glm4_moe(reader: ConfigReader) -> ModelSpec:

@@ -1,0 +1,70 @@
+"""The quantization_config of compressed-tensors (llm-compressor): groups of modules, each with the format of its weights."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from aengine.errors import ModelLoadError
+from aengine.models.config_reader import ConfigReader
+from aengine.models.quantization.eight_bits import EightBits
+from aengine.models.quantization.packed import PackQuantized
+from aengine.models.quantization.rules import EMBEDDING, LINEAR, Rule, block_sizes, compiled, names_of
+from aengine.models.quantization.scheme import Scheme
+
+_DEFAULTS = {"type": "int", "num_bits": 8, "symmetric": True, "dynamic": False}
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_DTYPES = {("int", 8): "int8", ("float", 8): "float8_e4m3fn"}
+
+
+def read_rules(reader: ConfigReader) -> tuple[Rule, ...]:
+    """None if the KV cache alone is quantised. Raises ModelLoadError."""
+    _check_kv_cache(reader.get("kv_cache_scheme"))
+    if reader.part("sparsity_config").get("format", "dense") != "dense" or reader.part("transform_config").get("config_groups"):
+        raise ModelLoadError("quantization_config with a sparsity_config or transform_config is not supported")
+    rules: list[Rule] = []
+    groups = reader.part("config_groups")
+    for name in groups.config:
+        group = groups.part(name)
+        scheme = _scheme(name, group, group.get("format", reader.get("format")))
+        rules += [Rule(target, scheme) for target in _targets(group, "targets")]
+    # Names decide before regular expressions, and those before kinds of modules.
+    rules.sort(key=lambda rule: (not isinstance(rule.target, str), rule.target in (LINEAR, EMBEDDING)))
+    return (*(Rule(target, None) for target in _targets(reader, "ignore")), *rules) if rules else ()
+
+
+def _check_kv_cache(scheme: Any) -> None:
+    if scheme is None:
+        return
+    described = (scheme.get("type"), scheme.get("num_bits"), scheme.get("strategy", "tensor"), bool(scheme.get("dynamic")))
+    if described != ("float", 8, "tensor", False):
+        raise ModelLoadError(f"kv_cache_scheme {scheme} is not supported; supported are 8-bit floats with one stored scale per layer")
+
+
+def _targets(reader: ConfigReader, key: str) -> list[str | re.Pattern[str]]:
+    return [compiled(f"(?:{name[3:]}).*") if name.startswith("re:") else name for name in names_of(reader, key)]
+
+
+def _scheme(name: str, group: ConfigReader, stored: Any) -> Scheme | None:
+    if group.get("weights") is None:
+        return None
+    weights = ConfigReader(group.part("weights").config, _DEFAULTS)
+    kind, bits, symmetric = weights.get("type"), weights.positive("num_bits"), weights.flag("symmetric")
+    group_size = weights.get("group_size") or -1
+    strategy = weights.get("strategy", "group" if group_size != -1 else "tensor")
+    blocks: dict[str, tuple[int | None, int | None]] = {"tensor": (None, None), "channel": (1, None)}
+    if strategy == "group":
+        blocks["group"] = 1, weights.positive("group_size")
+    elif strategy == "block":
+        blocks["block"] = block_sizes(weights, "block_structure")
+    if strategy in blocks and not weights.get("dynamic"):
+        rows, columns = blocks[strategy]
+        if stored == "pack-quantized" and kind == "int" and bits in (4, 8) and rows == 1:
+            return PackQuantized(bits, columns, symmetric, weights.get("actorder") in ("group", "dynamic", True))
+        dtype = _DTYPES.get((kind, bits))
+        if stored in (f"{kind}-quantized", "naive-quantized") and dtype is not None and (symmetric or kind == "int"):
+            return EightBits(dtype, rows, columns, symmetric=symmetric)
+    raise ModelLoadError(
+        f"{name} of quantization_config is not supported: format {stored!r}, {bits} bits of type {kind!r}, strategy {strategy!r};"
+        f" supported formats are {', '.join(_FORMATS)}"
+    )

@@ -1,0 +1,122 @@
+"""`Quantization`: which modules of a checkpoint are quantised, and how, from the quantization_config of its config.json.
+
+Owns the keys of that object. What transformers and vLLM read of them is followed; what concerns activations alone is not read.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aengine.errors import ModelLoadError
+from aengine.models.config_reader import ConfigReader
+from aengine.models.json_file import read_json
+from aengine.models.quantization.compressed_tensors import read_rules as _compressed_tensors
+from aengine.models.quantization.eight_bits import EightBits
+from aengine.models.quantization.packed import Awq, Gptq
+from aengine.models.quantization.rules import LINEAR, Rule, block_sizes, compiled, names_of
+from aengine.models.quantization.scheme import Scheme
+from aengine.models.quantization.tables import BitsAndBytes4, Mxfp4
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    method: str  # quant_method
+    rules: tuple[Rule, ...]
+
+    def scheme(self, module: str, kind: str = LINEAR) -> Scheme | None:
+        """That of a module, by its name in the checkpoint and its kind, `LINEAR` or `EMBEDDING`; None: it is not quantised."""
+        return next((rule.scheme for rule in self.rules if rule.applies(module, kind)), None)
+
+
+def load_quantization(model_dir: pathlib.Path) -> Quantization | None:
+    """Of the config.json in `model_dir`. Raises ModelLoadError."""
+    return read_quantization(read_json(model_dir / "config.json"))
+
+
+def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
+    """Of a config.json; None if no weights are quantised. Raises ModelLoadError naming the key whose value is not supported."""
+    described = config.get("quantization_config")
+    if not described:
+        return None
+    if not isinstance(described, dict):
+        raise ModelLoadError(f"quantization_config {described!r} in config.json is not an object")
+    method = str(described.get("quant_method"))
+    if method not in _METHODS:
+        raise ModelLoadError(f"quantization_config is not supported (quant_method {method!r}); supported are {', '.join(_METHODS)}")
+    defaults, read = _METHODS[method]
+    rules = read(ConfigReader(described, defaults))
+    return Quantization(method, rules) if rules else None
+
+
+def _gptq(reader: ConfigReader) -> tuple[Rule, ...]:
+    def scheme(**changes: Any) -> Gptq:
+        part = ConfigReader({**reader.config, **changes}, reader.defaults)
+        return Gptq(_one_of(part, "bits", 4, 8), _group_size(part), part.flag("desc_act"), 2 if version == "gptq_v2" else 1)
+
+    version = _one_of(reader, "checkpoint_format", "gptq", "gptq_v2")
+    rules = [Rule("lm_head", None)] if not reader.flag("lm_head") else []
+    for key, changes in reader.part("dynamic").config.items():  # of GPTQModel: other settings for what matches, none for "-:"
+        rules.append(Rule(compiled(f"(?:{key[2:] if key[:2] in ('-:', '+:') else key}).*"), None if key[:2] == "-:" else scheme(**changes)))
+    return (*rules, *_not_converted(reader), Rule(LINEAR, scheme()))
+
+
+def _awq(reader: ConfigReader) -> tuple[Rule, ...]:
+    reader.refuse(bits=4, zero_point=True)
+    _one_of(reader, "version", "gemm", "GEMM")
+    return (*_not_converted(reader), Rule(LINEAR, Awq(_group_size(reader))))
+
+
+def _fp8(reader: ConfigReader) -> tuple[Rule, ...]:
+    """Of DeepSeek, Qwen and transformers. One scale per tensor is called weight_scale, or weight_scale_inv as those of blocks are."""
+    reader.refuse(fmt="e4m3")
+    block = block_sizes(reader, "weight_block_size")
+    return (*_not_converted(reader), Rule(LINEAR, EightBits("float8_e4m3fn", *block, ".weight_scale_inv", ".weight_scale")))
+
+
+def _mxfp4(reader: ConfigReader) -> tuple[Rule, ...]:
+    return (*_not_converted(reader), Rule(compiled(r".*\.mlp\.experts\..*"), Mxfp4()))
+
+
+def _bitsandbytes(reader: ConfigReader) -> tuple[Rule, ...]:
+    four, eight = reader.flag("load_in_4bit"), reader.flag("load_in_8bit")
+    if four == eight:
+        raise ModelLoadError("quantization_config of bitsandbytes has none or both of load_in_4bit and load_in_8bit")
+    if eight:  # LLM.int8() (Dettmers et al. 2022): SCB is the largest absolute value of a row
+        not_read = (".weight_format",)
+        return (*_not_converted(reader), Rule(LINEAR, EightBits("int8", 1, None, ".SCB", unit=1 / 127, not_read=not_read)))
+    reader.refuse(bnb_4bit_quant_storage="uint8")
+    kind = _one_of(reader, "bnb_4bit_quant_type", "nf4", "fp4")
+    return (*_not_converted(reader), Rule(LINEAR, BitsAndBytes4(kind, reader.flag("bnb_4bit_use_double_quant"))))
+
+
+_METHODS: Mapping[str, Any] = {
+    "compressed-tensors": ({}, _compressed_tensors),
+    "gptq": ({"checkpoint_format": "gptq"}, _gptq),
+    "awq": ({"bits": 4, "zero_point": True, "version": "gemm"}, _awq),
+    "fp8": ({"fmt": "e4m3"}, _fp8),
+    "mxfp4": ({}, _mxfp4),
+    "bitsandbytes": ({"bnb_4bit_quant_type": "fp4", "bnb_4bit_quant_storage": "uint8"}, _bitsandbytes),
+}
+"""quant_method -> the values of absent keys, and the rules."""
+
+
+def _not_converted(reader: ConfigReader) -> list[Rule]:
+    """Rules for modules that are left as they are: names, or regular expressions, of one or several whole parts of a module's name."""
+    names = [*names_of(reader, "modules_to_not_convert"), *names_of(reader, "llm_int8_skip_modules")]
+    return [Rule(compiled(rf"(?:.*\.)?(?:{name})(?:\..*)?"), None) for name in names]
+
+
+def _group_size(reader: ConfigReader) -> int | None:
+    """None: one group for the whole row, which is stored as -1."""
+    return None if reader.get("group_size") == -1 else reader.positive("group_size")
+
+
+def _one_of(reader: ConfigReader, key: str, *supported: Any) -> Any:
+    value = reader.get(key)
+    if value not in supported:
+        names = ", ".join(map(str, supported))
+        raise ModelLoadError(f"{key} {value!r} in quantization_config is not supported; supported are {names}")
+    return value

@@ -1,0 +1,58 @@
+"""Formats with a matrix of 8-bit codes in the shape of the weight: FP8, W8A8 of compressed-tensors, and int8 of bitsandbytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aengine.kernels.quantized import QuantizedRows
+from aengine.models.quantization.scheme import SCALES, Scheme, Shape, Stored, matrix
+
+
+@dataclass(frozen=True, slots=True)
+class EightBits(Scheme):
+    """Codes are numbers of int8 or float8_e4m3fn, with one scale for each block of the matrix. value = (code - zero) * scale.
+
+    Scales of activations are for products in 8 bits; they are not read, since activations are scaled as they come.
+    """
+
+    dtype: str  # of the codes
+    block_rows: int | None  # None: all of them
+    block_columns: int | None
+    scale: str = ".weight_scale"
+    other_scale: str | None = None  # what some checkpoints call the scales
+    unit: float = 1.0  # of the scales
+    symmetric: bool = True
+    not_read: tuple[str, ...] = (".input_scale", ".input_zero_point", ".output_scale")
+
+    def tensors(self, shape: Shape) -> dict[str, Stored]:
+        rows, columns = matrix(shape)
+        blocks = (math.ceil(rows / (self.block_rows or rows)), math.ceil(columns / (self.block_columns or columns)))
+        shapes: tuple[Shape, ...] = (blocks,)
+        if blocks[1] == 1:
+            shapes += ((blocks[0],),)
+        if blocks == (1, 1):
+            shapes += ((),)
+        found = {
+            ".weight": Stored((shape,), (self.dtype,)),
+            self.scale: Stored(shapes, (*SCALES, "float8_e8m0fnu"), other_name=self.other_scale),
+        }
+        if not self.symmetric:
+            found[".weight_zero_point"] = Stored(shapes, ("int8",))
+        return found | {name: Stored((), (), optional=True) for name in self.not_read}
+
+    def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:
+        rows, columns = matrix(shape)
+
+        def by_row(blocks: Tensor) -> Tensor:
+            """-> [rows, groups] float32"""
+            size = self.block_rows or rows
+            by_block = blocks.float().reshape(math.ceil(rows / size), -1)
+            return by_block.repeat_interleave(size, 0)[:rows].contiguous()
+
+        scales = by_row(tensors[self.scale]) * self.unit
+        offsets = None if self.symmetric else by_row(tensors[".weight_zero_point"]) * -scales
+        return QuantizedRows(tensors[".weight"], scales, self.block_columns or columns, 8, offsets)

@@ -1,0 +1,52 @@
+"""`Rule`: which modules a scheme is for, and helpers to read the values that say so."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from aengine.errors import ModelLoadError
+from aengine.models.config_reader import ConfigReader
+from aengine.models.quantization.scheme import Scheme
+
+LINEAR, EMBEDDING = "Linear", "Embedding"
+"""Kinds of modules, by the names of torch's classes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The first rule that applies to a module decides."""
+
+    target: str | re.Pattern[str]  # the module's name, its kind, or a regular expression of its whole name
+    scheme: Scheme | None  # None: it is not quantised
+
+    def applies(self, module: str, kind: str) -> bool:
+        if isinstance(self.target, str):
+            return self.target in (module, kind)
+        return self.target.fullmatch(module) is not None
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Raises ModelLoadError."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ModelLoadError(f"quantization_config has {pattern!r}, which is not a regular expression: {error}") from error
+
+
+def names_of(reader: ConfigReader, key: str) -> list[str]:
+    """Those that stand under a key; none if it is absent. Raises ModelLoadError."""
+    names = reader.get(key, [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelLoadError(f"{key} {names!r} in quantization_config is not a list of names")
+    return names
+
+
+def block_sizes(reader: ConfigReader, key: str) -> tuple[int | None, int | None]:
+    """Rows and columns that share a scale; None, None if the key is absent: all of them do."""
+    block = reader.get(key)
+    if block is None:
+        return None, None
+    if not isinstance(block, list) or len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block):
+        raise ModelLoadError(f"{key} {block!r} in quantization_config is not a list of two positive integers")
+    return block[0], block[1]

@@ -1,0 +1,106 @@
+"""`Scheme`: how a module's quantised weight is stored; the base of all formats, and what they have in common."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aengine.kernels.quantized import QuantizedRows
+
+Shape = tuple[int, ...]
+SCALES = ("float32", "float16", "bfloat16")  # dtypes
+INT4 = torch.arange(-8.0, 8.0)
+"""The numbers of 4-bit codes whose zero point is 8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a tensor of a checkpoint must be."""
+
+    shapes: tuple[Shape, ...]  # any of these; none: any shape
+    dtypes: tuple[str, ...]  # any of these, by the names of `StoredTensor`
+    optional: bool = False
+    other_name: str | None = None  # in some checkpoints
+
+
+class Scheme(ABC):
+    """One format with its settings. A module's weight is [..., out_features, in_features]; its tensors are named by what their names have
+    behind the module's, such as `.qweight`."""
+
+    @abstractmethod
+    def tensors(self, shape: Shape) -> dict[str, Stored]:
+        """Those of a module whose weight has this shape. Raises ValueError for one that the format cannot have: for columns that its groups do
+        not divide."""
+
+    @abstractmethod
+    def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:
+        """All rows, of tensors that are as `tensors` says. Raises ValueError naming the tensor whose numbers cannot be."""
+
+
+def matrix(shape: Shape) -> tuple[int, int]:
+    """out_features and in_features."""
+    if len(shape) != 2:
+        raise ValueError(f"a weight {list(shape)} of all experts together is not supported in this format")
+    return shape[0], shape[1]
+
+
+def num_groups(columns: int, group_size: int | None) -> int:
+    """`group_size` None: one group."""
+    if group_size is None:
+        return 1
+    if columns % group_size:
+        raise ValueError(f"groups of {group_size} do not divide its {columns} columns")
+    return columns // group_size
+
+
+def num_words(count: int, bits: int, what: str) -> int:
+    """32-bit words of `count` codes."""
+    if count * bits % 32:
+        raise ValueError(f"{count} {what} of {bits} bits do not fill words of 32 bits")
+    return count * bits // 32
+
+
+def unpacked(words: Tensor, bits: int) -> Tensor:
+    """[n, words] int32 or uint8 of codes of 4 or 8 bits, the lowest bits first -> [n, codes] uint8."""
+    codes = words.contiguous().view(torch.uint8)
+    return codes if bits == 8 else torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
+
+
+def integer_rows(
+    codes: Tensor, zeros: Tensor | None, scales: Tensor, bits: int, group_size: int | None, order: Tensor | None = None
+) -> QuantizedRows:
+    """value = (code - zero) * scale, of [rows, columns] uint8 codes and [rows, groups] zeros and scales.
+
+    Zeros that are None are all the middle, 2 ** (bits - 1); for those there are no offsets, but signed numbers.
+    """
+    scales, table, offsets = scales.float().contiguous(), None, None
+    if zeros is not None and not bool((zeros == 1 << (bits - 1)).all()):
+        offsets = zeros.float() * -scales
+    elif bits == 4:
+        table = INT4
+    else:
+        codes = (codes ^ 128).view(torch.int8)
+    return QuantizedRows(codes.contiguous(), scales, group_size or codes.shape[1], bits, offsets, table, order)
+
+
+def column_order(groups: Tensor, group_size: int | None, name: str) -> Tensor | None:
+    """The columns sorted by their group, [columns] int64, of each column's group; None if they are sorted already.
+
+    Raises ValueError for groups that do not have `group_size` columns each.
+    """
+    columns = len(groups)
+    expected = torch.arange(columns) // (group_size or columns)
+    groups = groups.long()
+    if torch.equal(groups, expected):
+        return None
+    order = torch.argsort(groups, stable=True)
+    if not torch.equal(groups[order], expected):
+        raise ValueError(
+            f"{name} does not have {group_size or columns} columns in each of {math.ceil(columns / (group_size or columns))} groups"
+        )
+    return order

@@ -1,0 +1,89 @@
+"""`StoredPart`: the tensors of a checkpoint that a part of a parameter is read from; one, or those of a quantised module.
+
+Owns the choice between the two. Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aengine.errors import ModelLoadError
+from aengine.kernels.quantized import Rows
+from aengine.models.checkpoint import DTYPES, StoredTensor
+from aengine.models.named_weights import NamedWeight, Part
+from aengine.models.quantization.config import Quantization
+from aengine.models.quantization.rules import EMBEDDING, LINEAR
+from aengine.models.quantization.scheme import Scheme, Stored
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    part: Part
+    scheme: Scheme | None  # None: the part is one tensor, as it is
+    expected: Mapping[str, Stored]  # by name; those without dtypes are not read
+    endings: Mapping[str, str]  # of the tensors that are read: name -> what it has behind the module's, as the scheme calls it
+
+    def rows(self, tensors: Sequence[Tensor]) -> Rows:
+        """The rows of the parameter, of the tensors of `endings` in their order. Raises ModelLoadError for numbers that cannot be."""
+        if self.scheme is None:
+            return self.part.rows(tensors[0])
+        named = dict(zip(self.endings.values(), tensors, strict=True))
+        try:
+            return self.part.rows(self.scheme.rows(self.part.matrix_shape, named))
+        except ValueError as error:
+            raise ModelLoadError(f"the quantized weight of {_module(self.part)} is not what it should be: {error}") from error
+
+
+def stored_parts(
+    weights: Mapping[str, NamedWeight], quantization: Quantization | None, tensors: Mapping[str, StoredTensor]
+) -> dict[str, tuple[StoredPart, ...]]:
+    """Those of each parameter, for a checkpoint that has `tensors`.
+
+    A module is quantised if the config says so, unless the checkpoint has its weight in one of `DTYPES`: what a checkpoint leaves alone is
+    not always listed.
+
+    Raises ModelLoadError for a module whose shape the format of its weight cannot have.
+    """
+    sources = {part.source for weight in weights.values() for part in weight.parts}
+    found = {}
+    for name, weight in weights.items():
+        kind = EMBEDDING if name in ("embedding.weight", "positions.weight") else LINEAR
+        parts = []
+        for part in weight.parts:
+            is_plain = part.source in tensors and tensors[part.source].dtype in DTYPES
+            scheme = None
+            if quantization is not None and name.endswith(".weight") and len(part.shape) > 1 and not is_plain:
+                scheme = quantization.scheme(_module(part), kind)
+            if scheme is None:
+                expected = {part.source: Stored((part.shape,), tuple(DTYPES))}
+                parts.append(StoredPart(part, None, expected, {part.source: ""}))
+            else:
+                parts.append(_quantized(part, scheme, sources, tensors))
+        found[name] = tuple(parts)
+    return found
+
+
+def _quantized(part: Part, scheme: Scheme, sources: Collection[str], tensors: Mapping[str, StoredTensor]) -> StoredPart:
+    module = _module(part)
+    try:
+        described = scheme.tensors(part.matrix_shape)
+    except ValueError as error:
+        raise ModelLoadError(f"{module} cannot be stored as quantization_config says: {error}") from error
+    expected, endings = {}, {}
+    for ending, stored in described.items():
+        name = module + ending
+        if stored.other_name is not None and name not in tensors and module + stored.other_name in tensors:
+            name = module + stored.other_name
+        if stored.optional and (name not in tensors or (name in sources and name != part.source)):
+            continue
+        expected[name] = stored
+        if stored.dtypes:
+            endings[name] = ending
+    return StoredPart(part, scheme, expected, endings)
+
+
+def _module(part: Part) -> str:
+    return part.source.removesuffix(".weight")
