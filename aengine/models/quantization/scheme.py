@@ -34,8 +34,8 @@ class Scheme(ABC):
 
     @abstractmethod
     def tensors(self, shape: Shape) -> dict[str, Stored]:
-        """Those of a module whose weight has this shape. Raises ValueError for one that the format cannot have: for columns that its groups do
-        not divide."""
+        """Those of a module whose weight has this shape. Raises ValueError for one that the format cannot have, for example
+        with columns that groups do not divide."""
 
     @abstractmethod
     def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:

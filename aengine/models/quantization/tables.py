@@ -39,7 +39,7 @@ class Mxfp4(Scheme):
         if bool((exponents == 255).any()):
             raise ValueError("_scales has 255, which is not a number")
         codes = unpacked(tensors["_blocks"].view(rows, columns // 2), 4)
-        scales = torch.ldexp(torch.tensor(1.0), exponents.int() - 127)
+        scales = torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)
         return QuantizedRows(codes, scales, 32, 4, table=_E2M1)
 
 

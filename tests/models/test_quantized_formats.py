@@ -1,0 +1,224 @@
+"""Quantised checkpoints in each public layout: what their numbers are, alone and as the weights of models."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+
+import pytest
+import torch
+import transformers
+from driver import Driver
+from family_cases import TINY, randomize
+from quantized_layouts import LAYOUTS, Layout, Tensors, compressed, mxfp4
+from safetensors.torch import load_file, save_file
+from test_families import record_logits
+from test_weights import CPU
+
+from aengine.config import EngineConfig
+from aengine.models.hub import resolve_model
+from aengine.models.model_config import load_spec
+from aengine.models.quantization.config import load_quantization, read_quantization
+from aengine.models.weights import fused, stored_weights
+from aengine.runner.model_runner import ModelRunner
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("shape", [(40, 96), (8, 64), (72, 32)])
+def test_rows(name: str, shape: tuple[int, int]) -> None:
+    layout = LAYOUTS[name]
+    tensors, expected = layout.write(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
+    rows = rows_of(layout.config, tensors, shape)
+    assert rows.shape == shape
+    assert rows.bits == 4 if rows.codes.dtype == torch.uint8 and rows.codes.max() < 16 else rows.bits == 8
+    torch.testing.assert_close(rows.dequantized(), expected, rtol=1e-6, atol=1e-7)
+    some = torch.tensor([3, 0, 7])
+    assert torch.equal(rows[some].dequantized(), rows.dequantized()[some])
+
+
+def rows_of(config: dict, tensors: Tensors, shape: tuple[int, ...]):
+    quantization = read_quantization({"quantization_config": config})
+    assert quantization is not None
+    scheme = quantization.scheme("model.layers.0.mlp.experts.0.up_proj")
+    assert scheme is not None
+    expected = scheme.tensors(shape)
+    assert {ending for ending, tensor in expected.items() if not tensor.optional} <= tensors.keys() | {".weight_scale_inv"}
+    named = {next((e for e, t in expected.items() if t.other_name == ending), ending): tensor for ending, tensor in tensors.items()}
+    return scheme.rows(
+        shape, {ending: named[ending].contiguous() for ending, tensor in expected.items() if tensor.dtypes and ending in named}
+    )
+
+
+def test_blocks_of_nf4_may_end_within_rows() -> None:
+    layout = LAYOUTS["nf4"]
+    tensors, expected = layout.write(torch.randn(6, 40))
+    rows = rows_of(layout.config, tensors, (6, 40))
+    assert rows.group_size == 8
+    torch.testing.assert_close(rows.dequantized(), expected)
+
+
+def test_mxfp4_is_that_of_transformers() -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    layout = mxfp4()
+    tensors, expected = layout.write(torch.randn(3, 16, 64))
+    rows = rows_of(layout.config, tensors, (3, 16, 64)).dequantized()
+    assert torch.equal(rows, expected.reshape(48, 64))
+    theirs = convert_moe_packed_tensors(tensors["_blocks"], tensors["_scales"], dtype=torch.float32)
+    assert torch.equal(rows.view(3, 16, 64), theirs.transpose(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("form", "weights"),
+    [
+        ("pack-quantized", {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}),
+        ("pack-quantized", {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32}),
+        ("pack-quantized", {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}),
+        ("pack-quantized", {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "channel"}),
+        ("int-quantized", {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}),
+        ("float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}),
+        ("float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor"}),
+        ("float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "block", "block_structure": [16, 32]}),
+    ],
+)
+def test_what_compressed_tensors_writes(form: str, weights: dict) -> None:
+    library = pytest.importorskip("compressed_tensors", reason="the library that writes this format")
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    arguments = QuantizationArgs(**weights)
+    weight = torch.randn(48, 64)
+    blocks = {"group": (1, 32), "channel": (1, 64), "tensor": (48, 64), "block": (16, 32)}[weights["strategy"]]
+    parts = weight.view(48 // blocks[0], blocks[0], 64 // blocks[1], blocks[1])
+    scale, zero = calculate_qparams(parts.amin((1, 3)), parts.amax((1, 3)), arguments)
+    if weights["strategy"] == "tensor":
+        scale, zero = scale.view(1), zero.view(1)
+    compressor = library.compressors.BaseCompressor.get_value_from_registry(form)
+    scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
+    stored = compressor.compress({"weight": weight, "weight_scale": scale, "weight_zero_point": zero}, scheme)
+    expected = compressor.decompress(dict(stored), scheme)["weight"].float()
+    rows = rows_of(compressed(form, **weights), {f".{name}": tensor for name, tensor in stored.items()}, (48, 64))
+    torch.testing.assert_close(rows.dequantized(), expected, rtol=1e-6, atol=1e-6)
+
+
+_LATENT = {
+    **{"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 2, "topk_group": 1},
+    **{"first_k_dense_replace": 1, "n_shared_experts": 1, "num_hidden_layers": 2},
+}
+MODELS: dict[str, tuple[str, dict]] = {
+    "gpt_neox": ("GPTNeoX", {"num_hidden_layers": 1}),  # rows of q, k and v change places
+    "qwen3_moe": ("Qwen3Moe", {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_hidden_layers": 1}),
+    "deepseek_v3": ("DeepseekV3", _LATENT),  # a matrix is cut in two, one of which is transposed
+    "cohere2": ("Cohere2", {"num_hidden_layers": 1}),  # halves of rotated rows change places
+}
+LEFT_ALONE = ("embed", "lm_head", "norm", "mlp.gate.", "bias", "sinks", "router")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pathlib.Path]:
+    """Folders of tiny random models, by a name in `MODELS`, made when they are asked for."""
+    made: dict[str, pathlib.Path] = {}
+
+    def folder(name: str) -> pathlib.Path:
+        if name not in made:
+            prefix, changes = MODELS[name]
+            config = getattr(transformers, f"{prefix}Config")(**{**TINY, **changes})
+            model = transformers.AutoModelForCausalLM.from_config(config)
+            randomize(model, 1)
+            made[name] = tmp_path_factory.mktemp(name)
+            model.save_pretrained(made[name])
+        return made[name]
+
+    return folder
+
+
+def rewrite(source: pathlib.Path, folder: pathlib.Path, layout: Layout) -> Tensors:
+    """Writes the checkpoint of `source` to `folder` in a layout; returns the weights that it stands for, float32."""
+    tensors = load_file(source / "model.safetensors")
+    stored, meant = {}, {}
+    for name, tensor in tensors.items():
+        meant[name] = tensor.float()
+        if tensor.dim() != 2 or any(word in name for word in LEFT_ALONE):
+            stored[name] = tensor
+            continue
+        parts, meant[name] = layout.write(tensor.float())
+        stored |= {name.removesuffix(".weight") + ending: part.contiguous() for ending, part in parts.items()}
+    assert len(stored) > len(tensors)
+    config = json.loads((source / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": layout.config}))
+    save_file(stored, folder / "model.safetensors")
+    return meant
+
+
+def load(folder: pathlib.Path) -> Tensors:
+    return fused(load_spec(folder), stored_weights(load_spec(folder), folder, "auto", load_quantization(folder)), torch.float32, CPU)
+
+
+@pytest.mark.parametrize(("model", "name"), [(list(MODELS)[number % len(MODELS)], name) for number, name in enumerate(LAYOUTS)])
+def test_checkpoints_have_the_weights_that_they_stand_for(tmp_path: pathlib.Path, models, model: str, name: str) -> None:
+    meant = rewrite(models(model), tmp_path, LAYOUTS[name])
+    found = load(tmp_path)
+    (tmp_path / "config.json").write_text((models(model) / "config.json").read_text())
+    save_file(meant, tmp_path / "model.safetensors")
+    expected = load(tmp_path)
+    assert found.keys() == expected.keys()
+    for ours in found:
+        torch.testing.assert_close(found[ours], expected[ours], rtol=1e-6, atol=1e-7)
+
+
+def test_experts_in_mxfp4(tmp_path: pathlib.Path) -> None:
+    config = transformers.GptOssConfig(**{**TINY, "num_local_experts": 3, "num_experts_per_tok": 2, "head_dim": 16, "num_hidden_layers": 2})
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    randomize(model, 1)
+    layout, tensors = mxfp4(), {}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("gate_up_proj", "down_proj")) and "experts" in name:
+                stored, matrix = layout.write(parameter.transpose(1, 2))
+                parameter.copy_(matrix.transpose(1, 2))
+                tensors |= {name + ending: part for ending, part in stored.items()}
+            else:
+                tensors[name] = parameter.clone()
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config.to_dict(), "architectures": ["GptOssForCausalLM"], "quantization_config": layout.config})
+    )
+    check_logits(model, tmp_path, "auto")
+
+
+@pytest.fixture(scope="module")
+def demo() -> transformers.PreTrainedModel:
+    return transformers.AutoModelForCausalLM.from_pretrained(resolve_model("demo"), dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [(name, ("auto", "torch_native")[number % 2]) for number, name in enumerate(LAYOUTS) if number % 3 == 0]
+)
+def test_logits_of_the_demo_model(tmp_path: pathlib.Path, demo, name: str, backend: str) -> None:
+    meant = rewrite(resolve_model("demo"), tmp_path, LAYOUTS[name])
+    demo.load_state_dict(meant | {"lm_head.weight": meant["model.embed_tokens.weight"]})
+    check_logits(demo, tmp_path, backend)
+
+
+@pytest.mark.parametrize(("model", "name"), [("gpt_neox", "gptq 4 bits, act-order"), ("qwen3_moe", "awq"), ("deepseek_v3", "fp8, blocks")])
+def test_logits_of_families(tmp_path: pathlib.Path, models, model: str, name: str) -> None:
+    meant = rewrite(models(model), tmp_path, LAYOUTS[name])
+    (plain := tmp_path / "plain").mkdir()
+    (plain / "config.json").write_text((models(model) / "config.json").read_text())
+    save_file(meant, plain / "model.safetensors", {"format": "pt"})
+    reference = transformers.AutoModelForCausalLM.from_pretrained(plain, attn_implementation="eager", dtype=torch.float32)
+    check_logits(reference, tmp_path, "auto")
+
+
+def check_logits(reference: transformers.PreTrainedModel, folder: pathlib.Path, backend: str) -> None:
+    """Of the last token of a prompt, to 1e-4 of the largest."""
+    prompt = list(range(5, 24))
+    options = {"dtype": "float32", "device": "cpu", "kv_cache_memory": 4 << 20, "max_num_seqs": 2, "attention_backend": backend}
+    runner = ModelRunner(EngineConfig(model=str(folder), **options), folder)
+    seen = record_logits(runner)
+    Driver(runner).generate([prompt], 1)
+    with torch.no_grad():
+        expected = reference(torch.tensor([prompt])).logits[0, -1]
+    assert (seen[0][0] - expected).abs().max() < 1e-4 * expected.abs().max()
