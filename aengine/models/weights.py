@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aengine.errors import ModelLoadError
 from aengine.kernels.quantized import Rows
-from aengine.models.checkpoint import Checkpoint, StoredTensor, open_checkpoint, read_from_disk
+from aengine.models.checkpoint import DTYPES, Checkpoint, StoredTensor, open_checkpoint, read_from_disk
 from aengine.models.checkpoint_files import shortened
 from aengine.models.families import FAMILIES
 from aengine.models.named_weights import kv_scale_of, named_weights
@@ -143,6 +143,8 @@ def _check(spec: ModelSpec, parts: Mapping[str, tuple[StoredPart, ...]], checkpo
     if stores_tied_head:
         present.remove(head)
     used = sorted(expected.keys() & present)
+    others = [name for name in used if expected[name].dtypes and stored[name].dtype not in expected[name].dtypes]
+    plain = {part.part.source for each in parts.values() for part in each if part.scheme is None}
     problems = {
         "it lacks": sorted(expected.keys() - present),
         "it has unexpected": sorted(present - expected.keys()),
@@ -152,10 +154,9 @@ def _check(spec: ModelSpec, parts: Mapping[str, tuple[StoredPart, ...]], checkpo
             for name in used
             if expected[name].shapes and stored[name].shape not in expected[name].shapes
         ],
-        "it has dtypes that are not supported:": [
-            f"{name} {stored[name].dtype} instead of {' or '.join(expected[name].dtypes)}"
-            for name in used
-            if expected[name].dtypes and stored[name].dtype not in expected[name].dtypes
+        f"it has dtypes other than {', '.join(DTYPES)}:": [f"{name} {stored[name].dtype}" for name in others if name in plain],
+        "it has other dtypes than its quantization_config implies:": [
+            f"{name} {stored[name].dtype} instead of {' or '.join(expected[name].dtypes)}" for name in others if name not in plain
         ],
     }
     found = [f"{title} {shortened(names)}" for title, names in problems.items() if names]

@@ -76,7 +76,7 @@ def test_scales_in_shards(tmp_path: pathlib.Path) -> None:
         (scale(0, "k_scale", -1.0), r"layers\.0\.self_attn\.k_scale is -1\.0, not a positive number"),
         (scale(0, "k_scale", math.inf), "is inf, not a positive number"),
         ({ATTENTION.format(0) + "k_scale": torch.ones(2)}, r"k_scale has shape \[2\]; supported is one number"),
-        ({ATTENTION.format(0) + "v_scale": torch.ones(1, dtype=torch.uint8)}, "v_scale is stored as U8"),
+        ({ATTENTION.format(0) + "v_scale": torch.ones(1, dtype=torch.uint8)}, "v_scale is stored as uint8"),
         ({**scale(0, "k_scale", 1.0), **scale(0, "k_proj.k_scale", 1.0)}, r"two scales of the same: .*k_.*scale and .*k_.*scale"),
     ],
 )
@@ -105,16 +105,13 @@ def test_a_config_that_quantizes_kv_alone_is_read() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"quant_method": "fp8"},
-        {"config_groups": {"group_0": {"weights": {"num_bits": 8}}}},
-        {"kv_cache_scheme": None},
         {"kv_cache_scheme": {**KV_ALONE["kv_cache_scheme"], "type": "int"}},
         {"kv_cache_scheme": {**KV_ALONE["kv_cache_scheme"], "strategy": "attn_head"}},
         {"kv_cache_scheme": {**KV_ALONE["kv_cache_scheme"], "dynamic": True}},
     ],
 )
-def test_other_quantized_checkpoints_are_refused(change: dict) -> None:
-    with pytest.raises(ModelLoadError, match="quantization_config is not supported"):
+def test_other_schemes_of_kv_are_refused(change: dict) -> None:
+    with pytest.raises(ModelLoadError, match=r"kv_cache_scheme .* is not supported; supported are 8-bit floats"):
         read_spec({**CONFIG, "quantization_config": {**KV_ALONE, **change}})
 
 

@@ -130,7 +130,7 @@ def test_the_correction_stays_in_float32() -> None:
 
 
 REFUSED = [
-    (config("GptOssForCausalLM", quantization_config={"quant_method": "mxfp4"}), "quantization_config .*'mxfp4'"),
+    (config("GptOssForCausalLM", quantization_config={"quant_method": "quark"}), "quantization_config .*'quark'"),
     (config("GptOssForCausalLM", swiglu_limit=6.0), "swiglu_limit 6.0 .* supported is 7.0"),
     (config("OlmoeForCausalLM", clip_qkv=8.0), "clip_qkv 8.0 .* supported is null"),
     (config("MixtralForCausalLM", num_experts_per_tok=9), "num_experts_per_tok 9 is more than the 8 experts"),

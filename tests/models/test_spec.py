@@ -98,8 +98,8 @@ REFUSED = [
     ({**BASE, "architectures": "LlamaForCausalLM"}, "architectures 'LlamaForCausalLM' in config.json is not a list of names"),
     ({**BASE, "architectures": [1]}, r"architectures \[1\]"),
     (config(quantization_config="awq"), "quantization_config 'awq' in config.json is not an object"),
-    (config(quantization_config={"quant_method": "compressed-tensors", "kv_cache_scheme": 8}), "'compressed-tensors'"),
-    (config(quantization_config={"quant_method": "awq"}), "quantization_config .*'awq'"),
+    (config(quantization_config={"quant_method": "compressed-tensors", "kv_cache_scheme": 8}), "kv_cache_scheme 8"),
+    (config(quantization_config={"quant_method": "quark"}), "quantization_config .*'quark'"),
     (config(hidden_act="softplus"), "hidden_act 'softplus' .* silu"),
     (config(rope_scaling={"rope_type": "proportional"}), "rope type 'proportional' .* default, linear, llama3, yarn, dynamic, longrope"),
     (

@@ -88,7 +88,10 @@ REFUSED = {
         put("model.layers.0.mlp.down_proj.weight", torch.zeros(12, 8)),
         r"down_proj\.weight \[12, 8\] instead of \[8, 12\]$",
     ),
-    "quantized": (put("lm_head.weight", torch.zeros(11, 8, dtype=torch.int8)), r"dtypes other than .*: lm_head\.weight I8$"),
+    "quantized": (
+        put("lm_head.weight", torch.zeros(11, 8, dtype=torch.int8)),
+        r"dtypes other than .*: lm_head\.weight int8$",
+    ),
 }
 
 

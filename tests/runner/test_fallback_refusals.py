@@ -148,7 +148,7 @@ def test_what_nobody_knows(model_impl: str, tmp_path: pathlib.Path) -> None:
     [
         ({"hidden_act": "tanh"}, "hidden_act 'tanh' in config.json is not supported; supported are silu"),
         ({"rope_parameters": {"rope_type": "magic", "rope_theta": 1e4}}, "magic"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is not supported .quant_method 'gptq'."),
+        ({"quantization_config": {"quant_method": "quark"}}, "quantization_config is not supported .quant_method 'quark'."),
     ],
 )
 def test_options_that_native_models_lack(changes: dict, reason: str, tmp_path: pathlib.Path) -> None:

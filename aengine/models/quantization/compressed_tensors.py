@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from aengine.errors import ModelLoadError
@@ -19,7 +20,7 @@ _DTYPES = {("int", 8): "int8", ("float", 8): "float8_e4m3fn"}
 
 def read_rules(reader: ConfigReader) -> tuple[Rule, ...]:
     """None if the KV cache alone is quantised. Raises ModelLoadError."""
-    _check_kv_cache(reader.get("kv_cache_scheme"))
+    _check_kv_cache(reader.part("kv_cache_scheme").config)
     if reader.part("sparsity_config").get("format", "dense") != "dense" or reader.part("transform_config").get("config_groups"):
         raise ModelLoadError("quantization_config with a sparsity_config or transform_config is not supported")
     rules: list[Rule] = []
@@ -29,15 +30,13 @@ def read_rules(reader: ConfigReader) -> tuple[Rule, ...]:
         scheme = _scheme(name, group, group.get("format", reader.get("format")))
         rules += [Rule(target, scheme) for target in _targets(group, "targets")]
     # Names decide before regular expressions, and those before kinds of modules.
-    rules.sort(key=lambda rule: (not isinstance(rule.target, str), rule.target in (LINEAR, EMBEDDING)))
+    rules.sort(key=lambda rule: 2 if rule.target in (LINEAR, EMBEDDING) else not isinstance(rule.target, str))
     return (*(Rule(target, None) for target in _targets(reader, "ignore")), *rules) if rules else ()
 
 
-def _check_kv_cache(scheme: Any) -> None:
-    if scheme is None:
-        return
+def _check_kv_cache(scheme: Mapping[str, Any]) -> None:
     described = (scheme.get("type"), scheme.get("num_bits"), scheme.get("strategy", "tensor"), bool(scheme.get("dynamic")))
-    if described != ("float", 8, "tensor", False):
+    if scheme and described != ("float", 8, "tensor", False):
         raise ModelLoadError(f"kv_cache_scheme {scheme} is not supported; supported are 8-bit floats with one stored scale per layer")
 
 
