@@ -52,7 +52,7 @@ class PackedWeights:
             if shape != merged:
                 raise ValueError(f"{name} has shape {shape}; the model's is {merged}")
             stem, _, kind = name.rpartition(".")
-            tensors = [part if isinstance(part, Tensor) else part.dequantized() for part in parts]  # until a kernel reads quantised ones
+            tensors = [part for part in parts if isinstance(part, Tensor)]  # all of a bias or vector: those are never quantised
             if kind == "bias" and stem in self.linears:
                 self.linears[stem].set_bias(tensors)
             elif kind == "bias" and stem in self.grouped:
@@ -61,18 +61,19 @@ class PackedWeights:
                 self.vectors[name] = torch.cat(tensors).float()
             else:
                 count = expected.shape[0] if len(expected.shape) == 3 else None
-                self._take_matrix(workspace, stem, tensors, count, int8, allocate)
+                self._take_matrix(workspace, stem, parts, count, int8, allocate)
         if missing:
             raise ValueError(f"{next(iter(missing))} is missing")
         while self._routers:
             self._pack_router(workspace, *self._routers.popitem())
 
     def _take_matrix(
-        self, workspace: Workspace, stem: str, parts: Sequence[Tensor], count: int | None, int8: bool, allocate: Allocate
+        self, workspace: Workspace, stem: str, rows: Sequence[Rows], count: int | None, int8: bool, allocate: Allocate
     ) -> None:
-        """`count`: of how many matrices the parts are; None: of one."""
+        """`count`: of how many matrices the rows are; None: of one."""
+        parts = [part if isinstance(part, Tensor) else part.dequantized() for part in rows]  # no kernel reads quantised rows yet
         if stem in _TABLES:
-            self.tables[stem] = (parts[0] if len(parts) == 1 else torch.cat(tuple(parts))).to(self.dtype).contiguous()
+            self.tables[stem] = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.dtype).contiguous()
             if stem != "embedding" or not self.spec.tied_head:
                 return
             stem = "head"
