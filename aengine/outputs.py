@@ -155,6 +155,7 @@ class ModelInfo:
     num_active_parameters: int = 0  # that one token uses; fewer than num_parameters if there are experts
     kv_bytes_per_token: int = 0  # of all layers, K and V
     layer_groups: tuple[LayerGroup, ...] = ()  # all layers, by window
+    quantization: str = ""  # of its weights: quant_method of the checkpoint, or what `EngineConfig.quantization` asked for; empty: none
 
     def describe(self) -> str:
         """One line for people."""
@@ -165,8 +166,9 @@ class ModelInfo:
         )
         active = f" ({self.num_active_parameters:,} active)" if self.num_active_parameters != self.num_parameters else ""
         end_ids = ", ".join(map(str, self.eos_token_ids)) or "none"
+        dtype = f"{self.dtype} ({self.quantization})" if self.quantization else self.dtype
         return (
-            f"{self.name}: {self.family} ({self.architecture}), {self.num_parameters:,} parameters{active} in {self.dtype}, {groups}, "
+            f"{self.name}: {self.family} ({self.architecture}), {self.num_parameters:,} parameters{active} in {dtype}, {groups}, "
             f"context of {self.max_model_len} tokens, {self.kv_bytes_per_token:,} bytes of KV per token, EOS ids {end_ids}; "
             f"{self.implementation}, executor {self.executor}"
         )

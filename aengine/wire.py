@@ -55,7 +55,7 @@ DEFAULTS: Mapping[str, str] = {name: ours for name, ours in SAMPLING.items() if 
 # The fields of a model with the same name and meaning on both sides.
 MODEL = (
     *("name", "architecture", "family", "implementation", "executor", "dtype", "max_model_len", "vocab_size"),
-    *("num_parameters", "num_active_parameters", "kv_bytes_per_token"),
+    *("num_parameters", "num_active_parameters", "kv_bytes_per_token", "quantization"),
 )
 
 _LEAST = float(np.finfo(np.float32).smallest_subnormal)

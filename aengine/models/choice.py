@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import pathlib
 
+from aengine.config import EngineConfig
 from aengine.errors import ModelLoadError
 from aengine.models.config_reader import NotNativeError
 from aengine.models.fallback.spec import FallbackSpec
 from aengine.models.model_config import load_spec
 from aengine.models.named_weights import num_active_parameters, num_parameters
+from aengine.models.quantization.config import load_quantization
 from aengine.models.spec import ModelSpec
 
 _log = logging.getLogger("aengine")
@@ -44,6 +46,14 @@ def find_spec(model_dir: pathlib.Path, model_impl: str, max_model_len: int | Non
 def implementation_of(spec: AnySpec) -> str:
     """As in `ModelInfo`."""
     return "native" if isinstance(spec, ModelSpec) else "transformers"
+
+
+def quantization_of(config: EngineConfig, model_dir: pathlib.Path) -> str:
+    """As in `ModelInfo`."""
+    if config.quantization != "none":
+        return config.quantization
+    quantization = None if config.load_format == "dummy" else load_quantization(model_dir)
+    return "" if quantization is None else quantization.method
 
 
 def parameter_counts(spec: AnySpec) -> tuple[int, int]:

@@ -128,6 +128,7 @@ class Model(_message.Message):
     NUM_ACTIVE_PARAMETERS_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     LAYER_GROUPS_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, as GenerationSpec.model takes it."""
     architecture: _builtins.str
@@ -157,6 +158,10 @@ class Model(_message.Message):
     """How many parameters one token uses: fewer than num_parameters if there are experts."""
     kv_bytes_per_token: _builtins.int
     """Bytes of the KV cache per token, K and V of all layers."""
+    quantization: _builtins.str
+    """How its weights are quantized: quant_method of the checkpoint, such as gptq, or what the engine was asked for, such as int8.
+    Empty: not at all.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ids that end a sequence."""
@@ -190,10 +195,11 @@ class Model(_message.Message):
         num_active_parameters: _builtins.int = ...,
         kv_bytes_per_token: _builtins.int = ...,
         layer_groups: _abc.Iterable[Global___LayerGroup] | None = ...,
+        quantization: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation_defaults", b"generation_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "family", b"family", "generation_defaults", b"generation_defaults", "has_chat_template", b"has_chat_template", "implementation", b"implementation", "kv_bytes_per_token", b"kv_bytes_per_token", "layer_groups", b"layer_groups", "max_model_len", b"max_model_len", "name", b"name", "num_active_parameters", b"num_active_parameters", "num_parameters", b"num_parameters", "vocab_size", b"vocab_size", "without_tokenizer", b"without_tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "family", b"family", "generation_defaults", b"generation_defaults", "has_chat_template", b"has_chat_template", "implementation", b"implementation", "kv_bytes_per_token", b"kv_bytes_per_token", "layer_groups", b"layer_groups", "max_model_len", b"max_model_len", "name", b"name", "num_active_parameters", b"num_active_parameters", "num_parameters", b"num_parameters", "quantization", b"quantization", "vocab_size", b"vocab_size", "without_tokenizer", b"without_tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,6 +17,7 @@ from test_families import record_logits
 from test_weights import CPU
 
 from aengine.config import EngineConfig
+from aengine.engine.loading import load_model
 from aengine.models.hub import resolve_model
 from aengine.models.model_config import load_spec
 from aengine.models.quantization.config import load_quantization, read_quantization
@@ -111,9 +112,10 @@ MODELS: dict[str, tuple[str, dict]] = {
     "gpt_neox": ("GPTNeoX", {"num_hidden_layers": 1}),  # rows of q, k and v change places
     "qwen3_moe": ("Qwen3Moe", {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_hidden_layers": 1}),
     "deepseek_v3": ("DeepseekV3", _LATENT),  # a matrix is cut in two, one of which is transposed
+    "gpt2": ("GPT2", {"n_layer": 1, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 64}),  # stores matrices transposed
     "cohere2": ("Cohere2", {"num_hidden_layers": 1}),  # halves of rotated rows change places
 }
-LEFT_ALONE = ("embed", "lm_head", "norm", "mlp.gate.", "bias", "sinks", "router")
+LEFT_ALONE = ("wte", "wpe", "embed", "lm_head", "norm", "mlp.gate.", "bias", "sinks", "router")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +126,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pathlib.
     def folder(name: str) -> pathlib.Path:
         if name not in made:
             prefix, changes = MODELS[name]
-            config = getattr(transformers, f"{prefix}Config")(**{**TINY, **changes})
+            config = getattr(transformers, f"{prefix}Config")(**(changes if name == "gpt2" else {**TINY, **changes}))
             model = transformers.AutoModelForCausalLM.from_config(config)
             randomize(model, 1)
             made[name] = tmp_path_factory.mktemp(name)
@@ -143,7 +145,9 @@ def rewrite(source: pathlib.Path, folder: pathlib.Path, layout: Layout) -> Tenso
         if tensor.dim() != 2 or any(word in name for word in LEFT_ALONE):
             stored[name] = tensor
             continue
-        parts, meant[name] = layout.write(tensor.float())
+        transposed = ".c_" in name  # of GPT-2; a layout has [out_features, in_features] of it, too
+        parts, matrix = layout.write(tensor.float().t() if transposed else tensor.float())
+        meant[name] = matrix.t().contiguous() if transposed else matrix
         stored |= {name.removesuffix(".weight") + ending: part.contiguous() for ending, part in parts.items()}
     assert len(stored) > len(tensors)
     config = json.loads((source / "config.json").read_text())
@@ -210,6 +214,15 @@ def test_logits_of_families(tmp_path: pathlib.Path, models, model: str, name: st
     save_file(meant, plain / "model.safetensors", {"format": "pt"})
     reference = transformers.AutoModelForCausalLM.from_pretrained(plain, attn_implementation="eager", dtype=torch.float32)
     check_logits(reference, tmp_path, "auto")
+
+
+@pytest.mark.parametrize(("options", "quantization"), [({}, "gptq"), ({"quantization": "int8"}, "int8"), ({"load_format": "dummy"}, "")])
+def test_what_an_engine_says_of_it(tmp_path: pathlib.Path, models, options: dict, quantization: str) -> None:
+    rewrite(models("gpt_neox"), tmp_path, LAYOUTS["gptq 4 bits"])
+    config = EngineConfig(model=str(tmp_path), device="cpu", dtype="float32", kv_cache_memory=1 << 20, **options)
+    info = load_model(config, lambda: None).info
+    assert info.quantization == quantization
+    assert f" in float32 ({quantization}), " in info.describe() or not quantization
 
 
 def check_logits(reference: transformers.PreTrainedModel, folder: pathlib.Path, backend: str) -> None:

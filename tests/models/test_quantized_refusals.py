@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -199,15 +200,18 @@ CONFIGS = [
     ({**gptq(4, 32).config, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin' .* supported are gptq, gptq_v2"),
     ({**gptq(4, 32).config, "dynamic": {"+:(": {}}}, r"'\(\?:\(\)\.\*', which is not a regular expression"),
     ({**LAYOUTS["awq"].config, "version": "gemv"}, "version 'gemv' .* supported are gemm"),
-    ({**LAYOUTS["awq"].config, "bits": 8}, "bits 8 .* supported is 4"),
+    ({**LAYOUTS["awq"].config, "bits": 8}, "bits 8 .* supported are 4"),
     ({**LAYOUTS["awq"].config, "modules_to_not_convert": "lm_head"}, "modules_to_not_convert 'lm_head' .* not a list of names"),
     ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size \[128\] .* not a list of two positive integers"),
-    ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2' .* supported is 'e4m3'"),
+    ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2' .* supported are e4m3"),
     ({"quant_method": "bitsandbytes"}, "none or both of load_in_4bit and load_in_8bit"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf3"}, "bnb_4bit_quant_type 'nf3'"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}, "bnb_4bit_quant_storage 'bfloat16'"),
-    (compressed("nvfp4-pack-quantized", **INT4), "group_0 of quantization_config is not supported: format 'nvfp4-pack-quantized', 4 bits"),
-    (compressed("pack-quantized", **{**INT4, "num_bits": 3}), "group_0 .* 3 bits of type 'int', strategy 'group'; supported formats are"),
+    (compressed("nvfp4-pack-quantized", **INT4), "group_0 of quantization_config is not supported: format 'nvfp4-pack-quantized' with"),
+    (
+        compressed("pack-quantized", **{**INT4, "num_bits": 3}),
+        "group_0 .* type 'int', num_bits 3, strategy 'group' and symmetric True; supported formats are",
+    ),
     (compressed("pack-quantized", **{**INT4, "strategy": "tensor_group"}), "strategy 'tensor_group'"),
     (compressed("pack-quantized", **{**INT4, "group_size": None}), "lacks group_size"),
     ({**compressed("pack-quantized", **INT4), "transform_config": {"config_groups": {"R1": {}}}}, "transform_config is not supported"),
@@ -219,6 +223,36 @@ CONFIGS = [
 def test_configs_that_are_not_read(described: object, message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         read_spec({**QWEN, "quantization_config": described})
+
+
+def objects(config: dict) -> Iterator[dict]:
+    yield config
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from objects(value)
+
+
+def refusal(config: dict) -> str | None:
+    try:
+        read_quantization({"quantization_config": config})
+    except ModelLoadError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_key_that_is_read(name: str) -> None:
+    """A value of another type is refused by its key, or not looked at."""
+    config = {**copy.deepcopy(LAYOUTS[name].config), "dynamic": {"+:a": {"bits": 4}}, "kv_cache_scheme": {"type": "float", "num_bits": 8}}
+    for part in objects(config):
+        for key, value in list(part.items()):
+            for wrong in ("x", 5, 1.5, ["x"], [[]], {"other": 1}, True, [True, 2]):
+                part[key] = wrong
+                message = refusal(config)
+                named = message is None or key.strip("+:") in message or (isinstance(wrong, dict) and "other" in message)
+                assert named, (key, wrong, message)
+                assert "\n" not in (message or "")
+            part[key] = value
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ from aengine.errors import ModelLoadError
 from aengine.models.config_reader import ConfigReader
 from aengine.models.quantization.eight_bits import EightBits
 from aengine.models.quantization.packed import PackQuantized
-from aengine.models.quantization.rules import EMBEDDING, LINEAR, Rule, block_sizes, compiled, names_of
+from aengine.models.quantization.rules import EMBEDDING, LINEAR, Rule, block_sizes, compiled, names_of, one_of
 from aengine.models.quantization.scheme import Scheme
 
 _DEFAULTS = {"type": "int", "num_bits": 8, "symmetric": True, "dynamic": False}
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_STRATEGIES = ("tensor", "channel", "group", "block")
 _DTYPES = {("int", 8): "int8", ("float", 8): "float8_e4m3fn"}
 
 
@@ -48,22 +49,20 @@ def _scheme(name: str, group: ConfigReader, stored: Any) -> Scheme | None:
     if group.get("weights") is None:
         return None
     weights = ConfigReader(group.part("weights").config, _DEFAULTS)
-    kind, bits, symmetric = weights.get("type"), weights.positive("num_bits"), weights.flag("symmetric")
-    group_size = weights.get("group_size") or -1
-    strategy = weights.get("strategy", "group" if group_size != -1 else "tensor")
-    blocks: dict[str, tuple[int | None, int | None]] = {"tensor": (None, None), "channel": (1, None)}
+    kind, bits, symmetric = one_of(weights, "type", "int", "float"), weights.positive("num_bits"), weights.flag("symmetric")
+    strategy = one_of(weights, "strategy", *_STRATEGIES, fallback="tensor" if weights.get("group_size") is None else "group")
+    one_of(weights, "dynamic", False)
+    rows, columns = None if strategy == "tensor" else 1, None
     if strategy == "group":
-        blocks["group"] = 1, weights.positive("group_size")
+        columns = weights.positive("group_size")
     elif strategy == "block":
-        blocks["block"] = block_sizes(weights, "block_structure")
-    if strategy in blocks and not weights.get("dynamic"):
-        rows, columns = blocks[strategy]
-        if stored == "pack-quantized" and kind == "int" and bits in (4, 8) and rows == 1:
-            return PackQuantized(bits, columns, symmetric, weights.get("actorder") in ("group", "dynamic", True))
-        dtype = _DTYPES.get((kind, bits))
-        if stored in (f"{kind}-quantized", "naive-quantized") and dtype is not None and (symmetric or kind == "int"):
-            return EightBits(dtype, rows, columns, symmetric=symmetric)
+        rows, columns = block_sizes(weights, "block_structure")
+    dtype = _DTYPES.get((kind, bits))
+    if stored == "pack-quantized" and kind == "int" and bits in (4, 8) and rows == 1:
+        return PackQuantized(bits, columns, symmetric, weights.get("actorder") in ("group", "dynamic", True))
+    if stored in (f"{kind}-quantized", "naive-quantized") and dtype is not None and (symmetric or kind == "int"):
+        return EightBits(dtype, rows, columns, symmetric=symmetric)
     raise ModelLoadError(
-        f"{name} of quantization_config is not supported: format {stored!r}, {bits} bits of type {kind!r}, strategy {strategy!r};"
-        f" supported formats are {', '.join(_FORMATS)}"
+        f"{name} of quantization_config is not supported: format {stored!r} with weights of type {kind!r}, num_bits {bits}, strategy"
+        f" {strategy!r} and symmetric {symmetric}; supported formats are {', '.join(_FORMATS)}"
     )

@@ -16,7 +16,7 @@ from aengine.models.json_file import read_json
 from aengine.models.quantization.compressed_tensors import read_rules as _compressed_tensors
 from aengine.models.quantization.eight_bits import EightBits
 from aengine.models.quantization.packed import Awq, Gptq
-from aengine.models.quantization.rules import LINEAR, Rule, block_sizes, compiled, names_of
+from aengine.models.quantization.rules import LINEAR, Rule, block_sizes, compiled, names_of, one_of
 from aengine.models.quantization.scheme import Scheme
 from aengine.models.quantization.tables import BitsAndBytes4, Mxfp4
 
@@ -54,24 +54,27 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
 def _gptq(reader: ConfigReader) -> tuple[Rule, ...]:
     def scheme(**changes: Any) -> Gptq:
         part = ConfigReader({**reader.config, **changes}, reader.defaults)
-        return Gptq(_one_of(part, "bits", 4, 8), _group_size(part), part.flag("desc_act"), 2 if version == "gptq_v2" else 1)
+        return Gptq(one_of(part, "bits", 4, 8), _group_size(part), part.flag("desc_act"), 2 if version == "gptq_v2" else 1)
 
-    version = _one_of(reader, "checkpoint_format", "gptq", "gptq_v2")
+    version = one_of(reader, "checkpoint_format", "gptq", "gptq_v2")
     rules = [Rule("lm_head", None)] if not reader.flag("lm_head") else []
-    for key, changes in reader.part("dynamic").config.items():  # of GPTQModel: other settings for what matches, none for "-:"
-        rules.append(Rule(compiled(f"(?:{key[2:] if key[:2] in ('-:', '+:') else key}).*"), None if key[:2] == "-:" else scheme(**changes)))
+    dynamic = reader.part("dynamic")  # of GPTQModel: other settings for what matches, none for "-:"
+    for key in dynamic.config:
+        pattern = compiled(f"(?:{key[2:] if key[:2] in ('-:', '+:') else key}).*")
+        rules.append(Rule(pattern, None if key[:2] == "-:" else scheme(**dynamic.part(key).config)))
     return (*rules, *_not_converted(reader), Rule(LINEAR, scheme()))
 
 
 def _awq(reader: ConfigReader) -> tuple[Rule, ...]:
-    reader.refuse(bits=4, zero_point=True)
-    _one_of(reader, "version", "gemm", "GEMM")
+    one_of(reader, "bits", 4)
+    one_of(reader, "zero_point", True)
+    one_of(reader, "version", "gemm", "GEMM")
     return (*_not_converted(reader), Rule(LINEAR, Awq(_group_size(reader))))
 
 
 def _fp8(reader: ConfigReader) -> tuple[Rule, ...]:
     """Of DeepSeek, Qwen and transformers. One scale per tensor is called weight_scale, or weight_scale_inv as those of blocks are."""
-    reader.refuse(fmt="e4m3")
+    one_of(reader, "fmt", "e4m3")
     block = block_sizes(reader, "weight_block_size")
     return (*_not_converted(reader), Rule(LINEAR, EightBits("float8_e4m3fn", *block, ".weight_scale_inv", ".weight_scale")))
 
@@ -87,8 +90,8 @@ def _bitsandbytes(reader: ConfigReader) -> tuple[Rule, ...]:
     if eight:  # LLM.int8() (Dettmers et al. 2022): SCB is the largest absolute value of a row
         not_read = (".weight_format",)
         return (*_not_converted(reader), Rule(LINEAR, EightBits("int8", 1, None, ".SCB", unit=1 / 127, not_read=not_read)))
-    reader.refuse(bnb_4bit_quant_storage="uint8")
-    kind = _one_of(reader, "bnb_4bit_quant_type", "nf4", "fp4")
+    one_of(reader, "bnb_4bit_quant_storage", "uint8")
+    kind = one_of(reader, "bnb_4bit_quant_type", "nf4", "fp4")
     return (*_not_converted(reader), Rule(LINEAR, BitsAndBytes4(kind, reader.flag("bnb_4bit_use_double_quant"))))
 
 
@@ -112,11 +115,3 @@ def _not_converted(reader: ConfigReader) -> list[Rule]:
 def _group_size(reader: ConfigReader) -> int | None:
     """None: one group for the whole row, which is stored as -1."""
     return None if reader.get("group_size") == -1 else reader.positive("group_size")
-
-
-def _one_of(reader: ConfigReader, key: str, *supported: Any) -> Any:
-    value = reader.get(key)
-    if value not in supported:
-        names = ", ".join(map(str, supported))
-        raise ModelLoadError(f"{key} {value!r} in quantization_config is not supported; supported are {names}")
-    return value

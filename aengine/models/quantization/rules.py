@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from aengine.errors import ModelLoadError
 from aengine.models.config_reader import ConfigReader
@@ -32,6 +33,15 @@ def compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise ModelLoadError(f"quantization_config has {pattern!r}, which is not a regular expression: {error}") from error
+
+
+def one_of(reader: ConfigReader, key: str, *supported: Any, fallback: Any = None) -> Any:
+    """The value of a key, `fallback` if it is absent. Raises ModelLoadError for one that is not supported."""
+    value = reader.get(key, fallback)
+    if value not in supported:
+        names = ", ".join(map(str, supported))
+        raise ModelLoadError(f"{key} {value!r} in quantization_config is not supported; supported are {names}")
+    return value
 
 
 def names_of(reader: ConfigReader, key: str) -> list[str]:
