@@ -11,7 +11,7 @@ import torch
 import transformers
 from driver import Driver
 from family_cases import TINY, randomize
-from quantized_layouts import LAYOUTS, Layout, Tensors, compressed, mxfp4
+from quantized_layouts import LAYOUTS, Layout, Tensors, compressed, mxfp4, pack_quantized
 from safetensors.torch import load_file, save_file
 from test_families import record_logits
 from test_weights import CPU
@@ -29,7 +29,9 @@ from aengine.runner.model_runner import ModelRunner
 @pytest.mark.parametrize("shape", [(40, 96), (8, 64), (72, 32)])
 def test_rows(name: str, shape: tuple[int, int]) -> None:
     layout = LAYOUTS[name]
-    tensors, expected = layout.write(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    weight[1].abs_()  # so that a zero point is 0
+    tensors, expected = layout.write(weight)
     rows = rows_of(layout.config, tensors, shape)
     assert rows.shape == shape
     assert rows.bits == 4 if rows.codes.dtype == torch.uint8 and rows.codes.max() < 16 else rows.bits == 8
@@ -136,13 +138,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pathlib.
     return folder
 
 
-def rewrite(source: pathlib.Path, folder: pathlib.Path, layout: Layout) -> Tensors:
+def rewrite(source: pathlib.Path, folder: pathlib.Path, layout: Layout, left_alone: tuple[str, ...] = LEFT_ALONE) -> Tensors:
     """Writes the checkpoint of `source` to `folder` in a layout; returns the weights that it stands for, float32."""
     tensors = load_file(source / "model.safetensors")
     stored, meant = {}, {}
     for name, tensor in tensors.items():
         meant[name] = tensor.float()
-        if tensor.dim() != 2 or any(word in name for word in LEFT_ALONE):
+        if tensor.dim() != 2 or any(word in name for word in left_alone):
             stored[name] = tensor
             continue
         transposed = ".c_" in name  # of GPT-2; a layout has [out_features, in_features] of it, too
@@ -160,7 +162,13 @@ def load(folder: pathlib.Path) -> Tensors:
     return fused(load_spec(folder), stored_weights(load_spec(folder), folder, "auto", load_quantization(folder)), torch.float32, CPU)
 
 
-@pytest.mark.parametrize(("model", "name"), [(list(MODELS)[number % len(MODELS)], name) for number, name in enumerate(LAYOUTS)])
+EXPERTS = ("qwen3_moe", "deepseek_v3")
+DENSE = tuple(MODELS.keys() - set(EXPERTS))
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [(models[number % len(models)], name) for models in (EXPERTS, sorted(DENSE)) for number, name in enumerate(LAYOUTS)]
+)
 def test_checkpoints_have_the_weights_that_they_stand_for(tmp_path: pathlib.Path, models, model: str, name: str) -> None:
     meant = rewrite(models(model), tmp_path, LAYOUTS[name])
     found = load(tmp_path)
@@ -170,6 +178,18 @@ def test_checkpoints_have_the_weights_that_they_stand_for(tmp_path: pathlib.Path
     assert found.keys() == expected.keys()
     for ours in found:
         torch.testing.assert_close(found[ours], expected[ours], rtol=1e-6, atol=1e-7)
+
+
+def test_embedding_and_head(tmp_path: pathlib.Path, models) -> None:
+    layout = pack_quantized(4, 32)
+    group = {**layout.config["config_groups"]["group_0"], "targets": ["Linear", "Embedding"]}
+    layout = Layout({**layout.config, "config_groups": {"all": group}, "ignore": []}, layout.write)
+    meant = rewrite(models("qwen3_moe"), tmp_path, layout, ("norm",))
+    found = load(tmp_path)
+    torch.testing.assert_close(found["embedding.weight"], meant["model.embed_tokens.weight"])
+    torch.testing.assert_close(found["head.weight"], meant["lm_head.weight"])
+    torch.testing.assert_close(found["layers.0.router.weight"], meant["model.layers.0.mlp.gate.weight"])
+    ModelRunner(EngineConfig(model=str(tmp_path), dtype="bfloat16", device="cpu", kv_cache_memory=1 << 20), tmp_path).close()
 
 
 def test_experts_in_mxfp4(tmp_path: pathlib.Path) -> None:

@@ -26,7 +26,7 @@ class EightBits(Scheme):
     other_scale: str | None = None  # what some checkpoints call the scales
     unit: float = 1.0  # of the scales
     symmetric: bool = True
-    not_read: tuple[str, ...] = (".input_scale", ".input_zero_point", ".output_scale")
+    not_read: tuple[str, ...] = (".input_scale", ".input_zero_point", ".output_scale", ".activation_scale")
 
     def tensors(self, shape: Shape) -> dict[str, Stored]:
         rows, columns = matrix(shape)
