@@ -125,7 +125,7 @@ def test_tensors_of_another_model_are_named(tmp_path: pathlib.Path) -> None:
         make_runner(tmp_path)
     tensors["model.layers.1.mlp.up_proj.weight"] = torch.zeros(3, 4, dtype=torch.int8)
     save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(ModelLoadError, match=r"dtypes other than .*: model.layers.1.mlp.up_proj.weight I8"):
+    with pytest.raises(ModelLoadError, match=r"dtypes other than .*: model.layers.1.mlp.up_proj.weight int8"):
         make_runner(tmp_path)
     file.write_bytes(b"broken")
     with pytest.raises(ModelLoadError, match="is not a safetensors file, or corrupt or truncated"):
