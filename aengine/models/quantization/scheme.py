@@ -14,8 +14,6 @@ from aengine.kernels.quantized import QuantizedRows
 
 Shape = tuple[int, ...]
 SCALES = ("float32", "float16", "bfloat16")  # dtypes
-INT4 = torch.arange(-8.0, 8.0)
-"""The numbers of 4-bit codes whose zero point is 8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +74,14 @@ def integer_rows(
 ) -> QuantizedRows:
     """value = (code - zero) * scale, of [rows, columns] uint8 codes and [rows, groups] zeros and scales.
 
-    Zeros that are None are all the middle, 2 ** (bits - 1); for those there are no offsets, but signed numbers.
+    Zeros that are None are all the middle, 2 ** (bits - 1); 8-bit codes of those become signed numbers.
     """
-    scales, table, offsets = scales.float().contiguous(), None, None
-    if zeros is not None and not bool((zeros == 1 << (bits - 1)).all()):
-        offsets = zeros.float() * -scales
-    elif bits == 4:
-        table = INT4
+    scales, middle, offsets = scales.float().contiguous(), 1 << (bits - 1), None
+    if bits == 8 and (zeros is None or bool((zeros == middle).all())):
+        codes = (codes ^ middle).view(torch.int8)
     else:
-        codes = (codes ^ 128).view(torch.int8)
-    return QuantizedRows(codes.contiguous(), scales, group_size or codes.shape[1], bits, offsets, table, order)
+        offsets = -scales * (middle if zeros is None else zeros.float())
+    return QuantizedRows(codes.contiguous(), scales, group_size or codes.shape[1], bits, offsets, order=order)
 
 
 def column_order(groups: Tensor, group_size: int | None, name: str) -> Tensor | None:
