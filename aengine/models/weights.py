@@ -117,17 +117,17 @@ def fused(spec: ModelSpec, weights: Iterable[tuple[str, Sequence[Rows]]], dtype:
     """
     named = named_weights(spec)
     tensors: dict[str, Tensor] = {}
-    for name, given in weights:
-        parts = [part if isinstance(part, Tensor) else part.dequantized() for part in given]
+    for name, parts in weights:
         wanted = torch.float32 if named[name].float32 else dtype
-        if len(parts) > 1 or parts[0].dtype != wanted or parts[0].device != device:
-            target = torch.empty((sum(len(part) for part in parts), *parts[0].shape[1:]), dtype=wanted, device=device)
+        first = parts[0]
+        if len(parts) > 1 or not isinstance(first, Tensor) or first.dtype != wanted or first.device != device:
+            target = torch.empty((sum(len(part) for part in parts), *first.shape[1:]), dtype=wanted, device=device)
             row = 0
             for part in parts:
-                target[row : row + len(part)].copy_(part)
+                target[row : row + len(part)].copy_(part if isinstance(part, Tensor) else part.dequantized())
                 row += len(part)
         else:
-            target = parts[0]
+            target = first
         tensors[name] = target.view(named[name].shape)
     return tensors
 
