@@ -105,6 +105,23 @@ def test_what_compressed_tensors_writes(form: str, weights: dict) -> None:
     torch.testing.assert_close(rows.dequantized(), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("double", [False, True])
+def test_what_bitsandbytes_writes(kind: str, double: bool) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional", reason="the library that writes this format")
+    codes, state = functional.quantize_4bit(torch.randn(40, 128), quant_type=kind, compress_statistics=double)
+    tensors = {".weight": codes, **{f".weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}}
+    config = {**LAYOUTS["nf4"].config, "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": double}
+    assert torch.equal(rows_of(config, tensors, (40, 128)).dequantized(), functional.dequantize_4bit(codes, state))
+
+
+def test_what_bitsandbytes_writes_in_8_bits() -> None:
+    functional = pytest.importorskip("bitsandbytes.functional", reason="the library that writes this format")
+    codes, scales, _ = functional.int8_vectorwise_quant(torch.randn(40, 128).half())
+    rows = rows_of(LAYOUTS["bitsandbytes int8"].config, {".weight": codes, ".SCB": scales}, (40, 128))
+    torch.testing.assert_close(rows.dequantized(), functional.int8_vectorwise_dequant(codes, scales))
+
+
 _LATENT = {
     **{"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
     **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 2, "topk_group": 1},
