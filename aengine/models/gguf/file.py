@@ -1,0 +1,182 @@
+"""`GgufFile`: the metadata and the tensors of a GGUF file, mapped, with every count, length and offset checked against the file.
+
+Knows nothing of what the metadata mean or of how a block of a quantised type is made. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import pathlib
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aengine.errors import ModelLoadError
+
+TYPES: Mapping[int, tuple[str, int, int]] = {
+    **{0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24)},
+    **{8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176)},
+    **{14: ("Q6_K", 256, 210), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50)},
+    **{20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 28: ("F64", 1, 8)},
+    **{29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17)},
+}
+"""Number of a type in the file -> its name, the values of a block, the bytes of a block."""
+BLOCKS = {name: (values, size) for name, values, size in TYPES.values()}
+"""Name of a type -> the values and the bytes of a block."""
+_MAGIC, _VERSIONS = b"GGUF", (2, 3)
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""Number of a kind of values in the metadata -> its struct code."""
+_STRING, _ARRAY = 8, 9
+_MAX_DIMENSIONS = 4
+_MAX_NESTING = 4
+_MIN_STRING, _MIN_TENSOR = 8, 8 + 4 + 8 + 4 + 8  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    shape: tuple[int, ...]  # the slowest dimension first, as torch has it
+    type: str  # a key of `BLOCKS`
+    data: NDArray[np.uint8]  # [bytes], mapped
+
+    @property
+    def rows(self) -> NDArray[np.uint8]:
+        """[rows, bytes of a row]."""
+        return self.data.reshape(math.prod(self.shape[:-1]), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    path: pathlib.Path
+    metadata: Mapping[str, Any]  # arrays of numbers are NumPy arrays, other arrays lists
+    tensors: Mapping[str, GgufTensor]
+
+    def get(self, key: str, kind: type | tuple[type, ...], fallback: Any = None) -> Any:
+        """A value of the metadata; `fallback` if it is absent. Raises ModelLoadError for one that is not of `kind`."""
+        value = self.metadata.get(key, fallback)
+        if value is not fallback and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+            raise ModelLoadError(f"{key} in {self.path} is a {type(value).__name__}, which it cannot be")
+        return value
+
+    @property
+    def architecture(self) -> str:
+        """Raises ModelLoadError if there is none."""
+        name = self.get("general.architecture", str)
+        if name is None:
+            raise ModelLoadError(f"{self.path} has no general.architecture")
+        return str(name)
+
+
+def is_gguf(path: pathlib.Path) -> bool:
+    """Whether a model is one file of this format, by its name."""
+    return path.suffix == ".gguf"
+
+
+def open_gguf(path: pathlib.Path) -> GgufFile:
+    """Raises ModelLoadError for a file that cannot be read, is of another format or version, is cut off, or lies about its contents."""
+    try:
+        return _Reader(path).file()
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+class _Reader:
+    """Reads a file from its start to the end of the list of its tensors."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        with path.open("rb") as file:
+            if file.read(4) != _MAGIC:
+                raise ModelLoadError(f"{path} is not a GGUF file: it does not begin with {_MAGIC.decode()}")
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch warns of memory that cannot be written
+        self._at = 4
+
+    def file(self) -> GgufFile:
+        version = self._number("I", "the version")
+        if version not in _VERSIONS:
+            raise ModelLoadError(f"{self._path} is of version {version} of GGUF (or big-endian); supported are {_VERSIONS[0]} and {_VERSIONS[1]}")
+        num_tensors = self._count("the count of tensors", _MIN_TENSOR)
+        num_keys = self._count("the count of metadata", _MIN_STRING + 4)
+        metadata: dict[str, Any] = {}
+        for _ in range(num_keys):
+            key = self._string("a key of the metadata")
+            if key in metadata:
+                raise self._error(f"has {key} twice")
+            metadata[key] = self._value(self._number("I", key), key)
+        listed = [self._tensor() for _ in range(num_tensors)]
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 8 or alignment % 8:
+            raise self._error(f"has general.alignment {alignment!r}, which is not a positive multiple of 8")
+        start = -(-self._at // alignment) * alignment
+        data = np.frombuffer(self._bytes, dtype=np.uint8)
+        tensors: dict[str, GgufTensor] = {}
+        for name, shape, kind, offset in listed:
+            values, size = BLOCKS[kind]
+            nbytes = math.prod(shape) // values * size
+            if name in tensors:
+                raise self._error(f"has the tensor {name} twice")
+            if offset % alignment:
+                raise self._error(f"has {name} at offset {offset}, which is not a multiple of its alignment {alignment}")
+            if start + offset + nbytes > len(data):
+                raise self._error(f"is cut off: {name} ends at byte {start + offset + nbytes}, and the file at {len(data)}")
+            tensors[name] = GgufTensor(shape, kind, data[start + offset : start + offset + nbytes])
+        return GgufFile(self._path, metadata, tensors)
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], str, int]:
+        """Name, shape, type and offset."""
+        name = self._string("the name of a tensor")
+        dimensions = self._number("I", name)
+        if not 1 <= dimensions <= _MAX_DIMENSIONS:
+            raise self._error(f"has {name} with {dimensions} dimensions; a tensor has 1 to {_MAX_DIMENSIONS}")
+        shape = tuple(self._number("Q", name) for _ in range(dimensions))[::-1]
+        number, offset = self._number("I", name), self._number("Q", name)
+        if number not in TYPES:
+            raise self._error(f"has {name} in type {number}, which is not supported; supported are {', '.join(BLOCKS)}")
+        kind, values, _ = TYPES[number]
+        if 0 in shape or shape[-1] % values:
+            raise self._error(f"has {name} of shape {list(shape)} in {kind}, whose blocks of {values} values do not fill its rows")
+        return name, shape, kind, offset
+
+    def _value(self, kind: int, key: str, depth: int = 0) -> Any:
+        if kind in _NUMBERS:
+            return self._number(_NUMBERS[kind], key)
+        if kind == _STRING:
+            return self._string(key)
+        if kind != _ARRAY or depth == _MAX_NESTING:
+            raise self._error(f"has {key} of kind {kind}, which is not one of GGUF's")
+        kind = self._number("I", key)
+        if kind not in _NUMBERS:
+            return [self._value(kind, key, depth + 1) for _ in range(self._count(f"the length of {key}", _MIN_STRING))]
+        dtype = np.dtype("<" + _NUMBERS[kind])
+        count = self._count(f"the length of {key}", dtype.itemsize)
+        return np.frombuffer(self._take(count * dtype.itemsize, key), dtype=dtype)
+
+    def _number(self, code: str, what: str) -> Any:
+        return struct.unpack("<" + code, self._take(struct.calcsize("<" + code), what))[0]
+
+    def _string(self, what: str) -> str:
+        text = self._take(self._count(f"the length of {what}", 1), what)
+        try:
+            return text.decode()
+        except UnicodeDecodeError as error:
+            raise self._error(f"has {what} that is not UTF-8") from error
+
+    def _count(self, what: str, size: int) -> int:
+        """A count of things that have at least `size` bytes each."""
+        count = int(self._number("Q", what))
+        if count * size > len(self._bytes) - self._at:
+            raise self._error(f"is cut off or lies: {what} is {count}, and {len(self._bytes) - self._at} bytes are left")
+        return count
+
+    def _take(self, size: int, what: str) -> bytes:
+        if size > len(self._bytes) - self._at:
+            raise self._error(f"is cut off in {what}")
+        self._at += size
+        return self._bytes[self._at - size : self._at]
+
+    def _error(self, what: str) -> ModelLoadError:
+        return ModelLoadError(f"{self._path} {what}")
