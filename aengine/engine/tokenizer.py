@@ -28,8 +28,10 @@ import tokenizers
 
 from aengine.chats import ChatFields, ChatOptions, read_messages
 from aengine.engine.detokenizer import Detokenizer
+from aengine.engine.gguf_tokenizer import read_tokenizer
 from aengine.engine.token_codecs import Codec, TokenizedText, TokenizersCodec, TransformersCodec
 from aengine.errors import InvalidRequestError, ModelLoadError
+from aengine.models.gguf.file import is_gguf
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -63,7 +65,9 @@ class Tokenizer:
 
     @classmethod
     def find(cls, model_dir: Path) -> Tokenizer | None:
-        """That of a local model directory; None if it has no file that belongs to one. Raises `ModelLoadError` when it cannot be read."""
+        """That of a local model; None if it has none. Raises `ModelLoadError` when it cannot be read."""
+        if is_gguf(model_dir):
+            return cls._of_gguf(model_dir)
         return cls.load(model_dir) if any(any(model_dir.glob(pattern)) for pattern in TOKENIZER_FILES) else None
 
     @classmethod
@@ -90,6 +94,14 @@ class Tokenizer:
             raise ModelLoadError(f"{model_dir} has no tokenizer that can be read: its files give no tokens to {type(auto).__name__}")
         codec = TokenizersCodec(auto.backend_tokenizer) if auto.is_fast else TransformersCodec(auto)
         return cls(codec, (lambda: auto) if auto.chat_template else None)
+
+    @classmethod
+    def _of_gguf(cls, path: Path) -> Tokenizer | None:
+        found = read_tokenizer(path)
+        if found is None:
+            return None
+        core, named = found
+        return cls(TokenizersCodec(core), (lambda: _renderer(core, named)) if "chat_template" in named else None)
 
     @property
     def has_chat_template(self) -> bool:
@@ -284,6 +296,14 @@ def _chat_renderer(model_dir: Path) -> Any:
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast.from_pretrained(str(model_dir), local_files_only=True)
+
+
+def _renderer(core: tokenizers.Tokenizer, named: Mapping[str, str]) -> Any:
+    """The tokenizer of transformers around a tokenizer, with the names of its special tokens and its template."""
+    from transformers import PreTrainedTokenizerFast
+
+    make: Any = PreTrainedTokenizerFast
+    return make(tokenizer_object=core, **named)
 
 
 def _auto_tokenizer(model_dir: Path) -> Any:

@@ -21,7 +21,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from aengine.errors import ModelLoadError
+from aengine.kernels.quantized import Rows
 from aengine.models.checkpoint_files import find_checkpoint, shortened
+from aengine.models.gguf.file import BLOCKS
+from aengine.models.gguf.tensors import read_tensors
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 """Those of weights that are not quantised, by the names that `StoredTensor` has for them."""
@@ -38,12 +41,20 @@ _STRIDE = 4 << 20
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     shape: tuple[int, ...]
-    dtype: str  # as torch calls it, or the file's own name of one that no format of weights has
-    get: Callable[[], Tensor]  # on the CPU, contiguous; mapped from the file where the format allows it
+    dtype: str  # as torch calls it, a key of `BLOCKS`, or the file's own name of one that no format of weights has
+    get: Callable[[], Rows]  # on the CPU, contiguous; mapped from the file where the format allows it; rows of `BLOCKS` may be quantised
+
+    def tensor(self) -> Tensor:
+        """As `get`; what is quantised in float32."""
+        rows = self.get()
+        return rows if isinstance(rows, Tensor) else rows.dequantized()
 
     @property
     def nbytes(self) -> int:
         """Raises KeyError for a dtype that no format of weights has."""
+        if self.dtype in BLOCKS:
+            values, size = BLOCKS[self.dtype]
+            return math.prod(self.shape) // values * size
         return math.prod(self.shape) * _ITEMSIZES[self.dtype]
 
 
@@ -59,7 +70,7 @@ def open_checkpoint(model_dir: pathlib.Path, load_format: str = "auto") -> Check
     tensors: dict[str, StoredTensor] = {}
     duplicates: list[str] = []
     for name in files.names:
-        read = _read_safetensors if name.endswith(".safetensors") else _read_torch
+        read = _READERS.get(pathlib.Path(name).suffix, _read_torch)
         for tensor_name, tensor in read(model_dir / name):
             if tensor_name in tensors:
                 duplicates.append(tensor_name)
@@ -79,8 +90,11 @@ def checkpoint_dtype(model_dir: pathlib.Path, load_format: str = "auto") -> torc
     return next(dtypes, torch.float32)
 
 
-def read_from_disk(tensor: Tensor) -> None:
-    """Has the system read a mapped tensor from its file, without waiting for the data. May wait for the disk to take the requests."""
+def read_from_disk(tensor: Rows) -> None:
+    """Has the system read a mapped tensor from its file, without waiting for the data. May wait for the disk to take the requests.
+    Quantised rows have been read."""
+    if not isinstance(tensor, Tensor):
+        return
     first, end = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE, tensor.data_ptr() + tensor.nbytes
     for start in range(first, end, _STRIDE):
         _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(min(_STRIDE, end - start)), mmap.MADV_WILLNEED)
@@ -118,3 +132,12 @@ def _read_torch(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
             raise ModelLoadError(f"{path} holds {name!r} of type {type(tensor).__name__}; only tensors are supported")
         dtype = str(tensor.dtype).removeprefix("torch.") if tensor.layout == torch.strided else str(tensor.layout)
         yield name, StoredTensor(tuple(tensor.shape), dtype, tensor.detach().contiguous)
+
+
+def _read_gguf(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
+    for name, shape, kind, get in read_tensors(path):
+        yield name, StoredTensor(shape, kind, get)
+
+
+_READERS = {".safetensors": _read_safetensors, ".gguf": _read_gguf}
+"""By the suffix of files; those of the others are PyTorch's."""

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from aengine.errors import ModelLoadError
+from aengine.models.gguf.file import is_gguf
 from aengine.models.json_file import read_json
 
 _STEMS = {".safetensors": "model", ".bin": "pytorch_model", ".pt": "pytorch_model", ".pth": "pytorch_model"}
@@ -24,7 +25,7 @@ _SHARD = re.compile(r"(.*-)(\d+)-of-(\d{1,6})(\.\w+)")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFiles:
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # in the model's directory; of a model that is one file, its whole path
     index: str | None = None  # the file that lists them
     weight_map: Mapping[str, str] | None = None  # of the index: tensor name -> file
 
@@ -35,6 +36,8 @@ def find_checkpoint(model_dir: pathlib.Path, load_format: str = "auto", names: C
     `names`: those of the files of the model, if they do not all lie in `model_dir` yet. Raises ModelLoadError if there are no weights, or
     some of their files are missing.
     """
+    if is_gguf(model_dir):
+        return CheckpointFiles((str(model_dir.absolute()),))  # joined to any directory, it is this path
     if names is None:
         names = os.listdir(model_dir)
     for suffix in _FORMATS[load_format]:

@@ -9,6 +9,7 @@ from aengine.config import EngineConfig
 from aengine.errors import ModelLoadError
 from aengine.models.config_reader import NotNativeError
 from aengine.models.fallback.spec import FallbackSpec
+from aengine.models.gguf.file import is_gguf
 from aengine.models.model_config import load_spec
 from aengine.models.named_weights import num_active_parameters, num_parameters
 from aengine.models.quantization.config import load_quantization
@@ -28,9 +29,11 @@ def find_spec(model_dir: pathlib.Path, model_impl: str, max_model_len: int | Non
         try:
             return load_spec(model_dir, max_model_len)
         except NotNativeError as error:
-            if model_impl == "native":
+            if model_impl == "native" or is_gguf(model_dir):
                 raise
             reason = str(error)
+    elif is_gguf(model_dir):
+        raise ModelLoadError("model_impl transformers does not run GGUF files; choose auto or native")
     from aengine.models.fallback.config import read_fallback
 
     try:

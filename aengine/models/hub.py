@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 
 from aengine.errors import ModelLoadError
 from aengine.models.checkpoint_files import find_checkpoint
+from aengine.models.gguf.file import is_gguf
 
 DEMO = "demo"
 _DEMO_DIR = pathlib.Path(__file__).resolve().parent.parent / "demo_model"
@@ -23,11 +24,11 @@ _OTHER_PATTERNS = ["[!a]*/*", "a[!d]*/*"]
 
 
 def resolve_model(model: str, revision: str | None = None, load_format: str = "auto") -> pathlib.Path:
-    """A directory with config.json and, unless `load_format` is "dummy", weights of that format.
+    """A GGUF file, or a directory with config.json and, unless `load_format` is "dummy", weights of that format.
 
-    `model` is "demo" (the bundled model), a directory, or a Hugging Face id, which may end in @ and a revision. Files of an id are taken
-    from the cache or downloaded, if they are needed (HF_HOME, HF_HUB_OFFLINE, HF_TOKEN as usual). Raises ModelLoadError, whose message is
-    one sentence.
+    `model` is "demo" (the bundled model), a directory, a GGUF file, or a Hugging Face id, which may end in @ and a revision. Files of an
+    id are taken from the cache or downloaded, if they are needed (HF_HOME, HF_HUB_OFFLINE, HF_TOKEN as usual). Raises ModelLoadError, whose
+    message is one sentence.
     """
     if is_local(model):
         path = pathlib.Path(os.path.expanduser(model))
@@ -44,8 +45,10 @@ def resolve_model(model: str, revision: str | None = None, load_format: str = "a
         raise ModelLoadError(f"revision {revision!r} is for Hugging Face ids; {model!r} is a local model")
     if not path.exists():
         raise ModelLoadError(f"model directory {model!r} does not exist")
+    if is_gguf(path) and path.is_file():
+        return path
     if not path.is_dir():
-        raise ModelLoadError(f"model {model!r} is a file; a directory with config.json and weights is needed")
+        raise ModelLoadError(f"model {model!r} is a file; a directory with config.json and weights, or a .gguf file, is needed")
     _require_config(path, f"model directory {model!r}")
     if load_format != "dummy":
         find_checkpoint(path, load_format)

@@ -31,7 +31,7 @@ def stored_kv_scales(spec: ModelSpec, model_dir: pathlib.Path, load_format: str 
             raise ModelLoadError(f"KV scale {name} has shape {list(tensor.shape)}; supported is one number for all heads of a layer")
         if tensor.dtype not in DTYPES:
             raise ModelLoadError(f"KV scale {name} is stored as {tensor.dtype}; supported are {', '.join(DTYPES)}")
-        scale = float(tensor.get().item())
+        scale = float(tensor.tensor().item())
         if not math.isfinite(scale) or scale <= 0:
             raise ModelLoadError(f"KV scale {name} is {scale}, not a positive number")
         found[named] = (name, scale)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aengine.errors import InvalidRequestError, ModelLoadError
+from aengine.models.config_file import read_config
 from aengine.models.config_reader import ConfigReader, NotNativeError, read_token_ids
 from aengine.models.families import FAMILIES
 from aengine.models.families.base import Family
@@ -20,8 +21,8 @@ _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 
 
 def load_spec(model_dir: pathlib.Path, max_model_len: int | None = None) -> ModelSpec:
-    """The spec of the config.json in `model_dir`. Raises ModelLoadError."""
-    return read_spec(read_json(model_dir / "config.json"), max_model_len)
+    """The spec of the config.json in `model_dir`, or of that GGUF file. Raises ModelLoadError."""
+    return read_spec(read_config(model_dir), max_model_len)
 
 
 def read_spec(config: Mapping[str, Any], max_model_len: int | None = None) -> ModelSpec:

@@ -13,6 +13,7 @@ from torch import Tensor
 from aengine.errors import ModelLoadError
 from aengine.kernels.quantized import Rows
 from aengine.models.checkpoint import DTYPES, StoredTensor
+from aengine.models.gguf.file import BLOCKS
 from aengine.models.named_weights import NamedWeight, Part
 from aengine.models.quantization.config import Quantization
 from aengine.models.quantization.rules import EMBEDDING, LINEAR
@@ -26,11 +27,11 @@ class StoredPart:
     expected: Mapping[str, Stored]  # by name; those without dtypes are not read
     endings: Mapping[str, str]  # of the tensors that are read: name -> what it has behind the module's, as the scheme calls it
 
-    def rows(self, tensors: Sequence[Tensor]) -> Rows:
+    def rows(self, tensors: Sequence[Rows]) -> Rows:
         """The rows of the parameter, of the tensors of `endings` in their order. Raises ModelLoadError for numbers that cannot be."""
         if self.scheme is None:
             return self.part.rows(tensors[0])
-        named = dict(zip(self.endings.values(), tensors, strict=True))
+        named = {ending: tensor for ending, tensor in zip(self.endings.values(), tensors, strict=True) if isinstance(tensor, Tensor)}
         try:
             return self.part.rows(self.scheme.rows(self.part.matrix_shape, named))
         except ValueError as error:
@@ -58,7 +59,7 @@ def stored_parts(
             if quantization is not None and name.endswith(".weight") and len(part.shape) > 1 and not is_plain:
                 scheme = quantization.scheme(_module(part), kind)
             if scheme is None:
-                expected = {part.source: Stored((part.shape,), tuple(DTYPES))}
+                expected = {part.source: Stored((part.shape,), (*DTYPES, *BLOCKS) if len(part.shape) > 1 else tuple(DTYPES))}
                 parts.append(StoredPart(part, None, expected, {part.source: ""}))
             else:
                 parts.append(_quantized(part, scheme, sources, tensors))

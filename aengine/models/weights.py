@@ -67,11 +67,11 @@ def stored_weights(
             progress.add(_nbytes(tensors))
 
 
-def _read_ahead(stored: Mapping[str, tuple[StoredTensor, ...]]) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+def _read_ahead(stored: Mapping[str, tuple[StoredTensor, ...]]) -> Iterator[tuple[str, tuple[Rows, ...]]]:
     """Each of `stored`, while another thread has the next `_AHEAD_BYTES` read from the disk. Without it loading from a disk takes 1.5 to 2
     times as long, and as long if the files are in memory."""
     upcoming = iter(stored.items())
-    ahead: deque[tuple[str, tuple[Tensor, ...]]] = deque()
+    ahead: deque[tuple[str, tuple[Rows, ...]]] = deque()
     ahead_bytes = 0
     pool = ThreadPoolExecutor(1, thread_name_prefix="aengine-read")
 
@@ -94,7 +94,7 @@ def _read_ahead(stored: Mapping[str, tuple[StoredTensor, ...]]) -> Iterator[tupl
         pool.shutdown(cancel_futures=True)
 
 
-def _nbytes(parts: Iterable[Tensor]) -> int:
+def _nbytes(parts: Iterable[Rows]) -> int:
     return sum(part.nbytes for part in parts)
 
 
@@ -163,5 +163,5 @@ def _check(spec: ModelSpec, parts: Mapping[str, tuple[StoredPart, ...]], checkpo
     if found:
         raise ModelLoadError(f"the checkpoint does not match its config.json: {'; '.join(found)}")
     # A tied head may be stored too, but only with the values of the embedding.
-    if stores_tied_head and not torch.equal(stored[head].get(), stored[embedding].get()):
+    if stores_tied_head and not torch.equal(stored[head].tensor(), stored[embedding].tensor()):
         raise ModelLoadError(f"config.json ties the output head to the embedding, but the checkpoint's {head} differs from it")

@@ -32,7 +32,9 @@ def random_blocks(kind: str, rows: int, blocks: int) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", [name for name in BLOCKS if name != "F64"])
 def test_values_are_those_of_the_package(kind: str) -> None:
-    data = random_blocks(kind, 3, 2) if kind not in DTYPES else np.random.default_rng(1).normal(size=(3, 8)).astype(np.float16).view(np.uint8)
+    data = (
+        random_blocks(kind, 3, 2) if kind not in DTYPES else np.random.default_rng(1).normal(size=(3, 8)).astype(np.float16).view(np.uint8)
+    )
     rows = read_rows(kind, torch.from_numpy(data))
     found = rows.dequantized() if isinstance(rows, QuantizedRows) else rows.float()
     expected = torch.from_numpy(gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind]))

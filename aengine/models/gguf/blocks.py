@@ -5,6 +5,9 @@ Owns the layouts of blocks, as ggml's sources define them (ggml-common.h): a blo
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -38,6 +41,11 @@ def _half(blocks: Tensor, at: int) -> Tensor:
     return blocks[..., at : at + 2].contiguous().view(torch.float16).float()[..., 0]
 
 
+def _split(packed: Tensor, size: int) -> Tensor:
+    """[..., n] -> [..., n // size, size]."""
+    return packed.reshape(*packed.shape[:-1], -1, size)
+
+
 def _nibbles(packed: Tensor) -> Tensor:
     """[..., n] bytes -> [..., 2, n]: the low halves, then the high ones."""
     return torch.stack((packed & 15, packed >> 4), dim=-2)
@@ -48,7 +56,9 @@ def _fifth_bits(packed: Tensor) -> Tensor:
     return ((packed[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(-2) << 4
 
 
-def _rows(codes: Tensor, scales: Tensor, group: int, bits: int, offsets: Tensor | None = None, table: Tensor | None = None) -> QuantizedRows:
+def _rows(
+    codes: Tensor, scales: Tensor, group: int, bits: int, offsets: Tensor | None = None, table: Tensor | None = None
+) -> QuantizedRows:
     """Of any dimensions behind the first, which are one after another."""
     merged = None if offsets is None else offsets.flatten(1)
     return QuantizedRows(codes.flatten(1).contiguous(), scales.flatten(1), group, bits, merged, table)
@@ -95,19 +105,19 @@ def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _q4_k(blocks: Tensor) -> QuantizedRows:
     scales, offsets = _scales_and_minima(blocks)
-    return _rows(_nibbles(blocks[..., 16:].unflatten(-1, (4, 32))), scales, 32, 4, offsets)
+    return _rows(_nibbles(_split(blocks[..., 16:], 32)), scales, 32, 4, offsets)
 
 
 def _q5_k(blocks: Tensor) -> QuantizedRows:
     scales, offsets = _scales_and_minima(blocks)
-    low = _nibbles(blocks[..., 48:].unflatten(-1, (4, 32))).flatten(-3, -2)
+    low = _nibbles(_split(blocks[..., 48:], 32)).flatten(-3, -2)
     high = (blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1  # [.., 8, 32]
     return _rows(low | (high << 4), scales, 32, 8, offsets)
 
 
 def _q6_k(blocks: Tensor) -> QuantizedRows:
-    low = _nibbles(blocks[..., :128].unflatten(-1, (2, 64))).flatten(-3)
-    high = (blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]) & 3
+    low = _nibbles(_split(blocks[..., :128], 64)).flatten(-3)
+    high = (_split(blocks[..., 128:192], 32)[..., None, :] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]) & 3
     codes = (low | (high.flatten(-3) << 4)).view(torch.int8) - 32
     scales = _half(blocks, 208)[..., None] * blocks[..., 192:208].contiguous().view(torch.int8)
     return _rows(codes, scales, 16, 8)
@@ -115,11 +125,11 @@ def _q6_k(blocks: Tensor) -> QuantizedRows:
 
 def _dequantized(kind: str, data: Tensor) -> Tensor:
     try:
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
+        gguf: Any = import_module("gguf")
+        quants: Any = import_module("gguf.quants")
     except ImportError as error:
         raise ModelLoadError(f"weights of the GGUF type {kind} need the gguf package: pip install 'aengine[gguf]'") from error
-    return torch.from_numpy(dequantize(data.numpy(), GGMLQuantizationType[kind]))
+    return torch.from_numpy(quants.dequantize(data.numpy(), gguf.GGMLQuantizationType[kind]))
 
 
 _READERS = {

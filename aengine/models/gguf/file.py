@@ -98,7 +98,9 @@ class _Reader:
     def file(self) -> GgufFile:
         version = self._number("I", "the version")
         if version not in _VERSIONS:
-            raise ModelLoadError(f"{self._path} is of version {version} of GGUF (or big-endian); supported are {_VERSIONS[0]} and {_VERSIONS[1]}")
+            raise ModelLoadError(
+                f"{self._path} is of version {version} of GGUF (or big-endian); supported are {_VERSIONS[0]} and {_VERSIONS[1]}"
+            )
         num_tensors = self._count("the count of tensors", _MIN_TENSOR)
         num_keys = self._count("the count of metadata", _MIN_STRING + 4)
         metadata: dict[str, Any] = {}
@@ -143,7 +145,8 @@ class _Reader:
 
     def _value(self, kind: int, key: str, depth: int = 0) -> Any:
         if kind in _NUMBERS:
-            return self._number(_NUMBERS[kind], key)
+            number = self._number(_NUMBERS[kind], key)
+            return float(str(np.float32(number))) if _NUMBERS[kind] == "f" else number  # 1e-6, not the nearest float32
         if kind == _STRING:
             return self._string(key)
         if kind != _ARRAY or depth == _MAX_NESTING:

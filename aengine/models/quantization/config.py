@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aengine.errors import ModelLoadError
+from aengine.models.config_file import read_config
 from aengine.models.config_reader import ConfigReader
-from aengine.models.json_file import read_json
 from aengine.models.quantization.compressed_tensors import read_rules as _compressed_tensors
 from aengine.models.quantization.eight_bits import EightBits
 from aengine.models.quantization.packed import Awq, Gptq
@@ -33,7 +33,7 @@ class Quantization:
 
 def load_quantization(model_dir: pathlib.Path) -> Quantization | None:
     """Of the config.json in `model_dir`. Raises ModelLoadError."""
-    return read_quantization(read_json(model_dir / "config.json"))
+    return read_quantization(read_config(model_dir))
 
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization | None:

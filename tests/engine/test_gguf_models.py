@@ -1,0 +1,115 @@
+"""The demo model in one GGUF file: model, tokenizer and chat template."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import aengine
+from aengine.engine.tokenizer import Tokenizer
+from aengine.models.gguf.blocks import read_rows
+from aengine.models.gguf.file import BLOCKS, open_gguf
+from aengine.models.model_config import load_spec
+from tests.models.gguf_files import byte_level_metadata, config_metadata, converted_name, gguf_bytes, stored
+
+DEMO = pathlib.Path(aengine.__file__).parent / "demo_model"
+PROMPTS = ("Once upon a time", "def add(a, b):")
+
+
+def quantize(values: np.ndarray, kind: str) -> bytes:
+    """The nearest codes of Q8_0, Q4_0 and Q4_K; for Q4_K, the 6-bit scales and minima of all groups are their largest."""
+    blocks = values.reshape(-1, BLOCKS[kind][0]).astype(np.float32)
+    if kind in ("Q8_0", "Q4_0"):
+        largest = np.abs(blocks).max(axis=1, keepdims=True)
+        scales = (largest / (127 if kind == "Q8_0" else 7)).astype(np.float16)
+        codes = np.rint(blocks / np.where(scales == 0, 1, scales).astype(np.float32))
+        if kind == "Q8_0":
+            return np.concatenate((scales.view(np.uint8), codes.astype(np.int8).view(np.uint8)), axis=1).tobytes()
+        codes = (np.clip(codes, -8, 7) + 8).astype(np.uint8)
+        return np.concatenate((scales.view(np.uint8), codes[:, :16] | codes[:, 16:] << 4), axis=1).tobytes()
+    assert kind == "Q4_K"
+    low = np.maximum(-blocks.min(axis=1, keepdims=True), 0)
+    scales = ((blocks.max(axis=1, keepdims=True) + low) / 15 / 63).astype(np.float16)
+    minima = (low / 63).astype(np.float16)
+    unit = np.where(scales == 0, 1, scales).astype(np.float32) * 63
+    codes = np.clip(np.rint((blocks + minima.astype(np.float32) * 63) / unit), 0, 15).astype(np.uint8).reshape(-1, 4, 2, 32)
+    packed = (codes[:, :, 0] | codes[:, :, 1] << 4).reshape(len(blocks), 128)
+    full = np.full((len(blocks), 12), 255, dtype=np.uint8)
+    return np.concatenate((scales.view(np.uint8), minima.view(np.uint8), full, packed), axis=1).tobytes()
+
+
+def write_demo(path: pathlib.Path, kind: str, **changes: Any) -> None:
+    config = json.loads((DEMO / "config.json").read_text())
+    metadata = {**config_metadata("qwen3", config), **byte_level_metadata(DEMO, "qwen2")}
+    metadata |= {"tokenizer.ggml.bos_token_id": 4093, "tokenizer.ggml.eos_token_id": 4093, **changes}
+    quantizer = quantize if kind.startswith("Q") else None
+    tensors = {converted_name(name): stored(tensor, kind, quantizer) for name, tensor in load_file(DEMO / "model.safetensors").items()}
+    path.write_bytes(gguf_bytes(metadata, tensors))
+
+
+def dequantized_copy(path: pathlib.Path, target: pathlib.Path) -> None:
+    """A directory with the values of a GGUF file of the demo model, in float32."""
+    names = {converted_name(name): name for name in load_file(DEMO / "model.safetensors")}
+    tensors = {}
+    for name, tensor in open_gguf(path).tensors.items():
+        rows = read_rows(tensor.type, torch.from_numpy(tensor.rows))
+        tensors[names[name]] = (rows if isinstance(rows, torch.Tensor) else rows.dequantized()).float().reshape(tensor.shape)
+    target.mkdir()
+    save_file(tensors, target / "model.safetensors")
+    for file in DEMO.iterdir():
+        if file.name != "model.safetensors":
+            (target / file.name).write_bytes(file.read_bytes())
+
+
+async def greedy(model: str) -> list[list[int]]:
+    async with await aengine.AsyncEngine.start(model, dtype="float32", device="cpu", max_model_len=128) as engine:
+        params = aengine.SamplingParams(max_tokens=12, temperature=0.0)
+        return [[*(await engine.generate(prompt, params)).token_ids] for prompt in PROMPTS]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["BF16", "F16", "Q8_0", "Q4_0", "Q4_K"])
+async def test_tokens_are_those_of_the_dequantised_model(tmp_path: pathlib.Path, kind: str) -> None:
+    write_demo(tmp_path / "demo.gguf", kind)
+    dequantized_copy(tmp_path / "demo.gguf", tmp_path / "plain")
+    assert await greedy(str(tmp_path / "demo.gguf")) == await greedy(str(tmp_path / "plain"))
+
+
+def test_the_spec_is_that_of_the_config(tmp_path: pathlib.Path) -> None:
+    write_demo(tmp_path / "demo.gguf", "BF16")
+    found, expected = load_spec(tmp_path / "demo.gguf"), load_spec(DEMO)
+    assert found.eos_token_ids == (4093, 4095)  # a control token that ends the turns of a chat is one too
+    assert found.layers == expected.layers and (found.dtype, found.tied_head) == (expected.dtype, expected.tied_head)
+
+
+def test_the_tokenizer_and_the_template_are_those_of_the_directory(tmp_path: pathlib.Path) -> None:
+    write_demo(tmp_path / "demo.gguf", "BF16")
+    found, expected = Tokenizer.find(tmp_path / "demo.gguf"), Tokenizer.load(DEMO)
+    assert found is not None and found.has_chat_template
+    texts = ("Once upon a time, 1234 days ago...", "it's  spaced\n\n\tand naïve 日本語 🙂", "<|im_start|>user\nhi<|im_end|>", "")
+    for text in texts:
+        ids = expected.encode(text)
+        assert found.encode(text) == ids
+        for skip in (False, True):
+            assert found.decode(ids, skip) == expected.decode(ids, skip)
+    messages = [{"role": "user", "content": "Hello"}]
+    assert found.chat_text(messages) == expected.chat_text(messages)
+
+
+def test_bos_and_eos_are_added_where_the_file_says_so(tmp_path: pathlib.Path) -> None:
+    write_demo(
+        tmp_path / "demo.gguf",
+        "BF16",
+        **{"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.eos_token_id": 4095},
+    )
+    found = Tokenizer.find(tmp_path / "demo.gguf")
+    assert found is not None
+    ids = Tokenizer.load(DEMO).encode("Once")
+    assert found.encode("Once") == [4093, *ids, 4095]
+    assert found.encode("Once", add_special_tokens=False) == ids
