@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf_files import byte_level_metadata, config_metadata, converted_name, gguf_bytes, stored
 from safetensors.torch import load_file, save_file
 
 import aengine
@@ -16,7 +17,6 @@ from aengine.engine.tokenizer import Tokenizer
 from aengine.models.gguf.blocks import read_rows
 from aengine.models.gguf.file import BLOCKS, open_gguf
 from aengine.models.model_config import load_spec
-from tests.models.gguf_files import byte_level_metadata, config_metadata, converted_name, gguf_bytes, stored
 
 DEMO = pathlib.Path(aengine.__file__).parent / "demo_model"
 PROMPTS = ("Once upon a time", "def add(a, b):")
@@ -68,12 +68,13 @@ def dequantized_copy(path: pathlib.Path, target: pathlib.Path) -> None:
 
 
 async def greedy(model: str) -> list[list[int]]:
-    async with await aengine.AsyncEngine.start(model, dtype="float32", device="cpu", max_model_len=128) as engine:
+    async with aengine.AsyncEngine(model, dtype="float32", device="cpu", max_model_len=128) as engine:
         params = aengine.SamplingParams(max_tokens=12, temperature=0.0)
         return [[*(await engine.generate(prompt, params)).token_ids] for prompt in PROMPTS]
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("kind", ["BF16", "F16", "Q8_0", "Q4_0", "Q4_K"])
 async def test_tokens_are_those_of_the_dequantised_model(tmp_path: pathlib.Path, kind: str) -> None:
     write_demo(tmp_path / "demo.gguf", kind)
@@ -85,13 +86,15 @@ def test_the_spec_is_that_of_the_config(tmp_path: pathlib.Path) -> None:
     write_demo(tmp_path / "demo.gguf", "BF16")
     found, expected = load_spec(tmp_path / "demo.gguf"), load_spec(DEMO)
     assert found.eos_token_ids == (4093, 4095)  # a control token that ends the turns of a chat is one too
-    assert found.layers == expected.layers and (found.dtype, found.tied_head) == (expected.dtype, expected.tied_head)
+    assert found.layers == expected.layers
+    assert (found.dtype, found.tied_head) == (expected.dtype, expected.tied_head)
 
 
 def test_the_tokenizer_and_the_template_are_those_of_the_directory(tmp_path: pathlib.Path) -> None:
     write_demo(tmp_path / "demo.gguf", "BF16")
     found, expected = Tokenizer.find(tmp_path / "demo.gguf"), Tokenizer.load(DEMO)
-    assert found is not None and found.has_chat_template
+    assert found is not None
+    assert found.has_chat_template
     texts = ("Once upon a time, 1234 days ago...", "it's  spaced\n\n\tand naïve 日本語 🙂", "<|im_start|>user\nhi<|im_end|>", "")
     for text in texts:
         ids = expected.encode(text)

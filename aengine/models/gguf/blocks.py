@@ -25,8 +25,8 @@ _FP4 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], d
 def read_rows(kind: str, data: Tensor) -> Rows:
     """[rows, bytes] uint8 of a type -> rows with the values that ggml gives them; numbers are viewed, not copied.
 
-    Types that need more than a scale and an offset per group of 16 or more columns become float32 by the gguf package. Raises ModelLoadError
-    if it is not installed.
+    Types that need more than a scale and an offset per group of 16 or more columns become float32 by the gguf package. Raises
+    ModelLoadError if it is not installed.
     """
     if kind in DTYPES:
         return data.view(DTYPES[kind])
