@@ -1,0 +1,84 @@
+"""Vocabularies of SentencePiece's BPE in GGUF files, against what their scores say, and against transformers' conversion."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import torch
+from gguf_files import gguf_bytes, stored
+
+from aengine.engine.tokenizer import Tokenizer
+
+SPACE = "\u2581"
+BYTES = [f"<0x{number:02X}>" for number in range(256)]
+PIECES = [
+    "t",
+    "h",
+    "e",
+    SPACE,
+    "c",
+    "a",
+    "o",
+    "n",
+    "th",
+    f"{SPACE}the",
+    f"{SPACE}c",
+    "at",
+    f"{SPACE}cat",
+    "he",
+    f"{SPACE}t",
+    "on",
+    "the",
+    "\n",
+]
+TOKENS = ["<unk>", "<s>", "</s>", *BYTES, *PIECES, "<turn>", "<tool>"]
+SCORES = [0.0, 0.0, 0.0, *[0.0] * 256, *[-float(number) for number in range(len(PIECES))], 0.0, 0.0]
+KINDS = [2, 3, 3, *[6] * 256, *[1] * len(PIECES), 3, 4]
+
+
+def tokenizer(path: pathlib.Path, **changes: object) -> Tokenizer:
+    metadata = {
+        **{"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": TOKENS, "tokenizer.ggml.scores": SCORES},
+        **{"tokenizer.ggml.token_type": KINDS, "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2},
+        **{f"tokenizer.ggml.{key}": value for key, value in changes.items()},
+    }
+    path.write_bytes(gguf_bytes(metadata, {"token_embd.weight": stored(torch.ones(4, 4))}))
+    found = Tokenizer.find(path)
+    assert found is not None
+    return found
+
+
+def by_scores(text: str) -> list[str]:
+    """SentencePiece's BPE: the neighbours whose merge has the highest score are merged first, the first of equals."""
+    scores = {piece: score for piece, score, kind in zip(TOKENS, SCORES, KINDS, strict=True) if kind == 1}
+    symbols = list(text.replace(" ", SPACE))
+    while True:
+        pairs = [
+            (scores[left + right], -at)
+            for at, (left, right) in enumerate(zip(symbols, symbols[1:], strict=False))
+            if left + right in scores
+        ]
+        if not pairs:
+            break
+        at = -max(pairs)[1]
+        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+    return [piece for symbol in symbols for piece in ([symbol] if symbol in scores else [f"<0x{byte:02X}>" for byte in symbol.encode()])]
+
+
+@pytest.mark.parametrize("text", ["the cat on the cat", "  the  oneath", "hat\ncat\n", "é 日 cat", "t", "thethethe"])
+@pytest.mark.parametrize("prefix", [True, False])
+def test_pieces_are_merged_by_their_scores(tmp_path: pathlib.Path, text: str, prefix: bool) -> None:
+    found = tokenizer(tmp_path / "model.gguf", add_space_prefix=prefix)
+    ids = found.encode(text, add_special_tokens=False)
+    assert [TOKENS[token] for token in ids] == by_scores(" " + text if prefix else text)
+    assert found.decode(ids) == text
+
+
+def test_special_tokens(tmp_path: pathlib.Path) -> None:
+    found = tokenizer(tmp_path / "model.gguf", add_space_prefix=False)
+    turn, tool = TOKENS.index("<turn>"), TOKENS.index("<tool>")
+    assert found.encode("<turn>a<tool>") == [1, turn, TOKENS.index("a"), tool]  # BOS unless the file says something else
+    assert found.decode([1, turn, TOKENS.index("a"), tool]) == "a<tool>"  # what a user defined is text
+    assert tokenizer(tmp_path / "model.gguf", add_bos_token=False, add_eos_token=True).encode("a")[-1] == 2
+    assert not found.has_chat_template

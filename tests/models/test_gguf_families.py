@@ -1,0 +1,214 @@
+"""Families in GGUF files: the spec and the weights are those of the same model in the layout of transformers."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from dense_cases import LLAMA3, LONGROPE, YARN
+from family_cases import Case
+from gguf_files import config_metadata, converted_name, gguf_bytes, permuted, stored
+from safetensors.torch import load_file
+from torch import Tensor
+
+from aengine.errors import ModelLoadError
+from aengine.models.gguf.config import ARCHITECTURES
+from aengine.models.model_config import load_spec
+from aengine.models.weights import fused, stored_weights
+
+_POST = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+_GEMMA = {**_POST, "pre_feedforward_layernorm": "ffn_norm"}
+_EXPERTS = {
+    **{"mlp.gate": "ffn_gate_inp", "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps"},
+    **{"mlp.experts.down_proj": "ffn_down_exps", "mlp.shared_expert_gate": "ffn_gate_inp_shexp"},
+    **{f"mlp.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+}
+_MIXTRAL = {f"block_sparse_moe.experts.w{n}": f"ffn_{name}_exps" for n, name in ((1, "gate"), (3, "up"), (2, "down"))}
+_EXPERT_KEYS = (("expert_used_count", "num_experts_per_tok"), ("expert_feed_forward_length", "moe_intermediate_size"))
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_LAYER_NORM = ("attention.layer_norm_epsilon", "layer_norm_eps")
+_WINDOW = ("attention.sliding_window", "sliding_window")
+_FACTORS = torch.tensor([1.0, 2.0, 3.0, 5.0, 9.0, 14.0, 15.0, 16.0])
+
+
+@dataclass(frozen=True)
+class Written:
+    """How llama.cpp's converter writes a model."""
+
+    architecture: str
+    config: str  # of transformers
+    changes: dict[str, Any] = field(default_factory=dict)
+    keys: tuple[tuple[str, str], ...] = ()  # llama.cpp's name, key of the config
+    modules: dict[str, str] = field(default_factory=dict)  # that are not those of Llama
+    metadata: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # beside those of the model
+
+
+CASES = {
+    "llama": Written("llama", "Llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral-heads": Written("llama", "Llama", {"head_dim": 32, "tie_word_embeddings": True}),
+    "llama-linear": Written(
+        *("llama", "Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+        metadata={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+    ),
+    "mixtral": Written(
+        *("llama", "Mixtral", {"num_local_experts": 4, "sliding_window": None}),
+        keys=(("expert_count", "num_local_experts"), ("expert_used_count", "num_experts_per_tok")),
+        modules={**_MIXTRAL, "block_sparse_moe.gate": "ffn_gate_inp"},
+    ),
+    "qwen2": Written(
+        *("qwen2", "Qwen2", {"rope_parameters": YARN}),
+        metadata={"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0, "qwen2.rope.scaling.original_context_length": 32},
+    ),
+    "qwen3": Written("qwen3", "Qwen3", {"head_dim": 32}),
+    "gemma2": Written(
+        *("gemma2", "Gemma2", {"num_hidden_layers": 4, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 12}),
+        keys=(_WINDOW, *((key, key) for key in ("attn_logit_softcapping", "final_logit_softcapping"))),
+        modules=_GEMMA,
+    ),
+    "gemma3": Written(
+        *("gemma3", "Gemma3Text", {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 12}),
+        keys=(_WINDOW,),
+        modules=_GEMMA,
+    ),
+    "phi3": Written("phi3", "Phi3", {"sliding_window": 12}, keys=(_WINDOW,)),
+    "phi3-long": Written(
+        *("phi3", "Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}),
+        metadata={
+            **{"phi3.rope.dimension_count": 12, "phi3.rope.scaling.original_context_length": 16},
+            **{"phi3.rope.scaling.attn_factor": 1.3228756555},  # sqrt(1 + ln(8) / ln(16))
+        },
+        tensors={f"rope_factors_{name}.weight": torch.tensor(LONGROPE[f"{name}_factor"]) for name in ("short", "long")},
+    ),
+    "olmo2": Written("olmo2", "Olmo2", modules=_POST),
+    "granite": Written(
+        "granite",
+        "Granite",
+        {"attention_multiplier": 0.4, "residual_multiplier": 0.6, "embedding_multiplier": 5.0, "logits_scaling": 3.0},
+        keys=(
+            *(("attention.scale", "attention_multiplier"), ("residual_scale", "residual_multiplier")),
+            *(("embedding_scale", "embedding_multiplier"), ("logit_scale", "logits_scaling")),
+        ),
+    ),
+    "smollm3": Written("smollm3", "SmolLM3", {"num_hidden_layers": 5}),
+    "glm4": Written(
+        *("glm4", "Glm4", {"head_dim": 16, "attention_bias": True}),
+        modules={"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
+        metadata={"glm4.rope.dimension_count": 8},
+    ),
+    "cohere2": Written(
+        *("cohere2", "Cohere2", {"num_hidden_layers": 5, "sliding_window": 12, "logit_scale": 0.25}),
+        keys=(_LAYER_NORM, _WINDOW, ("logit_scale", "logit_scale")),
+    ),
+    "starcoder2": Written(
+        *("starcoder2", "Starcoder2"),
+        keys=(("attention.layer_norm_epsilon", "norm_epsilon"),),
+        modules={"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
+    ),
+    "stablelm": Written(
+        *("stablelm", "StableLm", {"use_qkv_bias": True}),
+        keys=(_LAYER_NORM, ("use_parallel_residual", "use_parallel_residual")),
+        metadata={"stablelm.rope.dimension_count": 4},
+    ),
+    "stablelm-parallel": Written(
+        *("stablelm", "StableLm", {"use_parallel_residual": True, "qk_layernorm": True}),
+        keys=(_LAYER_NORM, ("use_parallel_residual", "use_parallel_residual")),
+        modules={"self_attn.q_layernorm.norms": "attn_q_norm", "self_attn.k_layernorm.norms": "attn_k_norm"},
+        metadata={"stablelm.rope.dimension_count": 4},
+    ),
+    "qwen2moe": Written(
+        *("qwen2moe", "Qwen2Moe", {**_MOE, "shared_expert_intermediate_size": 48}),
+        keys=(*_EXPERT_KEYS, ("expert_count", "num_experts"), ("expert_shared_feed_forward_length", "shared_expert_intermediate_size")),
+        modules=_EXPERTS,
+    ),
+    "qwen3moe": Written(
+        *("qwen3moe", "Qwen3Moe", {**_MOE, "norm_topk_prob": True, "head_dim": 32}),
+        keys=(*_EXPERT_KEYS, ("expert_count", "num_experts")),
+        modules=_EXPERTS,
+    ),
+    "olmoe": Written(
+        *("olmoe", "Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+        keys=(("expert_count", "num_experts"), ("expert_used_count", "num_experts_per_tok")),
+        modules=_EXPERTS,
+    ),
+}
+
+
+def converted(model_dir: pathlib.Path, written: Written) -> bytes:
+    """The file that the converter would write of a directory."""
+    config = json.loads((model_dir / "config.json").read_text())
+    rope = config.get("rope_parameters") or {}
+    config["rope_theta"] = rope.get("rope_theta", rope.get("full_attention", {}).get("rope_theta"))
+    merged: dict[str, Tensor] = {}
+    for name, tensor in sorted(load_file(model_dir / "model.safetensors").items()):
+        found = re.fullmatch(r"(.*\.(?:experts|norms))\.(\d+)(.*)", name)
+        if found is None:
+            merged[name] = tensor
+        else:  # all experts, or heads, in one tensor
+            whole = merged.get(found[1] + found[3])
+            merged[found[1] + found[3]] = tensor[None] if whole is None else torch.cat((whole, tensor[None]))
+    tensors = {name: stored(tensor) for name, tensor in written.tensors.items()}
+    for name, tensor in merged.items():
+        if written.architecture in ("llama", "granite", "smollm3") and (found := re.search(r"self_attn\.(q|k)_proj", name)):
+            tensor = permuted(tensor, config["num_attention_heads" if found[1] == "q" else "num_key_value_heads"])
+        if written.architecture.startswith("gemma") and name.endswith("norm.weight"):
+            tensor = tensor + 1
+        tensors[converted_name(name, written.modules)] = stored(tensor)
+    return gguf_bytes({**config_metadata(written.architecture, config, written.keys), **written.metadata}, tensors)
+
+
+def assert_same(path: pathlib.Path, model_dir: pathlib.Path, architecture: str) -> None:
+    found, expected = load_spec(path), load_spec(model_dir)
+    for layer, other in zip(found.layers, expected.layers, strict=True):
+        rope, other_rope = layer.attention.rope, other.attention.rope
+        assert (rope is None) == (other_rope is None)
+        if rope is not None and other_rope is not None:  # factors and thetas are float32 in the file
+            assert rope.frequencies == pytest.approx(other_rope.frequencies, rel=1e-6)
+            assert replace(rope, frequencies=(), attention_factor=0) == replace(other_rope, frequencies=(), attention_factor=0)
+            assert rope.attention_factor == pytest.approx(other_rope.attention_factor, rel=1e-6)
+        assert replace(layer, attention=replace(layer.attention, rope=None)) == replace(
+            other, attention=replace(other.attention, rope=None)
+        )
+    changes = {"layers": (), "initializer_range": 0.0, "dtype": None}
+    assert replace(found, **changes) == replace(expected, **changes)
+    device = torch.device("cpu")
+    weights = fused(found, stored_weights(found, path), torch.float32, device)
+    others = fused(expected, stored_weights(expected, model_dir), torch.float32, device)
+    for name, tensor in fused(expected, stored_weights(expected, model_dir), torch.float32, device).items():
+        torch.testing.assert_close(weights[name], tensor, rtol=0, atol=2e-7 if architecture.startswith("gemma") else 0, msg=name)
+    assert weights.keys() == others.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_spec_and_weights_are_those_of_the_directory(name: str, tmp_path: pathlib.Path) -> None:
+    written = CASES[name]
+    Case(name, written.config, written.changes).make().save_pretrained(tmp_path / "model")
+    (tmp_path / "model.gguf").write_bytes(converted(tmp_path / "model", written))
+    assert_same(tmp_path / "model.gguf", tmp_path / "model", written.architecture)
+
+
+def test_factors_of_frequencies_are_llama_3_ropes(tmp_path: pathlib.Path) -> None:
+    """The converter writes the factors by which Llama 3 divides its frequencies."""
+    Case("llama3", "Llama", {"rope_parameters": LLAMA3}).make().save_pretrained(tmp_path / "model")
+    spec = load_spec(tmp_path / "model")
+    rope = spec.layers[0].attention.rope
+    assert rope is not None
+    plain = 10000.0 ** -(torch.arange(0, 16, 2) / 16)
+    written = Written("llama", "Llama", tensors={"rope_freqs.weight": plain / torch.tensor(rope.frequencies)})
+    (tmp_path / "model.gguf").write_bytes(converted(tmp_path / "model", written))
+    assert_same(tmp_path / "model.gguf", tmp_path / "model", "llama")
+
+
+def test_every_architecture_has_a_case() -> None:
+    assert {written.architecture for written in CASES.values()} == set(ARCHITECTURES)
+
+
+def test_other_architectures_are_refused_by_name(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(gguf_bytes({"general.architecture": "rwkv6"}, {"token_embd.weight": stored(torch.ones(4, 4))}))
+    with pytest.raises(ModelLoadError, match="GGUF architecture 'rwkv6' is not supported; supported are llama, qwen2"):
+        load_spec(tmp_path / "model.gguf")

@@ -1,0 +1,156 @@
+"""GGUF files that are broken or lie get one sentence, and nothing outside them is read."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import struct
+from typing import Any
+
+import pytest
+import torch
+from gguf_files import Stored, gguf_bytes, stored
+
+from aengine.config import EngineConfig
+from aengine.engine.gguf_tokenizer import read_tokenizer
+from aengine.errors import ModelLoadError
+from aengine.models.choice import find_spec
+from aengine.models.gguf.file import open_gguf
+from aengine.models.hub import resolve_model
+from aengine.models.model_config import load_spec
+from aengine.models.weights import stored_weights
+
+LLAMA: dict[str, Any] = {
+    "general.architecture": "llama",
+    "llama.context_length": 64,
+    "llama.embedding_length": 32,
+    "llama.block_count": 1,
+    "llama.feed_forward_length": 32,
+    "llama.attention.head_count": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+}
+TENSORS: dict[str, Stored] = {
+    "token_embd.weight": stored(torch.ones(8, 32)),
+    "output_norm.weight": stored(torch.ones(32)),
+    **{f"blk.0.{name}_norm.weight": stored(torch.ones(32)) for name in ("attn", "ffn")},
+    **{f"blk.0.{name}.weight": stored(torch.ones(32, 32)) for name in ("attn_q", "attn_k", "attn_v", "attn_output")},
+    **{f"blk.0.ffn_{name}.weight": stored(torch.ones(32, 32)) for name in ("gate", "up", "down")},
+}
+BYTES = gguf_bytes(LLAMA, TENSORS)
+
+
+def load(path: pathlib.Path) -> None:
+    spec = load_spec(path)
+    for _, parts in stored_weights(spec, path):
+        assert parts
+
+
+def refused(path: pathlib.Path, data: bytes) -> str:
+    path.write_bytes(data)
+    with pytest.raises(ModelLoadError) as caught:
+        load(path)
+    return str(caught.value)
+
+
+@pytest.fixture
+def path(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / "model.gguf"
+
+
+def test_the_whole_file_is_loaded(path: pathlib.Path) -> None:
+    path.write_bytes(BYTES)
+    load(path)
+
+
+@pytest.mark.parametrize("end", [*range(0, 60), *range(60, len(BYTES) - 32, 997), len(BYTES) - 1])
+def test_a_file_that_is_cut_off(path: pathlib.Path, end: int) -> None:
+    message = refused(path, BYTES[:end])
+    assert "\n" not in message
+    assert "is not a GGUF file" in message if end < 4 else "is cut off" in message
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_bytes_that_are_changed(path: pathlib.Path, seed: int) -> None:
+    """Any sentence, or the model with other numbers."""
+    rng = random.Random(seed)
+    data = bytearray(BYTES)
+    for _ in range(3):
+        data[rng.randrange(4, 1100)] = rng.choice((0, 1, 127, 128, 255))
+    path.write_bytes(data)
+    try:
+        load(path)
+    except ModelLoadError as error:
+        assert "\n" not in str(error)
+
+
+def with_tensor(name: str, kind: str, shape: tuple[int, ...], data: bytes) -> bytes:
+    return gguf_bytes(LLAMA, {**TENSORS, name: (kind, shape, data)})
+
+
+def test_offsets_and_shapes(path: pathlib.Path) -> None:
+    at = BYTES.index(b"blk.0.ffn_down.weight") + len("blk.0.ffn_down.weight") + 4 + 16 + 4
+    for offset, message in ((1 << 40, "is cut off: blk.0.ffn_down.weight ends at byte"), (33, "not a multiple of its alignment 32")):
+        assert message in refused(path, BYTES[:at] + struct.pack("<Q", offset) + BYTES[at + 8 :])
+    assert "type 99, which is not supported" in refused(path, BYTES[: at - 4] + struct.pack("<I", 99) + BYTES[at:])
+    huge = BYTES[: at - 20] + struct.pack("<QQ", 1 << 62, 1 << 62) + BYTES[at - 4 :]
+    assert "is cut off: blk.0.ffn_down.weight" in refused(path, huge)
+    assert "whose blocks of 256 values do not fill its rows" in refused(path, with_tensor("x.weight", "Q4_K", (2, 32), bytes(144)))
+    other = with_tensor("blk.0.ffn_up.weight", "F32", (16, 32), bytes(16 * 32 * 4))
+    assert "mlp.up_proj.weight [16, 32] instead of [32, 32]" in refused(path, other)
+
+
+def test_tensors_and_metadata(path: pathlib.Path) -> None:
+    assert "a tensor blk.0.ssm_a.weight, which is not known" in refused(path, with_tensor("blk.0.ssm_a.weight", "F32", (32,), bytes(128)))
+    assert "attn_q_norm.weight" in refused(path, with_tensor("blk.0.attn_q_norm.weight", "F32", (16,), bytes(64)))
+    lacking = {name: tensor for name, tensor in TENSORS.items() if name != "blk.0.attn_v.weight"}
+    assert "it lacks model.layers.0.self_attn.v_proj.weight" in refused(path, gguf_bytes(LLAMA, lacking))
+    assert "num_attention_heads 0" in refused(path, gguf_bytes({**LLAMA, "llama.attention.head_count": 0}, TENSORS))
+    assert "num_attention_heads 'two'" in refused(path, gguf_bytes({**LLAMA, "llama.attention.head_count": "two"}, TENSORS))
+    assert "differs between layers" in refused(path, gguf_bytes({**LLAMA, "llama.attention.head_count": [2, 4]}, TENSORS))
+    assert "has no general.architecture" in refused(path, gguf_bytes({}, TENSORS))
+    assert "one of 3 files of a model" in refused(path, gguf_bytes({**LLAMA, "split.count": 3}, TENSORS))
+    scaled = {**LLAMA, "llama.rope.scaling.type": "spiral"}
+    assert "llama.rope.scaling.type 'spiral' is not supported" in refused(path, gguf_bytes(scaled, TENSORS))
+    assert "general.alignment 7" in refused(path, gguf_bytes({**LLAMA, "general.alignment": 7}, TENSORS))
+    assert "version 1 of GGUF" in refused(path, BYTES[:4] + struct.pack("<I", 1) + BYTES[8:])
+    count = struct.pack("<Q", 1 << 60)
+    assert "the count of tensors is" in refused(path, BYTES[:8] + count + BYTES[16:])
+    assert "the count of metadata is" in refused(path, BYTES[:16] + count + BYTES[24:])
+
+
+def test_a_model_is_found_by_its_name(path: pathlib.Path) -> None:
+    path.write_bytes(BYTES)
+    assert resolve_model(EngineConfig(model=str(path)).model) == path
+    with pytest.raises(ModelLoadError, match="does not exist"):
+        resolve_model(str(path.with_name("other.gguf")))
+    with pytest.raises(ModelLoadError, match="transformers does not run GGUF files"):
+        find_spec(path, "transformers")
+
+
+TOKENS = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.tokens": ["a", "b", "ab"]}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({**TOKENS, "tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model 't5' is not supported; supported are gpt2 and llama"),
+        ({**TOKENS, "tokenizer.ggml.pre": "viking"}, "tokenizer.ggml.pre 'viking' is not supported"),
+        ({**TOKENS}, "no list of strings tokenizer.ggml.merges"),
+        ({**TOKENS, "tokenizer.ggml.merges": ["a c"]}, "'a c', which does not merge two tokens into one"),
+        ({**TOKENS, "tokenizer.ggml.merges": ["a"]}, "'a', which does not merge"),
+        ({**TOKENS, "tokenizer.ggml.tokens": ["ab"], "tokenizer.ggml.merges": ["a b"]}, "merges 'a', which is no token"),
+        ({**TOKENS, "tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.bos_token_id": 3}, "bos_token_id 3 is not the id of one of 3 tokens"),
+        ({**TOKENS, "tokenizer.ggml.token_type": [1]}, "1 tokenizer.ggml.token_type for 3 tokens"),
+        ({**TOKENS, "tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [1.0]}, "scores for each of 3 tokens"),
+    ],
+)
+def test_tokenizers(path: pathlib.Path, metadata: dict[str, Any], message: str) -> None:
+    path.write_bytes(gguf_bytes(metadata, TENSORS))
+    with pytest.raises(ModelLoadError, match=message):
+        read_tokenizer(path)
+
+
+def test_a_file_without_a_tokenizer_has_none(path: pathlib.Path) -> None:
+    path.write_bytes(BYTES)
+    assert read_tokenizer(path) is None
+    assert open_gguf(path).metadata["llama.context_length"] == 64
