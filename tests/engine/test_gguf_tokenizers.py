@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 
 import pytest
@@ -54,15 +55,12 @@ def by_scores(text: str) -> list[str]:
     scores = {piece: score for piece, score, kind in zip(TOKENS, SCORES, KINDS, strict=True) if kind == 1}
     symbols = list(text.replace(" ", SPACE))
     while True:
-        pairs = [
-            (scores[left + right], -at)
-            for at, (left, right) in enumerate(zip(symbols, symbols[1:], strict=False))
-            if left + right in scores
-        ]
+        merged = [left + right for left, right in itertools.pairwise(symbols)]
+        pairs = [(scores[piece], -at) for at, piece in enumerate(merged) if piece in scores]
         if not pairs:
             break
         at = -max(pairs)[1]
-        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+        symbols[at : at + 2] = [merged[at]]
     return [piece for symbol in symbols for piece in ([symbol] if symbol in scores else [f"<0x{byte:02X}>" for byte in symbol.encode()])]
 
 
