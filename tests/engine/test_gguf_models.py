@@ -17,6 +17,7 @@ from aengine.engine.tokenizer import Tokenizer
 from aengine.models.gguf.blocks import read_rows
 from aengine.models.gguf.file import BLOCKS, open_gguf
 from aengine.models.model_config import load_spec
+from aengine.models.quantization.config import load_quantization
 
 DEMO = pathlib.Path(aengine.__file__).parent / "demo_model"
 PROMPTS = ("Once upon a time", "def add(a, b):")
@@ -79,11 +80,14 @@ async def greedy(model: str) -> list[list[int]]:
 async def test_tokens_are_those_of_the_dequantised_model(tmp_path: pathlib.Path, kind: str) -> None:
     write_demo(tmp_path / "demo.gguf", kind)
     dequantized_copy(tmp_path / "demo.gguf", tmp_path / "plain")
+    quantization = load_quantization(tmp_path / "demo.gguf")
+    assert (quantization.method if quantization else None) == ("gguf" if kind.startswith("Q") else None)
     assert await greedy(str(tmp_path / "demo.gguf")) == await greedy(str(tmp_path / "plain"))
 
 
 def test_the_spec_is_that_of_the_config(tmp_path: pathlib.Path) -> None:
     write_demo(tmp_path / "demo.gguf", "BF16")
+    assert load_quantization(tmp_path / "demo.gguf") is None
     found, expected = load_spec(tmp_path / "demo.gguf"), load_spec(DEMO)
     assert found.eos_token_ids == (4093, 4095)  # a control token that ends the turns of a chat is one too
     assert found.layers == expected.layers

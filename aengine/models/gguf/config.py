@@ -185,6 +185,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     config["vocab_size"] = embedding.shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     config["dtype"] = _dtype(file)
+    if not {tensor.type for tensor in file.tensors.values()} <= {"F32", "F16", "BF16", "F64"}:
+        config["quantization_config"] = {"quant_method": "gguf"}
     config["eos_token_id"] = _ends(file)
     _add_rope(file, prefix, config)
     architecture.change(file, config)

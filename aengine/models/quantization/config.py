@@ -101,6 +101,7 @@ _METHODS: Mapping[str, Any] = {
     "awq": ({"bits": 4, "zero_point": True, "version": "gemm"}, _awq),
     "fp8": ({"fmt": "e4m3"}, _fp8),
     "mxfp4": ({}, _mxfp4),
+    "gguf": ({}, lambda reader: (Rule(LINEAR, None),)),  # each tensor of a GGUF file has its own type
     "bitsandbytes": ({"bnb_4bit_quant_type": "fp4", "bnb_4bit_quant_storage": "uint8"}, _bitsandbytes),
 }
 """quant_method -> the values of absent keys, and the rules."""
