@@ -6,43 +6,20 @@ import json
 import pathlib
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gguf_files import byte_level_metadata, config_metadata, converted_name, gguf_bytes, stored
+from gguf_files import byte_level_metadata, config_metadata, converted_name, gguf_bytes, quantize, stored
 from safetensors.torch import load_file, save_file
 
 import aengine
 from aengine.engine.tokenizer import Tokenizer
 from aengine.models.gguf.blocks import read_rows
-from aengine.models.gguf.file import BLOCKS, open_gguf
+from aengine.models.gguf.file import open_gguf
 from aengine.models.model_config import load_spec
 from aengine.models.quantization.config import load_quantization
 
 DEMO = pathlib.Path(aengine.__file__).parent / "demo_model"
 PROMPTS = ("Once upon a time", "def add(a, b):")
-
-
-def quantize(values: np.ndarray, kind: str) -> bytes:
-    """The nearest codes of Q8_0, Q4_0 and Q4_K; for Q4_K, the 6-bit scales and minima of all groups are their largest."""
-    blocks = values.reshape(-1, BLOCKS[kind][0]).astype(np.float32)
-    if kind in ("Q8_0", "Q4_0"):
-        largest = np.abs(blocks).max(axis=1, keepdims=True)
-        scales = (largest / (127 if kind == "Q8_0" else 7)).astype(np.float16)
-        codes = np.rint(blocks / np.where(scales == 0, 1, scales).astype(np.float32))
-        if kind == "Q8_0":
-            return np.concatenate((scales.view(np.uint8), codes.astype(np.int8).view(np.uint8)), axis=1).tobytes()
-        codes = (np.clip(codes, -8, 7) + 8).astype(np.uint8)
-        return np.concatenate((scales.view(np.uint8), codes[:, :16] | codes[:, 16:] << 4), axis=1).tobytes()
-    assert kind == "Q4_K"
-    low = np.maximum(-blocks.min(axis=1, keepdims=True), 0)
-    scales = ((blocks.max(axis=1, keepdims=True) + low) / 15 / 63).astype(np.float16)
-    minima = (low / 63).astype(np.float16)
-    unit = np.where(scales == 0, 1, scales).astype(np.float32) * 63
-    codes = np.clip(np.rint((blocks + minima.astype(np.float32) * 63) / unit), 0, 15).astype(np.uint8).reshape(-1, 4, 2, 32)
-    packed = (codes[:, :, 0] | codes[:, :, 1] << 4).reshape(len(blocks), 128)
-    full = np.full((len(blocks), 12), 255, dtype=np.uint8)
-    return np.concatenate((scales.view(np.uint8), minima.view(np.uint8), full, packed), axis=1).tobytes()
 
 
 def write_demo(path: pathlib.Path, kind: str, **changes: Any) -> None:

@@ -60,6 +60,28 @@ def stored(tensor: Tensor, kind: str = "F32", quantize: Callable[[np.ndarray, st
     return kind, shape, data.view(torch.uint8).numpy().tobytes()
 
 
+def quantize(values: np.ndarray, kind: str) -> bytes:
+    """The nearest codes of Q8_0, Q4_0 and Q4_K; for Q4_K, the 6-bit scales and minima of all groups are their largest."""
+    blocks = values.reshape(-1, BLOCKS[kind][0]).astype(np.float32)
+    if kind in ("Q8_0", "Q4_0"):
+        largest = np.abs(blocks).max(axis=1, keepdims=True)
+        scales = (largest / (127 if kind == "Q8_0" else 7)).astype(np.float16)
+        codes = np.rint(blocks / np.where(scales == 0, 1, scales).astype(np.float32))
+        if kind == "Q8_0":
+            return np.concatenate((scales.view(np.uint8), codes.astype(np.int8).view(np.uint8)), axis=1).tobytes()
+        codes = (np.clip(codes, -8, 7) + 8).astype(np.uint8)
+        return np.concatenate((scales.view(np.uint8), codes[:, :16] | codes[:, 16:] << 4), axis=1).tobytes()
+    assert kind == "Q4_K"
+    low = np.maximum(-blocks.min(axis=1, keepdims=True), 0)
+    scales = ((blocks.max(axis=1, keepdims=True) + low) / 15 / 63).astype(np.float16)
+    minima = (low / 63).astype(np.float16)
+    unit = np.where(scales == 0, 1, scales).astype(np.float32) * 63
+    codes = np.clip(np.rint((blocks + minima.astype(np.float32) * 63) / unit), 0, 15).astype(np.uint8).reshape(-1, 4, 2, 32)
+    packed = (codes[:, :, 0] | codes[:, :, 1] << 4).reshape(len(blocks), 128)
+    full = np.full((len(blocks), 12), 255, dtype=np.uint8)
+    return np.concatenate((scales.view(np.uint8), minima.view(np.uint8), full, packed), axis=1).tobytes()
+
+
 def byte_level_metadata(model_dir: pathlib.Path, pre: str) -> dict[str, Any]:
     """Of the tokenizer.json of a byte-level BPE in a directory, and its chat template."""
     tokenizer = json.loads((model_dir / "tokenizer.json").read_text())
@@ -102,7 +124,7 @@ def converted_name(name: str, modules: Mapping[str, str] | None = None) -> str:
     """llama.cpp's name of a parameter of transformers; `modules` are those of a model that differ."""
     module, _, ending = name.rpartition(".")
     known = {**_MODULES, **(modules or {})}
-    if not module.startswith("model.layers."):
+    if not module.startswith(("model.layers.", "transformer.h.")):
         return f"{known[module]}.{ending}"
     _, _, number, rest = module.split(".", 3)
     return f"blk.{number}.{known[rest]}.{ending}"

@@ -12,11 +12,12 @@ import pytest
 import torch
 from dense_cases import LLAMA3, LONGROPE, YARN
 from family_cases import Case
-from gguf_files import config_metadata, converted_name, gguf_bytes, permuted, stored
+from gguf_files import config_metadata, converted_name, gguf_bytes, permuted, quantize, stored
 from safetensors.torch import load_file
 from torch import Tensor
 
 from aengine.errors import ModelLoadError
+from aengine.kernels.quantized import QuantizedRows
 from aengine.models.gguf.config import ARCHITECTURES
 from aengine.models.model_config import load_spec
 from aengine.models.weights import fused, stored_weights
@@ -110,6 +111,19 @@ CASES = {
         keys=(("attention.layer_norm_epsilon", "norm_epsilon"),),
         modules={"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
     ),
+    "gpt2": Written(
+        *("gpt2", "GPT2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 128, "num_key_value_heads": 4}),
+        keys=(
+            *(("context_length", "n_positions"), ("embedding_length", "n_embd"), ("block_count", "n_layer")),
+            *(("feed_forward_length", "n_inner"), ("attention.head_count", "n_head")),
+            ("attention.layer_norm_epsilon", "layer_norm_epsilon"),
+        ),
+        modules={
+            **{"transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm"},
+            **{"ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output"},
+            **{"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
+        },
+    ),
     "stablelm": Written(
         *("stablelm", "StableLm", {"use_qkv_bias": True}),
         keys=(_LAYER_NORM, ("use_parallel_residual", "use_parallel_residual")),
@@ -139,8 +153,8 @@ CASES = {
 }
 
 
-def converted(model_dir: pathlib.Path, written: Written) -> bytes:
-    """The file that the converter would write of a directory."""
+def converted(model_dir: pathlib.Path, written: Written, kind: str = "F32") -> bytes:
+    """The file that the converter would write of a directory, its matrices in a type."""
     config = json.loads((model_dir / "config.json").read_text())
     rope = config.get("rope_parameters") or {}
     config["rope_theta"] = rope.get("rope_theta", rope.get("full_attention", {}).get("rope_theta"))
@@ -158,7 +172,9 @@ def converted(model_dir: pathlib.Path, written: Written) -> bytes:
             tensor = permuted(tensor, config["num_attention_heads" if found[1] == "q" else "num_key_value_heads"])
         if written.architecture.startswith("gemma") and name.endswith("norm.weight"):
             tensor = tensor + 1
-        tensors[converted_name(name, written.modules)] = stored(tensor)
+        if written.architecture == "gpt2" and ".h." in name and tensor.dim() == 2:
+            tensor = tensor.t().contiguous()
+        tensors[converted_name(name, written.modules)] = stored(tensor, kind, quantize if kind == "Q8_0" else None)
     return gguf_bytes({**config_metadata(written.architecture, config, written.keys), **written.metadata}, tensors)
 
 
@@ -190,6 +206,22 @@ def test_spec_and_weights_are_those_of_the_directory(name: str, tmp_path: pathli
     Case(name, written.config, written.changes).make().save_pretrained(tmp_path / "model")
     (tmp_path / "model.gguf").write_bytes(converted(tmp_path / "model", written))
     assert_same(tmp_path / "model.gguf", tmp_path / "model", written.architecture)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "phi3", "stablelm-parallel"])
+def test_quantised_matrices_have_the_same_layouts(name: str, tmp_path: pathlib.Path) -> None:
+    """Rows stay quantised, whatever order or tensor they are in; 8 bits are within half a step of 1/127 of a group's largest."""
+    written = CASES[name]
+    Case(name, written.config, written.changes).make().save_pretrained(tmp_path / "model")
+    (tmp_path / "model.gguf").write_bytes(converted(tmp_path / "model", written, "Q8_0"))
+    found, expected = load_spec(tmp_path / "model.gguf"), load_spec(tmp_path / "model")
+    parts = dict(stored_weights(found, tmp_path / "model.gguf"))
+    plain = fused(expected, stored_weights(expected, tmp_path / "model"), torch.float32, torch.device("cpu"))
+    for weight, tensor in plain.items():
+        if tensor.dim() > 1 and not weight.endswith(".bias"):
+            assert all(isinstance(part, QuantizedRows) for part in parts[weight]), weight
+            rows = torch.cat([part.dequantized() for part in parts[weight] if isinstance(part, QuantizedRows)])
+            assert (rows - tensor.flatten(0, -2)).abs().max() < 0.6 / 127 * tensor.abs().max(), weight
 
 
 def test_factors_of_frequencies_are_llama_3_ropes(tmp_path: pathlib.Path) -> None:

@@ -67,6 +67,7 @@ class Architecture:
     fixed: Mapping[str, Any] = field(default_factory=dict)  # what its files do not say
     change: Callable[[GgufFile, dict[str, Any]], None] = lambda file, config: None  # completes the config
     pairs_neighbours: bool = False  # the rows of q and k are in the order of a rope that pairs neighbours; the family's pairs halves
+    transposed: bool = False  # the family's matrices of layers are [in_features, out_features]; those of the file never are
     unit_offset: bool = False  # 1 is added to the weights of norms
 
 
@@ -93,7 +94,6 @@ def _qwen2_moe(file: GgufFile, config: dict[str, Any]) -> None:
 
 
 def _gemma2(file: GgufFile, config: dict[str, Any]) -> None:
-    config["hidden_activation"] = "gelu_pytorch_tanh"
     # The two largest models scale their scores by the width of a head as if all heads filled the hidden size; files do not say it.
     largest = config.get("num_hidden_layers") == {"gemma2": 46, "gemma3_text": 62}[config["model_type"]]
     config["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
@@ -121,10 +121,6 @@ def _glm4(file: GgufFile, config: dict[str, Any]) -> None:
     config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
 
 
-def _starcoder2(file: GgufFile, config: dict[str, Any]) -> None:
-    config["norm_epsilon"] = config.pop("layer_norm_eps", 1e-5)
-
-
 def _normalized(value: bool) -> Mapping[str, Any]:
     return {"norm_topk_prob": value}
 
@@ -141,7 +137,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "smollm3": Architecture("smollm3", pairs_neighbours=True),
     "glm4": Architecture("glm4", change=_glm4),
     "cohere2": Architecture("cohere2"),
-    "starcoder2": Architecture("starcoder2", change=_starcoder2),
+    "starcoder2": Architecture("starcoder2"),
+    "gpt2": Architecture("gpt2", transposed=True),
     "stablelm": Architecture("stablelm", change=_stablelm),
     "qwen2moe": Architecture("qwen2_moe", _normalized(False), _qwen2_moe),
     "qwen3moe": Architecture("qwen3_moe", _normalized(True), _qwen3_moe),
@@ -190,8 +187,9 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     config["eos_token_id"] = _ends(file)
     _add_rope(file, prefix, config)
     architecture.change(file, config)
-    config["architectures"] = [FAMILIES[config["model_type"]].architecture]
-    return config
+    family = FAMILIES[config["model_type"]]
+    config["architectures"] = [family.architecture]
+    return {family.keys.get(key, key): value for key, value in config.items()}
 
 
 def _one(key: str, value: Any) -> Any:

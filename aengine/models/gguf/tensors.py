@@ -20,7 +20,7 @@ from aengine.models.gguf.blocks import DTYPES, read_rows
 from aengine.models.gguf.config import Architecture, architecture_of, config_of
 from aengine.models.gguf.file import GgufTensor, open_gguf
 
-_MODULES = {"token_embd": "embedding", "output_norm": "norm", "output": "head"}
+_MODULES = {"token_embd": "embedding", "position_embd": "positions", "output_norm": "norm", "output": "head"}
 _LAYER_MODULES: dict[str, tuple[str, int]] = {
     **{"attn_norm": ("attention_norm", 0), "post_attention_norm": ("post_attention_norm", 0)},
     **{"ffn_norm": ("mlp_norm", 0), "post_ffw_norm": ("post_mlp_norm", 0)},
@@ -60,7 +60,11 @@ def read_tensors(path: pathlib.Path) -> Iterator[StoredRows]:
         order = _order(architecture, tensor, heads[module]) if module in heads and architecture.pairs_neighbours else None
         whole = GgufTensor(shape, tensor.type, tensor.data)
         subtracted = 1.0 if architecture.unit_offset and _NORM.fullmatch(stored) else 0.0
-        yield layer + name, shape, _kind(whole), partial(_get, whole, order, subtracted)
+        get = partial(_get, whole, order, subtracted)
+        if architecture.transposed and layer and len(shape) == 2:
+            yield layer + name, shape[::-1], _kind(whole), partial(_transposed, get)
+        else:
+            yield layer + name, shape, _kind(whole), get
 
 
 def _name(stored: str, names: Mapping[str, str], is_gated: bool) -> tuple[str, str, str]:
@@ -72,11 +76,11 @@ def _name(stored: str, names: Mapping[str, str], is_gated: bool) -> tuple[str, s
     if match is None or ours is None:
         raise ModelLoadError(f"the GGUF file has a tensor {stored}, which is not known")
     layer = "" if match[1] is None else names["layer"].format(layer=match[1]) + "."
+    if ours == "gate_up" and not is_gated and len(names.get(ours, "gate up").split()) > 1:
+        ours, part = "up", 0
     if ours not in names:
         raise ModelLoadError(f"the GGUF file has a tensor {stored}, which models of its architecture do not have")
     templates = names[ours].split()
-    if ours == "gate_up" and not is_gated and len(templates) > 1:
-        templates = names["up"].split()
     return f"{templates[min(part, len(templates) - 1)]}.{match[3]}", layer, match[2]
 
 
@@ -101,3 +105,9 @@ def _get(tensor: GgufTensor, order: Tensor | None, subtracted: float) -> Rows:
     if isinstance(rows, QuantizedRows):
         return rows
     return rows.view(tensor.shape) - subtracted if subtracted else rows.view(tensor.shape)
+
+
+def _transposed(get: Callable[[], Rows]) -> Rows:
+    """Quantised rows stay those of the matrix: `Part.rows` knows which rows of the parameter they are."""
+    rows = get()
+    return rows.t().contiguous() if isinstance(rows, Tensor) else rows
