@@ -9,6 +9,7 @@ import pytest
 import torch
 from gguf_files import gguf_bytes, stored
 
+from aengine.engine.gguf_tokenizer import read_tokenizer
 from aengine.engine.tokenizer import Tokenizer
 
 SPACE = "\u2581"
@@ -80,3 +81,27 @@ def test_special_tokens(tmp_path: pathlib.Path) -> None:
     assert found.decode([1, turn, TOKENS.index("a"), tool]) == "a<tool>"  # what a user defined is text
     assert tokenizer(tmp_path / "model.gguf", add_bos_token=False, add_eos_token=True).encode("a")[-1] == 2
     assert not found.has_chat_template
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("gpt-2", ["it", "'s", " 12345", " IT", "'", "S", " HelloWorld", " ...", "\n", "\n", "x"]),
+        ("llama-bpe", ["it", "'s", " ", "123", "45", " IT", "'S", " HelloWorld", " ...\n\n", "x"]),
+        ("qwen2", ["it", "'s", " ", "1", "2", "3", "4", "5", " IT", "'S", " HelloWorld", " ...\n\n", "x"]),
+        ("smollm", ["it", "'s", " ", "1", "2", "3", "4", "5", " IT", "'", "S", " HelloWorld", " ...", "\n", "\n", "x"]),
+        ("tekken", ["it", "'s", " ", "1", "2", "3", "4", "5", " IT", "'S", " Hello", "World", " ...\n\n", "x"]),
+        ("gpt-4o", ["it's", " ", "123", "45", " IT'S", " Hello", "World", " ...\n\n", "x"]),
+    ],
+)
+def test_texts_are_cut_as_the_kind_says(tmp_path: pathlib.Path, pre: str, pieces: list[str]) -> None:
+    """What each model's own regular expression makes of it."""
+    metadata = {
+        **{"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": ["a", "b", "ab"]},
+        "tokenizer.ggml.merges": ["a b"],
+    }
+    (tmp_path / "model.gguf").write_bytes(gguf_bytes(metadata, {"token_embd.weight": stored(torch.ones(4, 4))}))
+    found = read_tokenizer(tmp_path / "model.gguf")
+    assert found is not None
+    cut = found[0].pre_tokenizer.pre_tokenize_str("".join(pieces))
+    assert ["".join(pieces)[slice(*place)] for _, place in cut] == pieces
