@@ -43,6 +43,14 @@ def int8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return product if bias is None else product + bias.float()
 
 
+def rounded_activations(x: Tensor, group_size: int, order: Tensor | None = None) -> Tensor:
+    """[m, in] with each group of columns, in `order`, rounded to int8 values times a scale."""
+    ordered = x.float() if order is None else x.float()[:, order]
+    groups = [torch.mul(*quantized(group)) for group in ordered.split(group_size, dim=1)]
+    rounded = torch.cat(groups, dim=1)
+    return rounded if order is None else torch.empty_like(rounded).index_copy_(1, order, rounded)
+
+
 def route(
     logits: Tensor,
     top_k: int,

@@ -26,7 +26,9 @@ MAX_KEY_DIM, MAX_VALUE_DIM = 576, 512  # of a head
 MAX_EXPERTS, MAX_HEADS = 1024, 256  # of a layer; of heads with a matrix each
 MAX_BUFFERS = 32  # of a model's activations
 ELEMENTS = {torch.bfloat16: 0, torch.float32: 1}
-BF16_PAIRS, F32_WORDS, INT8_QUADS = 0, 1, 2
+BF16_PAIRS, F32_WORDS, INT8_QUADS, INT4_CODES, INT8_CODES, FLOAT8_CODES = range(6)  # `Format`
+SCALE_KINDS = (torch.bfloat16, torch.float32, torch.float16)  # by `ScaleKind`
+MAX_ACTIVATION_GROUP = 128
 _BYTES = ctypes.c_char * 0
 EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS = range(8)  # `OpKind`
 STORE, ADD, ACTIVATE, GATED = range(4)  # `Epilogue`
@@ -41,7 +43,11 @@ def _fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
 
 
 class CPackedLinear(Structure):
-    _fields_ = _fields((c_void_p, "words bias scales offsets"), (c_int64, "out_features in_features"), (c_int32, "format interleaved"))
+    _fields_ = _fields(
+        (c_void_p, "words bias scales offsets table order"),
+        (c_int64, "out_features in_features group_size activation_group"),
+        (c_int32, "format interleaved scale_kind with_offsets zero float_activations"),
+    )
 
 
 class CPart(Structure):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,8 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.kernels.cpu.library import BF16_PAIRS, BLOCK, ELEMENTS, F32_WORDS, INT8_QUADS, PANEL, CPackedLinear, CPart, CpuKernels
+from aengine.kernels.cpu.packed_codes import CodeFormat, pack_codes
+from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 
+_Rows = TypeVar("_Rows", bound=Rows)
 _PER_WORD = {BF16_PAIRS: 2, F32_WORDS: 1, INT8_QUADS: 4}
 _MAX_INT8_FEATURES = 65536  # with more columns a sum of products could overflow 32 bits
 
@@ -29,38 +33,53 @@ class PackedLinear:
     def __init__(
         self,
         kernels: CpuKernels,
-        parts: Sequence[Tensor],
+        parts: Sequence[Rows],
         *,
         dtype: torch.dtype,
         threads: int,
         interleaved: bool = False,
         int8: bool = False,
         float32: bool = False,
+        code_format: CodeFormat | None = None,
         allocate: Allocate = lazy_bytes,
     ) -> None:
         """Packs the rows of `parts` one after another: bf16 or float32 tensors of the same number of columns, columns contiguous.
 
         `dtype` is that of the activations, and of the weights unless they are to be `float32`, or `int8`, which quantises them with one
-        scale per row.
+        scale per row. Quantised rows keep their codes and scales; activations are quantised for them, unless `float32` says not to, or
+        they have a table or float8 codes: then products are those of the dequantised weights. `code_format`: theirs, if it is known.
+        Raises ValueError for parts that cannot be packed into one matrix.
         """
-        _check_parts(parts)
+        tensors = [part for part in parts if isinstance(part, Tensor)]
+        quantized = [part for part in parts if isinstance(part, QuantizedRows)]
+        if not quantized:
+            _check_parts(tensors)
+        elif tensors:
+            raise ValueError("a matrix cannot be packed from quantised parts and others")
         self.dtype = dtype
         self.out_features = sum(len(part) for part in parts)
         self.in_features = parts[0].shape[1]
         self.interleaved = interleaved
-        self.int8 = int8
+        self.bias: Tensor | None = None
         if interleaved and self.out_features % 2:
             raise ValueError(f"an interleaved matrix of {self.out_features} rows cannot be halved")
+        panels = -(-self.out_features // 2 // (PANEL // 2)) if interleaved else -(-self.out_features // PANEL)
+        self.padded_features = panels * PANEL
+        self.scales, self.offsets = torch.empty(0), torch.empty(0, dtype=torch.int32)
+        if quantized:
+            how = self._code_format = code_format or CodeFormat.of(quantized, float32)
+            self.words = allocate(panels * how.panel_bytes)
+            self.c = how.matrix(self.words.ctypes.data, self.out_features, interleaved)
+            source = self._in_packed_order(torch.arange(1, self.out_features + 1)) - 1
+            pack_codes(quantized, how, source, torch.from_numpy(self.words).view(panels, how.panel_bytes))
+            return
         if int8 and self.in_features > _MAX_INT8_FEATURES:
             raise ValueError(f"int8 weights of {self.in_features} columns are not supported; the most is {_MAX_INT8_FEATURES}")
         word_format = INT8_QUADS if int8 else F32_WORDS if float32 else (BF16_PAIRS, F32_WORDS)[ELEMENTS[dtype]]
-        panels = -(-self.out_features // 2 // (PANEL // 2)) if interleaved else -(-self.out_features // PANEL)
-        self.padded_features = panels * PANEL
         steps = -(-self.in_features // BLOCK) * BLOCK // _PER_WORD[word_format]
         self.words = allocate(panels * steps * PANEL * 4)
-        self.scales = torch.empty(self.padded_features if int8 else 0)
-        self.offsets = torch.empty(self.padded_features if int8 else 0, dtype=torch.int32)
-        self.bias: Tensor | None = None
+        if int8:
+            self.scales, self.offsets = torch.empty(self.padded_features), torch.empty(self.padded_features, dtype=torch.int32)
         self.c = CPackedLinear(
             words=self.words.ctypes.data,
             bias=None,
@@ -71,8 +90,8 @@ class PackedLinear:
             format=word_format,
             interleaved=interleaved,
         )
-        sources = (CPart * len(parts))(*(CPart(part.data_ptr(), len(part), part.stride(0)) for part in parts))
-        kernels.pack(sources, len(parts), ELEMENTS[parts[0].dtype], ctypes.byref(self.c), threads)
+        sources = (CPart * len(parts))(*(CPart(part.data_ptr(), len(part), part.stride(0)) for part in tensors))
+        kernels.pack(sources, len(parts), ELEMENTS[tensors[0].dtype], ctypes.byref(self.c), threads)
 
     def set_bias(self, parts: Sequence[Tensor]) -> None:
         """Sets the bias to the parts, one after another [out_features]."""
@@ -87,7 +106,7 @@ class PackedLinear:
         return self.words.nbytes + self.scales.nbytes + self.offsets.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def _in_packed_order(self, rows: Tensor) -> Tensor:
-        """[out_features] -> [padded_features] float32"""
+        """[out_features] -> [padded_features], with zeros as padding"""
         if not self.interleaved:
             return torch.nn.functional.pad(rows, (0, self.padded_features - len(rows))).contiguous()
         halves = torch.nn.functional.pad(rows.view(2, -1), (0, (self.padded_features - len(rows)) // 2))
@@ -100,13 +119,14 @@ class PackedLinears:
     def __init__(
         self,
         kernels: CpuKernels,
-        parts: Sequence[Tensor],
+        parts: Sequence[Rows],
         count: int,
         *,
         dtype: torch.dtype,
         threads: int,
         interleaved: bool = False,
         int8: bool = False,
+        float32: bool = False,
         allocate: Allocate = lazy_bytes,
     ) -> None:
         """Packs the rows of `parts`, which are those of `count` matrices one after another, as `PackedLinear` does.
@@ -124,10 +144,12 @@ class PackedLinears:
                 memory.append(allocate(count * size))
             return memory[0][len(self.linears) * size :][:size]
 
-        options = {"interleaved": interleaved, "int8": int8}
+        quantized = [part for part in parts if isinstance(part, QuantizedRows)]
+        code_format = CodeFormat.of(quantized, float32) if quantized else None
+        options: dict[str, Any] = {"interleaved": interleaved, "int8": int8, "float32": float32, "code_format": code_format, "allocate": allocate_next}
         for index in range(count):
             matrix = as_packable(_cut(parts, index * rows, (index + 1) * rows), dtype)
-            self.linears.append(PackedLinear(kernels, matrix, dtype=dtype, threads=threads, allocate=allocate_next, **options))
+            self.linears.append(PackedLinear(kernels, matrix, dtype=dtype, threads=threads, **options))
         self.c = (CPackedLinear * count)(*(linear.c for linear in self.linears))
 
     def set_biases(self, parts: Sequence[Tensor]) -> None:
@@ -142,15 +164,18 @@ class PackedLinears:
         return sum(linear.nbytes for linear in self.linears)
 
 
-def as_packable(parts: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
-    """The parts, of `dtype` if they have several dtypes or one that the kernels do not pack."""
-    dtypes = {part.dtype for part in parts}
-    return parts if len(dtypes) == 1 and dtypes <= ELEMENTS.keys() else [part.to(dtype) for part in parts]
+def as_packable(parts: Sequence[Rows], dtype: torch.dtype) -> Sequence[Rows]:
+    """The parts: quantised ones, or tensors of `dtype` if they have several dtypes or one that the kernels do not pack."""
+    dtypes = {part.dtype for part in parts if isinstance(part, Tensor)}
+    if len(dtypes) <= 1 and dtypes <= ELEMENTS.keys():
+        return parts
+    return [part.to(dtype) if isinstance(part, Tensor) else part for part in parts]
 
 
-def _cut(parts: Sequence[Tensor], begin: int, end: int) -> list[Tensor]:
+def _cut(parts: Sequence[_Rows], begin: int, end: int) -> list[_Rows]:
     """Rows begin .. end of the parts one after another, as views."""
-    found, first = [], 0
+    found: list[_Rows] = []
+    first = 0
     for part in parts:
         if begin < first + len(part) and end > first:
             found.append(part[max(begin - first, 0) : end - first])

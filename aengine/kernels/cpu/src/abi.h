@@ -18,8 +18,13 @@ using i64 = int64_t;
 enum ElementKind : i32 { BF16 = 0, F32 = 1 };
 
 // What a packed matrix is made of. In every format a panel is 64 output columns, and one step of a panel is 64 words of 32 bits:
-// for each column two bf16, one float32, or four int8 that follow each other in the depth.
-enum Format : i32 { BF16_PAIRS = 0, F32_WORDS = 1, INT8_QUADS = 2 };
+// for each column two bf16, one float32, or four int8 that follow each other in the depth. The formats of codes have scales per group of the
+// depth: a word is eight codes of 4 bits, code i of the first four in the low bits of byte i and of the last four in its high bits, or four
+// codes of 8 bits, integers or float8 (e4m3fn).
+enum Format : i32 { BF16_PAIRS = 0, F32_WORDS = 1, INT8_QUADS = 2, INT4_CODES = 3, INT8_CODES = 4, FLOAT8_CODES = 5 };
+
+// How scales of codes are stored.
+enum ScaleKind : i32 { BF16_SCALES = 0, F32_SCALES = 1, F16_SCALES = 2 };
 
 enum Status : i32 {
   OK = 0,
@@ -46,15 +51,27 @@ enum NormKind : i32 { RMS_NORM = 0, LAYER_NORM = 1 };
 
 // y = W x + b, W [out_features, in_features] packed as [panels][steps][64] words with zeros where a panel or a step is not full.
 // Interleaved: out_features is twice the width of an MLP and a panel holds gate 0..15, up 0..15, gate 16..31, up 16..31 of its 32.
+//
+// Of codes, a panel is for each group of the depth the scales of its 64 columns, their offsets if there are any, and the words of the group;
+// panels begin at multiples of 64 words. A weight is (code - zero) * scale + offset, or table[code] * scale + offset. Activations are
+// quantised to int8 in groups of their own, which do not cross those of the weights, or multiplied in float32.
 struct PackedLinear {
   u32* words;
-  float* bias;      // in packed order, [panels * 64]; null: none
-  float* scales;    // of int8, in packed order
-  i32* offsets;     // of int8, in packed order: 128 times the sum of a column
+  float* bias;         // in packed order, [panels * 64]; null: none
+  float* scales;       // of INT8_QUADS, in packed order
+  i32* offsets;        // of INT8_QUADS, in packed order: 128 times the sum of a column
+  const float* table;  // of INT4_CODES with float32 activations, [16]
+  const i32* order;    // of codes, [in_features]: the element of x that each depth is multiplied with; null: the same
   i64 out_features;
   i64 in_features;
+  i64 group_size;        // of codes, a multiple of 16
+  i64 activation_group;  // of codes, a multiple of 16, at most MAX_ACTIVATION_GROUP
   i32 format;
   i32 interleaved;
+  i32 scale_kind;         // of codes
+  i32 with_offsets;       // of codes
+  i32 zero;               // of codes
+  i32 float_activations;  // of codes
 };
 
 // Rows of a matrix as a checkpoint has them: `rows` of `in_features` elements each.
@@ -214,13 +231,14 @@ struct Step {
 
 constexpr i64 PANEL = 64;  // output columns
 constexpr i64 BLOCK = 16;  // tokens
+constexpr i64 MAX_ACTIVATION_GROUP = 128;
 
 inline i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
 inline i64 round_up(i64 a, i64 b) { return ceil_div(a, b) * b; }
 inline i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 inline i64 larger(i64 a, i64 b) { return a > b ? a : b; }
 
-inline i64 elements_per_word(i32 format) { return format == BF16_PAIRS ? 2 : format == F32_WORDS ? 1 : 4; }
+inline i64 elements_per_word(i32 format) { return format == BF16_PAIRS ? 2 : format == F32_WORDS ? 1 : format == INT4_CODES ? 8 : 4; }
 inline i64 num_panels(const PackedLinear& w) {
   return w.interleaved ? ceil_div(w.out_features / 2, PANEL / 2) : ceil_div(w.out_features, PANEL);
 }

@@ -1,11 +1,12 @@
 // How matrix products are computed.
 //
-// A task is a run of panels for a span of rows of one group; there is no barrier between groups. It reads each panel once per TILE_ROWS
-// rows. Where that is more than once, it prefetches the next panel meanwhile, so that memory is never idle. Sums are never split over the
+// Where a panel is read more than once, the next one is prefetched meanwhile, so that memory is never idle. Sums are never split over the
 // depth, so a row's result does not depend on its neighbours.
 #include "gemm.h"
 
+#include "codes.h"
 #include "dot.h"
+#include "panel_tiles.h"
 
 namespace aengine {
 
@@ -19,17 +20,12 @@ struct Prepared {
   const float* scales;  // per row, of int8
 };
 
-constexpr i64 WORDS_AHEAD = 16 * PANEL;  // prefetch distance for a single row, which is bound by memory bandwidth: 4 KB, measured
-constexpr i64 SPAN_ROWS = 192;           // rows of a task, so that their activations stay in the L2 cache
-constexpr i64 MAX_RUN = 8;               // panels of a task
-constexpr i64 TASKS_PER_THREAD = 4;      // at least, where there are enough panels: a thread that is preempted delays the others less
-
 // What a pass over a panel prefetches meanwhile: `lines` cache lines per step, from `words` on. A panel has PANEL_LINES per step.
 struct Prefetch {
   const u32* words;
   int lines;
 };
-constexpr int LINE_WORDS = 16, PANEL_LINES = PANEL / LINE_WORDS;
+constexpr int PANEL_LINES = PANEL / LINE_WORDS;
 
 // The part of the panel at `next` that pass number `pass` of `passes` prefetches. A single pass prefetches nothing: it is sequential, which
 // the hardware prefetcher does better.
@@ -81,54 +77,37 @@ AE_INLINE VecF value_of(VecI sum, const PackedLinear& w, i64 column, float row_s
 
 template <class Dot>
 void gemm(const Member& member, const Prepared<Dot>& x, const Groups& groups, const PackedLinear& shape, const Output& output) {
-  const i64 panels = num_panels(shape), steps = num_steps(shape), most_spans = ceil_div(groups.most_rows, SPAN_ROWS);
-  const i64 run = larger(1, smaller(MAX_RUN, groups.size * panels / (TASKS_PER_THREAD * member.size())));
-  const i64 runs = ceil_div(panels, run), tasks_per_group = runs * most_spans;
-  member.each_ahead(groups.size * tasks_per_group, [&](i64 task, i64 next_task) {
-    const Group& group = groups.list[task / tasks_per_group];
-    const i64 span = task % tasks_per_group / runs;
-    if (span * SPAN_ROWS >= group.count) return;
+  const i64 steps = num_steps(shape);
+  each_tile(member, groups, shape, steps * PANEL, [&](const PanelTile& tile) {
+    const Group& group = tile.group;
     const PackedLinear& w = *group.w;
-    const i64 tiles = ceil_div(group.count, TILE_ROWS), tiles_per_span = ceil_div(tiles, ceil_div(group.count, SPAN_ROWS));
-    const i64 first_tile = span * tiles_per_span, end_tile = smaller(tiles, first_tile + tiles_per_span);
-    const i64 first_panel = task % runs * run, end_panel = smaller(panels, first_panel + run);
-    const auto words_of = [&](const Group& of, i64 panel) { return of.count ? of.w->words + panel * steps * PANEL : nullptr; };
-    const u32* const next_words = next_task < 0 ? nullptr : words_of(groups.list[next_task / tasks_per_group], next_task % runs * run);
-    for (i64 panel = first_panel; panel < end_panel; panel++) {
-      const u32* words = words_of(group, panel);
-      const u32* next = panel + 1 < end_panel ? words_of(group, panel + 1) : next_words;
-      const i64 passes = end_tile - first_tile;
-      for (i64 tile = first_tile; tile < end_tile; tile++) {
-        const i64 row = tile * group.count / tiles, count = (tile + 1) * group.count / tiles - row;
-        const typename Dot::X* rows[TILE_ROWS];
-        float row_scales[TILE_ROWS];
-        for (i64 i = 0; i < count; i++) {
-          const i64 from = group.rows ? group.rows[row + i] : group.first + row + i;
-          rows[i] = x.data + from * x.stride + group.column;
-          row_scales[i] = x.scales ? x.scales[from] : 1.f;
-        }
-        typename Dot::Sum sums[TILE_ROWS][PANEL / LANES];
-        const Prefetch prefetch = group.count == 1 ? Prefetch{words + WORDS_AHEAD, PANEL_LINES}
-                                                   : prefetch_part(next, steps, tile - first_tile, passes);
-        with_rows(count, [&](auto n) {
-          // A single row always prefetches; tiles that share a panel have three rows at least.
-          const bool prefetches = n == 1 || (n > 2 && prefetch.lines > 0);
-          const auto multiply = prefetches ? multiply_panel<Dot, n, n != 2> : multiply_panel<Dot, n, n == 1>;
-          multiply(rows, words, steps, prefetch, sums);
-        });
-        // Sums become float values in place: scaled if they are int8, and with the bias.
-        const auto values = reinterpret_cast<float (*)[PANEL]>(sums);
-        for (i64 i = 0; i < count && (w.bias || x.scales); i++) {
-          for (int j = 0; j < PANEL / LANES; j++) {
-            const i64 column = panel * PANEL + j * LANES;
-            VecF value = value_of(sums[i][j], w, column, row_scales[i]);
-            if (w.bias) value += load(w.bias + column);
-            store(values[i] + j * LANES, value);
-          }
-        }
-        output.put(group, row, count, panel, values);
+    const typename Dot::X* rows[TILE_ROWS];
+    float row_scales[TILE_ROWS];
+    for (i64 i = 0; i < tile.count; i++) {
+      const i64 from = tile.source(i);
+      rows[i] = x.data + from * x.stride + group.column;
+      row_scales[i] = x.scales ? x.scales[from] : 1.f;
+    }
+    typename Dot::Sum sums[TILE_ROWS][PANEL / LANES];
+    const Prefetch prefetch =
+        group.count == 1 ? Prefetch{tile.words + WORDS_AHEAD, PANEL_LINES} : prefetch_part(tile.next, steps, tile.pass, tile.passes);
+    with_rows(tile.count, [&](auto n) {
+      // A single row always prefetches; tiles that share a panel have three rows at least.
+      const bool prefetches = n == 1 || (n > 2 && prefetch.lines > 0);
+      const auto multiply = prefetches ? multiply_panel<Dot, n, n != 2> : multiply_panel<Dot, n, n == 1>;
+      multiply(rows, tile.words, steps, prefetch, sums);
+    });
+    // Sums become float values in place: scaled if they are int8, and with the bias.
+    const auto values = reinterpret_cast<float (*)[PANEL]>(sums);
+    for (i64 i = 0; i < tile.count && (w.bias || x.scales); i++) {
+      for (int j = 0; j < PANEL / LANES; j++) {
+        const i64 column = tile.panel * PANEL + j * LANES;
+        VecF value = value_of(sums[i][j], w, column, row_scales[i]);
+        if (w.bias) value += load(w.bias + column);
+        store(values[i] + j * LANES, value);
       }
     }
+    output.put(group, tile.row, tile.count, tile.panel, values);
   });
 }
 
@@ -164,7 +143,9 @@ void multiply_groups(const Member& member, const E* x, i64 stride, i64 rows, i64
   const auto multiply_as = [&](auto dot) {
     gemm(member, prepare<decltype(dot)>(member, x, stride, rows, width, space), groups, shape, output);
   };
-  if (shape.format == INT8_QUADS) {
+  if (shape.format >= INT4_CODES) {
+    multiply_codes(member, x, stride, rows, width, groups, shape, output, space);
+  } else if (shape.format == INT8_QUADS) {
     multiply_as(Int8Dot{});
   } else if (shape.format == F32_WORDS) {
     multiply_as(F32Dot{});

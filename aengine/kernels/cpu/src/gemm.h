@@ -55,7 +55,7 @@ void multiply(const Member& member, const E* x, i64 stride, i64 rows, const Pack
 
 // Room for products of `rows` rows of `depth` elements at most.
 inline bool reserve_prepared(Buffers& space, i64 rows, i64 depth) {
-  return space.prepared.reserve<float>(rows * round_up(depth, 16)) && space.row_scales.reserve<float>(rows);
+  return space.prepared.reserve<float>(rows * round_up(depth, 16)) && space.row_scales.reserve<float>(rows * (1 + 2 * ceil_div(depth, 16)));
 }
 
 // out[row] = values, or out[row] += multiplier * values.
