@@ -21,7 +21,9 @@ KINDS = ["int4", "signed4", "zeros4", "minimum4", "table", "int8", "unsigned8", 
 QUANTISED = [kind for kind in KINDS if kind not in ("table", "float8")]
 
 
-def draw(kind: str, rows: int, columns: int, group_size: int, scale_dtype: torch.dtype = torch.float16, ordered: bool = False) -> QuantizedRows:
+def draw(
+    kind: str, rows: int, columns: int, group_size: int, scale_dtype: torch.dtype = torch.float16, ordered: bool = False
+) -> QuantizedRows:
     """Random codes of the kind, with scales that make weights of about 1."""
     groups = -(-columns // group_size)
     bits = 8 if kind.endswith("8") else 4
@@ -82,7 +84,9 @@ def test_float_activations(kernels: CpuKernels, kind, rows, columns, depth, grou
 
 @settings(max_examples=60, deadline=None)
 @given(kind=st.sampled_from(QUANTISED), **SHAPES)
-def test_quantised_activations(kernels: CpuKernels, kind, rows, columns, depth, group_size, scale_dtype, dtype, ordered, threads, seed) -> None:
+def test_quantised_activations(
+    kernels: CpuKernels, kind, rows, columns, depth, group_size, scale_dtype, dtype, ordered, threads, seed
+) -> None:
     """The product is that of the dequantised matrix with activations that were rounded to int8 in groups."""
     torch.manual_seed(seed)
     weight, x = draw(kind, columns, depth, group_size, scale_dtype, ordered), torch.randn(rows, depth).to(dtype)

@@ -45,7 +45,11 @@ class CodeFormat:
         first = parts[0]
         columns = first.shape[1]
         for part in parts:
-            same = part.shape[1] == columns and (part.group_size, part.bits, part.codes.dtype) == (first.group_size, first.bits, first.codes.dtype)
+            same = part.shape[1] == columns and (part.group_size, part.bits, part.codes.dtype) == (
+                first.group_size,
+                first.bits,
+                first.codes.dtype,
+            )
             if not same or not _equal(part.table, first.table) or not _equal(part.order, first.order):
                 raise ValueError("quantised parts of one matrix differ in columns, bits, group size, table or order of columns")
         padded = -(-columns // BLOCK) * BLOCK
@@ -54,7 +58,9 @@ class CodeFormat:
             raise ValueError(f"groups of {first.group_size} columns are not supported; the size has to be a multiple of {BLOCK}")
         float8 = first.codes.dtype == torch.float8_e4m3fn
         if first.bits not in (4, 8) or (first.bits == 4 and float8) or (first.bits == 8 and first.table is not None):
-            raise ValueError(f"codes of {first.bits} bits as {first.codes.dtype} {'with' if first.table is not None else 'without'} a table are not supported")
+            raise ValueError(
+                f"codes of {first.bits} bits as {first.codes.dtype} {'with' if first.table is not None else 'without'} a table are not supported"
+            )
         signed = first.codes.dtype == torch.int8
         shift = 2 ** (first.bits - 1) if signed else 0
         exact = float8 or first.table is not None
@@ -74,7 +80,9 @@ class CodeFormat:
             format=FLOAT8_CODES if float8 else INT4_CODES if first.bits == 4 else INT8_CODES,
             shift=shift,
             zero=zero,
-            scale_dtype=next(dtype for dtype in (torch.bfloat16, torch.float16, torch.float32) if all(_fits(one, dtype) for one in numbers)),
+            scale_dtype=next(
+                dtype for dtype in (torch.bfloat16, torch.float16, torch.float32) if all(_fits(one, dtype) for one in numbers)
+            ),
             with_offsets=with_offsets,
             float32=float32 or exact,
             table=None if table is None else table.float().contiguous(),

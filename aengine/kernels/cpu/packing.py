@@ -146,7 +146,13 @@ class PackedLinears:
 
         quantized = [part for part in parts if isinstance(part, QuantizedRows)]
         code_format = CodeFormat.of(quantized, float32) if quantized else None
-        options: dict[str, Any] = {"interleaved": interleaved, "int8": int8, "float32": float32, "code_format": code_format, "allocate": allocate_next}
+        options: dict[str, Any] = {
+            "interleaved": interleaved,
+            "int8": int8,
+            "float32": float32,
+            "code_format": code_format,
+            "allocate": allocate_next,
+        }
         for index in range(count):
             matrix = as_packable(_cut(parts, index * rows, (index + 1) * rows), dtype)
             self.linears.append(PackedLinear(kernels, matrix, dtype=dtype, threads=threads, **options))
