@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,7 +83,7 @@ class PackedWeights:
             self._routers.setdefault(f"{layer}.router", []).extend(parts)
             return
         kernels, dtype, threads = workspace.kernels, self.dtype, workspace.threads
-        options = {"interleaved": name == "gate_up", "int8": int8 and name not in NEVER_INT8}
+        options: dict[str, Any] = {"interleaved": name == "gate_up", "int8": int8 and name not in NEVER_INT8}
         if count is None:
             packable = as_packable(parts, dtype)
             self.linears[stem] = PackedLinear(kernels, packable, dtype=dtype, threads=threads, allocate=allocate, **options)

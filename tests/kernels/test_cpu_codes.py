@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import cpu_ops
 import cpu_reference
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aengine.kernels.cpu import ops
-from aengine.kernels.cpu.library import CpuKernels, Workspace
+from aengine.kernels.cpu.library import SOFTMAX, CExpertsOp, CpuKernels, Workspace
 from aengine.kernels.cpu.packing import PackedLinear, PackedLinears
 from aengine.kernels.quantized import QuantizedRows
 
@@ -95,3 +97,75 @@ def test_quantised_activations(
     dense = weight.dequantized()
     scores = ops.logits(Workspace(kernels, threads), x, packed)
     assert_near(scores, cpu_reference.linear(rounded, dense), rounded, dense)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_does_not_depend_on_its_neighbours(kernels: CpuKernels, kind: str) -> None:
+    torch.manual_seed(1)
+    x, weight = torch.randn(411, 130), draw(kind, 200, 130, 32)
+    packed = pack(kernels, weight, torch.float32)
+    together = cpu_ops.linear(Workspace(kernels, 3), x, packed)
+    workspace = Workspace(kernels, 1)
+    for first, count in [(0, 1), (7, 2), (100, 3), (200, 4), (300, 5), (5, 6), (17, 100)]:
+        assert torch.equal(cpu_ops.linear(workspace, x[first : first + count], packed), together[first : first + count])
+
+
+@pytest.mark.parametrize("float32", [False, True])
+def test_nan_and_infinity_stay_in_their_rows(kernels: CpuKernels, float32: bool) -> None:
+    x = torch.randn(4, 64)
+    x[1, 3], x[2, 5] = torch.nan, torch.inf
+    packed = pack(kernels, draw("int4", 100, 64, 32), torch.float32, float32=float32)
+    result = cpu_ops.linear(Workspace(kernels, 2), x, packed)
+    assert result[[0, 3]].isfinite().all()
+    assert not result[[1, 2]].isfinite().any()
+
+
+def test_interleaved_codes(kernels: CpuKernels) -> None:
+    torch.manual_seed(2)
+    weight, x = draw("zeros4", 2 * 70, 96, 32), torch.randn(5, 96) / 10
+    packed = pack(kernels, weight, torch.float32, interleaved=True, float32=True)
+    expected = cpu_reference.gated_linear(x, weight.dequantized())
+    torch.testing.assert_close(cpu_ops.gated_linear(Workspace(kernels, 2), x, packed), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["int4", "zeros4", "table", "int8"])
+def test_experts_of_codes(kernels: CpuKernels, kind: str) -> None:
+    """The grouped products of experts, which are of several matrices, as those of each matrix by itself."""
+    torch.manual_seed(3)
+    experts, hidden, inner, workspace = 6, 64, 48, Workspace(kernels, 2)
+    gate_up, down = draw(kind, experts * 2 * inner, hidden, 32), draw(kind, experts * hidden, inner, 16)
+    options = {"dtype": torch.float32, "threads": 2}
+    packed_gate_up = PackedLinears(kernels, [gate_up[:100], gate_up[100:]], experts, interleaved=True, **options)
+    packed_down = PackedLinears(kernels, [down], experts, **options)
+    router = torch.randn(experts, hidden)
+    packed_router = PackedLinear(kernels, [router], **options)
+    pointers = [ctypes.addressof(packed_router.c), None, ctypes.addressof(packed_gate_up.c), ctypes.addressof(packed_down.c), None, None]
+    op = CExpertsOp(*pointers, experts, 2, 1, 1, 1, 1.0, SOFTMAX, True, False, multiplier=1.0)
+    x = torch.randn(37, hidden) / 10
+    chosen, weights = cpu_reference.route(cpu_reference.linear(x, router), 2, normalize=True)
+    expected = torch.zeros(37, hidden)
+    for expert in range(experts):
+        gated = cpu_ops.gated_linear(workspace, x, packed_gate_up.linears[expert])
+        share = (weights * (chosen == expert)).sum(-1, keepdim=True)
+        expected += share * cpu_ops.linear(workspace, gated, packed_down.linears[expert])
+    result = cpu_ops.experts(workspace, x, op)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_bytes_in_memory(kernels: CpuKernels) -> None:
+    """A 4-bit matrix with a 16-bit scale per 32 columns takes 4.5 bits per weight."""
+    for scale_dtype in (torch.bfloat16, torch.float16):
+        packed = pack(kernels, draw("int4", 128, 1024, 32, scale_dtype), torch.bfloat16)
+        assert packed.nbytes == 128 * 1024 * 9 // 16
+
+
+def test_what_is_refused(kernels: CpuKernels) -> None:
+    options = {"dtype": torch.float32, "threads": 1}
+    with pytest.raises(ValueError, match="groups of 40 columns"):
+        PackedLinear(kernels, [draw("int4", 8, 80, 40)], **options)
+    with pytest.raises(ValueError, match="differ in columns, bits, group size"):
+        PackedLinear(kernels, [draw("int4", 8, 64, 32), draw("int4", 8, 64, 16)], **options)
+    with pytest.raises(ValueError, match="order of columns"):
+        PackedLinear(kernels, [draw("int4", 8, 64, 32, ordered=True) for _ in range(2)], **options)
+    with pytest.raises(ValueError, match="quantised parts and others"):
+        PackedLinear(kernels, [draw("int4", 8, 64, 32), torch.randn(8, 64)], **options)

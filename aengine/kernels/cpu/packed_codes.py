@@ -58,9 +58,7 @@ class CodeFormat:
             raise ValueError(f"groups of {first.group_size} columns are not supported; the size has to be a multiple of {BLOCK}")
         float8 = first.codes.dtype == torch.float8_e4m3fn
         if first.bits not in (4, 8) or (first.bits == 4 and float8) or (first.bits == 8 and first.table is not None):
-            raise ValueError(
-                f"codes of {first.bits} bits as {first.codes.dtype} {'with' if first.table is not None else 'without'} a table are not supported"
-            )
+            raise ValueError(f"{first.bits}-bit codes as {first.codes.dtype}, or a table of them, are not supported")
         signed = first.codes.dtype == torch.int8
         shift = 2 ** (first.bits - 1) if signed else 0
         exact = float8 or first.table is not None

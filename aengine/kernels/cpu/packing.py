@@ -19,7 +19,7 @@ from aengine.kernels.cpu.packed_codes import CodeFormat, pack_codes
 from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 
-_Rows = TypeVar("_Rows", bound=Rows)
+_Rows = TypeVar("_Rows", Tensor, Rows)
 _PER_WORD = {BF16_PAIRS: 2, F32_WORDS: 1, INT8_QUADS: 4}
 _MAX_INT8_FEATURES = 65536  # with more columns a sum of products could overflow 32 bits
 

@@ -27,30 +27,28 @@ struct Prefetch {
 };
 constexpr int PANEL_LINES = PANEL / LINE_WORDS;
 
-// The part of the panel at `next` that pass number `pass` of `passes` prefetches. A single pass prefetches nothing: it is sequential, which
-// the hardware prefetcher does better.
+// The part of the panel at `next` that pass number `pass` of `passes` prefetches. A single pass prefetches what is WORDS_AHEAD instead.
 inline Prefetch prefetch_part(const u32* next, i64 steps, i64 pass, i64 passes) {
   const int lines = passes < PANEL_LINES ? PANEL_LINES / 2 : 1;
   const i64 parts = PANEL_LINES / lines;
   return next && passes > 1 && pass < parts ? Prefetch{next + pass * steps * lines * LINE_WORDS, lines} : Prefetch{nullptr, 0};
 }
 
-// The sums of one panel for ROWS rows; PREFETCHES meanwhile what `prefetch` says.
-template <class Dot, int ROWS, bool PREFETCHES>
+// The sums of one panel for ROWS rows; prefetches meanwhile what `prefetch` says, at most LINES per step.
+template <class Dot, int ROWS, int LINES>
 AE_NOINLINE void multiply_panel(const typename Dot::X* const* rows, const u32* panel, i64 steps, const Prefetch& prefetch,
                                 typename Dot::Sum (*out)[PANEL / LANES]) {
   const typename Dot::X* x[ROWS];
   for (int i = 0; i < ROWS; i++) x[i] = rows[i];
   constexpr int VECTORS = tile_vectors(ROWS);
-  constexpr int MOST_LINES = ROWS == 1 ? PANEL_LINES : 2;
   const u32* ahead = prefetch.words;
-  const i64 jump = (ROWS == 1 ? PANEL_LINES : prefetch.lines) * LINE_WORDS, second = smaller(jump - LINE_WORDS, LINE_WORDS);
+  const i64 jump = (LINES == PANEL_LINES ? LINES : prefetch.lines) * LINE_WORDS, second = smaller(jump - LINE_WORDS, LINE_WORDS);
   for (int column = 0; column < PANEL; column += VECTORS * LANES) {
     typename Dot::Sum sums[ROWS][VECTORS] = {};
     for (i64 step = 0; step < steps; step++) {
       const u32* words = panel + step * PANEL;
-      if (PREFETCHES && column == 0) {
-        for (int line = 0; line < MOST_LINES; line++) __builtin_prefetch(ahead + line * second, 0, 2);
+      if (LINES && column == 0) {
+        for (int line = 0; line < LINES; line++) __builtin_prefetch(ahead + line * second, 0, 2);
         ahead += jump;
       }
       for_each_part<Dot>([&](auto part) {
@@ -90,11 +88,12 @@ void gemm(const Member& member, const Prepared<Dot>& x, const Groups& groups, co
     }
     typename Dot::Sum sums[TILE_ROWS][PANEL / LANES];
     const Prefetch prefetch =
-        group.count == 1 ? Prefetch{tile.words + WORDS_AHEAD, PANEL_LINES} : prefetch_part(tile.next, steps, tile.pass, tile.passes);
+        tile.passes == 1 ? Prefetch{tile.words + WORDS_AHEAD, PANEL_LINES} : prefetch_part(tile.next, steps, tile.pass, tile.passes);
     with_rows(tile.count, [&](auto n) {
-      // A single row always prefetches; tiles that share a panel have three rows at least.
-      const bool prefetches = n == 1 || (n > 2 && prefetch.lines > 0);
-      const auto multiply = prefetches ? multiply_panel<Dot, n, n != 2> : multiply_panel<Dot, n, n == 1>;
+      constexpr int OF_NEXT = n > 2 ? 2 : PANEL_LINES;  // tiles that share a panel have three rows at least
+      constexpr int NOTHING = n > 2 ? 0 : PANEL_LINES;
+      const auto ahead = multiply_panel<Dot, n, PANEL_LINES>, of_next = multiply_panel<Dot, n, OF_NEXT>;
+      const auto multiply = tile.passes == 1 ? ahead : prefetch.lines ? of_next : multiply_panel<Dot, n, NOTHING>;
       multiply(rows, tile.words, steps, prefetch, sums);
     });
     // Sums become float values in place: scaled if they are int8, and with the bias.
