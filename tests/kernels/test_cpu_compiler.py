@@ -23,8 +23,10 @@ FILES = {
     "attention.cpp": "static int twenty() { return 20; }\n",
     "experts.cpp": "static int experts() { return 1; }\n",
     "draw.cpp": "int draw() { return twenty() + experts(); }\n",
-    "gemm.cpp": "static int gemm() { return 21; }\n",
-    "kernels.cpp": 'int draw();\nextern "C" __attribute__((visibility("default"))) int answer() { return draw() + gemm(); }\n',
+    "codes.cpp": "int codes() { return 10; }\n",
+    "gemm.cpp": "static int gemm() { return 11; }\n",
+    "kernels.cpp": "int draw();\nint codes();\n"
+    'extern "C" __attribute__((visibility("default"))) int answer() { return draw() + codes() + gemm(); }\n',
     "other.h": "\n",
 }
 
