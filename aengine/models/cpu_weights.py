@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.cpu.library import Workspace
-from aengine.kernels.cpu.packing import PackedLinear, PackedLinears, as_packable
+from aengine.kernels.cpu.packing import PackedLinear, PackedLinears, are_packable, as_packable
 from aengine.kernels.quantized import Rows
 from aengine.kernels.warm_memory import Allocate
 from aengine.models.named_weights import NEVER_INT8, named_weights
@@ -72,16 +72,18 @@ class PackedWeights:
         self, workspace: Workspace, stem: str, rows: Sequence[Rows], count: int | None, int8: bool, allocate: Allocate
     ) -> None:
         """`count`: of how many matrices the rows are; None: of one."""
-        parts = [part if isinstance(part, Tensor) else part.dequantized() for part in rows]  # no kernel reads quantised rows yet
         if stem in _TABLES:
-            self.tables[stem] = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.dtype).contiguous()
+            table = _dequantized(rows)
+            self.tables[stem] = (table[0] if len(table) == 1 else torch.cat(table)).to(self.dtype).contiguous()
             if stem != "embedding" or not self.spec.tied_head:
                 return
             stem = "head"
         layer, _, name = stem.rpartition(".")
         if name in ("router", "shared_gate"):
-            self._routers.setdefault(f"{layer}.router", []).extend(parts)
+            self._routers.setdefault(f"{layer}.router", []).extend(_dequantized(rows))
             return
+        # What the kernels have no format for, such as parts with groups of several sizes, is as wide as the activations.
+        parts: Sequence[Rows] = rows if name not in NEVER_INT8 and are_packable(rows) else _dequantized(rows)
         kernels, dtype, threads = workspace.kernels, self.dtype, workspace.threads
         options: dict[str, Any] = {"interleaved": name == "gate_up", "int8": int8 and name not in NEVER_INT8}
         if count is None:
@@ -99,3 +101,7 @@ class PackedWeights:
         if bias is not None:
             router.set_bias([bias, bias.new_zeros(router.out_features - len(bias))])
         self.linears[stem] = router
+
+
+def _dequantized(rows: Sequence[Rows]) -> list[Tensor]:
+    return [part if isinstance(part, Tensor) else part.dequantized() for part in rows]

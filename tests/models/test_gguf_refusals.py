@@ -105,6 +105,8 @@ def test_tensors_and_metadata(path: pathlib.Path) -> None:
     assert "it lacks model.layers.0.self_attn.v_proj.weight" in refused(path, gguf_bytes(LLAMA, lacking))
     assert "num_attention_heads 0" in refused(path, gguf_bytes({**LLAMA, "llama.attention.head_count": 0}, TENSORS))
     assert "num_attention_heads 'two'" in refused(path, gguf_bytes({**LLAMA, "llama.attention.head_count": "two"}, TENSORS))
+    for layers in (12, 2**31):
+        assert f"block_count {layers} is more than" in refused(path, gguf_bytes({**LLAMA, "llama.block_count": layers}, TENSORS))
     assert "differs between layers" in refused(path, gguf_bytes({**LLAMA, "llama.attention.head_count": [2, 4]}, TENSORS))
     assert "has no general.architecture" in refused(path, gguf_bytes({}, TENSORS))
     assert "one of 3 files of a model" in refused(path, gguf_bytes({**LLAMA, "split.count": 3}, TENSORS))

@@ -178,6 +178,18 @@ def as_packable(parts: Sequence[Rows], dtype: torch.dtype) -> Sequence[Rows]:
     return [part.to(dtype) if isinstance(part, Tensor) else part for part in parts]
 
 
+def are_packable(parts: Sequence[Rows]) -> bool:
+    """Whether all parts are quantised, in a way that the kernels have a format for."""
+    quantized = [part for part in parts if isinstance(part, QuantizedRows)]
+    if len(quantized) < len(parts):
+        return False
+    try:
+        CodeFormat.of(quantized, float32=False)
+    except ValueError:
+        return False
+    return True
+
+
 def _cut(parts: Sequence[_Rows], begin: int, end: int) -> list[_Rows]:
     """Rows begin .. end of the parts one after another, as views."""
     found: list[_Rows] = []

@@ -175,6 +175,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     if experts:
         config["num_experts"] = experts
     reader = ConfigReader(config, {})
+    if reader.positive("num_hidden_layers") > len(file.tensors):
+        raise ModelLoadError(f"{prefix}block_count {config['num_hidden_layers']} is more than the file's {len(file.tensors)} tensors")
     heads = reader.positive("num_attention_heads")
     config.setdefault("num_key_value_heads", heads)
     config["head_dim"] = reader.positive("head_dim", reader.positive("hidden_size") // heads)
