@@ -86,6 +86,8 @@ class PackedWeights:
         parts: Sequence[Rows] = rows if name not in NEVER_INT8 and are_packable(rows) else _dequantized(rows)
         kernels, dtype, threads = workspace.kernels, self.dtype, workspace.threads
         options: dict[str, Any] = {"interleaved": name == "gate_up", "int8": int8 and name not in NEVER_INT8}
+        if parts is rows:
+            options["float32"] = dtype is torch.float32  # then activations are not quantised either
         if count is None:
             packable = as_packable(parts, dtype)
             self.linears[stem] = PackedLinear(kernels, packable, dtype=dtype, threads=threads, allocate=allocate, **options)
