@@ -53,8 +53,10 @@ class EngineConfig:
     """auto, cpu (our own kernels, on a CPU), flashinfer (on CUDA), triton (our own kernels, on CUDA), torch_native."""
     kv_cache_dtype: Annotated[str, one_of("auto", "fp8")] = "auto"
     """auto (that of the weights), fp8 (e4m3, scaled as the checkpoint says, on CUDA)."""
-    quantization: Annotated[str, one_of("none", "int8")] = "none"
-    """none, int8 (weights and activations of all linear layers in 8 bits, on a CPU; activations are scaled as they come)."""
+    quantization: Annotated[str, one_of("none", "int8", "int4", "fp8")] = "none"
+    """On a CPU, what the weights of all linear layers become when they are loaded, unless the checkpoint has them quantised: none, int8
+    (one scale per row), int4 (one scale per 32 weights; the head in int8), fp8 (one scale per row). With int8 and int4 activations are
+    quantised, too, as they come."""
     eager: bool = False
     """On CUDA: launch every operation on its own instead of replaying captured graphs. Starts faster, runs slower."""
     graph_sizes: Annotated[tuple[int, ...] | None, _GRAPH_SIZES] = None

@@ -176,14 +176,14 @@ class DecoderStack:
         *,
         dtype: torch.dtype,
         groups: LayerGroups | None = None,
-        int8: bool = False,
+        quantization: str = "none",
         allocate: Allocate = lazy_bytes,
     ) -> None:
         """Packs each of `weights` as it comes: the names of `named_weights(spec)` with their parts, consecutive rows of a
         parameter. Only the embedding is kept unpacked: if it has `dtype` it is not copied, so it may stay in a mapped file.
 
-        It can be called with positions below `num_positions`. `groups`: of the KV; None: all layers are in one. With `int8` all linear
-        layers and the head are quantised. `allocate` makes the memory of packed matrices.
+        It can be called with positions below `num_positions`. `groups`: of the KV; None: all layers are in one. `quantization` is
+        that of `EngineConfig`. `allocate` makes the memory of packed matrices.
         Raises ValueError for a model that `unsupported` names, and for weights that are missing, unknown or of another shape.
         """
         reason = unsupported(spec, dtype)
@@ -193,7 +193,7 @@ class DecoderStack:
         self.dtype = dtype
         self._groups = groups or layer_groups([None] * spec.num_layers)
         self._weights = PackedWeights(spec, dtype)
-        self._weights.take(workspace, weights, int8, allocate)
+        self._weights.take(workspace, weights, quantization, allocate)
         self._program = Program(self._weights, num_positions, self._groups)
 
     @property

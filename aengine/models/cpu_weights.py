@@ -11,9 +11,10 @@ from torch import Tensor
 
 from aengine.kernels.cpu.library import Workspace
 from aengine.kernels.cpu.packing import PackedLinear, PackedLinears, are_packable, as_packable
+from aengine.kernels.quantize import quantize_rows
 from aengine.kernels.quantized import Rows
 from aengine.kernels.warm_memory import Allocate
-from aengine.models.named_weights import NEVER_INT8, named_weights
+from aengine.models.named_weights import NEVER_QUANTIZED, named_weights
 from aengine.models.spec import ModelSpec
 
 _TABLES = ("embedding", "positions")  # rows are read by number
@@ -37,7 +38,7 @@ class PackedWeights:
         linears = sum(weight.nbytes for weight in self.linears.values()) + sum(weights.nbytes for weights in self.grouped.values())
         return linears + sum(vector.nbytes for vector in self.vectors.values())
 
-    def take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]], int8: bool, allocate: Allocate) -> None:
+    def take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]], quantization: str, allocate: Allocate) -> None:
         """Packs each of `weights` as it comes, in the order of `named_weights`.
 
         Raises ValueError for weights that are missing, unknown or of another shape.
@@ -62,14 +63,14 @@ class PackedWeights:
                 self.vectors[name] = torch.cat(tensors).float()
             else:
                 count = expected.shape[0] if len(expected.shape) == 3 else None
-                self._take_matrix(workspace, stem, parts, count, int8, allocate)
+                self._take_matrix(workspace, stem, parts, count, quantization, allocate)
         if missing:
             raise ValueError(f"{next(iter(missing))} is missing")
         while self._routers:
             self._pack_router(workspace, *self._routers.popitem())
 
     def _take_matrix(
-        self, workspace: Workspace, stem: str, rows: Sequence[Rows], count: int | None, int8: bool, allocate: Allocate
+        self, workspace: Workspace, stem: str, rows: Sequence[Rows], count: int | None, quantization: str, allocate: Allocate
     ) -> None:
         """`count`: of how many matrices the rows are; None: of one."""
         if stem in _TABLES:
@@ -82,11 +83,16 @@ class PackedWeights:
         if name in ("router", "shared_gate"):
             self._routers.setdefault(f"{layer}.router", []).extend(_dequantized(rows))
             return
+        quantizable = name not in NEVER_QUANTIZED
+        in_int8 = quantization == "int8" or (quantization == "int4" and stem == "head")
+        if quantizable and not in_int8 and quantization != "none":
+            rows = [quantize_rows(part, quantization) if isinstance(part, Tensor) else part for part in rows]
         # What the kernels have no format for, such as parts with groups of several sizes, is as wide as the activations.
-        parts: Sequence[Rows] = rows if name not in NEVER_INT8 and are_packable(rows) else _dequantized(rows)
+        has_codes = quantizable and are_packable(rows)
+        parts: Sequence[Rows] = rows if has_codes else _dequantized(rows)
         kernels, dtype, threads = workspace.kernels, self.dtype, workspace.threads
-        options: dict[str, Any] = {"interleaved": name == "gate_up", "int8": int8 and name not in NEVER_INT8}
-        if parts is rows:
+        options: dict[str, Any] = {"interleaved": name == "gate_up", "int8": quantizable and in_int8 and not has_codes}
+        if has_codes:
             options["float32"] = dtype is torch.float32  # then activations are not quantised either
         if count is None:
             packable = as_packable(parts, dtype)

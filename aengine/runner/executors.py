@@ -17,7 +17,7 @@ from aengine.runner.setup import ExecutorSetup
 _log = logging.getLogger("aengine")
 _DEVICE_BOUND = {
     "attention_backend": {"cpu": "cpu", "flashinfer": "cuda", "triton": "cuda"},
-    "quantization": {"int8": "cpu"},
+    "quantization": {"int8": "cpu", "int4": "cpu", "fp8": "cpu"},
     "kv_cache_dtype": {"fp8": "cuda"},
 }
 

@@ -50,17 +50,24 @@ class HostExecutor:
         attention = spec.layers[0].attention
         self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, dtype)
         self._layers_per_page = setup.groups.layers_per_page
-        int8 = setup.config.quantization == "int8"
+        quantization = setup.config.quantization
         mapped = setup.config.load_format != "dummy" and setup.config.dtype in ("auto", spec.dtype)
         copied = spec.vocab_size * spec.hidden_size * dtype.itemsize if spec.tied_head and not mapped else 0  # beside the packed head
         committed = 0 if warm is None else warm.touched
-        weights = weight_bytes(spec, dtype.itemsize, int8=int8) + copied
+        weights = weight_bytes(spec, dtype.itemsize, quantization) + copied
         check_memory(weights, self.bytes_per_page(), setup.needs, setup.config, free_host_memory() + committed)
         allocate = lazy_bytes if warm is None else warm.allocate
         start = time.perf_counter()
         with torch.inference_mode():
             self._stack = DecoderStack(
-                workspace, spec, setup.weights(check), setup.max_model_len, dtype=dtype, groups=setup.groups, int8=int8, allocate=allocate
+                workspace,
+                spec,
+                setup.weights(check),
+                setup.max_model_len,
+                dtype=dtype,
+                groups=setup.groups,
+                quantization=quantization,
+                allocate=allocate,
             )
             self._sampler = Sampler(
                 setup.max_num_seqs, spec.vocab_size, setup.device, draw=lambda logits, params, _: ops.draw(workspace, logits, params)
@@ -73,7 +80,7 @@ class HostExecutor:
             kernels.level.value,
             workspace.threads,
             show_bytes(self._stack.nbytes),
-            "int8" if int8 else str(dtype).removeprefix("torch."),
+            str(dtype).removeprefix("torch.") if quantization == "none" else quantization,
             time.perf_counter() - start,
         )
 

@@ -50,7 +50,7 @@ def load_torch_model(setup: ExecutorSetup, check: Callable[[], object]) -> tuple
     if isinstance(spec, FallbackSpec):
         check_memory(spec.num_parameters * setup.dtype.itemsize, backend.bytes_per_page(), setup.needs, setup.config, available)
         return _load_fallback(setup, spec, backend, check), backend
-    check_memory(weight_bytes(spec, setup.dtype.itemsize, int8=False), backend.bytes_per_page(), setup.needs, setup.config, available)
+    check_memory(weight_bytes(spec, setup.dtype.itemsize), backend.bytes_per_page(), setup.needs, setup.config, available)
     weights = fused(spec, setup.weights(check), setup.dtype, setup.device)
     ops = select_ops(backend.name, setup.dtype, backend.spec.head_dim, setup.device)
     return Decoder(spec, weights, setup.max_model_len, ops), backend

@@ -20,8 +20,8 @@ def warm_weights(config: EngineConfig, model_dir: pathlib.Path) -> WarmMemory | 
     if "torch" in sys.modules or not on_cpu or config.load_format == "dummy" or config.attention_backend == "torch_native":
         return None
     size = sum((model_dir / name).stat().st_size for name in find_checkpoint(model_dir, config.load_format).names)
-    if config.quantization == "int8":  # most checkpoints have 16 bits per weight
-        size //= 2
+    if config.quantization != "none":  # most checkpoints have 16 bits per weight
+        size //= 4 if config.quantization == "int4" else 2
     elif config.dtype == "float32":
         size *= 2
     return WarmMemory(size) if _SMALLEST <= size <= free_host_memory() // 2 else None

@@ -209,7 +209,7 @@ def test_int8_is_near(some_kernels: CpuKernels, name: str) -> None:
     weights, steps = weights_of(spec), layouts(16)
     exact = torch.cat(torch_logits(spec, weights, torch.float32, steps))
     workspace = Workspace(some_kernels, 2)
-    stack = stack_of(workspace, spec, weights, torch.float32, int8=True)
+    stack = stack_of(workspace, spec, weights, torch.float32, quantization="int8")
     logits = stack.logits(workspace, torch.cat(hidden_states(workspace, stack, pool_of(spec, torch.float32, 16), steps)))
     assert distance(spec, logits, exact) < 0.08 * distance(spec, 0 * exact, exact)
 

@@ -206,7 +206,7 @@ def test_int8_is_near(kernels: CpuKernels, dtype: torch.dtype) -> None:
     weights, steps = random_weights(spec), layouts(16)
     exact = torch.cat(torch_logits(spec, weights, torch.float32, steps))
     workspace = Workspace(kernels, 2)
-    stack = stack_of(workspace, spec, weights, dtype, int8=True)
+    stack = stack_of(workspace, spec, weights, dtype, quantization="int8")
     assert stack.nbytes < 1.2 * sum(weight.numel() for weight in weights.values())
     logits = stack.logits(workspace, torch.cat(hidden_states(workspace, stack, pool_of(spec, dtype, 16), steps)))
     assert (logits - exact).norm() < 0.06 * exact.norm()
@@ -217,7 +217,7 @@ def test_int8_is_near(kernels: CpuKernels, dtype: torch.dtype) -> None:
 def test_bits_do_not_depend_on_threads_or_on_the_logits_indices(kernels: CpuKernels, dtype: torch.dtype, int8: bool) -> None:
     spec = tiny_spec("qwen3-partly-windowed")
     weights, steps = random_weights(spec), layouts(16)
-    stack = stack_of(Workspace(kernels, 1), spec, weights, dtype, int8=int8)
+    stack = stack_of(Workspace(kernels, 1), spec, weights, dtype, quantization="int8" if int8 else "none")
     expected = hidden_states(Workspace(kernels, 1), stack, pool_of(spec, dtype, 16), steps)
     for threads in (2, 4, 7):
         workspace, pool = Workspace(kernels, threads), pool_of(spec, dtype, 16)
@@ -233,7 +233,7 @@ def test_bits_do_not_depend_on_threads_or_on_the_logits_indices(kernels: CpuKern
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-tied-biased-odd"])
 def test_a_greedy_step_brings_the_argmax(kernels: CpuKernels, family: str, dtype: torch.dtype, int8: bool) -> None:
     spec = tiny_spec(family)
-    stack = stack_of(Workspace(kernels, 1), spec, random_weights(spec), dtype, int8=int8)
+    stack = stack_of(Workspace(kernels, 1), spec, random_weights(spec), dtype, quantization="int8" if int8 else "none")
     for threads in (1, 3):
         workspace, pool = Workspace(kernels, threads), pool_of(spec, dtype, 16)
         for number, layout in enumerate(layouts(16)):

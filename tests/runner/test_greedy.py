@@ -160,17 +160,19 @@ def test_rows_and_pages_are_reused(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.skipif(os.environ.get("AENGINE_CPU_LEVEL") == "torch", reason="AENGINE_CPU_LEVEL turns the CPU kernels off")
-def test_int8_is_near_float32(demo) -> None:
+@pytest.mark.parametrize(("quantization", "most"), [("int8", 0.03), ("int4", 0.2), ("fp8", 0.05)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_quantised_weights_are_near_float32(demo, quantization: str, most: float, dtype: str) -> None:
     """Logits of a long prompt through the whole model; products alone are tested in tests/kernels."""
     path, prompts, _ = demo
-    seen = {}
-    for quantization in ("none", "int8"):
-        runner = make_runner(path, quantization=quantization)
+    seen = []
+    for options in ({}, {"quantization": quantization, "dtype": dtype}):
+        runner = make_runner(path, **options)
         logits = record_logits(runner)
         Driver(runner).generate([prompts[-1]], 1)
-        seen[quantization] = logits[0][0]
-    error = (seen["int8"] - seen["none"]).norm() / seen["none"].norm()
-    assert 0 < error < 0.03, error
+        seen.append(logits[0][0].float())
+    error = (seen[1] - seen[0]).norm() / seen[0].norm()
+    assert 0 < error < most, error
 
 
 def test_int8_needs_the_kernels(demo) -> None:

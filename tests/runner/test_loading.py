@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_not_read(monkeypatch: pytest.MonkeyPatch, settings
         mapped = load_format == "auto" and runner.dtype is torch.bfloat16  # else the embedding is copied beside the packed head
         held = executor._stack.nbytes + (0 if mapped else executor._stack._weights.tables["embedding"].nbytes)
     else:
-        held = weight_bytes(runner.spec, runner.dtype.itemsize, int8=False)
+        held = weight_bytes(runner.spec, runner.dtype.itemsize)
     cache = 2 * executor.bytes_per_page()
     runner.close()
     for module in (torch_models, host_executor):

@@ -1,0 +1,49 @@
+"""Quantising a matrix at load: to 4 bits in groups of 32 columns, or to float8 with one scale per row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aengine.kernels.quantized import QuantizedRows
+
+INT4_GROUP = 32
+_SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)  # of the scale: cutting the largest numbers of a group off can lower its error
+_CHUNK_ROWS = 4096
+
+
+def quantize_rows(matrix: Tensor, quantization: str) -> QuantizedRows:
+    """[rows, columns] of any float dtype -> "int4" or "fp8"."""
+    quantize = {"int4": _int4, "fp8": _fp8}[quantization]
+    chunks = [quantize(chunk.float()) for chunk in torch.split(matrix, _CHUNK_ROWS)]
+    codes, scales = (torch.cat(tensors) for tensors in zip(*chunks, strict=True))
+    if quantization == "fp8":
+        return QuantizedRows(codes, scales, matrix.shape[1], bits=8)
+    return QuantizedRows(codes, scales, INT4_GROUP, bits=4, offsets=-8.0 * scales)
+
+
+def _int4(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes 0..15 of (code - 8) * scale: of several bfloat16 scales of each group the one with the least squared error."""
+    rows, columns = matrix.shape
+    padded = torch.nn.functional.pad(matrix, (0, -columns % INT4_GROUP))
+    groups = padded.view(rows, -1, INT4_GROUP)
+    # The number of the largest magnitude becomes -8, the code of the largest magnitude.
+    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -8.0
+    best = torch.full(groups.shape[:2], torch.inf)
+    codes, scales = torch.zeros(groups.shape, dtype=torch.uint8), torch.zeros(groups.shape[:2])
+    for shrink in _SHRINKS:
+        scale = (largest * shrink).bfloat16().float()
+        found = torch.where(scale == 0, 0.0, groups / scale).round_().clamp_(-8, 7)
+        error = (found * scale - groups).square().sum(-1)
+        better = error < best
+        best = torch.where(better, error, best)
+        codes = torch.where(better[..., None], (found + 8).to(torch.uint8), codes)
+        scales = torch.where(better, scale[..., 0], scales)
+    return codes.view(rows, -1)[:, :columns].contiguous(), scales
+
+
+def _fp8(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """float8_e4m3fn with the largest magnitude of a row at the largest number."""
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    scales = matrix.abs().amax(-1, keepdim=True) / largest
+    return (matrix / torch.where(scales == 0, 1.0, scales)).clamp_(-largest, largest).to(torch.float8_e4m3fn), scales

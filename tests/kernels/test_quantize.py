@@ -1,0 +1,36 @@
+"""What is quantised at load is near the matrix it was made of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aengine.kernels.quantize import INT4_GROUP, quantize_rows
+
+
+@pytest.mark.parametrize(("quantization", "most"), [("int4", 0.09), ("fp8", 0.03)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_error_of_normal_weights(quantization: str, most: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(70, 200).to(dtype)
+    rows = quantize_rows(matrix, quantization)
+    assert rows.shape == matrix.shape
+    error = (rows.dequantized() - matrix.float()).norm() / matrix.float().norm()
+    assert error < most
+
+
+@pytest.mark.parametrize("quantization", ["int4", "fp8"])
+def test_zeros_stay_zeros(quantization: str) -> None:
+    matrix = torch.zeros(3, 100)
+    matrix[1, 40] = 1.0
+    rows = quantize_rows(matrix, quantization).dequantized()
+    assert torch.equal(rows != 0, matrix != 0)
+
+
+def test_int4_finds_numbers_that_4_bits_hold() -> None:
+    """Integers of -8 to 7 times a scale, the whole range in each group, come back as they are."""
+    torch.manual_seed(0)
+    codes = torch.randint(-8, 8, (5, 4, INT4_GROUP)).float()
+    codes[..., 0] = -8.0
+    matrix = (codes * torch.tensor([0.5, 1.0, 0.25, -2.0])[:, None]).flatten(1)
+    assert torch.equal(quantize_rows(matrix, "int4").dequantized(), matrix)
