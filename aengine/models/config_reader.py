@@ -31,12 +31,12 @@ class NotNativeError(ModelLoadError):
 
 @dataclass(frozen=True, slots=True)
 class ConfigReader:
-    family: str  # whose config it is; both as in `ModelSpec`
-    architecture: str
     config: Mapping[str, Any]
     defaults: Mapping[str, Any]  # the family's values of keys that are absent; a key of the config that is null is not absent
     keys: Mapping[str, str] = field(default_factory=dict)  # key -> the family's own name of it, in the config and the defaults
     max_model_len: int | None = None  # tokens that the engine will be limited to; None: by the model and memory alone
+    family: str = ""  # whose config it is, if it describes a whole model; both as in `ModelSpec`
+    architecture: str = ""
 
     def name(self, key: str) -> str:
         """A key as the config has it."""

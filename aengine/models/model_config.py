@@ -32,7 +32,7 @@ def read_spec(config: Mapping[str, Any], max_model_len: int | None = None) -> Mo
     """
     family = _family(config)
     read_quantization(config)  # so that one that is not supported is refused before any weight is looked for
-    return family.read(ConfigReader(family.model_type, family.architecture, config, family.defaults, family.keys, max_model_len))
+    return family.read(ConfigReader(config, family.defaults, family.keys, max_model_len, family.model_type, family.architecture))
 
 
 def _family(config: Mapping[str, Any]) -> Family:
