@@ -8,6 +8,7 @@
 namespace aengine {
 
 using u8 = uint8_t;
+using i8 = int8_t;
 using u16 = uint16_t;
 using u32 = uint32_t;
 using u64 = uint64_t;

@@ -6,6 +6,45 @@
 
 namespace aengine {
 
+// Words of four int8 with activations as pairs of int16: depths 0 and 2 of a word, then 1 and 3.
+struct Int16Dot {
+  using X = i16;
+  using Sum = VecI;
+  static constexpr int X_PER_WORD = 4, PARTS = 2;
+  static constexpr bool OFFSET = false;
+  typedef i16 VecS __attribute__((vector_size(4 * LANES)));
+  template <int PART>
+  static AE_INLINE VecU weights(VecU words) {  // both bytes of a part as int16, sign and all
+    const VecU at_top = PART == 0 ? words << 8 : words;
+    return (VecU)((VecS)at_top >> 8);
+  }
+  template <int PART>
+  static AE_INLINE VecU activations(const X* x) {
+    u32 pair;
+    memcpy(&pair, x + 2 * PART, sizeof pair);
+    return splat_word(pair);
+  }
+  static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) {
+#if defined(__AVX512VNNI__)
+    return (VecI)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)x, (__m512i)w);
+#elif defined(__AVX512BW__)
+    return sum + (VecI)_mm512_madd_epi16((__m512i)x, (__m512i)w);
+#elif defined(__AVX2__)
+    return sum + (VecI)_mm256_madd_epi16((__m256i)x, (__m256i)w);
+#elif defined(__SSE2__)
+    return sum + (VecI)_mm_madd_epi16((__m128i)x, (__m128i)w);
+#else
+    const VecI low = ((VecI)(x << 16) >> 16) * ((VecI)(w << 16) >> 16);
+    return sum + low + ((VecI)x >> 16) * ((VecI)w >> 16);
+#endif
+  }
+  static AE_INLINE void put(X* out, VecI q) {
+    for (int i = 0; i < LANES; i += 4) {
+      out[i] = (i16)q[i], out[i + 1] = (i16)q[i + 2], out[i + 2] = (i16)q[i + 1], out[i + 3] = (i16)q[i + 3];
+    }
+  }
+};
+
 // Words of four int8 weights at consecutive depths, with quantised activations in the form that the level multiplies fastest.
 #if defined(__AVX512VNNI__)
 // Unsigned activations (q + 128); `PackedLinear::offsets` is what the 128 adds to a column's sum.
@@ -30,57 +69,32 @@ struct Int8Dot {
   }
 };
 #else
-// Pairs of int16: depths 0 and 2 of a word, then 1 and 3.
-struct Int8Dot {
-  using X = i16;
-  using Sum = VecI;
-  static constexpr int X_PER_WORD = 4, PARTS = 2;
-  static constexpr bool OFFSET = false;
-  typedef i16 VecS __attribute__((vector_size(4 * LANES)));
-  template <int PART>
-  static AE_INLINE VecU weights(VecU words) {  // both bytes of a part as int16, sign and all
-    const VecU at_top = PART == 0 ? words << 8 : words;
-    return (VecU)((VecS)at_top >> 8);
-  }
-  template <int PART>
-  static AE_INLINE VecU activations(const X* x) {
-    u32 pair;
-    memcpy(&pair, x + 2 * PART, sizeof pair);
-    return splat_word(pair);
-  }
-  static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) {
-#if defined(__AVX512BW__)
-    return sum + (VecI)_mm512_madd_epi16((__m512i)x, (__m512i)w);
-#elif defined(__AVX2__)
-    return sum + (VecI)_mm256_madd_epi16((__m256i)x, (__m256i)w);
-#elif defined(__SSE2__)
-    return sum + (VecI)_mm_madd_epi16((__m128i)x, (__m128i)w);
-#else
-    const VecI low = ((VecI)(x << 16) >> 16) * ((VecI)(w << 16) >> 16);
-    return sum + low + ((VecI)x >> 16) * ((VecI)w >> 16);
+using Int8Dot = Int16Dot;
 #endif
-  }
+
+// Int8 values in memory.
+struct Int8Values {
+  using X = i8;
   static AE_INLINE void put(X* out, VecI q) {
-    for (int i = 0; i < LANES; i += 4) {
-      out[i] = (i16)q[i], out[i + 1] = (i16)q[i + 2], out[i + 2] = (i16)q[i + 1], out[i + 3] = (i16)q[i + 3];
-    }
+    typedef i8 VecB __attribute__((vector_size(LANES)));
+    const VecB bytes = __builtin_convertvector(q, VecB);
+    memcpy(out, &bytes, sizeof bytes);
   }
 };
-#endif
 
 constexpr float INT8_MAX_VALUE = 127.f;
 
-// The nearest integers to x * factor, ties to even, in -127 .. 127; some of those for a NaN. With the bound in between, the product is
+// The nearest integers to x * factor, ties to even, in -limit .. limit; some of those for a NaN. With the bound in between, the product is
 // rounded before the sum on every level.
-AE_INLINE VecI round_scaled(VecF x, float factor) {
-  const VecF scaled = smaller(larger(x * factor, splat(-INT8_MAX_VALUE)), splat(INT8_MAX_VALUE));
+AE_INLINE VecI round_scaled(VecF x, float factor, float limit = INT8_MAX_VALUE) {
+  const VecF scaled = smaller(larger(x * factor, splat(-limit)), splat(limit));
   return (VecI)(scaled + 12582912.f) - 0x4b400000;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
 }
 
-// One row of `size` elements, a multiple of 16 -> its int8 values, and the scale that they are to be multiplied with.
-// A row with a NaN or an infinity has the scale NaN, so that it does not turn into numbers.
-template <class E>
-float quantise_row(const E* x, Int8Dot::X* out, i64 size) {
+// One row of `size` elements, a multiple of 16 -> its integers as `To` stores them, and the scale that they are to be multiplied with. The
+// largest becomes `limit`. A row with a NaN or an infinity has the scale NaN, so that it does not turn into numbers.
+template <class To = Int8Dot, class E>
+float quantise_row(const E* x, typename To::X* out, i64 size, float limit = INT8_MAX_VALUE) {
   VecF maximum = {}, not_finite = {};
   for (i64 i = 0; i < size; i += LANES) {
     const VecF v = load(x + i);
@@ -88,9 +102,9 @@ float quantise_row(const E* x, Int8Dot::X* out, i64 size) {
     not_finite += v * 0.f;
   }
   const float absmax = largest(maximum);
-  const float factor = absmax > 0 ? INT8_MAX_VALUE / absmax : 0.f;
-  for (i64 i = 0; i < size; i += LANES) Int8Dot::put(out + i, round_scaled(load(x + i), factor));
-  return absmax / INT8_MAX_VALUE + sum(not_finite);
+  const float factor = absmax > 0 ? limit / absmax : 0.f;
+  for (i64 i = 0; i < size; i += LANES) To::put(out + i, round_scaled(load(x + i), factor, limit));
+  return absmax / limit + sum(not_finite);
 }
 
 }  // namespace aengine
