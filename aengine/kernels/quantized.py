@@ -5,6 +5,7 @@ Knows nothing of files or of how a kernel packs the codes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -69,3 +70,35 @@ class QuantizedRows:
 
 Rows = Tensor | QuantizedRows
 """Consecutive rows of a parameter: [rows, columns], or [rows] of a bias or vector."""
+
+
+def common_zero_point(parts: Sequence[QuantizedRows]) -> int | None:
+    """The integer z with offsets = -z * scales everywhere; None: there is none."""
+    points: set[int] = set()
+    for part in parts:
+        if not len(part):
+            continue
+        if part.offsets is None:
+            points.add(0)
+            continue
+        largest = part.scales.abs().argmax()
+        ratio = -(part.offsets.flatten()[largest] / part.scales.flatten()[largest])
+        if not ratio.isfinite() or ratio.abs() > 255 or not torch.equal(part.offsets, -ratio.round() * part.scales):
+            return None
+        points.add(int(ratio.round()))
+    return points.pop() if len(points) == 1 else None
+
+
+def exact_dtype(numbers: Sequence[Tensor]) -> torch.dtype:
+    """The smallest dtype that has all of the float32 `numbers` exactly, as finite ones: bfloat16, float16 or float32."""
+    return next(dtype for dtype in (torch.bfloat16, torch.float16, torch.float32) if all(_fits(one, dtype) for one in numbers))
+
+
+def equal(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether both are None, or tensors of the same numbers."""
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
+
+
+def _fits(numbers: Tensor, dtype: torch.dtype) -> bool:
+    rounded = numbers.to(dtype)
+    return dtype is torch.float32 or bool((rounded.float() == numbers).all() and rounded.isfinite().all())

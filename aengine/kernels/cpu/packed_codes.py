@@ -18,7 +18,7 @@ from aengine.kernels.cpu.library import (
     SCALE_KINDS,
     CPackedLinear,
 )
-from aengine.kernels.quantized import QuantizedRows
+from aengine.kernels.quantized import QuantizedRows, common_zero_point, equal, exact_dtype
 
 _CHUNK = 16  # panels that are packed at once
 
@@ -50,7 +50,7 @@ class CodeFormat:
                 first.bits,
                 first.codes.dtype,
             )
-            if not same or not _equal(part.table, first.table) or not _equal(part.order, first.order):
+            if not same or not equal(part.table, first.table) or not equal(part.order, first.order):
                 raise ValueError("quantised parts of one matrix differ in columns, bits, group size, table or order of columns")
         padded = -(-columns // BLOCK) * BLOCK
         group_size = min(first.group_size, padded) if first.scales.shape[1] > 1 else padded
@@ -62,7 +62,7 @@ class CodeFormat:
         signed = first.codes.dtype == torch.int8
         shift = 2 ** (first.bits - 1) if signed else 0
         exact = float8 or first.table is not None
-        point = None if exact else _common_zero_point(parts)
+        point = None if exact else common_zero_point(parts)
         numbers = [part.scales for part in parts]
         with_offsets = point is None and any(part.offsets is not None for part in parts)
         if with_offsets:
@@ -78,9 +78,7 @@ class CodeFormat:
             format=FLOAT8_CODES if float8 else INT4_CODES if first.bits == 4 else INT8_CODES,
             shift=shift,
             zero=zero,
-            scale_dtype=next(
-                dtype for dtype in (torch.bfloat16, torch.float16, torch.float32) if all(_fits(one, dtype) for one in numbers)
-            ),
+            scale_dtype=exact_dtype(numbers),
             with_offsets=with_offsets,
             float32=float32 or exact,
             table=None if table is None else table.float().contiguous(),
@@ -152,30 +150,3 @@ def _activation_group(group_size: int, columns: int) -> int:
     if group_size >= columns:
         return MAX_ACTIVATION_GROUP
     return next(size for size in range(MAX_ACTIVATION_GROUP, 0, -BLOCK) if group_size % size == 0)
-
-
-def _common_zero_point(parts: Sequence[QuantizedRows]) -> int | None:
-    """The integer z with offsets = -z * scales everywhere; None: there is none."""
-    points: set[int] = set()
-    for part in parts:
-        if not len(part):
-            continue
-        if part.offsets is None:
-            points.add(0)
-            continue
-        largest = part.scales.abs().argmax()
-        ratio = -(part.offsets.flatten()[largest] / part.scales.flatten()[largest])
-        if not ratio.isfinite() or ratio.abs() > 255 or not torch.equal(part.offsets, -ratio.round() * part.scales):
-            return None
-        points.add(int(ratio.round()))
-    return points.pop() if len(points) == 1 else None
-
-
-def _fits(numbers: Tensor, dtype: torch.dtype) -> bool:
-    """Whether all numbers are finite ones of a dtype, or the dtype is float32."""
-    rounded = numbers.to(dtype)
-    return dtype is torch.float32 or bool((rounded.float() == numbers).all() and rounded.isfinite().all())
-
-
-def _equal(one: Tensor | None, other: Tensor | None) -> bool:
-    return one is other or (one is not None and other is not None and torch.equal(one, other))
