@@ -23,9 +23,31 @@ struct PanelTile {
   i64 source(i64 i) const { return group.rows ? group.rows[row + i] : group.first + row + i; }
 };
 
-// Calls f(tile) for all tiles of a product whose panels have `panel_words` words.
+// All tiles of a task with one panel.
+struct PanelTiles {
+  const Group& group;
+  i64 panel, first_tile, end_tile;
+  const u32 *words, *next;  // as in PanelTile
+
+  i64 size() const { return end_tile - first_tile; }
+  i64 first_row() const { return row_of(first_tile); }
+  i64 num_rows() const { return row_of(end_tile) - first_row(); }  // at most SPAN_ROWS
+
+  // Calls f(tile) for each.
+  template <class F>
+  void each(F&& f) const {
+    for (i64 tile = first_tile; tile < end_tile; tile++) {
+      f(PanelTile{group, panel, row_of(tile), row_of(tile + 1) - row_of(tile), tile - first_tile, size(), words, next});
+    }
+  }
+
+ private:
+  i64 row_of(i64 tile) const { return tile * group.count / ceil_div(group.count, TILE_ROWS); }
+};
+
+// Calls f(tiles) for the tiles of all panels of a product, which have `panel_words` words.
 template <class F>
-void each_tile(const Member& member, const Groups& groups, const PackedLinear& shape, i64 panel_words, F&& f) {
+void each_panel(const Member& member, const Groups& groups, const PackedLinear& shape, i64 panel_words, F&& f) {
   const i64 panels = num_panels(shape), most_spans = ceil_div(groups.most_rows, SPAN_ROWS);
   const i64 run = larger(1, smaller(MAX_RUN, groups.size * panels / (TASKS_PER_THREAD * member.size())));
   const i64 runs = ceil_div(panels, run), tasks_per_group = runs * most_spans;
@@ -41,12 +63,15 @@ void each_tile(const Member& member, const Groups& groups, const PackedLinear& s
     for (i64 panel = first_panel; panel < end_panel; panel++) {
       const u32* words = words_of(group, panel);
       const u32* next = panel + 1 < end_panel ? words_of(group, panel + 1) : next_words;
-      for (i64 tile = first_tile; tile < end_tile; tile++) {
-        const i64 row = tile * group.count / tiles, count = (tile + 1) * group.count / tiles - row;
-        f(PanelTile{group, panel, row, count, tile - first_tile, end_tile - first_tile, words, next});
-      }
+      f(PanelTiles{group, panel, first_tile, end_tile, words, next});
     }
   });
+}
+
+// Calls f(tile) for all tiles of a product.
+template <class F>
+void each_tile(const Member& member, const Groups& groups, const PackedLinear& shape, i64 panel_words, F&& f) {
+  each_panel(member, groups, shape, panel_words, [&](const PanelTiles& tiles) { tiles.each(f); });
 }
 
 }  // namespace aengine
