@@ -54,7 +54,7 @@ struct Bf16 {
   u16 bits;
 };
 
-AE_INLINE VecF splat(float x) { return VecF{} + x; }
+AE_INLINE VecF splat(float x) { return x - VecF{}; }  // folded to a broadcast; x + 0 is not, since -0 + 0 is 0
 AE_INLINE VecU splat_word(u32 x) { return VecU{} + x; }
 AE_INLINE VecF smaller(VecF a, VecF b) { return a < b ? a : b; }
 AE_INLINE VecF larger(VecF a, VecF b) { return a > b ? a : b; }
