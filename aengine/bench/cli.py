@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -105,7 +106,15 @@ def build_parser() -> argparse.ArgumentParser:
     startup.add_argument("--prompt-tokens", type=int, default=128, metavar="N", help="(default: 128)")
     startup.set_defaults(run=_startup)
     _add_engine(startup)
-    for command in (serve, offline, latency, step, startup):
+
+    quality = commands.add_parser("quality", help="perplexity on a text, of several --model, --quantization and --kv-cache-dtype (lists)")
+    quality.add_argument("--text", type=Path, metavar="FILE", help="(default: 65 kB of a novel that the demo model was not trained on)")
+    quality.add_argument("--window", type=int, default=512, metavar="N", help="tokens of a prompt (default: 512)")
+    quality.add_argument("--stride", type=int, default=256, metavar="N", help="from one prompt to the next (default: 256)")
+    quality.add_argument("--num-tokens", type=int, metavar="N", help="of the text, from its beginning (default: all)")
+    quality.set_defaults(run=_quality, quantization="none,int8,int4,fp8")
+    _add_engine(quality)
+    for command in (serve, offline, latency, step, startup, quality):
         command.add_argument("--json", type=Path, metavar="FILE", help="write the figures, with date, hardware and versions")
     return parser
 
@@ -311,6 +320,38 @@ def _startup(options: argparse.Namespace, command: list[str]) -> int:
     if options.json:
         write_json(options.json, command, results)
     return 0
+
+
+def _quality(options: argparse.Namespace, command: list[str]) -> int:
+    """Every combination of the lists; the first one is what the others are compared with."""
+    from aengine.bench.quality import HEADER, HELD_TEXT, Quality, Scores, Windows, score_text
+
+    text = (options.text or HELD_TEXT).read_text(encoding="utf-8")
+    windows = Windows(options.window, options.stride)
+    lists = {name: vars(options)[name].split(",") for name in ("model", "quantization", "kv_cache_dtype") if name in options}
+    first: Scores | None = None
+    results: list[Quality] = []
+    failed = False
+    for values in itertools.product(*lists.values()):
+        case = argparse.Namespace(**{**vars(options), **dict(zip(lists, values, strict=True))})
+        try:
+            with _engine_config(case, options.shape) as (name, config):
+                scores = asyncio.run(score_text(config, text, windows, options.num_tokens))
+        except (AEngineError, ValueError, RuntimeError) as error:
+            if first is None:
+                raise
+            failed = True  # the other cases are measured all the same
+            print(f"{' '.join(values)}: {type(error).__name__}: {error}", flush=True)
+            continue
+        first = first or scores
+        results.append(Quality.of(config, name, scores, first))
+    print(f"{options.text or HELD_TEXT.name} in prompts of {windows.size} tokens, {windows.stride} apart")
+    for result in results:
+        print(f"{result.model} {result.quantization} {result.kv_cache_dtype}:", *result.start_up, sep="\n  ")
+    print(table(HEADER, [result.cells for result in results]))
+    if options.json:
+        write_json(options.json, command, {"window": windows.size, "stride": windows.stride, "results": results})
+    return 1 if failed else 0
 
 
 def _counts(text: str) -> tuple[int, ...]:
