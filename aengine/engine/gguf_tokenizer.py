@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from aengine.errors import ModelLoadError
-from aengine.models.gguf.file import GgufFile, open_gguf
+from aengine.models.gguf.file import GgufFile, Strings, open_gguf
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -25,17 +26,38 @@ _CASES = (
 )
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _DIGITS = r"\p{N}"  # each by itself, before the words
+_NEWER = r"\x{0560}-\x{0588}\x{10c7}-\x{10ff}\x{1c80}-\x{1c88}\x{2d00}-\x{2d2d}\x{a790}-\x{ab68}\x{10570}-\x{105bc}\x{16e40}-\x{1df1e}"
+_CASED = rf"(?:(?![{_NEWER}])[\p{{Lu}}\p{{Ll}}\p{{Lt}}])"  # the letters that DeepSeek lists
+_ASIAN = r"[\x{4e00}-\x{9fa5}\x{0800}-\x{4e00}\x{ac00}-\x{d7ff}]+"
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _PATTERNS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("gpt-2", "olmo", "phi-2", "jina-en", "mpt"), (_GPT2,)),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe", "falcon3"), (_WORDS % "{1,3}",)),
+    **dict.fromkeys(("gpt-2", "olmo", "phi-2", "jina-en", "mpt", "gigachat"), (_GPT2,)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "pixtral", "dbrx", "smaug-bpe", "falcon3"), (_WORDS % "{1,3}",)),
+    **dict.fromkeys(("glm4", "chatglm-bpe"), (_WORDS % "{1,3}",)),
     **dict.fromkeys(("qwen2", "stablelm2", "hunyuan", "deepseek-r1-qwen", "megrez"), (_WORDS % "",)),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (_DIGITS, _GPT2)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), (_DIGITS, _GPT2)),
     "tekken": (_CASES % ("", "", ""),),
-    **dict.fromkeys(("gpt-4o", "llama4"), (_CASES % (_ENDINGS, _ENDINGS, "{1,3}"),)),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), (_CASES % (_ENDINGS, _ENDINGS, "{1,3}"),)),
+    "deepseek-llm": (
+        r"[\r\n]",
+        rf"\s?{_CASED}+",
+        r"\s?[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]+",
+        r"\s+$",
+        _ASIAN,
+        r"\p{N}+",
+    ),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _ASIAN, r"\p{N}"),
+    "deepseek-v3": (r"\p{N}{1,3}", r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+", _DEEPSEEK3),
 }
 """By `tokenizer.ggml.pre`: regular expressions that cut a text one after another; those of llama.cpp (llama-vocab.cpp)."""
-_WHOLE_WORDS = frozenset(("llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"))
-"""Where a word that is a token is not merged from its parts, and where a text begins with BOS unless the file says something else."""
+_BEGIN = frozenset(("llama-bpe", "llama3", "llama-v3", "pixtral", "tekken", "falcon3"))
+"""Where a text begins with BOS unless the file says something else."""
+_WHOLE_WORDS = _BEGIN | {"glm4"}
+"""Where a word that is a token is not merged from its parts."""
+_MOST_CHARACTERS = 512  # of a piece of SentencePiece, which is cut in all places
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _SPACE = "\u2581"
 _PREFIX = "tokenizer.ggml."
@@ -49,11 +71,13 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]] | 
     file = open_gguf(path)
     if f"{_PREFIX}model" not in file.metadata:
         return None
-    tokens, kinds = _list(file, "tokens", str), file.metadata.get(f"{_PREFIX}token_type")
-    if kinds is None:
-        kinds = [_NORMAL] * len(tokens)
+    tokens = _strings(file, "tokens")
+    kinds = file.get(f"{_PREFIX}token_type", np.ndarray, np.full(len(tokens), _NORMAL)).tolist()
     if len(kinds) != len(tokens):
         raise ModelLoadError(f"{path} has {len(kinds)} {_PREFIX}token_type for {len(tokens)} tokens")
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is not None and len(tokens) > embedding.shape[0]:
+        raise ModelLoadError(f"{path} has {len(tokens)} {_PREFIX}tokens, and token_embd.weight has {embedding.shape[0]} rows")
     vocabulary: dict[str, int] = {}
     for number, token in enumerate(tokens):
         vocabulary.setdefault(token, number)
@@ -81,9 +105,9 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]] | 
     return core, {name: value for name, value in named.items() if value is not None}
 
 
-def _list(file: GgufFile, name: str, kind: type) -> Sequence[Any]:
-    values = file.get(_PREFIX + name, list)
-    if values is None or not all(isinstance(value, kind) for value in values):
+def _strings(file: GgufFile, name: str) -> list[str]:
+    values = file.get(_PREFIX + name, Strings)
+    if values is None:
         raise ModelLoadError(f"{file.path} has no list of strings {_PREFIX}{name}")
     return list(values)
 
@@ -102,7 +126,7 @@ def _byte_level(file: GgufFile, vocabulary: dict[str, int]) -> tuple[tokenizers.
     pre = file.get(f"{_PREFIX}pre", str, "gpt-2")
     if pre not in _PATTERNS:
         raise ModelLoadError(f"{_PREFIX}pre {pre!r} is not supported; supported are {', '.join(_PATTERNS)}")
-    merges = [tuple(merge.split(" ")) for merge in _list(file, "merges", str)]
+    merges: list[Any] = [tuple(merge.split(" ")) for merge in _strings(file, "merges")]
     wrong = next((merge for merge in merges if len(merge) != 2 or "".join(merge) not in vocabulary), None)
     if wrong is not None:
         raise ModelLoadError(f"{_PREFIX}merges has {' '.join(wrong)!r}, which does not merge two tokens into one")
@@ -113,14 +137,19 @@ def _byte_level(file: GgufFile, vocabulary: dict[str, int]) -> tuple[tokenizers.
     splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in _PATTERNS[pre]]
     core.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     core.decoder = decoders.ByteLevel()
-    return core, pre in _WHOLE_WORDS
+    return core, pre in _BEGIN
 
 
 def _sentence_piece(file: GgufFile, vocabulary: dict[str, int], tokens: Sequence[str], kinds: Sequence[int]) -> tokenizers.Tokenizer:
-    scores = file.metadata.get(f"{_PREFIX}scores")
-    if scores is None or len(scores) != len(tokens):
-        raise ModelLoadError(f"{file.path} does not have one of {_PREFIX}scores for each of {len(tokens)} tokens")
+    scores = file.get(f"{_PREFIX}scores", np.ndarray)
+    if scores is None or len(scores) != len(tokens) or not np.isfinite(scores).all():
+        raise ModelLoadError(f"{file.path} does not have a number in {_PREFIX}scores for each of {len(tokens)} tokens")
     pieces = {token: number for token, number in vocabulary.items() if kinds[number] in (_NORMAL, _USER_DEFINED)}
+    longest = max(pieces, key=len, default="")
+    if len(longest) > _MOST_CHARACTERS:
+        raise ModelLoadError(
+            f"{file.path} has a token of {len(longest)} characters; supported are {_MOST_CHARACTERS} in {_PREFIX}model llama"
+        )
     merges = []
     for piece, number in pieces.items():
         cuts = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]

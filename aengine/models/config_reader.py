@@ -5,7 +5,7 @@ Owns what is common to all families: activations, token ids, the dtype. Does not
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from aengine.errors import ModelLoadError
 from aengine.models.spec import Activation
 
+_LARGEST = sys.float_info.max
 _ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
@@ -24,9 +25,29 @@ _ACTIVATIONS = {
     "relu2": Activation.RELU_SQUARED,
 }
 
+_MOST = {
+    **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1024),
+    **dict.fromkeys(("head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 65_536),
+}
+"""The largest values of what lists are made of before a checkpoint is read: several times those of any model."""
+
 
 class NotNativeError(ModelLoadError):
     """A model that no native implementation runs, although its config.json may be right: transformers may run it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What errors about a config name: its file, and what the keys are called there."""
+
+    file: str = "config.json"
+    keys: Mapping[str, str] = field(default_factory=dict)  # key of the config -> the file's; the others are called the same
+
+    def name(self, key: str) -> str:
+        return self.keys.get(key, key)
+
+
+CONFIG_JSON = Source()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +58,15 @@ class ConfigReader:
     max_model_len: int | None = None  # tokens that the engine will be limited to; None: by the model and memory alone
     family: str = ""  # whose config it is, if it describes a whole model; both as in `ModelSpec`
     architecture: str = ""
+    source: Source = CONFIG_JSON
 
     def name(self, key: str) -> str:
-        """A key as the config has it."""
-        return self.keys.get(key, key)
+        """A key as the file of the config has it."""
+        return self.source.name(self.keys.get(key, key))
 
     def get(self, key: str, fallback: Any = None) -> Any:
         """The value of a key; `fallback` if it is absent or null."""
-        name = self.name(key)
+        name = self.keys.get(key, key)
         value = self.config[name] if name in self.config else self.defaults.get(name)
         return fallback if value is None else value
 
@@ -52,6 +74,8 @@ class ConfigReader:
         value = self._present(key, fallback)
         if not _is_integer(value) or value < 1:
             raise self.unusable(key, value, "a positive integer")
+        if value > _MOST.get(key, value):
+            raise self.unusable(key, value, f"an integer of at most {_MOST[key]}")
         return int(value)
 
     def positive_or_none(self, key: str) -> int | None:
@@ -89,24 +113,26 @@ class ConfigReader:
         return value
 
     def unusable(self, key: str, value: Any, needed: str) -> ModelLoadError:
-        return ModelLoadError(f"{self.name(key)} {value!r} in config.json is not {needed}")
+        return ModelLoadError(f"{self.name(key)} {value!r} in {self.source.file} is not {needed}")
 
     def _present(self, key: str, fallback: Any) -> Any:
         value = self.get(key, fallback)
         if value is None:
-            raise ModelLoadError(f"config.json lacks {self.name(key)}")
+            raise ModelLoadError(f"{self.source.file} lacks {self.name(key)}")
         return value
 
     def refuse(self, **expected: Any) -> None:
         """Raises NotNativeError for a key that has another value than the one given here, which is the only one that is supported."""
         for key, value in expected.items():
             if self.get(key, value) != value:
-                raise NotNativeError(f"{self.name(key)} {self.get(key)!r} in config.json is not supported; supported is {value!r}")
+                raise NotNativeError(f"{self.name(key)} {self.get(key)!r} in {self.source.file} is not supported; supported is {value!r}")
 
     def activation(self, key: str = "hidden_act", fallback: str = "silu") -> Activation:
         name = self.get(key, fallback)
         if not isinstance(name, str) or name not in _ACTIVATIONS:
-            raise NotNativeError(f"{self.name(key)} {name!r} in config.json is not supported; supported are {', '.join(_ACTIVATIONS)}")
+            raise NotNativeError(
+                f"{self.name(key)} {name!r} in {self.source.file} is not supported; supported are {', '.join(_ACTIVATIONS)}"
+            )
         return _ACTIVATIONS[name]
 
     def part(self, key: str, **changes: Any) -> ConfigReader:
@@ -123,16 +149,16 @@ class ConfigReader:
             return None
         if not isinstance(kinds, list) or len(kinds) != num_layers:
             count = len(kinds) if isinstance(kinds, list) else repr(kinds)
-            raise ModelLoadError(f"{name} in config.json has {count} entries for {self.name('num_hidden_layers')} {num_layers}")
+            raise ModelLoadError(f"{name} in {self.source.file} has {count} entries for {self.name('num_hidden_layers')} {num_layers}")
         unknown = sorted({str(kind) for kind in kinds} - set(known))
         if unknown:
-            raise NotNativeError(f"{name} {unknown[0]!r} in config.json is not supported; supported are {', '.join(known)}")
+            raise NotNativeError(f"{name} {unknown[0]!r} in {self.source.file} is not supported; supported are {', '.join(known)}")
         return kinds
 
 
 def is_number(value: Any) -> bool:
     """Whether it is a finite number; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
 def _is_integer(value: Any) -> bool:

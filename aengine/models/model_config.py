@@ -9,7 +9,7 @@ from typing import Any
 
 from aengine.errors import InvalidRequestError, ModelLoadError
 from aengine.models.config_file import read_config
-from aengine.models.config_reader import ConfigReader, NotNativeError, read_token_ids
+from aengine.models.config_reader import CONFIG_JSON, ConfigReader, NotNativeError, Source, read_token_ids
 from aengine.models.families import FAMILIES
 from aengine.models.families.base import Family
 from aengine.models.json_file import read_json
@@ -22,17 +22,19 @@ _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 
 def load_spec(model_dir: pathlib.Path, max_model_len: int | None = None) -> ModelSpec:
     """The spec of the config.json in `model_dir`, or of that GGUF file. Raises ModelLoadError."""
-    return read_spec(read_config(model_dir), max_model_len)
+    config, source = read_config(model_dir)
+    return read_spec(config, max_model_len, source)
 
 
-def read_spec(config: Mapping[str, Any], max_model_len: int | None = None) -> ModelSpec:
+def read_spec(config: Mapping[str, Any], max_model_len: int | None = None, source: Source = CONFIG_JSON) -> ModelSpec:
     """The spec of a config.json, for sequences of up to `max_model_len` tokens, on which some ropes depend; None: of the model's context.
 
-    Raises ModelLoadError naming what is missing or not supported.
+    `source`: what errors name. Raises ModelLoadError naming what is missing or not supported.
     """
     family = _family(config)
     read_quantization(config)  # so that one that is not supported is refused before any weight is looked for
-    return family.read(ConfigReader(config, family.defaults, family.keys, max_model_len, family.model_type, family.architecture))
+    named = family.model_type, family.architecture
+    return family.read(ConfigReader(config, family.defaults, family.keys, max_model_len, *named, source))
 
 
 def _family(config: Mapping[str, Any]) -> Family:

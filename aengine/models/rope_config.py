@@ -13,7 +13,7 @@ import torch
 
 from aengine.errors import ModelLoadError
 from aengine.layers.rotary import RopeSpec, dynamic, llama3, unscaled, yarn
-from aengine.models.config_reader import ConfigReader, NotNativeError, is_number
+from aengine.models.config_reader import CONFIG_JSON, ConfigReader, NotNativeError, Source, is_number
 
 _DEFAULT_THETA = 10000.0
 _COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
@@ -28,7 +28,11 @@ _KEYS = {  # by rope type, beside the common ones
 
 
 def read_rope(
-    config: Mapping[str, Any], head_dim: int, max_position_embeddings: int, max_model_len: int | None = None
+    config: Mapping[str, Any],
+    head_dim: int,
+    max_position_embeddings: int,
+    max_model_len: int | None = None,
+    source: Source = CONFIG_JSON,
 ) -> tuple[RopeSpec, int]:
     """The rope of a config.json, and the longest context in tokens. Raises ModelLoadError naming what is not supported.
 
@@ -41,12 +45,12 @@ def read_rope(
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     given = config.get(key) or {}
     if not isinstance(given, dict):
-        raise ModelLoadError(f"{key} {given!r} in config.json is not an object")
+        raise ModelLoadError(f"{key} {given!r} in {source.file} is not an object")
     parameters = {key: value for key, value in given.items() if value is not None}
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     rope_type = "longrope" if rope_type == "su" else rope_type  # its first name
     if not isinstance(rope_type, str) or rope_type not in _KEYS:
-        raise NotNativeError(f"rope type {rope_type!r} in config.json is not supported; supported are {', '.join(_KEYS)}")
+        raise NotNativeError(f"rope type {rope_type!r} in {source.file} is not supported; supported are {', '.join(_KEYS)}")
     unknown = sorted(set(parameters) - _COMMON_KEYS - set(_KEYS[rope_type].split()))
     if unknown:
         raise NotNativeError(f"rope parameter {unknown[0]!r} is not supported for rope type {rope_type!r}")
@@ -54,16 +58,17 @@ def read_rope(
     def number(key: str, fallback: float | None = None) -> float:
         value = parameters.get(key, fallback)
         if value is None:
-            raise ModelLoadError(f"rope type {rope_type!r} needs {key!r} in config.json")
+            raise ModelLoadError(f"rope type {rope_type!r} needs {source.name(key)!r} in {source.file}")
         if not is_number(value) or value <= 0:
-            raise ModelLoadError(f"rope parameter {key} {value!r} is not a positive number")
+            raise ModelLoadError(f"rope parameter {source.name(key)} {value!r} is not a positive number")
         return float(value)
 
     parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
     rotary_dim = int(head_dim * number("partial_rotary_factor"))
     if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
+        name = source.name("partial_rotary_factor")
         raise ModelLoadError(
-            f"partial_rotary_factor {parameters['partial_rotary_factor']!r} rotates {rotary_dim} of a head's {head_dim} dimensions; "
+            f"{name} {parameters['partial_rotary_factor']!r} rotates {rotary_dim} of a head's {head_dim} dimensions; "
             f"supported is an even number in [2, {head_dim}]"
         )
     parameters.setdefault("rope_theta", config.get("rope_theta") or _DEFAULT_THETA)
@@ -73,7 +78,7 @@ def read_rope(
         parameters["original_max_position_embeddings"] = config["original_max_position_embeddings"]
     original = int(number("original_max_position_embeddings", max_position_embeddings))
     if original < 2:
-        raise ModelLoadError(f"original_max_position_embeddings {original} in config.json is less than 2")
+        raise ModelLoadError(f"{source.name('original_max_position_embeddings')} {original} in {source.file} is less than 2")
     frequencies = unscaled(rotary_dim, theta)
     context = max_position_embeddings
     match rope_type:
@@ -84,7 +89,7 @@ def read_rope(
             kind = "long_factor" if (max_model_len or context) > original else "short_factor"
             factors = parameters.get(kind)
             if not isinstance(factors, list) or len(factors) != len(frequencies) or not all(is_number(x) and x > 0 for x in factors):
-                raise ModelLoadError(f"rope parameter {kind} {factors!r} is not a list of {len(frequencies)} positive numbers")
+                raise ModelLoadError(f"rope parameter {source.name(kind)} {factors!r} is not a list of {len(frequencies)} positive numbers")
             factor = number("factor", max_position_embeddings / original)
             wider = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
             return RopeSpec.of(frequencies / torch.tensor(factors), number("attention_factor", wider)), context
@@ -111,10 +116,10 @@ def read_ropes(reader: ConfigReader, head_dim: int, older: Mapping[str, Mapping[
     """
     given = reader.get("rope_parameters")
     if given is not None and not (isinstance(given, dict) and all(isinstance(given.get(kind), dict) for kind in older)):
-        raise ModelLoadError(f"rope_parameters {given!r} in config.json is not an object with {' and '.join(older)}")
+        raise ModelLoadError(f"rope_parameters {given!r} in {reader.source.file} is not an object with {' and '.join(older)}")
     maximum = reader.positive("max_position_embeddings")
     forms = older if given is None else {kind: {"rope_parameters": given[kind]} for kind in older}
-    ropes = {kind: read_rope(form, head_dim, maximum, reader.max_model_len) for kind, form in forms.items()}
+    ropes = {kind: read_rope(form, head_dim, maximum, reader.max_model_len, reader.source) for kind, form in forms.items()}
     return {kind: rope for kind, (rope, _) in ropes.items()}, max(context for _, context in ropes.values())
 
 

@@ -54,12 +54,13 @@ def stored_parts(
         kind = EMBEDDING if name in ("embedding.weight", "positions.weight") else LINEAR
         parts = []
         for part in weight.parts:
+            is_matrix = len(part.shape) > 1 and not name.endswith(".bias")
             is_plain = part.source in tensors and tensors[part.source].dtype in DTYPES
             scheme = None
             if quantization is not None and name.endswith(".weight") and len(part.shape) > 1 and not is_plain:
                 scheme = quantization.scheme(_module(part), kind)
             if scheme is None:
-                expected = {part.source: Stored((part.shape,), (*DTYPES, *BLOCKS) if len(part.shape) > 1 else tuple(DTYPES))}
+                expected = {part.source: Stored((part.shape,), (*DTYPES, *BLOCKS) if is_matrix else tuple(DTYPES))}
                 parts.append(StoredPart(part, None, expected, {part.source: ""}))
             else:
                 parts.append(_quantized(part, scheme, sources, tensors))

@@ -19,6 +19,7 @@ from aengine.kernels.quantized import Rows
 from aengine.models.checkpoint import DTYPES, Checkpoint, StoredTensor, open_checkpoint, read_from_disk
 from aengine.models.checkpoint_files import shortened
 from aengine.models.families import FAMILIES
+from aengine.models.gguf.file import is_gguf
 from aengine.models.named_weights import kv_scale_of, named_weights
 from aengine.models.progress import LoadProgress
 from aengine.models.quantization.config import Quantization
@@ -58,7 +59,7 @@ def stored_weights(
     """
     checkpoint = open_weights(spec, model_dir, load_format)
     parts = stored_parts(named_weights(spec), quantization, checkpoint.tensors)
-    _check(spec, parts, checkpoint)
+    _check(spec, parts, checkpoint, f"the metadata of {model_dir.name}" if is_gguf(model_dir) else "its config.json")
     stored = {name: tuple(checkpoint.tensors[source] for part in each for source in part.endings) for name, each in parts.items()}
     with LoadProgress(sum(tensor.nbytes for tensors in stored.values() for tensor in tensors)) as progress:
         for name, tensors in _read_ahead(stored):
@@ -132,7 +133,8 @@ def fused(spec: ModelSpec, weights: Iterable[tuple[str, Sequence[Rows]]], dtype:
     return tensors
 
 
-def _check(spec: ModelSpec, parts: Mapping[str, tuple[StoredPart, ...]], checkpoint: Checkpoint) -> None:
+def _check(spec: ModelSpec, parts: Mapping[str, tuple[StoredPart, ...]], checkpoint: Checkpoint, described: str) -> None:
+    """`described`: where the spec is from."""
     stored = checkpoint.tensors
     family = FAMILIES[spec.family]
     head, embedding = (f"{family.names[name]}.weight" for name in ("head", "embedding"))
@@ -161,7 +163,7 @@ def _check(spec: ModelSpec, parts: Mapping[str, tuple[StoredPart, ...]], checkpo
     }
     found = [f"{title} {shortened(names)}" for title, names in problems.items() if names]
     if found:
-        raise ModelLoadError(f"the checkpoint does not match its config.json: {'; '.join(found)}")
+        raise ModelLoadError(f"the checkpoint does not match {described}: {'; '.join(found)}")
     # A tied head may be stored too, but only with the values of the embedding.
     if stores_tied_head and not torch.equal(stored[head].tensor(), stored[embedding].tensor()):
         raise ModelLoadError(f"config.json ties the output head to the embedding, but the checkpoint's {head} differs from it")

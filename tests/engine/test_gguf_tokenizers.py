@@ -45,7 +45,7 @@ def tokenizer(path: pathlib.Path, **changes: object) -> Tokenizer:
         **{"tokenizer.ggml.token_type": KINDS, "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2},
         **{f"tokenizer.ggml.{key}": value for key, value in changes.items()},
     }
-    path.write_bytes(gguf_bytes(metadata, {"token_embd.weight": stored(torch.ones(4, 4))}))
+    path.write_bytes(gguf_bytes(metadata, {"token_embd.weight": stored(torch.ones(len(TOKENS), 4))}))
     found = Tokenizer.find(path)
     assert found is not None
     return found

@@ -124,7 +124,7 @@ def converted_name(name: str, modules: Mapping[str, str] | None = None) -> str:
     """llama.cpp's name of a parameter of transformers; `modules` are those of a model that differ."""
     module, _, ending = name.rpartition(".")
     known = {**_MODULES, **(modules or {})}
-    if not module.startswith(("model.layers.", "transformer.h.")):
+    if not module.startswith(("model.layers.", "transformer.h.", "gpt_neox.layers.")):
         return f"{known[module]}.{ending}"
     _, _, number, rest = module.split(".", 3)
     return f"blk.{number}.{known[rest]}.{ending}"

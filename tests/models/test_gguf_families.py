@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,7 +49,57 @@ class Written:
     modules: dict[str, str] = field(default_factory=dict)  # that are not those of Llama
     metadata: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)  # beside those of the model
+    cut: Callable[[str, Tensor], dict[str, Tensor]] = lambda name, tensor: {name: tensor}  # one of the model's becomes these
 
+
+def _cut_gpt_oss(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    name = name.replace("sinks", "sinks.weight").replace("_bias", ".bias")
+    if "experts" not in name:
+        return {name: tensor}
+    name, tensor = (name, tensor) if name.endswith("bias") else (f"{name}.weight", tensor.transpose(1, 2))
+    if "gate_up" not in name:
+        return {name: tensor.contiguous()}
+    return {name.replace("gate_up", part): tensor[:, at::2].contiguous() for at, part in enumerate(("gate", "up"))}
+
+
+def _cut_kv_b(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    if not name.endswith("kv_b_proj.weight"):
+        return {name.replace("e_score_correction_bias", "correction.bias"): tensor}
+    key, value = tensor.view(4, -1, tensor.shape[1]).split([32, 24], dim=1)
+    return {name.replace("kv_b", "k_b"): key.transpose(1, 2).contiguous(), name.replace("kv_b", "v_b"): value.contiguous()}
+
+
+def _cut_qkv_by_kind(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    return {name: tensor.view(4, 3, 16, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape) if "query_key_value" in name else tensor}
+
+
+def _name_correction(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    return {name.replace("e_score_correction_bias", "correction.bias"): tensor}
+
+
+_DEEPSEEK = {
+    **{"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 24},
+    **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2, "first_k_dense_replace": 1},
+    **{"routed_scaling_factor": 1.7, "rms_norm_eps": 1e-5, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}},
+}
+_ROUTED_KEYS = (
+    *(*_EXPERT_KEYS, ("expert_count", "n_routed_experts"), ("expert_shared_count", "n_shared_experts")),
+    *(("expert_weights_scale", "routed_scaling_factor"), ("expert_weights_norm", "norm_topk_prob")),
+    *(("expert_group_count", "n_group"), ("expert_group_used_count", "topk_group"), ("leading_dense_block_count", "first_k_dense_replace")),
+)
+_SHARED = {f"mlp.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}
+_LATENT_KEYS = (*_ROUTED_KEYS, ("attention.q_lora_rank", "q_lora_rank"), ("attention.kv_lora_rank", "kv_lora_rank"))
+_LATENT_MODULES = {
+    **{f"self_attn.{name}_proj": f"attn_{name}" for name in ("q_a", "q_b", "k_b", "v_b", "kv_b")},
+    **{f"self_attn.{name}_layernorm": f"attn_{name}_norm" for name in ("q_a", "kv_a")},
+    **{"self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "mlp.gate.correction": "exp_probs_b", **_EXPERTS, **_SHARED},
+}
+_LATENT = {
+    **{"deepseek2.attention.key_length": 48, "deepseek2.attention.value_length": 32, "deepseek2.rope.dimension_count": 16},
+    **{"deepseek2.attention.key_length_mla": 48, "deepseek2.attention.value_length_mla": 24},
+    **{"deepseek2.rope.scaling.type": "yarn", "deepseek2.rope.scaling.factor": 4.0, "deepseek2.attention.head_count_kv": 1},
+    **{"deepseek2.rope.scaling.original_context_length": 32, "deepseek2.rope.scaling.yarn_log_multiplier": 0.07},
+}
 
 CASES = {
     "llama": Written("llama", "Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -87,6 +138,92 @@ CASES = {
         tensors={f"rope_factors_{name}.weight": torch.tensor(LONGROPE[f"{name}_factor"]) for name in ("short", "long")},
     ),
     "olmo2": Written("olmo2", "Olmo2", modules=_POST),
+    "olmo3": Written(
+        "olmo2",
+        "Olmo3",
+        {
+            **{"num_hidden_layers": 4, "sliding_window": 12},
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+                "full_attention": {**YARN, "rope_theta": 5e5, "beta_fast": 24.0},
+            },
+            "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding")],
+        },
+        keys=(_WINDOW,),
+        modules=_POST,
+        metadata={
+            **{"olmo2.rope.freq_base": 5e5, "olmo2.rope.scaling.type": "yarn", "olmo2.rope.scaling.factor": 4.0},
+            **{"olmo2.rope.scaling.original_context_length": 32, "olmo2.rope.scaling.yarn_beta_fast": 24.0},
+            "olmo2.attention.sliding_window_pattern": [True, False, True, True],
+        },
+    ),
+    "mistral3": Written("mistral3", "Llama", {"head_dim": 32}),
+    "chatglm": Written("chatglm", "Glm", {"head_dim": 16, "attention_bias": True}, metadata={"chatglm.rope.dimension_count": 8}),
+    "gptneox": Written(
+        *("gptneox", "GPTNeoX", {"rotary_pct": 0.5, "num_key_value_heads": 4}),
+        keys=(("use_parallel_residual", "use_parallel_residual"), _LAYER_NORM),
+        modules={
+            **{"gpt_neox.embed_in": "token_embd", "gpt_neox.final_layer_norm": "output_norm", "attention.query_key_value": "attn_qkv"},
+            **{"attention.dense": "attn_output", "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down", "embed_out": "output"},
+        },
+        metadata={"gptneox.rope.dimension_count": 8},
+        cut=_cut_qkv_by_kind,
+    ),
+    "gpt-oss": Written(
+        *("gpt-oss", "GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 14}),
+        keys=(_WINDOW, _EXPERT_KEYS[0], ("expert_count", "num_local_experts"), ("expert_feed_forward_length", "intermediate_size")),
+        modules={
+            **{"mlp.router": "ffn_gate_inp", "self_attn.sinks": "attn_sinks", "post_attention_layernorm": "post_attention_norm"},
+            **{f"mlp.experts.{name}_proj": f"ffn_{name}_exps" for name in ("gate", "up", "down")},
+        },
+        metadata={
+            **{"gpt-oss.rope.scaling.type": "yarn", "gpt-oss.rope.scaling.factor": 32.0},
+            **{"gpt-oss.rope.scaling.original_context_length": 4096, "gpt-oss.rope.scaling.yarn_beta_slow": 1.0},
+        },
+        cut=_cut_gpt_oss,
+    ),
+    "glm4moe": Written(
+        "glm4moe",
+        "Glm4Moe",
+        {
+            **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "first_k_dense_replace": 1},
+            **{"routed_scaling_factor": 1.3, "use_qk_norm": True, "attention_bias": True, "head_dim": 32},
+        },
+        keys=_ROUTED_KEYS,
+        modules={
+            **{"mlp.gate.correction": "exp_probs_b", "post_attention_layernorm": "post_attention_norm"},
+            **{**_EXPERTS, **_SHARED},
+        },
+        metadata={
+            **{"glm4moe.rope.dimension_count": 16, "glm4moe.expert_gating_func": 2},
+            **{"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 1},
+        },
+        tensors={name: torch.ones(64) for name in ("blk.3.attn_norm.weight", "blk.3.nextn.enorm.weight")},
+        cut=_name_correction,
+    ),
+    "deepseek2": Written(
+        *("deepseek2", "DeepseekV3", {**_DEEPSEEK, "n_group": 4, "topk_group": 2}),
+        keys=_LATENT_KEYS,
+        modules=_LATENT_MODULES,
+        metadata={**_LATENT, "deepseek2.expert_gating_func": 2},
+        cut=_cut_kv_b,
+    ),
+    "deepseek2-groups": Written(
+        *("deepseek2", "DeepseekV2", {**_DEEPSEEK, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}),
+        keys=_LATENT_KEYS,
+        modules=_LATENT_MODULES,
+        metadata={**_LATENT, "deepseek2.expert_gating_func": 1},
+        cut=_cut_kv_b,
+    ),
+    "deepseek2-older": Written(  # keys and values in one matrix, and no groups, gating or lengths of latent attention
+        *("deepseek2", "DeepseekV2", {**_DEEPSEEK, "q_lora_rank": None, "topk_method": "greedy"}),
+        keys=(*_ROUTED_KEYS[:5], _ROUTED_KEYS[-1], ("attention.kv_lora_rank", "kv_lora_rank")),
+        modules={**_LATENT_MODULES, "self_attn.q_proj": "attn_q"},
+        metadata={
+            **{key: value for key, value in _LATENT.items() if not key.endswith("_mla")},
+            **{"deepseek2.attention.head_count_kv": 4, "deepseek2.attention.value_length": 24},
+        },
+    ),
     "granite": Written(
         "granite",
         "Granite",
@@ -159,7 +296,8 @@ def converted(model_dir: pathlib.Path, written: Written, kind: str = "F32") -> b
     rope = config.get("rope_parameters") or {}
     config["rope_theta"] = rope.get("rope_theta", rope.get("full_attention", {}).get("rope_theta"))
     merged: dict[str, Tensor] = {}
-    for name, tensor in sorted(load_file(model_dir / "model.safetensors").items()):
+    stored_ones = sorted(load_file(model_dir / "model.safetensors").items())
+    for name, tensor in (part for each in stored_ones for part in written.cut(*each).items()):
         found = re.fullmatch(r"(.*\.(?:experts|norms))\.(\d+)(.*)", name)
         if found is None:
             merged[name] = tensor
@@ -168,13 +306,15 @@ def converted(model_dir: pathlib.Path, written: Written, kind: str = "F32") -> b
             merged[found[1] + found[3]] = tensor[None] if whole is None else torch.cat((whole, tensor[None]))
     tensors = {name: stored(tensor) for name, tensor in written.tensors.items()}
     for name, tensor in merged.items():
-        if written.architecture in ("llama", "granite", "smollm3") and (found := re.search(r"self_attn\.(q|k)_proj", name)):
+        if written.architecture in ("llama", "mistral3", "granite", "smollm3") and (found := re.search(r"self_attn\.(q|k)_proj", name)):
             tensor = permuted(tensor, config["num_attention_heads" if found[1] == "q" else "num_key_value_heads"])
         if written.architecture.startswith("gemma") and name.endswith("norm.weight"):
             tensor = tensor + 1
         if written.architecture == "gpt2" and ".h." in name and tensor.dim() == 2:
             tensor = tensor.t().contiguous()
-        tensors[converted_name(name, written.modules)] = stored(tensor, kind, quantize if kind == "Q8_0" else None)
+        tensors[converted_name(name, written.modules)] = stored(
+            tensor, kind, quantize if kind == "Q8_0" and not name.endswith("bias") else None
+        )
     return gguf_bytes({**config_metadata(written.architecture, config, written.keys), **written.metadata}, tensors)
 
 
@@ -208,7 +348,7 @@ def test_spec_and_weights_are_those_of_the_directory(name: str, tmp_path: pathli
     assert_same(tmp_path / "model.gguf", tmp_path / "model", written.architecture)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral", "phi3", "stablelm-parallel"])
+@pytest.mark.parametrize("name", ["gpt2", "gptneox", "llama", "mixtral", "phi3", "stablelm-parallel", "gpt-oss", "deepseek2"])
 def test_quantised_matrices_have_the_same_layouts(name: str, tmp_path: pathlib.Path) -> None:
     """Rows stay quantised, whatever order or tensor they are in; 8 bits are within half a step of 1/127 of a group's largest."""
     written = CASES[name]
@@ -218,7 +358,8 @@ def test_quantised_matrices_have_the_same_layouts(name: str, tmp_path: pathlib.P
     parts = dict(stored_weights(found, tmp_path / "model.gguf"))
     plain = fused(expected, stored_weights(expected, tmp_path / "model"), torch.float32, torch.device("cpu"))
     for weight, tensor in plain.items():
-        if tensor.dim() > 1 and not weight.endswith(".bias"):
+        is_cut = weight.endswith(("key_up.weight", "value_up.weight"))  # which are made of two tensors
+        if tensor.dim() > 1 and not weight.endswith(".bias") and not is_cut:
             assert all(isinstance(part, QuantizedRows) for part in parts[weight]), weight
             rows = torch.cat([part.dequantized() for part in parts[weight] if isinstance(part, QuantizedRows)])
             assert (rows - tensor.flatten(0, -2)).abs().max() < 0.6 / 127 * tensor.abs().max(), weight
@@ -242,5 +383,5 @@ def test_every_architecture_has_a_case() -> None:
 
 def test_other_architectures_are_refused_by_name(tmp_path: pathlib.Path) -> None:
     (tmp_path / "model.gguf").write_bytes(gguf_bytes({"general.architecture": "rwkv6"}, {"token_embd.weight": stored(torch.ones(4, 4))}))
-    with pytest.raises(ModelLoadError, match="GGUF architecture 'rwkv6' is not supported; supported are llama, qwen2"):
+    with pytest.raises(ModelLoadError, match="GGUF architecture 'rwkv6' is not supported; supported are llama, mistral3"):
         load_spec(tmp_path / "model.gguf")

@@ -103,10 +103,14 @@ def test_tensors_and_metadata(path: pathlib.Path) -> None:
     assert "unexpected model.layers.0.self_attn.q_norm" in refused(path, with_tensor("blk.0.attn_q_norm.weight", "F32", (16,), bytes(64)))
     lacking = {name: tensor for name, tensor in TENSORS.items() if name != "blk.0.attn_v.weight"}
     assert "it lacks model.layers.0.self_attn.v_proj.weight" in refused(path, gguf_bytes(LLAMA, lacking))
-    assert "num_attention_heads 0" in refused(path, gguf_bytes({**LLAMA, "llama.attention.head_count": 0}, TENSORS))
-    assert "num_attention_heads 'two'" in refused(path, gguf_bytes({**LLAMA, "llama.attention.head_count": "two"}, TENSORS))
-    for layers in (12, 2**31):
-        assert f"block_count {layers} is more than" in refused(path, gguf_bytes({**LLAMA, "llama.block_count": layers}, TENSORS))
+    assert "llama.attention.head_count 0 in model.gguf is not a positive integer" in refused(
+        path, gguf_bytes({**LLAMA, "llama.attention.head_count": 0}, TENSORS)
+    )
+    assert "llama.attention.head_count 'two' in model.gguf is not" in refused(
+        path, gguf_bytes({**LLAMA, "llama.attention.head_count": "two"}, TENSORS)
+    )
+    for layers, message in ((12, "is more than the file's 11 tensors"), (2**31, "in model.gguf is not an integer of at most 1024")):
+        assert f"block_count {layers} {message}" in refused(path, gguf_bytes({**LLAMA, "llama.block_count": layers}, TENSORS))
     assert "differs between layers" in refused(path, gguf_bytes({**LLAMA, "llama.attention.head_count": [2, 4]}, TENSORS))
     assert "has no general.architecture" in refused(path, gguf_bytes({}, TENSORS))
     assert "one of 3 files of a model" in refused(path, gguf_bytes({**LLAMA, "split.count": 3}, TENSORS))
@@ -142,7 +146,10 @@ TOKENS = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokeni
         ({**TOKENS, "tokenizer.ggml.tokens": ["ab"], "tokenizer.ggml.merges": ["a b"]}, "merges 'a', which is no token"),
         ({**TOKENS, "tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.bos_token_id": 3}, "bos_token_id 3 is not the id of one of 3 tokens"),
         ({**TOKENS, "tokenizer.ggml.token_type": [1]}, "1 tokenizer.ggml.token_type for 3 tokens"),
-        ({**TOKENS, "tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [1.0]}, "scores for each of 3 tokens"),
+        (
+            {**TOKENS, "tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [1.0]},
+            "a number in tokenizer.ggml.scores for each of 3 tokens",
+        ),
     ],
 )
 def test_tokenizers(path: pathlib.Path, metadata: dict[str, Any], message: str) -> None:

@@ -103,11 +103,12 @@ def rope_and_context(reader: ConfigReader, head_dim: int, *, partial: bool = Fal
     keys = ("rope_theta", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings")
     given = {key: reader.get(key) for key in keys}
     maximum = reader.positive("max_position_embeddings")
-    rope, context = read_rope({**reader.config, **given}, head_dim, maximum, reader.max_model_len)
+    rope, context = read_rope({**reader.config, **given}, head_dim, maximum, reader.max_model_len, reader.source)
     rotated = 2 * len(rope.frequencies)
     if rotated != head_dim and not partial:
         raise NotNativeError(
-            f"partial_rotary_factor {rotated / head_dim:g} in config.json is not supported for this family; supported is 1"
+            f"{reader.name('partial_rotary_factor')} {rotated / head_dim:g} in {reader.source.file} is not supported for this family; "
+            "supported is 1"
         )
     return rope, context
 
@@ -117,12 +118,15 @@ def head_sizes(reader: ConfigReader) -> tuple[int, int, int]:
     hidden_size, num_heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
     num_kv_heads = reader.positive("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
-        raise ModelLoadError(f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
+        raise ModelLoadError(
+            f"{reader.name('num_attention_heads')} {num_heads} is not a multiple of {reader.name('num_key_value_heads')} {num_kv_heads}"
+        )
     if reader.get("head_dim") is None and hidden_size % num_heads:
-        raise ModelLoadError(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}, and head_dim is absent")
+        names = [reader.name(key) for key in ("hidden_size", "num_attention_heads", "head_dim")]
+        raise ModelLoadError(f"{names[0]} {hidden_size} is not a multiple of {names[1]} {num_heads}, and {names[2]} is absent")
     head_dim = reader.positive("head_dim", hidden_size // num_heads)
     if head_dim % 2:
-        raise ModelLoadError(f"head_dim {head_dim} is odd; rotary embedding needs an even one")
+        raise ModelLoadError(f"{reader.name('head_dim')} {head_dim} is odd; rotary embedding needs an even one")
     return num_heads, num_kv_heads, head_dim
 
 

@@ -23,6 +23,7 @@ from aengine.models.families.base import (
 from aengine.models.families.llama import uniform_windows
 from aengine.models.spec import Activation, Experts, Layer, Mlp, ModelSpec, QkNorm, RouterScoring
 
+_MOST_EXPERTS = 1 << 18  # several times those of any model
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 QWEN_NAMES = {
     **LLAMA_NAMES,
@@ -59,14 +60,19 @@ _GPT_OSS_NAMES = {
 def experts(reader: ConfigReader, *, size: str = "moe_intermediate_size", **changes: Any) -> Experts:
     """Experts with the sizes of the config; `changes` are other fields of `Experts`. Raises ModelLoadError for counts that do not fit."""
     places = (reader.config, reader.defaults)
-    count = reader.positive(next((key for place in places for key in _COUNTS if place.get(key) is not None), _COUNTS[0]))
+    key = next((key for place in places for key in _COUNTS if place.get(key) is not None), _COUNTS[0])
+    count = reader.positive(key)
+    if count * reader.positive("num_hidden_layers") > _MOST_EXPERTS:
+        raise reader.unusable(key, count, f"at most {_MOST_EXPERTS} in all layers")
     top_k = reader.positive("num_experts_per_tok")
     block = Experts(**{"num_experts": count, "top_k": top_k, "expert": gated_mlp(reader, size=size), **changes})
     groups, chosen = block.num_groups, block.top_groups
     if count % groups or chosen > groups or block.group_top > count // groups:
         raise ModelLoadError(f"{count} experts in n_group {groups} groups, of which topk_group {chosen} are chosen, do not fit together")
     if top_k > count // groups * chosen:
-        raise ModelLoadError(f"num_experts_per_tok {top_k} is more than the {count // groups * chosen} experts that it chooses from")
+        raise ModelLoadError(
+            f"{reader.name('num_experts_per_tok')} {top_k} is more than the {count // groups * chosen} experts that it chooses from"
+        )
     return block
 
 
@@ -172,7 +178,7 @@ def _qwen3_moe(reader: ConfigReader) -> ModelSpec:
 
 def _olmoe(reader: ConfigReader) -> ModelSpec:
     if reader.get("clip_qkv") is not None:
-        raise NotNativeError(f"clip_qkv {reader.get('clip_qkv')!r} in config.json is not supported; supported is null")
+        raise NotNativeError(f"clip_qkv {reader.get('clip_qkv')!r} in {reader.source.file} is not supported; supported is null")
     block = experts(reader, size="intermediate_size", normalize=reader.flag("norm_topk_prob"))
     bias, norm = reader.flag("attention_bias"), QkNorm(rms_norm(reader), whole=True)
     return _spec(reader, block, qkv_bias=bias, output_bias=bias, qk_norm=norm)

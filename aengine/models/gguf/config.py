@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from aengine.errors import ModelLoadError
-from aengine.models.config_reader import ConfigReader
+from aengine.models.config_reader import ConfigReader, NotNativeError, Source
 from aengine.models.families import FAMILIES
-from aengine.models.gguf.file import GgufFile, open_gguf
+from aengine.models.gguf.file import GgufFile, GgufTensor, Strings, open_gguf
 
 _KEYS: Mapping[str, str] = {
     "context_length": "max_position_embeddings",
@@ -31,9 +31,18 @@ _KEYS: Mapping[str, str] = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "rope.freq_base": "rope_theta",
+    "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
+    "expert_shared_count": "n_shared_experts",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "leading_dense_block_count": "first_k_dense_replace",
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
@@ -41,6 +50,16 @@ _KEYS: Mapping[str, str] = {
     "use_parallel_residual": "use_parallel_residual",
 }
 """Keys behind the architecture's name -> keys of config.json."""
+_ROPE_KEYS = {
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_attn_factor": "attention_factor",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+"""Those of the rope, by which errors call them."""
+_FACTORS = {"both": "rope_freqs", "long": "rope_factors_long", "short": "rope_factors_short"}
+_MOST_FACTORS = 32_768
 _ENDS = ("eos", "eot", "eom")
 _END_TEXTS = frozenset(
     (
@@ -66,19 +85,26 @@ class Architecture:
     model_type: str
     fixed: Mapping[str, Any] = field(default_factory=dict)  # what its files do not say
     change: Callable[[GgufFile, dict[str, Any]], None] = lambda file, config: None  # completes the config
+    modules: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # tensors that are other ones than in most architectures
     pairs_neighbours: bool = False  # the rows of q and k are in the order of a rope that pairs neighbours; the family's pairs halves
-    transposed: bool = False  # the family's matrices of layers are [in_features, out_features]; those of the file never are
+    by_head: bool = False  # the family has the rows of q, k and v head by head; the file has all of q, then of k, then of v
+    transposed: int = 0  # tensors of layers with so many dimensions are [..., in_features, out_features] in the family, in the file never
     unit_offset: bool = False  # 1 is added to the weights of norms
 
 
 def _llama(file: GgufFile, config: dict[str, Any]) -> None:
-    if "num_experts" in config:
+    if config.get("num_experts"):
         config["model_type"] = "mixtral"
         config["num_local_experts"] = config.pop("num_experts")
         return
-    tensors = file.tensors
-    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
-    config["mlp_bias"] = "blk.0.ffn_gate.bias" in tensors
+    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors
+    config["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
+
+
+def _mistral3(file: GgufFile, config: dict[str, Any]) -> None:
+    if file.metadata.get("mistral3.attention.temperature_scale"):
+        raise NotNativeError("mistral3.attention.temperature_scale is not supported: queries are not scaled by their positions")
+    _llama(file, config)
 
 
 def _granite(file: GgufFile, config: dict[str, Any]) -> None:
@@ -117,38 +143,106 @@ def _stablelm(file: GgufFile, config: dict[str, Any]) -> None:
     config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in file.tensors
 
 
-def _glm4(file: GgufFile, config: dict[str, Any]) -> None:
-    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+def _with_bias(file: GgufFile, config: dict[str, Any]) -> None:
+    config["attention_bias"] = any(f"blk.0.{name}.bias" in file.tensors for name in ("attn_q", "attn_qkv"))
+
+
+def _olmo2(file: GgufFile, config: dict[str, Any]) -> None:
+    """OLMo 3 has windows, and scales the rope of the layers without one alone."""
+    if not config.get("sliding_window"):
+        config.pop("sliding_window", None)
+        return
+    config["model_type"] = "olmo3"
+    theta = config["rope_theta"]
+    ropes = {"full_attention": {"rope_theta": theta, **config.pop("rope_scaling", {})}}
+    ropes["sliding_attention"] = {"rope_theta": file.get("olmo2.rope.freq_base_swa", float, theta)}
+    config["rope_parameters"] = ropes
+    _add_layer_types(file, config)
+
+
+def _gpt_oss(file: GgufFile, config: dict[str, Any]) -> None:
+    config["num_local_experts"] = config.pop("num_experts", None)
+    config["intermediate_size"] = config.pop("moe_intermediate_size", None)
+    config["rope_parameters"] = {"rope_theta": config["rope_theta"], **config.pop("rope_scaling", {})}
+    if config["rope_parameters"].get("rope_type") == "yarn":
+        config["rope_parameters"]["truncate"] = False
+    _with_bias(file, config)
+    _add_layer_types(file, config)
+
+
+def _glm4_moe(file: GgufFile, config: dict[str, Any]) -> None:
+    config["n_routed_experts"] = config.pop("num_experts", None)
+    config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in file.tensors
+    _with_bias(file, config)
+
+
+def _deepseek2(file: GgufFile, config: dict[str, Any]) -> None:
+    """DeepSeek V2 and V3, and GLM-4.7-Flash, which is V3 with other sizes. The lengths of keys are those of the heads, or, in a file with
+    another name for these, those of the cache."""
+    gating = file.get("deepseek2.expert_gating_func", int, 0)
+    corrected = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
+    config["scoring_func"] = {0: "sigmoid" if corrected else "softmax", 1: "softmax", 2: "sigmoid"}.get(gating, gating)
+    config["model_type"] = "deepseek_v2" if config["scoring_func"] == "softmax" else "deepseek_v3"
+    config["n_routed_experts"] = config.pop("num_experts", None)
+    defaults = {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "n_shared_experts": 0, "first_k_dense_replace": 0}
+    for key, value in {**defaults, "norm_topk_prob": False, "routed_scaling_factor": 1.0}.items():
+        config.setdefault(key, value)
+    if config["model_type"] == "deepseek_v2" and config["n_group"] != 1:
+        config["topk_method"] = "group_limited_greedy"
+    ending = "_mla" if "deepseek2.attention.key_length_mla" in file.metadata else ""
+    key_length, value_length = (file.get(f"deepseek2.attention.{name}_length{ending}", int, 0) for name in ("key", "value"))
+    rotated = file.get("deepseek2.rope.dimension_count", int, 0)
+    config |= {"qk_nope_head_dim": key_length - rotated, "qk_rope_head_dim": rotated, "v_head_dim": value_length}
+    config["partial_rotary_factor"] = 1.0
+    scaling = config.get("rope_scaling", {})
+    weight = file.get("deepseek2.rope.scaling.yarn_log_multiplier", float)
+    if scaling.get("rope_type") == "yarn" and weight:
+        scaling["mscale"] = scaling["mscale_all_dim"] = round(10 * weight, 6)
+
+
+def _add_layer_types(file: GgufFile, config: dict[str, Any]) -> None:
+    """From a pattern that has a number for each layer, not 0 where there is a window; without one the family knows them."""
+    pattern = file.get(f"{file.architecture}.attention.sliding_window_pattern", np.ndarray)
+    if pattern is not None:
+        config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
 
 
 def _normalized(value: bool) -> Mapping[str, Any]:
     return {"norm_topk_prob": value}
 
 
+_BEFORE_MLP = {"post_attention_norm": ("mlp_norm", 0)}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("llama", change=_llama, pairs_neighbours=True),
+    "mistral3": Architecture("llama", change=_mistral3, pairs_neighbours=True),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
     "gemma2": Architecture("gemma2", change=_gemma2, unit_offset=True),
     "gemma3": Architecture("gemma3_text", change=_gemma3, unit_offset=True),
     "phi3": Architecture("phi3", change=_phi3),
-    "olmo2": Architecture("olmo2"),
+    "olmo2": Architecture("olmo2", change=_olmo2),
     "granite": Architecture("granite", change=_granite, pairs_neighbours=True),
     "smollm3": Architecture("smollm3", pairs_neighbours=True),
-    "glm4": Architecture("glm4", change=_glm4),
+    "chatglm": Architecture("glm", change=_with_bias),
+    "glm4": Architecture("glm4", change=_with_bias),
     "cohere2": Architecture("cohere2"),
     "starcoder2": Architecture("starcoder2"),
-    "gpt2": Architecture("gpt2", transposed=True),
+    "gpt2": Architecture("gpt2", transposed=2),
+    "gptneox": Architecture("gpt_neox", by_head=True),
     "stablelm": Architecture("stablelm", change=_stablelm),
     "qwen2moe": Architecture("qwen2_moe", _normalized(False), _qwen2_moe),
     "qwen3moe": Architecture("qwen3_moe", _normalized(True), _qwen3_moe),
     "olmoe": Architecture("olmoe", _normalized(False)),
+    "gpt-oss": Architecture("gpt_oss", change=_gpt_oss, modules=_BEFORE_MLP, transposed=3),
+    "glm4moe": Architecture("glm4_moe", {"n_group": 1, "topk_group": 1}, _glm4_moe, _BEFORE_MLP),
+    "deepseek2": Architecture("deepseek_v3", change=_deepseek2, modules={"attn_q": ("q", 0)}),
 }
 """By llama.cpp's name."""
 
 
-def read_config(path: pathlib.Path) -> dict[str, Any]:
-    """The config.json of the model in a GGUF file. Raises ModelLoadError for files that are broken or whose model is not supported."""
+def read_config(path: pathlib.Path) -> tuple[dict[str, Any], Source]:
+    """The config.json of the model in a GGUF file, and what errors about it name. Raises ModelLoadError for files that are broken or whose
+    model is not supported."""
     return config_of(open_gguf(path))
 
 
@@ -158,10 +252,9 @@ def architecture_of(file: GgufFile) -> Architecture:
     return ARCHITECTURES[file.architecture]
 
 
-def config_of(file: GgufFile) -> dict[str, Any]:
+def config_of(file: GgufFile) -> tuple[dict[str, Any], Source]:
+    """See `read_config`."""
     architecture = architecture_of(file)
-    if file.get("split.count", int, 1) > 1:
-        raise ModelLoadError(f"{file.path} is one of {file.metadata['split.count']} files of a model; supported are models in one file")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelLoadError(f"{file.path} has no token_embd.weight")
@@ -171,12 +264,12 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         value = file.metadata.get(prefix + theirs)
         if value is not None:
             config[ours] = _one(prefix + theirs, value)
-    experts = file.get(f"{prefix}expert_count", int, 0)
-    if experts:
-        config["num_experts"] = experts
-    reader = ConfigReader(config, {})
+    named = {ours: prefix + theirs for theirs, ours in {**_KEYS, **_ROPE_KEYS}.items()}
+    named |= dict.fromkeys(("num_local_experts", "n_routed_experts"), f"{prefix}expert_count")
+    reader = ConfigReader(config, {}, source=Source(file.path.name, named))
     if reader.positive("num_hidden_layers") > len(file.tensors):
         raise ModelLoadError(f"{prefix}block_count {config['num_hidden_layers']} is more than the file's {len(file.tensors)} tensors")
+    config["num_hidden_layers"] -= file.get(f"{prefix}nextn_predict_layers", int, 0)  # the last layers, which predict further tokens
     heads = reader.positive("num_attention_heads")
     config.setdefault("num_key_value_heads", heads)
     config["head_dim"] = reader.positive("head_dim", reader.positive("hidden_size") // heads)
@@ -191,7 +284,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     architecture.change(file, config)
     family = FAMILIES[config["model_type"]]
     config["architectures"] = [family.architecture]
-    return {family.keys.get(key, key): value for key, value in config.items()}
+    source = Source(file.path.name, {family.keys.get(key, key): name for key, name in named.items()})
+    return {family.keys.get(key, key): value for key, value in config.items()}, source
 
 
 def _one(key: str, value: Any) -> Any:
@@ -213,43 +307,49 @@ def _dtype(file: GgufFile) -> str:
 def _ends(file: GgufFile) -> list[int]:
     named = [file.get(f"tokenizer.ggml.{name}_token_id", int) for name in _ENDS]
     ids = {token_id for token_id in named if token_id is not None}
-    tokens, kinds = file.metadata.get("tokenizer.ggml.tokens", ()), file.metadata.get("tokenizer.ggml.token_type", ())
-    ids.update(number for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind == _CONTROL and token in _END_TEXTS)
+    tokens, kinds = file.get("tokenizer.ggml.tokens", Strings, ()), file.get("tokenizer.ggml.token_type", np.ndarray, np.zeros(0))
+    ids.update(int(number) for number in np.flatnonzero(kinds[: len(tokens)] == _CONTROL) if tokens[number] in _END_TEXTS)
     return sorted(ids)
 
 
 def _add_rope(file: GgufFile, prefix: str, config: dict[str, Any]) -> None:
     """Scaling by a type, or by the factors of each frequency that some files have as tensors."""
-    config["partial_rotary_factor"] = file.get(f"{prefix}rope.dimension_count", int, config["head_dim"]) / config["head_dim"]
-    kind = file.get(f"{prefix}rope.scaling.type", str, "none")
-    factor = file.get(f"{prefix}rope.scaling.factor", float)
+
+    def number(name: str) -> Any:
+        return file.get(f"{prefix}rope.scaling.{name}", float)
+
+    rotated = file.get(f"{prefix}rope.dimension_count", int, config["head_dim"])
+    if rotated % 2 or not 2 <= rotated <= config["head_dim"]:
+        raise ModelLoadError(f"{prefix}rope.dimension_count {rotated} is not an even number in [2, {config['head_dim']}]")
+    config["partial_rotary_factor"] = rotated / config["head_dim"]
+    kind = file.get(f"{prefix}rope.scaling.type", str, "linear")
+    factor = number("factor") or file.get(f"{prefix}rope.scale_linear", float)
     original = file.get(f"{prefix}rope.scaling.original_context_length", int)
     factors = {name: file.tensors.get(f"{tensor}.weight") for name, tensor in _FACTORS.items()}
     if any(factors.values()):
         long = _numbers(factors["both"] or factors["long"])
         short = _numbers(factors["both"] or factors["short"])
-        attention = file.get(f"{prefix}rope.scaling.attn_factor", float, 1.0)
+        attention = 1.0 if number("attn_factor") is None else number("attn_factor")
         config["rope_scaling"] = {"rope_type": "longrope", "long_factor": long, "short_factor": short, "attention_factor": attention}
         config["rope_scaling"]["original_max_position_embeddings"] = original or config.get("max_position_embeddings")
     elif kind == "linear" and factor:
         config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
     elif kind == "yarn" and factor:
-        config["rope_scaling"] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-        attention = file.get(f"{prefix}rope.scaling.attn_factor", float)
-        if attention is not None:
-            config["rope_scaling"]["attention_factor"] = attention
+        if number("attn_factor") not in (None, 1.0):
+            raise NotNativeError(f"{prefix}rope.scaling.attn_factor {number('attn_factor')} is not supported for yarn")
+        scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        scaling |= {name: number(f"yarn_{name}") for name in ("beta_fast", "beta_slow")}
+        scaling["attention_factor"] = number("yarn_attn_factor")
+        config["rope_scaling"] = {name: value for name, value in scaling.items() if value is not None}
     elif kind not in ("none", "linear", "yarn"):
-        raise ModelLoadError(
+        raise NotNativeError(
             f"{prefix}rope.scaling.type {kind!r} is not supported; supported are none, linear, yarn and factors by frequency"
         )
 
 
-_FACTORS = {"both": "rope_freqs", "long": "rope_factors_long", "short": "rope_factors_short"}
-
-
-def _numbers(tensor: Any) -> list[float] | None:
+def _numbers(tensor: GgufTensor | None) -> list[float] | None:
     if tensor is None:
         return None
-    if tensor.type != "F32":
-        raise ModelLoadError(f"factors of the rope's frequencies in {tensor.type} are not supported; supported is F32")
+    if tensor.type != "F32" or tensor.data.size > 4 * _MOST_FACTORS:
+        raise ModelLoadError(f"factors of the rope's frequencies of shape {list(tensor.shape)} in {tensor.type} are not supported")
     return [float(number) for number in tensor.data.view(np.float32)]

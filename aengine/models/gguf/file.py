@@ -1,6 +1,7 @@
 """`GgufFile`: the metadata and the tensors of a GGUF file, mapped, with every count, length and offset checked against the file.
 
-Knows nothing of what the metadata mean or of how a block of a quantised type is made. Imports no torch.
+A model may be cut into several files. Knows nothing of what the other metadata mean or of how a block of a quantised type is made. Imports
+no torch.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import math
 import mmap
 import pathlib
+import re
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +36,11 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 """Number of a kind of values in the metadata -> its struct code."""
 _STRING, _ARRAY = 8, 9
 _MAX_DIMENSIONS = 4
-_MAX_NESTING = 4
+_MAX_NAME = 200
 _MIN_STRING, _MIN_TENSOR = 8, 8 + 4 + 8 + 4 + 8  # bytes
+_LENGTH = struct.Struct("<Q")
+_PART = re.compile(r"(.*-)(\d{5})-of-(\d{5})\.gguf")
+"""The name of one of several files: the number of the part, from 1, and how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +55,46 @@ class GgufTensor:
         return self.data.reshape(math.prod(self.shape[:-1]), -1)
 
 
+class Strings(Sequence[str]):
+    """An array of strings, each of which is decoded when it is asked for: most readers of a file need no vocabulary."""
+
+    def __init__(self, data: mmap.mmap, ends: array[int], start: int, what: str) -> None:
+        """`start`: where the length of the first one stands; `ends`: where each one ends."""
+        self._data, self._ends, self._start, self._what = data, ends, start, what
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} strings>"
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        """Raises ModelLoadError for a string that is not UTF-8."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        index = range(len(self._ends))[index]
+        start = (self._ends[index - 1] if index else self._start) + _MIN_STRING
+        try:
+            return self._data[start : self._ends[index]].decode()
+        except UnicodeDecodeError as error:
+            raise ModelLoadError(f"{self._what} has an entry {index} that is not UTF-8") from error
+
+
 @dataclass(frozen=True, slots=True)
 class GgufFile:
     path: pathlib.Path
-    metadata: Mapping[str, Any]  # arrays of numbers are NumPy arrays, other arrays lists
+    metadata: Mapping[str, Any]  # arrays of numbers are NumPy arrays, those of strings `Strings`
     tensors: Mapping[str, GgufTensor]
 
     def get(self, key: str, kind: type | tuple[type, ...], fallback: Any = None) -> Any:
         """A value of the metadata; `fallback` if it is absent. Raises ModelLoadError for one that is not of `kind`."""
         value = self.metadata.get(key, fallback)
         if value is not fallback and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-            raise ModelLoadError(f"{key} in {self.path} is a {type(value).__name__}, which it cannot be")
+            raise ModelLoadError(f"{key} in {self.path} is {_shown(value)}, which it cannot be")
         return value
 
     @property
@@ -77,11 +112,48 @@ def is_gguf(path: pathlib.Path) -> bool:
 
 
 def open_gguf(path: pathlib.Path) -> GgufFile:
-    """Raises ModelLoadError for a file that cannot be read, is of another format or version, is cut off, or lies about its contents."""
+    """A file, or all parts of a model of which it is one. Raises ModelLoadError for a file that cannot be read, is of another format or
+    version, is cut off, or lies about its contents, and for parts that are missing or do not belong together."""
+    file = _read(path)
+    return file if file.get("split.count", int, 1) <= 1 else _joined(file)
+
+
+def _read(path: pathlib.Path) -> GgufFile:
     try:
         return _Reader(path).file()
     except OSError as error:
         raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _joined(given: GgufFile) -> GgufFile:
+    """The first part has the metadata of the model; all have `split.count`, and their number as `split.no`."""
+    path, count = given.path, given.metadata["split.count"]
+    named = _PART.fullmatch(path.name)
+    if named is None or int(named[3]) != count:
+        raise ModelLoadError(f"{path} is one of {count} files of a model, but is not called NAME-00001-of-{count:05}.gguf")
+    paths = [path.with_name(f"{named[1]}{number:05}-of-{named[3]}.gguf") for number in range(1, count + 1)]
+    missing = next((part for part in paths if not part.exists()), None)
+    if missing is not None:
+        raise ModelLoadError(f"{missing} is missing: {path} is one of {count} files of a model")
+    tensors: dict[str, GgufTensor] = {}
+    for number, part in enumerate(paths):
+        file = _read(part)
+        described = file.get("split.no", int), file.get("split.count", int)
+        if described != (number, count):
+            raise ModelLoadError(f"{part} has split.no {described[0]} and split.count {described[1]} instead of {number} and {count}")
+        if repeated := tensors.keys() & file.tensors.keys():
+            raise ModelLoadError(f"{part} has the tensor {min(repeated)}, which another file of the model has too")
+        tensors.update(file.tensors)
+        if not number:
+            given = file
+    total = given.get("split.tensors.count", int, len(tensors))
+    if total != len(tensors):
+        raise ModelLoadError(f"the {count} files of {path} have {len(tensors)} tensors, but split.tensors.count is {total}")
+    return replace(given, tensors=tensors)
+
+
+def _shown(value: Any) -> str:
+    return f"an array of {len(value)} values" if isinstance(value, Strings | np.ndarray) else f"{str(value)[:40]!r}"
 
 
 class _Reader:
@@ -105,7 +177,7 @@ class _Reader:
         num_keys = self._count("the count of metadata", _MIN_STRING + 4)
         metadata: dict[str, Any] = {}
         for _ in range(num_keys):
-            key = self._string("a key of the metadata")
+            key = self._name("a key of the metadata")
             if key in metadata:
                 raise self._error(f"has {key} twice")
             metadata[key] = self._value(self._number("I", key), key)
@@ -130,7 +202,7 @@ class _Reader:
 
     def _tensor(self) -> tuple[str, tuple[int, ...], str, int]:
         """Name, shape, type and offset."""
-        name = self._string("the name of a tensor")
+        name = self._name("the name of a tensor")
         dimensions = self._number("I", name)
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
             raise self._error(f"has {name} with {dimensions} dimensions; a tensor has 1 to {_MAX_DIMENSIONS}")
@@ -143,23 +215,45 @@ class _Reader:
             raise self._error(f"has {name} of shape {list(shape)} in {kind}, whose blocks of {values} values do not fill its rows")
         return name, shape, kind, offset
 
-    def _value(self, kind: int, key: str, depth: int = 0) -> Any:
+    def _value(self, kind: int, key: str) -> Any:
         if kind in _NUMBERS:
             number = self._number(_NUMBERS[kind], key)
             return float(str(np.float32(number))) if _NUMBERS[kind] == "f" else number  # 1e-6, not the nearest float32
         if kind == _STRING:
             return self._string(key)
-        if kind != _ARRAY or depth == _MAX_NESTING:
+        if kind != _ARRAY:
             raise self._error(f"has {key} of kind {kind}, which is not one of GGUF's")
         kind = self._number("I", key)
+        if kind == _STRING:
+            return self._strings(key)
         if kind not in _NUMBERS:
-            return [self._value(kind, key, depth + 1) for _ in range(self._count(f"the length of {key}", _MIN_STRING))]
+            raise self._error(f"has {key} with values of kind {kind}; supported are arrays of numbers and of strings")
         dtype = np.dtype("<" + _NUMBERS[kind])
         count = self._count(f"the length of {key}", dtype.itemsize)
         return np.frombuffer(self._take(count * dtype.itemsize, key), dtype=dtype)
 
+    def _strings(self, key: str) -> Strings:
+        count = self._count(f"the length of {key}", _MIN_STRING)
+        start, at, last = self._at, self._at, len(self._bytes) - _MIN_STRING
+        ends = array("Q")
+        for _ in range(count):
+            if at > last:
+                break
+            at += _MIN_STRING + _LENGTH.unpack_from(self._bytes, at)[0]
+            ends.append(min(at, len(self._bytes)))
+        if len(ends) < count or at > len(self._bytes):
+            raise self._error(f"is cut off or lies: entry {len(ends)} of {key} does not end in it")
+        self._at = at
+        return Strings(self._bytes, ends, start, f"{key} in {self._path}")
+
     def _number(self, code: str, what: str) -> Any:
         return struct.unpack("<" + code, self._take(struct.calcsize("<" + code), what))[0]
+
+    def _name(self, what: str) -> str:
+        name = self._string(what)
+        if len(name) > _MAX_NAME or not name.isprintable():
+            raise self._error(f"has {what} that is longer than {_MAX_NAME} characters or not printable: {name[:40]!r}")
+        return name
 
     def _string(self, what: str) -> str:
         text = self._take(self._count(f"the length of {what}", 1), what)

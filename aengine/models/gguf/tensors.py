@@ -1,6 +1,7 @@
 """The tensors of a GGUF file under the names and in the layouts that the model's family has in other checkpoints.
 
-Owns llama.cpp's names of tensors and what its converter changes: the order of the rows of q and k, 1 added to norms, experts in one tensor.
+Owns llama.cpp's names of tensors and what its converter changes: the order of the rows of q and k, 1 added to norms, experts in one tensor,
+and which tensors it cuts or merges.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,70 +22,171 @@ from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.models.families import FAMILIES
 from aengine.models.gguf.blocks import DTYPES, read_rows
 from aengine.models.gguf.config import Architecture, architecture_of, config_of
-from aengine.models.gguf.file import GgufTensor, open_gguf
+from aengine.models.gguf.file import GgufFile, GgufTensor, open_gguf
 
 _MODULES = {"token_embd": "embedding", "position_embd": "positions", "output_norm": "norm", "output": "head"}
-_LAYER_MODULES: dict[str, tuple[str, int]] = {
+_LAYER_MODULES: dict[str, tuple[str | None, int]] = {
     **{"attn_norm": ("attention_norm", 0), "post_attention_norm": ("post_attention_norm", 0)},
     **{"ffn_norm": ("mlp_norm", 0), "post_ffw_norm": ("post_mlp_norm", 0)},
     **{"attn_q": ("qkv", 0), "attn_k": ("qkv", 1), "attn_v": ("qkv", 2), "attn_qkv": ("qkv", 0)},
-    **{"attn_q_norm": ("q_norm", 0), "attn_k_norm": ("k_norm", 0), "attn_output": ("output", 0)},
+    **{"attn_q_norm": ("q_norm", 0), "attn_k_norm": ("k_norm", 0), "attn_sinks": ("sinks", 0), "attn_output": ("output", 0)},
+    **{"attn_q_a": ("q_down", 0), "attn_q_a_norm": ("q_down_norm", 0), "attn_q_b": ("q_up", 0)},
+    **{"attn_kv_a_mqa": ("kv_down", 0), "attn_kv_a_norm": ("kv_down_norm", 0), "attn_kv_b": ("key_up", 0)},
     **{"ffn_gate": ("gate_up", 0), "ffn_up": ("gate_up", 1), "ffn_down": ("down", 0)},
-    **{"ffn_gate_inp": ("router", 0), "ffn_gate_inp_shexp": ("shared_gate", 0)},
+    **{"ffn_gate_inp": ("router", 0), "exp_probs_b": ("router_correction", 0), "ffn_gate_inp_shexp": ("shared_gate", 0)},
     **{"ffn_gate_exps": ("experts.gate_up", 0), "ffn_up_exps": ("experts.gate_up", 1), "ffn_down_exps": ("experts.down", 0)},
     **{"ffn_gate_shexp": ("shared.gate_up", 0), "ffn_up_shexp": ("shared.gate_up", 1), "ffn_down_shexp": ("shared.down", 0)},
 }
 """llama.cpp's names of modules -> ours, and which of the tensors that `Family.names` has for it."""
+_WITHOUT_ENDING = ("sinks", "router_correction")
 _IGNORED = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight")  # read with the config
 _NORM = re.compile(r".*norm\.weight")
+_STORED = re.compile(r"(?:blk\.(\d{1,4})\.)?(\w+)\.(weight|bias)")
 StoredRows = tuple[str, tuple[int, ...], str, Callable[[], Rows]]
 """Name, shape, type, and how to get the rows."""
+Joint = tuple[tuple[int, ...], str, Callable[[], Rows]]
 
 
 def read_tensors(path: pathlib.Path) -> Iterator[StoredRows]:
     """Raises ModelLoadError for files that are broken or whose model is not supported, and for tensors without a name in the family."""
     file = open_gguf(path)
-    architecture, config = architecture_of(file), config_of(file)
+    architecture, (config, _) = architecture_of(file), config_of(file)
     names = FAMILIES[config["model_type"]].names
-    is_gated = any(".ffn_gate" in stored for stored in file.tensors)
-    heads = {"attn_q": config.get("num_attention_heads"), "attn_k": config.get("num_key_value_heads", config.get("num_attention_heads"))}
-    for stored, tensor in file.tensors.items():
-        if _IGNORED.fullmatch(stored):
-            continue
-        name, layer, module = _name(stored, names, is_gated)
-        if "{index}" in name:
+    is_gated = any(".ffn_gate." in stored for stored in file.tensors)
+    tensors = _of_layers(file, config)
+    _cut_qkv(tensors, config, names)
+    joined = {stored: joint for stored in list(tensors) if (joint := _joint(stored, tensors, names)) is not None}
+    for stored, (shape, kind, get) in joined.items():
+        place = _place(stored.replace("attn_k_b", "attn_kv_b"), architecture, names, is_gated)
+        yield place.layer + place.name, shape, kind, get
+    for stored, tensor in tensors.items():
+        place = _place(stored, architecture, names, is_gated)
+        if "{index}" in place.name:
             # All experts, or heads, are one tensor here.
             for index in range(tensor.shape[0]):
-                row_count = tensor.shape[1] if len(tensor.shape) > 2 else 1
-                part = GgufTensor(tensor.shape[1:], tensor.type, tensor.rows[index * row_count : (index + 1) * row_count].reshape(-1))
-                yield layer + name.format(index=index), part.shape, _kind(part), partial(_get, part, None, 0.0)
+                count = tensor.shape[1] if len(tensor.shape) > 2 else 1
+                part = _slice(tensor, index * count, count, tensor.shape[1:])
+                yield place.layer + place.name.format(index=index), part.shape, _kind(part), partial(_get, part, None, 0.0)
             continue
-        shape = (1, *tensor.shape) if module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1 else tensor.shape
-        order = _order(architecture, tensor, heads[module]) if module in heads and architecture.pairs_neighbours else None
-        whole = GgufTensor(shape, tensor.type, tensor.data)
+        shape = (1, *tensor.shape) if place.module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1 else tensor.shape
+        whole = replace(tensor, shape=shape)
         subtracted = 1.0 if architecture.unit_offset and _NORM.fullmatch(stored) else 0.0
-        get = partial(_get, whole, order, subtracted)
-        if architecture.transposed and layer and len(shape) == 2:
-            yield layer + name, shape[::-1], _kind(whole), partial(_transposed, get)
+        get = partial(_get, whole, _order(architecture, place.module, whole, config), subtracted)
+        if architecture.transposed == len(shape) and place.layer:
+            yield place.layer + place.name, (*shape[:-2], shape[-1], shape[-2]), _kind(whole), partial(_transposed, get)
         else:
-            yield layer + name, shape, _kind(whole), get
+            yield place.layer + place.name, shape, _kind(whole), get
 
 
-def _name(stored: str, names: Mapping[str, str], is_gated: bool) -> tuple[str, str, str]:
-    """The family's name without that of the layer, the latter with its dot, and llama.cpp's of the module."""
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", stored)
-    ours, part = (None, 0)
-    if match is not None:
-        ours, part = (_MODULES.get(match[2]), 0) if match[1] is None else _LAYER_MODULES.get(match[2], (None, 0))
+@dataclass(frozen=True, slots=True)
+class _Place:
+    module: str  # llama.cpp's
+    layer: str  # the family's name of the layer, with its dot; empty outside of the layers
+    name: str  # the family's name of the tensor, behind that
+
+
+def _place(stored: str, architecture: Architecture, names: Mapping[str, str], is_gated: bool) -> _Place:
+    match = _STORED.fullmatch(stored)
+    ours: str | None = None
+    part = 0
+    if match is not None and match[1] is None:
+        ours = _MODULES.get(match[2])
+    elif match is not None:
+        ours, part = {**_LAYER_MODULES, **architecture.modules}.get(match[2], (None, 0))
     if match is None or ours is None:
         raise ModelLoadError(f"the GGUF file has a tensor {stored}, which is not known")
-    layer = "" if match[1] is None else names["layer"].format(layer=match[1]) + "."
     if ours == "gate_up" and not is_gated and len(names.get(ours, "gate up").split()) > 1:
         ours, part = "up", 0
+    layer = "" if match[1] is None else names["layer"].format(layer=match[1]) + "."
+    if f"{ours}.{match[3]}" in names:
+        return _Place(match[2], layer, names[f"{ours}.{match[3]}"])
     if ours not in names:
         raise ModelLoadError(f"the GGUF file has a tensor {stored}, which models of its architecture do not have")
     templates = names[ours].split()
-    return f"{templates[min(part, len(templates) - 1)]}.{match[3]}", layer, match[2]
+    template = templates[min(part, len(templates) - 1)]
+    return _Place(match[2], layer, template if ours in _WITHOUT_ENDING else f"{template}.{match[3]}")
+
+
+def _of_layers(file: GgufFile, config: Mapping[str, Any]) -> dict[str, GgufTensor]:
+    """The tensors but those of layers that predict further tokens, which stand behind the others."""
+    predicting = file.get(f"{file.architecture}.nextn_predict_layers", int, 0) > 0
+    found = {}
+    for stored, tensor in file.tensors.items():
+        layer = re.match(r"blk\.(\d{1,9})\.", stored)
+        is_further = predicting and layer is not None and int(layer[1]) >= config["num_hidden_layers"]
+        if not is_further and not _IGNORED.fullmatch(stored):
+            found[stored] = tensor
+    return found
+
+
+def _cut_qkv(tensors: dict[str, GgufTensor], config: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Rows of q, then k, then v in one tensor, where the family has three."""
+    if len(names["qkv"].split()) < 3:
+        return
+    head_dim = config["head_dim"]
+    sizes = [config[f"num_{kind}_heads"] * head_dim for kind in ("attention", "key_value", "key_value")]
+    for stored in [stored for stored in tensors if ".attn_qkv." in stored]:
+        whole = tensors.pop(stored)
+        if whole.shape[0] != sum(sizes) or (len(whole.shape) == 1 and whole.type not in DTYPES):
+            raise ModelLoadError(f"the GGUF file has {stored} of shape {list(whole.shape)} in {whole.type} instead of {sum(sizes)} rows")
+        for name, end, count in zip("qkv", accumulate(sizes), sizes, strict=True):
+            tensors[stored.replace("qkv", name)] = _slice(whole, end - count, count, (count, *whole.shape[1:]))
+
+
+def _slice(tensor: GgufTensor, start: int, count: int, shape: tuple[int, ...]) -> GgufTensor:
+    """Some rows, or some values of one row."""
+    rows = tensor.rows if len(tensor.shape) > 1 else tensor.data.reshape(tensor.shape[0], -1)
+    return GgufTensor(shape, tensor.type, rows[start : start + count].reshape(-1))
+
+
+def _joint(stored: str, tensors: dict[str, GgufTensor], names: Mapping[str, str]) -> Joint | None:
+    """Of a tensor that is one of two which the family has as one: shape, type, and how to get the rows. Takes both out of `tensors`."""
+    module, ending = stored.split(".")[-2:]
+    is_key = module == "attn_k_b"
+    if not is_key and (module != "ffn_gate_exps" or f"experts.gate_up.{ending}" not in names):
+        return None
+    other = stored.replace(module, "attn_v_b" if is_key else "ffn_up_exps")
+    first, second = tensors.pop(stored), tensors.pop(other, None)
+    if is_key and stored.replace(module, "attn_kv_b") in tensors:  # some files have them in both forms
+        return None
+    if second is None:
+        raise ModelLoadError(f"the GGUF file has {stored} without {other}")
+    is_same = first.type == second.type and (not is_key or first.type in DTYPES)
+    kind = _kind(first) if is_same else "float32"
+    match first.shape:
+        case (heads, rank, nope) if is_key and len(second.shape) == 3 and second.shape[::2] == (heads, rank):
+            return (heads * (nope + second.shape[1]), rank), kind, partial(_key_and_value_up, first, second)
+        case (count, rows, columns) if not is_key and second.shape == first.shape:
+            return (count, columns, 2 * rows), kind, partial(_alternating, first, second)
+        case (count, rows) if not is_key and second.shape == first.shape:
+            return (count, 2 * rows), kind, partial(_alternating, first, second)
+    raise ModelLoadError(
+        f"the GGUF file has {stored} of shape {list(first.shape)}, to which {other} of {list(second.shape)} does not belong"
+    )
+
+
+def _key_and_value_up(key: GgufTensor, value: GgufTensor) -> Tensor:
+    """[heads, rank, nope] and [heads, values, rank] -> [heads * (nope + values), rank]."""
+    return torch.cat((_get_numbers(key).transpose(1, 2), _get_numbers(value)), dim=1).flatten(0, 1)
+
+
+def _alternating(gate: GgufTensor, up: GgufTensor) -> Rows:
+    """Of each expert, a row (or number) of gate, one of up, and so on; a matrix that is not quantised is transposed."""
+    one, other = (_get(tensor, None, 0.0) for tensor in (gate, up))
+    if isinstance(one, QuantizedRows) and isinstance(other, QuantizedRows) and gate.type == up.type:
+        offsets = None if one.offsets is None or other.offsets is None else _by_turns(one.offsets, other.offsets)
+        return replace(one, codes=_by_turns(one.codes, other.codes), scales=_by_turns(one.scales, other.scales), offsets=offsets)
+    whole = torch.stack((_get_numbers(gate), _get_numbers(up)), dim=2).flatten(1, 2)
+    return whole.transpose(1, 2).contiguous() if len(gate.shape) == 3 else whole
+
+
+def _by_turns(one: Tensor, other: Tensor) -> Tensor:
+    return torch.stack((one, other), dim=1).flatten(0, 1)
+
+
+def _get_numbers(tensor: GgufTensor) -> Tensor:
+    rows = _get(tensor, None, 0.0)
+    return rows if isinstance(rows, Tensor) else rows.dequantized().view(tensor.shape)
 
 
 def _kind(tensor: GgufTensor) -> str:
@@ -89,12 +194,19 @@ def _kind(tensor: GgufTensor) -> str:
     return str(DTYPES[tensor.type]).removeprefix("torch.") if tensor.type in DTYPES else tensor.type
 
 
-def _order(architecture: Architecture, tensor: GgufTensor, heads: int | None) -> Tensor | None:
-    """The rows of q or k as the file has them, in the order in which a rope that pairs halves wants them."""
-    count = tensor.shape[0]
-    if not heads or count % (2 * heads):
+def _order(architecture: Architecture, module: str, tensor: GgufTensor, config: Mapping[str, Any]) -> Tensor | None:
+    """The rows of q, k and v in the order that the family wants them in: for a rope that pairs halves, or by head. None: as they are."""
+    heads, count = int(config.get("num_attention_heads", 0)), tensor.shape[0]
+    if architecture.by_head and module == "attn_qkv":
+        shape, axes = (3, heads, -1), (0, 1)
+    elif architecture.pairs_neighbours and module in ("attn_q", "attn_k"):
+        heads = heads if module == "attn_q" else config["num_key_value_heads"]
+        shape, axes = (heads, -1, 2), (1, 2)
+    else:
+        return None
+    if not heads or count % (heads * (3 if architecture.by_head else 2)):
         raise ModelLoadError(f"the rows of q and k of the GGUF file, {count}, are not those of {heads} heads of even size")
-    return torch.arange(count).view(heads, -1, 2).transpose(1, 2).flatten()
+    return torch.arange(count).view(shape).transpose(*axes).flatten()
 
 
 def _get(tensor: GgufTensor, order: Tensor | None, subtracted: float) -> Rows:
@@ -110,4 +222,4 @@ def _get(tensor: GgufTensor, order: Tensor | None, subtracted: float) -> Rows:
 def _transposed(get: Callable[[], Rows]) -> Rows:
     """Quantised rows stay those of the matrix: `Part.rows` knows which rows of the parameter they are."""
     rows = get()
-    return rows.t().contiguous() if isinstance(rows, Tensor) else rows
+    return rows.transpose(-1, -2).contiguous() if isinstance(rows, Tensor) else rows

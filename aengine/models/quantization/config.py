@@ -33,7 +33,7 @@ class Quantization:
 
 def load_quantization(model_dir: pathlib.Path) -> Quantization | None:
     """Of the config.json in `model_dir`. Raises ModelLoadError."""
-    return read_quantization(read_config(model_dir))
+    return read_quantization(read_config(model_dir)[0])
 
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
