@@ -33,7 +33,7 @@ POSITIVE = ("ageing_seconds", "step_timeout")
 CHOICES = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "attention_backend": ("auto", "cpu", "flashinfer", "triton", "torch_native"),
-    "kv_cache_dtype": ("auto", "fp8"),
+    "kv_cache_dtype": ("auto", "fp8", "int8"),
     "quantization": ("none", "int8", "int4", "fp8"),
     "load_format": ("auto", "safetensors", "pt", "dummy"),
     "model_impl": ("auto", "native", "transformers"),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
-from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes
+from aengine.kernels.paged_cache import SCALE_BYTES, PagedCache, Scoring, as_bytes
 from aengine.kernels.upload import to_device
 from aengine.kernels.warm_memory import lazy_bytes
 
@@ -62,6 +62,15 @@ class AttentionSpec:
     @property
     def cache_dtype(self) -> torch.dtype:
         return self.kv_dtype or self.dtype
+
+    @property
+    def shares_latent(self) -> bool:
+        """Whether latent values are stored as parts of their keys alone. In int8 they have scales of their own."""
+        return self.latent and self.cache_dtype is not torch.int8
+
+    def stored_width(self, width: int) -> int:
+        """Numbers of a head's key or value in the cache; with its scale in int8."""
+        return width + (SCALE_BYTES if self.cache_dtype is torch.int8 else 0)
 
     def scales(self, layer: int) -> tuple[float, float]:
         """The scales of a layer's K and V."""
@@ -113,7 +122,7 @@ class AttentionBackend(ABC):
     def bytes_per_page(self) -> int:
         """Bytes of one page: K and V of `layers_per_page` layers."""
         spec = self.spec
-        widths = spec.head_dim + (0 if spec.latent else spec.value_dim)
+        widths = spec.stored_width(spec.head_dim) + (0 if spec.shares_latent else spec.stored_width(spec.value_dim))
         return spec.layers_per_page * spec.page_size * spec.num_kv_heads * widths * spec.cache_dtype.itemsize
 
     def allocate(self, num_pages: int) -> None:
@@ -124,13 +133,13 @@ class AttentionBackend(ABC):
         shape = (*pages, spec.num_kv_heads) if self.page_axis == 0 else (spec.num_kv_heads, *pages)
 
         def zeros(width: int) -> Tensor:
-            return _zeros((*shape, width), spec.cache_dtype, spec.device)
+            return _zeros((*shape, spec.stored_width(width)), spec.cache_dtype, spec.device)
 
         keys = [zeros(spec.head_dim) for _ in range(spec.layers_per_page)]
-        values = [each[..., -spec.value_dim :] if spec.latent else zeros(spec.value_dim) for each in keys]
-        self._tensors = keys if spec.latent else keys + values
+        values = [each[..., -spec.value_dim :] if spec.shares_latent else zeros(spec.value_dim) for each in keys]
+        self._tensors = keys if spec.shares_latent else keys + values
         self.caches = [
-            PagedCache(keys[index], values[index], *spec.scales(layer), spec.latent) for layer, (_, index) in enumerate(spec.places)
+            PagedCache(keys[index], values[index], *spec.scales(layer), spec.shares_latent) for layer, (_, index) in enumerate(spec.places)
         ]
 
     def free(self) -> None:

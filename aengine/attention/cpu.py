@@ -48,7 +48,7 @@ class CpuBackend(AttentionBackend):
         """Raises BackendUnavailableError for a model that the kernels do not support, and where they cannot be compiled."""
         if spec.device.type != "cpu":
             raise BackendUnavailableError(f"the CPU kernels do not run on {spec.device.type}")
-        if spec.dtype not in ELEMENTS or spec.cache_dtype != spec.dtype:
+        if spec.dtype not in ELEMENTS or spec.cache_dtype not in (spec.dtype, torch.int8):
             raise BackendUnavailableError(f"the CPU kernels are for bfloat16 and float32, not {spec.dtype} with KV of {spec.cache_dtype}")
         if spec.head_dim % 2 or spec.head_dim > MAX_KEY_DIM or spec.value_dim > MAX_VALUE_DIM:
             raise BackendUnavailableError(f"head_dim {spec.head_dim} is not an even number up to {MAX_VALUE_DIM}")
@@ -61,7 +61,7 @@ class CpuBackend(AttentionBackend):
 
     def bytes_per_page(self) -> int:
         spec = self.spec
-        return spec.layers_per_page * page_bytes(spec.page_size, spec.num_kv_heads, spec.head_dim, spec.value_dim, spec.dtype)
+        return spec.layers_per_page * page_bytes(spec.page_size, spec.num_kv_heads, spec.head_dim, spec.value_dim, spec.cache_dtype)
 
     def allocate(self, num_pages: int) -> None:
         spec = self.spec
@@ -73,7 +73,7 @@ class CpuBackend(AttentionBackend):
             num_kv_heads=spec.num_kv_heads,
             key_dim=spec.head_dim,
             value_dim=spec.value_dim,
-            dtype=spec.dtype,
+            dtype=spec.cache_dtype,
         )
 
     def free(self) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep
 from aengine.attention.metadata import AttentionMetadata, StepLayout
-from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes, stored
+from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes, loaded, stored
 from aengine.kernels.upload import to_device
 
 _GATHER_ELEMENTS = 1 << 23  # the most elements of the padded K (or V) of a part of the decode rows: 32 MiB in float32
@@ -46,8 +46,7 @@ def _put(cache: Tensor, scale: float, slots: Tensor, rows: Tensor) -> None:
 
 def _take(cache: Tensor, scale: float, pages: Tensor) -> Tensor:
     """The pages [n] as [num_kv_heads, n, page_size, width] float32."""
-    taken = as_bytes(cache).index_select(1, pages).view(cache.dtype).float()
-    return taken if scale == 1.0 else taken * scale
+    return loaded(as_bytes(cache).index_select(1, pages), cache.dtype, scale)
 
 
 def _take_both(cache: PagedCache, pages: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,8 @@ class TritonBackend(AttentionBackend):
         """
         if not kernels.runs_on(spec.device):
             raise BackendUnavailableError(f"Triton has no kernels for device {spec.device.type}")
+        if spec.cache_dtype is torch.int8:
+            raise BackendUnavailableError(f"our Triton kernels read a KV cache of {spec.dtype} or float8_e4m3fn, not {spec.cache_dtype}")
         if not kernels.fits(spec.head_dim, spec.value_dim):
             widths = f"keys of {spec.head_dim} and values of {spec.value_dim} numbers"
             raise BackendUnavailableError(f"our Triton kernels have no room for {widths}")

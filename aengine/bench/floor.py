@@ -15,6 +15,7 @@ import torch
 
 from aengine.bench.workload import Item
 from aengine.config import EngineConfig
+from aengine.kernels.paged_cache import SCALE_BYTES
 from aengine.models.hub import resolve_model
 from aengine.models.model_config import load_spec
 from aengine.models.named_weights import experts_of, named_weights
@@ -82,21 +83,21 @@ class MachineProbe:
 
 
 def step_work(
-    spec: ModelSpec, lengths: list[int], contexts: list[int], num_logits: int, item_bytes: int, kv_item_bytes: int | None = None
+    spec: ModelSpec, lengths: list[int], contexts: list[int], num_logits: int, item_bytes: int, kv_cache_dtype: str = "auto"
 ) -> Work:
     """Of a step in which row i computes `lengths[i]` tokens behind `contexts[i]` known ones, `num_logits` rows with logits.
 
     Counts the experts that the tokens are expected to go to (`_Parameters.read`), and of a window its tokens alone.
-    `item_bytes`: of a weight, and of a number in the KV cache where `kv_item_bytes` does not say otherwise.
+    `item_bytes`: of a weight, and of a number in the KV cache where `EngineConfig.kv_cache_dtype` does not say otherwise.
     """
     parameters = _parameters(spec)
     num_tokens = sum(lengths)
     kv = attention = 0
     for kind, count in Counter(layer.attention for layer in spec.layers).items():
-        kv_numbers, flops = _attention_work(kind)
+        kv_bytes, flops = _attention_work(kind, item_bytes, kv_cache_dtype)
         for length, context in zip(lengths, contexts, strict=True):
             seen = min(context + length, (kind.window or context + 1) + length - 1)
-            kv += count * seen * kv_numbers * (kv_item_bytes or item_bytes)
+            kv += count * seen * kv_bytes
             attention += count * _pairs(length, context, kind.window) * flops
     return Work(
         weight_bytes=(parameters.read(num_tokens) + (parameters.head if num_logits else 0)) * item_bytes,
@@ -106,18 +107,18 @@ def step_work(
 
 
 def generation_seconds(
-    spec: ModelSpec, prompts: Sequence[int], outputs: Sequence[int], machine: Machine, item_bytes: int, kv_item_bytes: int | None = None
+    spec: ModelSpec, prompts: Sequence[int], outputs: Sequence[int], machine: Machine, item_bytes: int, kv_cache_dtype: str = "auto"
 ) -> float:
     """The floor of generating `outputs[i]` tokens behind `prompts[i]`, all requests at once: the prompts computed, then the weights read
     once for each step of the longest output, and the KV of every request for each of its own tokens."""
     parameters = _parameters(spec)
-    prefill = step_work(spec, list(prompts), [0] * len(prompts), len(prompts), item_bytes, kv_item_bytes)
+    prefill = step_work(spec, list(prompts), [0] * len(prompts), len(prompts), item_bytes, kv_cache_dtype)
     kv = attention = 0
     for kind, count in Counter(layer.attention for layer in spec.layers).items():
-        kv_numbers, flops = _attention_work(kind)
+        kv_bytes, flops = _attention_work(kind, item_bytes, kv_cache_dtype)
         # Positions that decode steps attend to; prefill gives the first token of an output.
         seen = count * sum(_pairs(length - 1, context, kind.window) for context, length in zip(prompts, outputs, strict=True))
-        kv += seen * kv_numbers * (kv_item_bytes or item_bytes)
+        kv += seen * kv_bytes
         attention += seen * flops
     num_decodes = sum(outputs) - len(outputs)
     rows_by_step = Counter(sum(length > step for length in outputs) for step in range(1, max(outputs)))
@@ -138,8 +139,7 @@ def generation_floor(config: EngineConfig, info: ModelInfo, items: Sequence[Item
     machine = MachineProbe(device, dtype).measure(repeats=10)
     spec = load_spec(resolve_model(config.model, config.revision, "dummy"))
     prompts, outputs = [len(item.prompt) for item in items], [item.output_tokens for item in items]
-    kv_item_bytes = 1 if config.kv_cache_dtype == "fp8" else None
-    seconds = generation_seconds(spec, prompts, outputs, machine, dtype.itemsize, kv_item_bytes)
+    seconds = generation_seconds(spec, prompts, outputs, machine, dtype.itemsize, config.kv_cache_dtype)
     return GenerationFloor(machine, seconds, sum(outputs) / seconds, seconds / duration if duration else 0.0)
 
 
@@ -149,14 +149,16 @@ def _pairs(length: int, context: int, window: int | None) -> int:
     return int((seen if window is None else np.minimum(seen, window)).sum())
 
 
-def _attention_work(attention: Attention | LatentAttention) -> tuple[int, int]:
-    """Numbers in the KV cache of one token in one layer, and flops for a query and one token that it attends to.
+def _attention_work(attention: Attention | LatentAttention, item_bytes: int, kv_cache_dtype: str) -> tuple[int, int]:
+    """Bytes in the KV cache of one token in one layer, and flops for a query and one token that it attends to.
 
     A latent counts once, although it is a part of the key and the value: one read of it is enough.
     """
     widths = attention.key_dim + attention.value_dim
-    numbers = attention.key_dim if isinstance(attention, LatentAttention) else attention.num_kv_heads * widths
-    return numbers, 2 * attention.num_heads * widths
+    heads, numbers = (1, attention.key_dim) if isinstance(attention, LatentAttention) else (2 * attention.num_kv_heads, widths)
+    numbers *= attention.num_kv_heads
+    kv_bytes = numbers * (item_bytes if kv_cache_dtype == "auto" else 1) + (SCALE_BYTES * heads if kv_cache_dtype == "int8" else 0)
+    return kv_bytes, 2 * attention.num_heads * widths
 
 
 @dataclass(frozen=True, slots=True)

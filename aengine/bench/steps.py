@@ -108,7 +108,6 @@ def measure_model(name: str, config: EngineConfig, cases: Sequence[Case], second
     """
     if config.max_num_batched_tokens is None:
         config = EngineConfig.of(config, max_num_batched_tokens=max(config.num_seqs, *(case.length for case in cases)))
-    kv_item_bytes = 1 if config.kv_cache_dtype == "fp8" else None
     with start_up_log() as log:
         runner = ModelRunner(config, resolve_model(config.model, config.revision, config.load_format))
     try:
@@ -119,7 +118,7 @@ def measure_model(name: str, config: EngineConfig, cases: Sequence[Case], second
             dtype=str(runner.dtype).removeprefix("torch."),
             config={**asdict(config), "model": name},
             start_up=log,
-            steps=list(measure_steps(runner, [case for case, reason in reasons if reason is None], seconds, kv_item_bytes)),
+            steps=list(measure_steps(runner, [case for case, reason in reasons if reason is None], seconds, config.kv_cache_dtype)),
             left_out=[LeftOut(case.name, reason) for case, reason in reasons if reason is not None],
         )
     finally:
@@ -142,17 +141,15 @@ def why_not(runner: ModelRunner, case: Case) -> str | None:
     return None
 
 
-def measure_steps(
-    runner: ModelRunner, cases: Sequence[Case], seconds: float = 2.0, kv_item_bytes: int | None = None
-) -> Iterator[MeasuredStep]:
-    """Repeats each case for about `seconds`, in rounds. `kv_item_bytes`: of a number in the KV cache; None: as of the weights."""
+def measure_steps(runner: ModelRunner, cases: Sequence[Case], seconds: float = 2.0, kv_cache_dtype: str = "auto") -> Iterator[MeasuredStep]:
+    """Repeats each case for about `seconds`, in rounds. `kv_cache_dtype` is that of the runner's config."""
     if not isinstance(runner.spec, ModelSpec):
         raise ConfigError.of("model_impl", "the least work of a step is known of native models only")
     probe = MachineProbe(runner.device, runner.dtype)
     numbers = itertools.count()
     for case in cases:
         lengths, contexts = [case.length] * case.rows, [case.context] * case.rows
-        work = step_work(runner.spec, lengths, contexts, case.rows, runner.dtype.itemsize, kv_item_bytes)
+        work = step_work(runner.spec, lengths, contexts, case.rows, runner.dtype.itemsize, kv_cache_dtype)
         machines = [probe.measure()]
         rounds: list[Sequence[float]] = []
         for number in range(ROUNDS):

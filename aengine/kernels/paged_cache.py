@@ -10,7 +10,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PagedCache:
-    """The order of the dimensions (pages, tokens of a page, KV heads, head_dim) depends on the attention backend."""
+    """The order of the dimensions (pages, tokens of a page, KV heads, head_dim) depends on the attention backend. In int8 a head of a token
+    ends with the `SCALE_BYTES` of its scale."""
 
     keys: Tensor
     values: Tensor
@@ -30,14 +31,37 @@ class Scoring:
     """Each head has a sink: one more score of every query, neither scaled nor capped, whose value is zero (GPT-OSS)."""
 
 
+SCALE_BYTES = 4  # float32
+_INT8_MAX = 127.0
+
+
 def stored(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-    """`x` as a cache of `dtype` holds it: x / scale, saturated and viewed as bytes, where `dtype` is float8; else rounded to `dtype`."""
+    """`x` as a cache of `dtype` holds it: x / scale, saturated and viewed as bytes, where `dtype` is float8; else rounded to `dtype`.
+
+    In int8 [..., width] becomes [..., width + SCALE_BYTES] bytes: the integers nearest to x / s, ties to even, and s, the largest magnitude
+    over 127.
+    """
     if dtype.itemsize > 1:
         return x.to(dtype)
+    if dtype is torch.int8:
+        wide = x.float()
+        absmax = wide.abs().amax(-1, keepdim=True)
+        factor = torch.where(absmax > 0, torch.full_like(absmax, _INT8_MAX) / absmax, 0.0)
+        scales = absmax / _INT8_MAX + absmax * 0.0  # of an infinity: NaN
+        integers = (wide * factor).round_().clamp_(-_INT8_MAX, _INT8_MAX).to(torch.int8)
+        return torch.cat((as_bytes(integers), scales.view(torch.uint8)), -1)
     limit = torch.finfo(dtype).max  # some versions of torch make NaN of what is larger
     return as_bytes((x.float() / scale).clamp_(-limit, limit).to(dtype))
 
 
+def loaded(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """The float32 numbers of what `stored` returned."""
+    if dtype is torch.int8:
+        return x[..., :-SCALE_BYTES].view(dtype).float().mul_(x[..., -SCALE_BYTES:].contiguous().view(torch.float32))
+    wide = x.view(dtype).float()
+    return wide if scale == 1.0 else wide * scale
+
+
 def as_bytes(cache: Tensor) -> Tensor:
-    """A float8 tensor viewed as bytes, because torch cannot index float8 everywhere; any other tensor as it is."""
+    """An 8-bit tensor viewed as bytes, because torch cannot index float8 everywhere; any other tensor as it is."""
     return cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache

@@ -99,8 +99,8 @@ class Program:
             element=ELEMENTS[weights.dtype],
         )
         widths = stored_dim(attention.key_dim), stored_dim(attention.value_dim)
-        self.kv_shape = (groups.layers_per_page, attention.num_kv_heads, *widths, ELEMENTS[weights.dtype])
-        """Layers per page, KV heads, widths of a head's key and value, and element of a pool for the model."""
+        self.kv_shape = (groups.layers_per_page, attention.num_kv_heads, *widths)
+        """Layers per page, KV heads, and widths of a head's key and value of a pool for the model."""
 
     @property
     def hidden_stride(self) -> int:

@@ -25,6 +25,7 @@ from aengine.kernels.cpu.library import (
     MAX_HEADS,
     MAX_KEY_DIM,
     MAX_VALUE_DIM,
+    PAGE_ELEMENTS,
     CStep,
     Workspace,
     address,
@@ -219,7 +220,9 @@ class DecoderStack:
         What a token gets depends on its own sequence alone: not on other rows, the cut into chunks, or the number of threads.
         Raises ValueError for a pool of another shape, and for another number of ids or draws than there are tokens.
         """
-        if (pool.c.layers_per_page, pool.c.kv_heads, pool.c.key_dim, pool.c.value_dim, pool.c.element) != self._program.kv_shape:
+        c = pool.c
+        shape, elements = (c.layers_per_page, c.kv_heads, c.key_dim, c.value_dim), (ELEMENTS[self.dtype], PAGE_ELEMENTS[torch.int8])
+        if shape != self._program.kv_shape or c.element not in elements:
             raise ValueError("the pool's layers, KV heads, widths or dtype are not the model's")
         if len(layout.kv_indices) != len(self._groups.windows):
             raise ValueError(f"the layout has {len(layout.kv_indices)} layer groups, not {len(self._groups.windows)}")

@@ -18,7 +18,7 @@ _log = logging.getLogger("aengine")
 _DEVICE_BOUND = {
     "attention_backend": {"cpu": "cpu", "flashinfer": "cuda", "triton": "cuda"},
     "quantization": {"int8": "cpu", "int4": "cpu", "fp8": "cpu"},
-    "kv_cache_dtype": {"fp8": "cuda"},
+    "kv_cache_dtype": {"fp8": "cuda", "int8": "cpu"},
 }
 
 

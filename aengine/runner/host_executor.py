@@ -48,7 +48,8 @@ class HostExecutor:
         kernels = load_kernels()
         workspace = self._workspace = Workspace(kernels, torch.get_num_threads())
         attention = spec.layers[0].attention
-        self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, dtype)
+        kv_dtype = setup.kv_dtype or dtype
+        self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, kv_dtype)
         self._layers_per_page = setup.groups.layers_per_page
         quantization = setup.config.quantization
         mapped = setup.config.load_format != "dummy" and setup.config.dtype in ("auto", spec.dtype)

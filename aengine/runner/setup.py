@@ -45,6 +45,11 @@ class ExecutorSetup:
         return self.spec
 
     @property
+    def kv_dtype(self) -> torch.dtype | None:
+        """Of the KV cache; None: `dtype`."""
+        return {"fp8": torch.float8_e4m3fn, "int8": torch.int8}.get(self.config.kv_cache_dtype)
+
+    @property
     def groups(self) -> LayerGroups:
         """Windows that no sequence outgrows are none."""
         windows = self.spec.windows
@@ -67,7 +72,7 @@ class ExecutorSetup:
 
     def attention(self) -> AttentionSpec:
         """Reads the scales of an fp8 KV cache. Raises ModelLoadError."""
-        spec, fp8 = self.spec, self.config.kv_cache_dtype == "fp8"
+        spec, fp8 = self.spec, self.kv_dtype is torch.float8_e4m3fn
         scales = None
         attention: LayerCall | Attention | LatentAttention
         if isinstance(spec, FallbackSpec):
@@ -90,7 +95,7 @@ class ExecutorSetup:
             page_size=self.config.page_size,
             dtype=self.dtype,
             device=self.device,
-            kv_dtype=torch.float8_e4m3fn if fp8 else None,
+            kv_dtype=self.kv_dtype,
             kv_scales=scales,
             value_dim=attention.value_dim,
             places=self.groups.places,

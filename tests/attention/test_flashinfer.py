@@ -282,8 +282,9 @@ def test_bytes_per_page() -> None:
         ({"dtype": torch.float32}, "float16 and bfloat16, not torch.float32"),
         ({"head_dim": 80}, "head_dim 64, 128, 256, not 80"),
         ({"kv_dtype": torch.float8_e5m2}, "KV cache of torch.bfloat16 or float8_e4m3fn here, not torch.float8_e5m2"),
+        ({"kv_dtype": torch.int8}, "KV cache of torch.bfloat16 or float8_e4m3fn here, not torch.int8"),
     ],
-    ids=["float32", "head_dim", "kv_dtype"],
+    ids=["float32", "head_dim", "kv_dtype", "int8"],
 )
 def test_models_without_kernels_are_refused(change: dict[str, object], reason: str) -> None:
     spec = dataclasses.replace(Case("refused").spec(CPU), **change)

@@ -1,4 +1,4 @@
-"""What the reference backend does beyond plain attention: a float8 cache, and capped scores."""
+"""What the reference backend does beyond plain attention: caches of 8 bits, and capped scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_spec(
     device: str,
     *,
     soft_cap: float = 0.0,
-    float8: bool = False,
+    kv_dtype: torch.dtype | None = None,
     scales: tuple[tuple[float, float], ...] | None = None,
     value_dim: int = 0,
     latent: bool = False,
@@ -37,7 +37,7 @@ def make_spec(
         page_size=4,
         dtype=torch.float32,
         device=torch.device(device),
-        kv_dtype=FLOAT8 if float8 else None,
+        kv_dtype=kv_dtype,
         kv_scales=scales,
         value_dim=value_dim,
         latent=latent,
@@ -59,11 +59,11 @@ def poison(crowd: Crowd) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("float8", [False, True])
+@pytest.mark.parametrize("kv_dtype", [None, FLOAT8, torch.int8])
 @pytest.mark.parametrize("widths", [{}, {"soft_cap": 1.5}, {"value_dim": 6}, {"value_dim": 6, "latent": True}], ids=str)
-def test_ragged_steps(device: str, float8: bool, widths: dict[str, Any]) -> None:
-    scales = ((0.5, 0.03), (2.0, 1.0), (1.0, 1.0)) if float8 else None
-    spec = make_spec(device, float8=float8, scales=scales, **widths)
+def test_ragged_steps(device: str, kv_dtype: torch.dtype | None, widths: dict[str, Any]) -> None:
+    scales = ((0.5, 0.03), (2.0, 1.0), (1.0, 1.0)) if kv_dtype is FLOAT8 else None
+    spec = make_spec(device, kv_dtype=kv_dtype, scales=scales, **widths)
     crowd = Crowd(spec, TorchNativeBackend(spec), seed=1)
     poison(crowd)
     for _ in range(8):
@@ -72,7 +72,7 @@ def test_ragged_steps(device: str, float8: bool, widths: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_float8_without_scales_saturates(device: str) -> None:
-    spec = make_spec(device, float8=True)
+    spec = make_spec(device, kv_dtype=FLOAT8)
     crowd = Crowd(spec, TorchNativeBackend(spec), seed=2)
     layout = crowd.layout([], {0: 1})
     step = crowd.backend.plan(metadata_on(spec.device, layout))
@@ -103,10 +103,10 @@ def test_groups_of_layers(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("float8", [False, True])
-def test_copied_pages(device: str, float8: bool) -> None:
+@pytest.mark.parametrize("kv_dtype", [None, FLOAT8, torch.int8])
+def test_copied_pages(device: str, kv_dtype: torch.dtype | None) -> None:
     """Row 1 takes over the pages of row 0, which it then extends alone."""
-    spec = make_spec(device, float8=float8)
+    spec = make_spec(device, kv_dtype=kv_dtype)
     crowd = Crowd(spec, TorchNativeBackend(spec), seed=3, num_rows=2)
     crowd.run([], {0: 6, 1: 1})
     crowd.backend.copy_pages(crowd.table[0, 0, :2], crowd.table[0, 1, :2])
@@ -117,4 +117,7 @@ def test_copied_pages(device: str, float8: bool) -> None:
 
 def test_bytes_per_page() -> None:
     assert TorchNativeBackend(make_spec("cpu")).bytes_per_page() == 2 * 3 * 2 * 4 * 10 * 4
-    assert TorchNativeBackend(make_spec("cpu", float8=True)).bytes_per_page() == 2 * 3 * 2 * 4 * 10
+    assert TorchNativeBackend(make_spec("cpu", kv_dtype=FLOAT8)).bytes_per_page() == 2 * 3 * 2 * 4 * 10
+    assert TorchNativeBackend(make_spec("cpu", kv_dtype=torch.int8)).bytes_per_page() == 2 * 3 * 2 * 4 * (10 + 4)
+    latent = make_spec("cpu", kv_dtype=torch.int8, value_dim=6, latent=True)  # a value has a scale of its own
+    assert TorchNativeBackend(latent).bytes_per_page() == 3 * 2 * 4 * (10 + 4 + 6 + 4)

@@ -332,6 +332,8 @@ def test_what_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for head_dim, value_dim in [(264, 264), (16, 32), (600, 512), (640, 576)]:
         with pytest.raises(BackendUnavailableError, match=f"no room for keys of {head_dim} and values of {value_dim} numbers"):
             TritonBackend(dataclasses.replace(spec, head_dim=head_dim, value_dim=value_dim))
+    with pytest.raises(BackendUnavailableError, match=r"a KV cache of torch.float32 or float8_e4m3fn, not torch.int8"):
+        TritonBackend(dataclasses.replace(spec, kv_dtype=torch.int8))
     with pytest.raises(BackendUnavailableError, match="no kernels for device meta"):
         TritonBackend(dataclasses.replace(spec, device=torch.device("meta")))
 

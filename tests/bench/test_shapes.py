@@ -114,6 +114,7 @@ def test_the_floor_of_windows_and_latents() -> None:
     assert work.kv_bytes == 2 * 4 * 128 * 3 * ((1000 + 50) + (128 + 50))
     latent = read_spec({**DEEPSEEK, "architectures": ["DeepseekV3ForCausalLM"]})
     assert step_work(latent, [1], [99], 1, 2).kv_bytes == 2 * 3 * 100 * (512 + 64)
+    assert step_work(latent, [1], [99], 1, 2, "int8").kv_bytes == 3 * 100 * (512 + 64 + 4)
 
 
 def test_the_tokenizer_takes_ids_that_it_lacks() -> None:
@@ -160,9 +161,13 @@ def test_the_floor_of_a_generation_is_that_of_its_steps(name: str) -> None:
     )
     spec = replace(spec, layers=tuple(layers))
     for machine in (Machine(1e6, 1e30), Machine(1e30, 1e6)):
-        steps = [step_work(spec, [3, 4], [0, 0], 2, 2, 1), step_work(spec, [1, 1], [3, 4], 2, 2, 1), step_work(spec, [1], [5], 1, 2, 1)]
+        steps = [
+            step_work(spec, [3, 4], [0, 0], 2, 2, "fp8"),
+            step_work(spec, [1, 1], [3, 4], 2, 2, "fp8"),
+            step_work(spec, [1], [5], 1, 2, "fp8"),
+        ]
         expected = sum(work.seconds(machine) for work in steps)
-        assert generation_seconds(spec, [3, 4], [2, 3], machine, 2, 1) == pytest.approx(expected)
+        assert generation_seconds(spec, [3, 4], [2, 3], machine, 2, "fp8") == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

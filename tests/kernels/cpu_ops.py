@@ -17,6 +17,7 @@ from aengine.kernels.cpu import library
 from aengine.kernels.cpu.library import (
     BLOCK,
     ELEMENTS,
+    PAGE_ELEMENTS,
     PANEL,
     CAttentionOp,
     CEmbedOp,
@@ -164,7 +165,7 @@ def rotate_and_write(
     `qkv` is [T, (q heads + 2 kv heads) * head_dim] with contiguous columns; `cos_sin` is [positions, head_dim] float32.
     """
     kv_heads, dim = pool.c.kv_heads, cos_sin.shape[1]
-    if qkv.stride(1) != 1 or qkv.shape[1] % dim or ELEMENTS[qkv.dtype] != pool.c.element:
+    if qkv.stride(1) != 1 or qkv.shape[1] % dim or not _fits(pool, qkv.dtype):
         raise ValueError(f"qkv of shape {tuple(qkv.shape)} and dtype {qkv.dtype} does not fit the pool")
     heads = qkv.shape[1] // dim - 2 * kv_heads
     weights = [None if weight is None else norm_weight(weight) for weight in (q_norm, k_norm)]
@@ -203,7 +204,7 @@ def attention(
     are [heads] float32.
     """
     heads, dim = query.shape[1:]
-    if stored_dim(dim) != pool.c.key_dim or heads % pool.c.kv_heads or ELEMENTS[query.dtype] != pool.c.element:
+    if stored_dim(dim) != pool.c.key_dim or heads % pool.c.kv_heads or not _fits(pool, query.dtype):
         raise ValueError(f"queries of shape {tuple(query.shape)} and dtype {query.dtype} do not fit the pool")
     width = dim if value_dim is None else value_dim
     op = CAttentionOp(None, None if sinks is None else sinks.data_ptr(), CNorm(), CNorm(), 0, 0, layer, heads, pool.c.kv_heads, dim, width)
@@ -228,6 +229,10 @@ def _linear(
     op = CLinearOp(ctypes.pointer(weight.c), 0, 1, epilogue, activation, 1.0)
     inputs, outputs = ([x], [width]) if residual is None else ([x, residual], [])
     return run(workspace, inputs, outputs, (library.LINEAR, op))
+
+
+def _fits(pool: KvPool, dtype: torch.dtype) -> bool:
+    return pool.c.element in (ELEMENTS[dtype], PAGE_ELEMENTS[torch.int8])
 
 
 def _padded(size: int, multiple: int) -> int:

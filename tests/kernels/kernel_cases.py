@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cpu_ops
+import cpu_reference
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ class Case:
     pool: KvPool
     layout: StepLayout  # of the rows' last `lengths` tokens
     query: Tensor  # [T, heads, head_dim]
-    keys: list[Tensor]  # per row [s, kv heads, head_dim]
+    keys: list[Tensor]  # per row [s, kv heads, head_dim], as stored: rounded in int8 pages
     values: list[Tensor]
     lengths: list[int]
 
@@ -36,9 +37,13 @@ def paged_case(
     page_size: int,
     dtype: torch.dtype,
     value_dim: int | None = None,
+    int8: bool = False,
     seed: int = 0,
 ) -> Case:
-    """`rows` are pairs of tokens before the step and tokens in it; decodes (one token) come first."""
+    """`rows` are pairs of tokens before the step and tokens in it; decodes (one token) come first.
+
+    `int8`: the pages are, and `dtype` is that of queries, keys and values.
+    """
     rows = sorted(rows, key=lambda row: row[1] != 1)
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -48,13 +53,16 @@ def paged_case(
     num_pages = 1 + len(rows) * per_row
     table = (1 + rng.permutation(num_pages - 1)).reshape(1, -1, per_row).astype(np.int32)
     widths = {"key_dim": head_dim, "value_dim": head_dim if value_dim is None else value_dim}
-    pool = KvPool(layers_per_page=2, num_pages=num_pages, page_size=page_size, num_kv_heads=kv_heads, **widths, dtype=dtype)
-    poison(workspace, pool, heads)
+    kv_dtype = torch.int8 if int8 else dtype
+    pool = KvPool(layers_per_page=2, num_pages=num_pages, page_size=page_size, num_kv_heads=kv_heads, **widths, dtype=kv_dtype)
+    poison(workspace, pool, heads, dtype)
     indices = np.arange(len(rows), dtype=np.int32)
     everything = build_layout(indices, 0, starts * 0, starts + lengths, table, page_size)
     total = everything.num_tokens
     keys, values = (torch.randn(total, kv_heads, width).to(dtype) for width in widths.values())
     write(workspace, pool, everything, heads, keys, values)
+    if int8:
+        keys, values = as_int8(keys), as_int8(values)
     layout = build_layout(indices, int((lengths == 1).sum()), starts, lengths, table, page_size)
     query = torch.randn(layout.num_tokens, heads, head_dim).to(dtype)
     sizes = (starts + lengths).tolist()
@@ -67,14 +75,18 @@ def write(workspace: Workspace, pool: KvPool, layout: StepLayout, heads: int, ke
     cpu_ops.write(workspace, queries, keys, values, pool, 1, layout)
 
 
-def poison(workspace: Workspace, pool: KvPool, heads: int) -> None:
+def as_int8(heads: Tensor) -> Tensor:
+    """What int8 pages hold of [..., width]: integers times a scale."""
+    return torch.mul(*cpu_reference.quantized(heads))
+
+
+def poison(workspace: Workspace, pool: KvPool, heads: int, dtype: torch.dtype) -> None:
     """Fills all pages but page 0 with NaN."""
     size, count = pool.c.page_size, pool.num_pages - 1
     if not count:
         return
     one = np.ones(1, dtype=np.int32)
     layout = build_layout(one * 0, 0, one * 0, one * (count * size), np.arange(1, count + 1, dtype=np.int32)[None, None], size)
-    dtype = torch.float32 if pool.c.element else torch.bfloat16
     widths = (pool.c.key_dim, pool.c.value_dim)
     bad = (torch.full((layout.num_tokens, pool.c.kv_heads, width), torch.nan, dtype=dtype) for width in widths)
     write(workspace, pool, layout, heads, *bad)

@@ -12,17 +12,23 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import Case, paged_case, write
+from kernel_cases import Case, as_int8, paged_case, write
 from slow_cases import slow_but
 
 from aengine.attention import build_layout
-from aengine.kernels.cpu.library import CpuKernels, Workspace
+from aengine.kernels.cpu.library import PAGE_ELEMENTS, CpuKernels, Workspace
 from aengine.kernels.cpu.pool import KvPool, page_bytes
 from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
 
 DTYPES = [torch.float32, torch.bfloat16]
+KINDS = [{"dtype": torch.float32}, {"dtype": torch.bfloat16}, {"dtype": torch.float32, "int8": True}]
 HEAD_DIMS = [2, 8, 16, 24, 32, 48, 64, 80, 100, 112, 128, 256, 512]
 PAGE_SIZES = [1, 4, 16, 32, 48, 64]
+
+
+def float32_bounds(case: Case, atol: float = 5e-6) -> dict[str, float]:
+    """Of the results of float32 queries. Over int8 pages queries are rounded to 15 bits, and softmax weights to as many of the largest."""
+    return {"rtol": 1e-5, "atol": 5e-4 if case.pool.c.element == PAGE_ELEMENTS[torch.int8] else atol}
 
 
 def check(case: Case, result: torch.Tensor, scale: float, window: int | None, soft_cap: float) -> None:
@@ -30,7 +36,7 @@ def check(case: Case, result: torch.Tensor, scale: float, window: int | None, so
     expected = cpu_reference.attention(case.query, case.keys, case.values, case.lengths, **arguments)
     assert result.shape == case.query.shape
     if case.query.dtype is torch.float32:
-        torch.testing.assert_close(result, expected, rtol=1e-5, atol=5e-6)
+        torch.testing.assert_close(result, expected, **float32_bounds(case))
         return
     # bf16: weights of up to 1 are rounded to 8 bits, and so is the result.
     torch.testing.assert_close(result.float(), expected, rtol=2.0**-7, atol=2.0**-8)
@@ -53,24 +59,25 @@ def check(case: Case, result: torch.Tensor, scale: float, window: int | None, so
     window=st.sampled_from([None, None, 1, 5, 16, 100, 300]),
     soft_cap=st.sampled_from([0.0, 0.0, 2.0]),
     dtype=st.sampled_from(DTYPES),
+    int8=st.booleans(),
     threads=st.sampled_from([1, 2, 4, 7]),
 )
-def test_attention(kernels: CpuKernels, part, rows, kv_heads, group, head_dim, page_size, window, soft_cap, dtype, threads) -> None:
+def test_attention(kernels: CpuKernels, part, rows, kv_heads, group, head_dim, page_size, window, soft_cap, dtype, int8, threads) -> None:
     workspace = Workspace(kernels, threads)
     shape = {"heads": kv_heads * group, "kv_heads": kv_heads, "head_dim": head_dim}
-    case = paged_case(workspace, rows, **shape, page_size=page_size, dtype=dtype, seed=len(rows))
+    case = paged_case(workspace, rows, **shape, page_size=page_size, dtype=dtype, int8=int8, seed=len(rows))
     scale = head_dim**-0.5
     result = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=scale, window=window, soft_cap=soft_cap)
     check(case, result, scale, window, soft_cap)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("window", [None, 200])
 @pytest.mark.parametrize("threads", [1, 16])
-def test_a_long_row_is_split_among_threads(kernels: CpuKernels, dtype: torch.dtype, window: int | None, threads: int) -> None:
+def test_a_long_row_is_split_among_threads(kernels: CpuKernels, kind: dict, window: int | None, threads: int) -> None:
     """One KV head and one row: less work than threads, so partitions are computed apart and merged."""
     workspace = Workspace(kernels, threads)
-    case = paged_case(workspace, [(2100, 1)], heads=4, kv_heads=1, head_dim=64, page_size=16, dtype=dtype)
+    case = paged_case(workspace, [(2100, 1)], heads=4, kv_heads=1, head_dim=64, page_size=16, **kind)
     result = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.3, window=window)
     check(case, result, 0.3, window, 0.0)
     few = cpu_ops.attention(Workspace(kernels, 1), case.query, case.pool, 1, case.layout, scale=0.3, window=window)
@@ -79,12 +86,12 @@ def test_a_long_row_is_split_among_threads(kernels: CpuKernels, dtype: torch.dty
 
 @pytest.mark.parametrize("page_size", [8, 16])
 @pytest.mark.parametrize("window", [None, 70])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_token_does_not_depend_on_the_batch(kernels: CpuKernels, page_size: int, window: int | None, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_token_does_not_depend_on_the_batch(kernels: CpuKernels, page_size: int, window: int | None, kind: dict) -> None:
     """The same bits alone, in a crowd, in one chunk or in several, and with any number of threads."""
     workspace = Workspace(kernels, 2)
     shape = {"heads": 6, "kv_heads": 2, "head_dim": 80}
-    case = paged_case(workspace, [(900, 1), (33, 1), (600, 47), (0, 150)], **shape, page_size=page_size, dtype=dtype)
+    case = paged_case(workspace, [(900, 1), (33, 1), (600, 47), (0, 150)], **shape, page_size=page_size, **kind)
     layout = case.layout
     together = cpu_ops.attention(workspace, case.query, case.pool, 1, layout, scale=0.2, window=window)
     for row in range(layout.num_rows):
@@ -100,55 +107,55 @@ def test_a_token_does_not_depend_on_the_batch(kernels: CpuKernels, page_size: in
                 assert torch.equal(result, together[begin:stop])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_broken_row_breaks_alone(kernels: CpuKernels, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_broken_row_breaks_alone(kernels: CpuKernels, kind: dict) -> None:
     workspace = Workspace(kernels, 2)
-    case = paged_case(workspace, [(20, 1), (30, 1), (5, 9)], heads=4, kv_heads=2, head_dim=32, page_size=16, dtype=dtype)
+    case = paged_case(workspace, [(20, 1), (30, 1), (5, 9)], heads=4, kv_heads=2, head_dim=32, page_size=16, **kind)
     case.query[1] = torch.nan
     result = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.2, window=None)
     assert result[1].isnan().all()
     assert result[[0, *range(2, len(result))]].isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("page_size", [4, 16])
 @pytest.mark.parametrize(("key_dim", "value_dim", "kv_heads", "group"), [(576, 512, 1, 40), (20, 6, 2, 3), (24, 40, 1, 4), (48, 32, 2, 16)])
-def test_keys_and_values_of_different_widths(kernels: CpuKernels, key_dim, value_dim, kv_heads, group, page_size, dtype) -> None:
+def test_keys_and_values_of_different_widths(kernels: CpuKernels, key_dim, value_dim, kv_heads, group, page_size, kind) -> None:
     """The first is that of latent attention. One row is split among the threads, others are not."""
     for rows, threads in (([(0, 20), (300, 1), (100, 7)], 2), ([(700, 1)], 7)):
         workspace = Workspace(kernels, threads)
         shape = {"heads": kv_heads * group, "kv_heads": kv_heads, "head_dim": key_dim, "value_dim": value_dim}
-        case = paged_case(workspace, rows, **shape, page_size=page_size, dtype=dtype)
+        case = paged_case(workspace, rows, **shape, page_size=page_size, **kind)
         result = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=key_dim**-0.5, window=150, value_dim=value_dim)
         assert result.shape == (*case.query.shape[:2], value_dim)
         arguments = {"scale": key_dim**-0.5, "window": 150, "soft_cap": 0.0}
         expected = cpu_reference.attention(case.query, case.keys, case.values, case.lengths, **arguments)
-        tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 2.0**-7, "atol": 2.0**-7}
+        tolerance = float32_bounds(case, 1e-5) if kind["dtype"] is torch.float32 else {"rtol": 2.0**-7, "atol": 2.0**-7}
         torch.testing.assert_close(result.float(), expected, **tolerance)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("threads", [2, 7])
-def test_sinks(kernels: CpuKernels, dtype: torch.dtype, window: int | None, threads: int) -> None:
+def test_sinks(kernels: CpuKernels, kind: dict, window: int | None, threads: int) -> None:
     """Small ones, one that is nearly all of the softmax, and one beyond what e^x can be."""
     workspace = Workspace(kernels, threads)
     rows = [(600, 1)] if threads > 2 else [(0, 30), (70, 1)]
-    case = paged_case(workspace, rows, heads=4, kv_heads=2, head_dim=32, page_size=16, dtype=dtype)
+    case = paged_case(workspace, rows, heads=4, kv_heads=2, head_dim=32, page_size=16, **kind)
     sinks = torch.tensor([-3.0, 2.0, 20.0, 300.0])
     result = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.4, window=window, sinks=sinks)
     arguments = {"scale": 0.4, "window": window, "soft_cap": 0.0, "sinks": sinks}
     expected = cpu_reference.attention(case.query, case.keys, case.values, case.lengths, **arguments)
-    tolerance = {"rtol": 1e-5, "atol": 5e-6} if dtype is torch.float32 else {"rtol": 2.0**-7, "atol": 2.0**-8}
+    tolerance = float32_bounds(case) if kind["dtype"] is torch.float32 else {"rtol": 2.0**-7, "atol": 2.0**-8}
     torch.testing.assert_close(result.float(), expected, **tolerance)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("page_size", [8, 16])
-def test_what_a_window_has_left_behind_is_not_read(kernels: CpuKernels, dtype: torch.dtype, page_size: int) -> None:
+def test_what_a_window_has_left_behind_is_not_read(kernels: CpuKernels, kind: dict, page_size: int) -> None:
     """Pages before the window may have another owner by now."""
     workspace = Workspace(kernels, 2)
-    case = paged_case(workspace, [(499, 1), (300, 1)], heads=2, kv_heads=1, head_dim=32, page_size=page_size, dtype=dtype)
+    case = paged_case(workspace, [(499, 1), (300, 1)], heads=2, kv_heads=1, head_dim=32, page_size=page_size, **kind)
     expected = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.3, window=12)
     pages = case.layout.kv_indices.copy()
     poisoned = set(range(1, case.pool.num_pages)) - set(pages[0].tolist())
@@ -166,16 +173,18 @@ def test_what_a_window_has_left_behind_is_not_read(kernels: CpuKernels, dtype: t
     page_size=st.sampled_from(PAGE_SIZES),
     norm=st.booleans(),
     dtype=st.sampled_from(DTYPES),
+    int8=st.booleans(),
     threads=st.sampled_from([1, 2, 7]),
 )
-def test_rotate_and_write(kernels: CpuKernels, count, kv_heads, group, head_dim, page_size, norm, dtype, threads) -> None:
+def test_rotate_and_write(kernels: CpuKernels, count, kv_heads, group, head_dim, page_size, norm, dtype, int8, threads) -> None:
     """Queries are rotated in place; a query that sees one token only reads back the value, and scores read back the key."""
+    kv_dtype = torch.int8 if int8 else dtype
     torch.manual_seed(count)
     workspace = Workspace(kernels, threads)
     heads = kv_heads * group
     table = cos_sin_cache(RopeSpec.of(unscaled(head_dim, 10000.0)), 200, torch.device("cpu"))
     pool = KvPool(
-        layers_per_page=2, num_pages=42, page_size=page_size, num_kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, dtype=dtype
+        layers_per_page=2, num_pages=42, page_size=page_size, num_kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, dtype=kv_dtype
     )
     layout = one_token_rows(np.random.default_rng(count), count, page_size)
     qkv = torch.randn(count, heads + 2 * kv_heads, head_dim).to(dtype)
@@ -189,7 +198,10 @@ def test_rotate_and_write(kernels: CpuKernels, count, kv_heads, group, head_dim,
     torch.testing.assert_close(result[:, heads:-kv_heads].float(), cpu_reference.rotate(k, cos_sin, weights[1], 1e-6), **tolerance)
     assert torch.equal(result[:, -kv_heads:], v)
     read = cpu_ops.attention(workspace, q.contiguous(), pool, 1, layout, scale=1.0, window=1)
-    assert torch.equal(read, v.repeat_interleave(group, dim=1))
+    if int8:  # a different integer would be an error of 1/254 at least
+        torch.testing.assert_close(read, as_int8(v).to(dtype).repeat_interleave(group, dim=1), rtol=2.0**-7, atol=1e-6)
+    else:
+        assert torch.equal(read, v.repeat_interleave(group, dim=1))
 
 
 def one_token_rows(rng: np.random.Generator, count: int, page_size: int):
@@ -200,18 +212,20 @@ def one_token_rows(rng: np.random.Generator, count: int, page_size: int):
     return build_layout(np.arange(count, dtype=np.int32), count, starts, np.ones(count, dtype=np.int32), table, page_size)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("page_size", [4, 16])
-def test_keys_are_stored_at_their_slots(kernels: CpuKernels, dtype: torch.dtype, page_size: int) -> None:
+def test_keys_are_stored_at_their_slots(kernels: CpuKernels, kind: dict, page_size: int) -> None:
     """Slot -1 writes nothing; a rewritten token is read anew."""
     workspace = Workspace(kernels, 2)
-    case = paged_case(workspace, [(0, 21)], heads=2, kv_heads=1, head_dim=32, page_size=page_size, dtype=dtype)
+    case = paged_case(workspace, [(0, 21)], heads=2, kv_heads=1, head_dim=32, page_size=page_size, **kind)
     slots = case.layout.slot_mapping.copy()
     slots[:, [0, 3, 20]] = -1
     changed = dataclasses.replace(case.layout, slot_mapping=slots)
-    keys, values = torch.randn(2, 21, 1, 32).to(dtype)
+    keys, values = torch.randn(2, 21, 1, 32).to(kind["dtype"])
     write(workspace, case.pool, changed, 2, keys, values)
-    reserved = page_bytes(page_size, 1, 32, 0, dtype)
+    if "int8" in kind:
+        keys, values = as_int8(keys), as_int8(values)
+    reserved = page_size * 32 * (1 if "int8" in kind else kind["dtype"].itemsize)
     assert not any(memory[:reserved].any() for memory in case.pool._memory)  # page 0, where a slot of -1 might end up
     for stored, new in ((case.keys[0], keys), (case.values[0], values)):
         new[[0, 3, 20]] = stored[[0, 3, 20]]
@@ -220,12 +234,12 @@ def test_keys_are_stored_at_their_slots(kernels: CpuKernels, dtype: torch.dtype,
     check(case, result, 0.3, None, 0.0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("page_size", [4, 32])
-def test_copied_pages(kernels: CpuKernels, dtype: torch.dtype, page_size: int) -> None:
+def test_copied_pages(kernels: CpuKernels, kind: dict, page_size: int) -> None:
     """A rotation of all pages of a row: each is both a source and a destination."""
     workspace = Workspace(kernels, 2)
-    case = paged_case(workspace, [(100, 5)], heads=2, kv_heads=2, head_dim=16, page_size=page_size, dtype=dtype)
+    case = paged_case(workspace, [(100, 5)], heads=2, kv_heads=2, head_dim=16, page_size=page_size, **kind)
     before = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=0.3, window=None)
     pages = case.layout.kv_indices[0]
     case.pool.copy_pages(workspace, pages, np.roll(pages, 1))
@@ -246,6 +260,14 @@ def test_a_pool_costs_nothing_until_it_is_written() -> None:
     assert resident() - before < 16 << 20
 
 
+def test_the_bytes_of_int8_pages() -> None:
+    """A byte of each number, padded to 16, and two float32 scales."""
+    shape = {"page_size": 4, "num_kv_heads": 2, "key_dim": 40, "value_dim": 16, "dtype": torch.int8}
+    pool = KvPool(layers_per_page=3, num_pages=5, **shape)
+    assert page_bytes(*shape.values()) == 4 * 2 * (48 + 16 + 8)
+    assert sum(len(memory) for memory in pool._memory) == 3 * 5 * page_bytes(*shape.values())
+
+
 def test_attention_is_as_near_as_torch_in_bf16(kernels: CpuKernels) -> None:
     """The error against float32 is no larger than that of torch's own bf16 attention."""
     workspace = Workspace(kernels, 2)
@@ -255,6 +277,18 @@ def test_attention_is_as_near_as_torch_in_bf16(kernels: CpuKernels) -> None:
     q, k, v = (one.transpose(0, 1)[None] for one in (case.query, case.keys[0], case.values[0]))
     torchs = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.125)[0].transpose(0, 1)
     assert (result.float() - expected).norm() <= 1.1 * (torchs.float() - expected).norm()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_error_of_int8_pages(kernels: CpuKernels, dtype: torch.dtype) -> None:
+    """About 1 % of the results over normal keys and values: half of a step of 1/127 of the largest of 128 numbers."""
+    workspace = Workspace(kernels, 2)
+    case, exact = (
+        paged_case(workspace, [(0, 300)], heads=4, kv_heads=2, head_dim=128, page_size=16, dtype=dtype, int8=int8) for int8 in (True, False)
+    )
+    result = cpu_ops.attention(workspace, case.query, case.pool, 1, case.layout, scale=128**-0.5, window=None)
+    expected = cpu_reference.attention(exact.query, exact.keys, exact.values, exact.lengths, scale=128**-0.5, window=None, soft_cap=0.0)
+    assert 0.001 < (result.float() - expected).norm() / expected.norm() < 0.012
 
 
 def test_what_is_refused(kernels: CpuKernels) -> None:

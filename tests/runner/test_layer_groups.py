@@ -6,10 +6,12 @@ import json
 import pathlib
 from collections import deque
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 from driver import GREEDY
+from slow_cases import slow_but
 
 from aengine.config import EngineConfig
 from aengine.errors import InsufficientMemoryError
@@ -60,8 +62,11 @@ def run(
             tokens[key].append(token)
 
 
-@pytest.mark.parametrize("backend", ["auto", "torch_native"])
-def test_prefixes_forks_and_preemptions_change_no_token(backend: str, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("backend", "kv_cache_dtype"),
+    slow_but([("auto", "auto"), ("auto", "int8"), ("torch_native", "auto")], product(("auto", "torch_native"), ("auto", "int8"))),
+)
+def test_prefixes_forks_and_preemptions_change_no_token(backend: str, kv_cache_dtype: str, tmp_path: pathlib.Path) -> None:
     """On a model that tells tokens of its windows apart: the same as each request alone, without a prefix cache."""
     config = {**CONFIG, "sliding_window": 21, "max_position_embeddings": 256, "initializer_range": 0.5, "hidden_size": 32}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -73,7 +78,13 @@ def test_prefixes_forks_and_preemptions_change_no_token(backend: str, tmp_path: 
         requests.append(Request(key=key, prompt=np.append(shared[:length], np.int32(key)), params=params, max_tokens=40))
     forked = replace(requests[3], num_forks=2)
     forks = [replace(forked, key=key, params=replace(forked.params, seed=key), num_forks=0, fork_of=3) for key in (4, 5)]
-    settings = {"attention_backend": backend, "page_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 6}
+    settings = {
+        "attention_backend": backend,
+        "kv_cache_dtype": kv_cache_dtype,
+        "page_size": 4,
+        "max_num_batched_tokens": 32,
+        "max_num_seqs": 6,
+    }
     runner = make_runner(tmp_path, **settings)
     assert len(runner.windows) == 6
     alone = [

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aengine.kernels.cpu.library import BLOCK, ELEMENTS, CPool, Workspace, check
+from aengine.kernels.cpu.library import BLOCK, KV_SCALE_BYTES, PAGE_ELEMENTS, CPool, Workspace, check
 from aengine.kernels.warm_memory import lazy_bytes
 
 
@@ -20,14 +20,14 @@ class KvPool:
         self, *, layers_per_page: int, num_pages: int, page_size: int, num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
     ) -> None:
         """`page_size` is in tokens, fastest if a multiple of 16; `key_dim` and `value_dim` are the widths of a head of the model.
-        `dtype` is bfloat16 or float32."""
+        `dtype` is that of the model, bfloat16 or float32; or int8: each head of a token is rounded to integers with scales of its own."""
         self.num_pages = num_pages
         widths = stored_dim(key_dim), stored_dim(value_dim)
-        sizes = [num_pages * page_size * num_kv_heads * width * dtype.itemsize for width in widths]
+        sizes = [num_pages * page_size * num_kv_heads * size for size in _head_bytes(key_dim, value_dim, dtype)]
         self._memory = [lazy_bytes(size) for size in sizes for _ in range(layers_per_page)]
         pointers = [memory.ctypes.data for memory in self._memory]
         keys, values = ((c_void_p * layers_per_page)(*part) for part in (pointers[:layers_per_page], pointers[layers_per_page:]))
-        self.c = CPool(keys, values, layers_per_page, num_pages, page_size, num_kv_heads, *widths, ELEMENTS[dtype])
+        self.c = CPool(keys, values, layers_per_page, num_pages, page_size, num_kv_heads, *widths, PAGE_ELEMENTS[dtype])
 
     def copy_pages(self, workspace: Workspace, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
         """Copies page sources[i] to page destinations[i]; all sources are read before any destination is written.
@@ -50,4 +50,10 @@ def stored_dim(head_dim: int) -> int:
 
 def page_bytes(page_size: int, num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype) -> int:
     """Bytes of a page for each of its layers."""
-    return page_size * num_kv_heads * (stored_dim(key_dim) + stored_dim(value_dim)) * dtype.itemsize
+    return page_size * num_kv_heads * sum(_head_bytes(key_dim, value_dim, dtype))
+
+
+def _head_bytes(key_dim: int, value_dim: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes of the key, with scales, and of the value of one head of a token."""
+    scales = KV_SCALE_BYTES if dtype is torch.int8 else 0
+    return stored_dim(key_dim) * dtype.itemsize + scales, stored_dim(value_dim) * dtype.itemsize

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from aengine.attention import AttentionBackend, AttentionMetadata, build_layout
+from aengine.attention import AttentionBackend, AttentionMetadata, AttentionSpec, build_layout
 from aengine.errors import ModelLoadError
 from aengine.models.decoder import ForwardBatch
 from aengine.models.fallback.model import TransformersModel
@@ -37,7 +37,7 @@ def check_model(model: TransformersModel, backend: AttentionBackend, vocab_size:
     try:
         expected = [check.eager(prompt) for prompt in prompts]
         found = check.ours(prompts, _mixed(longer, shorter))
-        problem = check.difference(found, expected, _OUTLIERS[backend.spec.dtype])
+        problem = check.difference(found, expected, _OUTLIERS[_precision(backend.spec)])
         if problem is not None:
             problem = check.difference(found, expected, min(_MOST_OUTLIERS, 2 * check.share_of_rounding(prompts, expected)))
         if problem is None:
@@ -54,6 +54,11 @@ def check_model(model: TransformersModel, backend: AttentionBackend, vocab_size:
         f"the self-check failed: {layer}{cause}; the logits of {problem} differ from those of transformers' own forward pass"
         " (--skip-self-check serves the model all the same)"
     )
+
+
+def _precision(spec: AttentionSpec) -> torch.dtype:
+    """Whose tolerance applies: a KV cache of 8 bits changes logits about as much as bfloat16 does."""
+    return torch.bfloat16 if spec.cache_dtype.itemsize == 1 else spec.dtype
 
 
 def _mixed(longer: int, shorter: int) -> list[list[Chunk]]:
@@ -100,7 +105,7 @@ class _Check:
 
     def difference(self, found: Sequence[Tensor], expected: Sequence[Tensor], outliers: float = 0.0) -> str | None:
         """Which logits differ, and by how much; None: at most that share of the tokens does."""
-        tolerance = _TOLERANCES[self._backend.spec.dtype]
+        tolerance = _TOLERANCES[_precision(self._backend.spec)]
         wrong, errors = self._wrong(found, expected)
         count = int(wrong.sum())
         if count <= outliers * len(wrong):
@@ -118,7 +123,7 @@ class _Check:
 
     def _wrong(self, found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Of each token whether its logits differ, and by what share of their spread."""
-        tolerance = _TOLERANCES[self._backend.spec.dtype]
+        tolerance = _TOLERANCES[_precision(self._backend.spec)]
         ours, theirs = torch.cat(list(found)), torch.cat(list(expected))
         spread = (theirs - theirs.mean(-1, keepdim=True)).norm(dim=-1)
         errors = (ours - theirs).norm(dim=-1) / spread

@@ -16,7 +16,8 @@ using i16 = int16_t;
 using i32 = int32_t;
 using i64 = int64_t;
 
-enum ElementKind : i32 { BF16 = 0, F32 = 1 };
+// INT8 is of pages alone.
+enum ElementKind : i32 { BF16 = 0, F32 = 1, INT8 = 2 };
 
 // What a packed matrix is made of. In every format a panel is 64 output columns, and one step of a panel is 64 words of 32 bits:
 // for each column two bf16, one float32, or four int8 that follow each other in the depth. The formats of codes have scales per group of the
@@ -189,15 +190,22 @@ struct Model {
   i32 element;
 };
 
+constexpr i64 KV_SCALE_BYTES = 8;
+
 // Pages of layers_per_page layers: each layer has a place in the pages of its group. Where page_size is a multiple of 16 a page of a layer
 // is, for each KV head, blocks of 16 tokens: keys [key_dim / 2][16][2] and values [8][value_dim][2] in bf16, keys [key_dim][16] and values
 // [16][value_dim] in float32. Otherwise it is [kv_heads][page_size][key_dim], and the same of values. Both widths are multiples
-// of 16; what a head does not fill is zero.
+// of 16; what a head does not fill is zero. INT8 is the bytes of integers in -127 .. 127, four in a word: a key ends with two more words,
+// the float32 scales that its integers and those of the value are to be multiplied with.
 struct Pool {
   void* const* keys;  // [layers_per_page]
   void* const* values;
   i64 layers_per_page, num_pages, page_size, kv_heads, key_dim, value_dim;
   i32 element;
+
+  // Of a head of a token.
+  i64 key_bytes() const { return element == INT8 ? key_dim + KV_SCALE_BYTES : key_dim * (element == BF16 ? 2 : 4); }
+  i64 value_bytes() const { return value_dim * (element == INT8 ? 1 : element == BF16 ? 2 : 4); }
 };
 
 // How a token is drawn: `DRAW_PARAMS` of aengine/kernels/draw_params.py.

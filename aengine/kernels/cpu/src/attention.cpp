@@ -4,35 +4,19 @@
 
 #include "dot.h"
 #include "rope.h"
+#include "softmax.h"
 
 namespace aengine {
 
 namespace {
 
 constexpr i64 RUN_BLOCKS = KV_RUN / BLOCK;
-constexpr float MASKED = -1e30f;  // the score of a masked key
+// What queries and softmax weights are rounded to integers up to, to be multiplied with int8 pages: sums of products stay below 2^31.
+constexpr float QUERY_LIMIT = 16383, WEIGHT_LIMIT = 32767;
+static_assert((i64)QUERY_LIMIT * 127 * MAX_KEY_DIM < ((i64)1 << 31) && (i64)WEIGHT_LIMIT * 127 * KV_RUN < ((i64)1 << 31));
 
-// The running softmax of a tile's query rows: out = weighted / total once all is seen.
-struct Softmax {
-  alignas(64) float weighted[TILE_QUERIES * MAX_VALUE_DIM];  // [count][value_dim]
-  float maximum[TILE_QUERIES], total[TILE_QUERIES];
-
-  void clear(i64 count, i64 value_dim) {
-    memset(weighted, 0, (size_t)(count * value_dim) * sizeof(float));
-    for (i64 i = 0; i < count; i++) maximum[i] = MASKED, total[i] = 0;
-  }
-};
-
-// Merges a query row's softmax over a later partition into that over the partitions before. Not inlined: the compiler must not round it
-// in two ways.
-AE_NOINLINE void merge_row(float& maximum, float& total, float* weighted, float other_maximum, float other_total, const float* other,
-                           i64 dim) {
-  const float top = other_maximum > maximum ? other_maximum : maximum;
-  const float mine = std::exp(maximum - top), theirs = std::exp(other_maximum - top);
-  total = total * mine + other_total * theirs;
-  for (i64 i = 0; i < dim; i += LANES) store(weighted + i, load(weighted + i) * mine + load(other + i) * theirs);
-  maximum = top;
-}
+AE_INLINE VecF as_floats(VecF x) { return x; }
+AE_INLINE VecF as_floats(VecI x) { return __builtin_convertvector(x, VecF); }
 
 // Up to KV_RUN consecutive tokens of one KV head, block by block.
 struct KvRun {
@@ -43,7 +27,7 @@ struct KvRun {
   const u32* next[RUN_BLOCKS];   // what is read next, to be prefetched; null: nothing
 };
 
-// scores[i][token - run.first] = query i . key, for all blocks of the run (undefined beyond).
+// scores[i][token - run.first] = query i . key, for all blocks of the run (undefined beyond). Of int8 pages without their scales.
 template <class Dot, int ROWS>
 AE_NOINLINE void score(const typename Dot::X* query, i64 dim, const KvRun& run, bool prefetch, float* scores) {
   constexpr int VECTORS = tile_vectors(ROWS);
@@ -70,19 +54,20 @@ AE_NOINLINE void score(const typename Dot::X* query, i64 dim, const KvRun& run, 
       });
     }
     for (int i = 0; i < ROWS; i++) {
-      for (int j = 0; j < VECTORS; j++) store(scores + i * KV_RUN + token + j * LANES, sums[i][j]);
+      for (int j = 0; j < VECTORS; j++) store(scores + i * KV_RUN + token + j * LANES, as_floats(sums[i][j]));
     }
   }
 }
 
-// weighted[i][d .. d + VECTORS * LANES] = itself * rescale[i] + sum over tokens of weights[i][token] * value.
-// Only words that hold tokens before run.end are read, and the upper half of a last odd pair is taken as zero.
+// weighted[i][d .. d + VECTORS * LANES] = itself * factors[i] + sum over tokens of weights[i][token] * value. Or, where these are integers,
+// itself + sum * factors[i]. Only words that hold tokens before run.end are read. The upper half of a last odd pair is taken as zero, since it may be NaN; integers have weights of zero there.
 template <class Dot, int ROWS, int VECTORS>
-AE_INLINE void add_weighted_columns(const typename Dot::X* weights, i64 dim, i64 d, const KvRun& run, bool prefetch, const float* rescale,
+AE_INLINE void add_weighted_columns(const typename Dot::X* weights, i64 dim, i64 d, const KvRun& run, bool prefetch, const float* factors,
                                     float* weighted) {
-  typename Dot::Sum sums[ROWS][VECTORS];
-  for (int i = 0; i < ROWS; i++) {
-    for (int j = 0; j < VECTORS; j++) sums[i][j] = load(weighted + i * dim + d + j * LANES) * rescale[i];
+  constexpr bool INTEGERS = std::is_same_v<typename Dot::Sum, VecI>;
+  typename Dot::Sum sums[ROWS][VECTORS] = {};
+  for (int i = 0; i < ROWS && !INTEGERS; i++) {
+    for (int j = 0; j < VECTORS; j++) sums[i][j] = (typename Dot::Sum)(load(weighted + i * dim + d + j * LANES) * factors[i]);
   }
   const auto add = [&](i64 token, u32 mask) __attribute__((always_inline)) {
     const i64 offset = token % BLOCK / Dot::X_PER_WORD * dim + d;
@@ -101,64 +86,36 @@ AE_INLINE void add_weighted_columns(const typename Dot::X* weights, i64 dim, i64
   };
   const i64 width = run.end - run.first, whole = width / Dot::X_PER_WORD * Dot::X_PER_WORD;
   for (i64 token = 0; token < whole; token += Dot::X_PER_WORD) add(token, 0xffffffffu);
-  if (whole < width) add(whole, 0x0000ffffu);
+  if (whole < width) add(whole, INTEGERS ? 0xffffffffu : 0x0000ffffu);
   for (int i = 0; i < ROWS; i++) {
-    for (int j = 0; j < VECTORS; j++) store(weighted + i * dim + d + j * LANES, sums[i][j]);
+    for (int j = 0; j < VECTORS; j++) {
+      float* to = weighted + i * dim + d + j * LANES;
+      if constexpr (INTEGERS) store(to, load(to) + as_floats(sums[i][j]) * factors[i]);
+      else store(to, sums[i][j]);
+    }
   }
 }
 
 template <class Dot, int ROWS>
-AE_NOINLINE void add_weighted(const typename Dot::X* weights, i64 dim, const KvRun& run, bool prefetch, const float* rescale,
+AE_NOINLINE void add_weighted(const typename Dot::X* weights, i64 dim, const KvRun& run, bool prefetch, const float* factors,
                               float* weighted) {
   constexpr int VECTORS = tile_vectors(ROWS);
   i64 d = 0;
   for (; d + VECTORS * LANES <= dim; d += VECTORS * LANES) {
-    add_weighted_columns<Dot, ROWS, VECTORS>(weights, dim, d, run, prefetch, rescale, weighted);
+    add_weighted_columns<Dot, ROWS, VECTORS>(weights, dim, d, run, prefetch, factors, weighted);
   }
-  for (; d < dim; d += LANES) add_weighted_columns<Dot, ROWS, 1>(weights, dim, d, run, prefetch, rescale, weighted);
-}
-
-// Scores of one query row -> weights e^(score - maximum) of its tokens low .. high, zero for all others up to the end of the last block.
-// Returns the factor for what was weighted before.
-template <class X>
-AE_INLINE float softmax_weights(float* scores, X* weights, i64 first, i64 end, i64 low, i64 high, float scale, float soft_cap,
-                                float& maximum, float& total) {
-  const i64 width = round_up(end - first, BLOCK);
-  const bool partly = low > first || high < first + width;
-  VecF top = splat(maximum);
-  for (i64 t = 0; t < width; t += LANES) {
-    VecF s = load(scores + t) * scale;
-    if (soft_cap > 0) s = tanh(s / soft_cap) * soft_cap;
-    if (partly) {
-      const VecI token = lane_numbers() + (i32)(first + t);
-      s = token >= (i32)low ? s : splat(MASKED);
-      s = token < (i32)high ? s : splat(MASKED);
-    }
-    store(scores + t, s);
-    top = larger(s, top);
-  }
-  const float new_maximum = largest(top);
-  VecF added = {};
-  for (i64 t = 0; t < width; t += LANES) {
-    const VecF s = load(scores + t);
-    const VecF e = s == MASKED ? splat(0.f) : exp(s - new_maximum);
-    added += e;
-    store(weights + t, e);
-  }
-  const float rescale = std::exp(maximum - new_maximum);
-  total = total * rescale + sum(added);
-  maximum = new_maximum;
-  return rescale;
+  for (; d < dim; d += LANES) add_weighted_columns<Dot, ROWS, 1>(weights, dim, d, run, prefetch, factors, weighted);
 }
 
 // One tile of query rows over tokens begin .. end of its row, for one KV head.
-template <class E>
+template <class E, class P>
 class TileAttention {
  public:
-  using Dot = DotOf<E>;
+  static constexpr bool QUANTISED = LayerPages<P>::QUANTISED;
+  using Dot = std::conditional_t<QUANTISED, Int16Dot, DotOf<E>>;
   using X = typename Dot::X;
 
-  TileAttention(const AttentionOp& op, const LayerPages<E>& pages, const Step& step, const Tile& tile, E* gathered)
+  TileAttention(const AttentionOp& op, const LayerPages<P>& pages, const Step& step, const Tile& tile, P* gathered)
       : op_(op), pages_(pages), tile_(tile), group_(op.heads / op.kv_heads), gathered_(gathered) {
     page_ids_ = step.group_pages(op.group) + step.kv_indptr[tile.row];
     first_token_ = step.qo_indptr[tile.row];
@@ -185,7 +142,11 @@ class TileAttention {
     for (i64 r = 0; r < tile_.count; r++) {
       const E* from = rows.row(token(r)) + query_head(r) * op_.key_dim;
       X* to = query_ + r * pages_.key_dim;
-      if constexpr (std::is_same_v<X, E>) {
+      if constexpr (QUANTISED) {
+        alignas(64) float wide[MAX_KEY_DIM];
+        load_padded(from, op_.key_dim, wide);
+        query_scales_[r] = quantise_row<Dot>(wide, to, pages_.key_dim, QUERY_LIMIT);
+      } else if constexpr (std::is_same_v<X, E>) {
         memcpy(static_cast<void*>(to), from, (size_t)op_.key_dim * sizeof(E));
         memset(static_cast<void*>(to + op_.key_dim), 0, (size_t)(pages_.key_dim - op_.key_dim) * sizeof(E));
       } else {
@@ -232,11 +193,11 @@ class TileAttention {
     KvRun run = {first, end, {}, {}, {}};
     const i64 blocks = ceil_div(end - first, BLOCK);
     if (!pages_.blocked()) {
-      E *keys = gathered_, *values = gathered_ + KV_RUN * pages_.key_dim;
+      P *keys = gathered_, *values = gathered_ + KV_RUN * pages_.key_width();
       pages_.gather(page_ids_, head_, first, larger(first, lowest(0)), end, keys, values);
       for (i64 b = 0; b < RUN_BLOCKS; b++) {
         const i64 offset = smaller(b, blocks - 1) * BLOCK;
-        run.keys[b] = reinterpret_cast<const u32*>(keys + offset * pages_.key_dim);
+        run.keys[b] = reinterpret_cast<const u32*>(keys + offset * pages_.key_width());
         run.values[b] = reinterpret_cast<const u32*>(values + offset * pages_.value_dim);
       }
       return run;
@@ -260,7 +221,7 @@ class TileAttention {
   void attend_run(const KvRun& run, Softmax& softmax) {
     alignas(64) float scores[TILE_ROWS * KV_RUN];
     alignas(64) X weights[TILE_ROWS * KV_RUN];
-    float rescale[TILE_ROWS];
+    float factors[TILE_ROWS];
     const i64 key_dim = pages_.key_dim, value_dim = pages_.value_dim;
     const i64 parts = ceil_div(tile_.count, TILE_ROWS);
     for (i64 part = 0; part < parts; part++) {
@@ -268,43 +229,71 @@ class TileAttention {
       with_rows(rows, [&](auto n) { score<Dot, n>(query_ + r0 * key_dim, key_dim, run, part == 0 && pages_.blocked(), scores); });
       for (i64 i = 0; i < rows; i++) {
         const i64 r = r0 + i, high = smaller(position(r) + 1, run.end);
-        rescale[i] = softmax_weights(scores + i * KV_RUN, weights + i * KV_RUN, run.first, run.end, lowest(r), high, op_.scale, op_.soft_cap,
-                                     softmax.maximum[r], softmax.total[r]);
+        float *own_scores = scores + i * KV_RUN, &maximum = softmax.maximum[r], &total = softmax.total[r];
+        const auto softmax_into = [&](auto* to) {
+          return softmax_weights(own_scores, to, run.first, run.end, lowest(r), high, op_.scale, op_.soft_cap, maximum, total);
+        };
+        if constexpr (QUANTISED) {
+          scale_scores(run, query_scales_[r], own_scores);
+          const float rescale = softmax_into(own_scores);
+          float* weighted = softmax.weighted + r * value_dim;
+          for (i64 d = 0; d < value_dim; d += LANES) store(weighted + d, load(weighted + d) * rescale);
+          factors[i] = quantise_weights(run, own_scores, weights + i * KV_RUN);
+        } else {
+          factors[i] = softmax_into(weights + i * KV_RUN);
+        }
       }
-      with_rows(rows, [&](auto n) { add_weighted<Dot, n>(weights, value_dim, run, part == 0, rescale, softmax.weighted + r0 * value_dim); });
+      with_rows(rows, [&](auto n) {
+        add_weighted<Dot, n>(weights, value_dim, run, part == 0, factors, softmax.weighted + r0 * value_dim);
+      });
     }
   }
 
+  // Multiplies a query's scores by the scales of the keys and of the query.
+  void scale_scores(const KvRun& run, float query_scale, float* scores) const {
+    for (i64 t = 0; t < round_up(run.end - run.first, BLOCK); t += LANES) {
+      store(scores + t, load(scores + t) * (load(pages_.key_scales(run.keys[t / BLOCK]) + t % BLOCK) * query_scale));
+    }
+  }
+
+  // Softmax weights times the scales of the values as integers; those of masked keys, whose scales may be anything, are zero. Returns the
+  // scale of the integers.
+  float quantise_weights(const KvRun& run, float* weights, X* integers) const {
+    const i64 width = round_up(run.end - run.first, BLOCK);
+    for (i64 t = 0; t < width; t += LANES) {
+      const VecF weight = load(weights + t), scaled = weight * load(pages_.value_scales(run.keys[t / BLOCK]) + t % BLOCK);
+      store(weights + t, weight == 0.f ? splat(0.f) : scaled);
+    }
+    return quantise_row<Dot>(weights, integers, width, WEIGHT_LIMIT);
+  }
+
   const AttentionOp& op_;
-  const LayerPages<E>& pages_;
+  const LayerPages<P>& pages_;
   const Tile& tile_;
   const i64 group_;   // query heads per KV head
-  E* gathered_;       // blocks of keys, then of values, of this thread
+  P* gathered_;       // blocks of keys, then of values, of this thread
   const u32* const* upcoming_ = nullptr;  // [RUN_BLOCKS]
   const i32* page_ids_;                   // of the row
   i64 first_token_, start_, begin_, end_, head_ = 0;
+  float query_scales_[TILE_QUERIES];                 // of quantised queries
   alignas(64) X query_[TILE_QUERIES * MAX_KEY_DIM];  // [count][key_dim]
 };
 
-}  // namespace
-
-template <class E>
-void attend(const Member& member, const AttentionOp& op, const Pool& pool, const Step& step, const StepRows<E>& rows,
-            const AttentionPlan& plan, const Buffers& space) {
-  const LayerPages<E> pages = layer_pages<E>(pool, op.place);
+template <class E, class P>
+void attend_pages(const Member& member, const AttentionOp& op, const LayerPages<P>& pages, const Step& step, const StepRows<E>& rows,
+                  const AttentionPlan& plan, P* gathered) {
   const i64 dim = pages.value_dim, kv_heads = pages.kv_heads;
-  E* gathered = pages.blocked() ? nullptr : space.gathered.as<E>() + member.index() * gathered_elements(pool);
   const i64 head_runs = ceil_div(kv_heads, plan.heads_per_task);
   member.each_ahead(plan.num_tasks * head_runs, [&](i64 number, i64 next_number) {
     const AttentionTask& task = plan.tasks[number / head_runs];
     const Tile& tile = plan.tiles[task.tile];
     const i64 first_head = number % head_runs * plan.heads_per_task, end_head = smaller(kv_heads, first_head + plan.heads_per_task);
-    TileAttention<E> attention(op, pages, step, tile, gathered);
+    TileAttention<E, P> attention(op, pages, step, tile, gathered);
     if (task.partition >= 0 && !attention.sees(task.partition)) return;
     const u32* upcoming[RUN_BLOCKS] = {};
     if (next_number >= 0 && pages.blocked()) {
       const AttentionTask& next_task = plan.tasks[next_number / head_runs];
-      TileAttention<E> next(op, pages, step, plan.tiles[next_task.tile], gathered);
+      TileAttention<E, P> next(op, pages, step, plan.tiles[next_task.tile], gathered);
       next.set_head(next_number % head_runs * plan.heads_per_task);
       next.first_keys(larger(0, next_task.partition), upcoming);
     }
@@ -339,7 +328,7 @@ void attend(const Member& member, const AttentionOp& op, const Pool& pool, const
   member.each(plan.num_tiles * kv_heads, [&](i64 number) {
     const Tile& tile = plan.tiles[number / kv_heads];
     const i64 head = number % kv_heads;
-    TileAttention<E> attention(op, pages, step, tile, gathered);
+    TileAttention<E, P> attention(op, pages, step, tile, gathered);
     attention.set_head(head);
     for (i64 r = 0; r < tile.count; r++) {
       float* all = nullptr;
@@ -351,6 +340,17 @@ void attend(const Member& member, const AttentionOp& op, const Pool& pool, const
       }
       attention.put(rows[op.out], r, all + 2, all[0], all[1]);
     }
+  });
+}
+
+}  // namespace
+
+template <class E>
+void attend(const Member& member, const AttentionOp& op, const Pool& pool, const Step& step, const StepRows<E>& rows,
+            const AttentionPlan& plan, const Buffers& space) {
+  u8* gathered = space.gathered.as<u8>() + member.index() * gathered_bytes(pool);
+  with_pages<E>(pool, op.place, [&](const auto& pages) {
+    attend_pages(member, op, pages, step, rows, plan, reinterpret_cast<decltype(pages.keys)>(gathered));
   });
 }
 

@@ -8,10 +8,10 @@ namespace aengine {
 constexpr i64 MAX_KEY_DIM = 576, MAX_VALUE_DIM = 512;  // of a head
 constexpr i64 KV_RUN = 128;                            // tokens scored at a time
 
-// Elements of scratch that each thread needs where pages are not blocked.
-inline i64 gathered_elements(const Pool& pool) { return KV_RUN * (pool.key_dim + pool.value_dim); }
+// Bytes of scratch that each thread needs where pages are not blocked.
+inline i64 gathered_bytes(const Pool& pool) { return KV_RUN * (pool.key_bytes() + pool.value_bytes()); }
 
-// Softmax(q k^T) v for all query rows of a plan. Needs `plan_attention` and, where pages are not blocked, `gathered_elements` per thread.
+// Softmax(q k^T) v for all query rows of a plan. Needs `plan_attention` and, where pages are not blocked, `gathered_bytes` per thread.
 template <class E>
 void attend(const Member& member, const AttentionOp& op, const Pool& pool, const Step& step, const StepRows<E>& rows,
             const AttentionPlan& plan, const Buffers& space);

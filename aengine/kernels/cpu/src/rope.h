@@ -1,6 +1,7 @@
 // What is done with queries, keys and values before attention; see attention.h.
 #pragma once
 #include "attention.h"
+#include "int8.h"
 #include "norm.h"
 
 namespace aengine {
@@ -37,10 +38,21 @@ void write_padded(const LayerPages<E>& pages, i64 slot, i64 head, const Attentio
   pages.write(slot, head, wide_key, wide_value);
 }
 
+template <class E>
+void write_padded(const LayerPages<i8>& pages, i64 slot, i64 head, const AttentionOp& op, const E* key, const E* value) {
+  alignas(64) float wide[MAX_KEY_DIM];
+  alignas(64) i8 integers[MAX_KEY_DIM + KV_SCALE_BYTES], value_integers[MAX_VALUE_DIM];
+  load_padded(key, op.key_dim, wide);
+  const float key_scale = quantise_row<Int8Values>(wide, integers, pages.key_dim);
+  load_padded(value, op.value_dim, wide);
+  const float scales[] = {key_scale, quantise_row<Int8Values>(wide, value_integers, pages.value_dim)};
+  memcpy(integers + pages.key_dim, scales, sizeof scales);
+  pages.write(slot, head, integers, value_integers);
+}
+
 // A task is up to 16 tokens of one KV head and its query heads, so that their writes to a page stay in the L1 cache.
 template <class E>
 void rotate_and_write(const Member& member, const AttentionOp& op, const Pool& pool, const Step& step, const StepRows<E>& rows) {
-  const LayerPages<E> pages = layer_pages<E>(pool, op.place);
   const i32* slots = step.group_slots(op.group);
   const i64 dim = op.key_dim, group = op.heads / op.kv_heads, num_tokens = step.num_tokens;
   const auto norm_of = [&](Norm norm, i64 head) {
@@ -60,7 +72,8 @@ void rotate_and_write(const Member& member, const AttentionOp& op, const Pool& p
         rotate_head(query + q * dim, dim, norm_of(op.q_norm, q), op.rotary_dim, cos_sin);
       }
       rotate_head(key, dim, norm_of(op.k_norm, head), op.rotary_dim, cos_sin);
-      if (slots[token] >= 0) write_padded(pages, slots[token], head, op, key, value);
+      if (slots[token] < 0) continue;
+      with_pages<E>(pool, op.place, [&](const auto& pages) { write_padded(pages, slots[token], head, op, key, value); });
     }
   });
 }

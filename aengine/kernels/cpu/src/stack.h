@@ -66,7 +66,7 @@ bool reserve_step(Workspace& space, const Model& model, const Pool& pool, i64 ro
   for (const Op* op = model.ops; op < model.ops + model.num_ops; op++) {
     if (op->kind == EXPERTS && !reserve_experts<E>(space, op->as<ExpertsOp>(), rows)) return false;
   }
-  return reserve_prepared(space, rows, widest) && space.gathered.reserve<E>(threads * gathered_elements(pool));
+  return reserve_prepared(space, rows, widest) && space.gathered.reserve<u8>(threads * gathered_bytes(pool));
 }
 
 template <class E>
