@@ -74,8 +74,8 @@ class AheadOfTime:
     def _results(self) -> dict[str, list[dict[str, object]] | str]:
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         other = os.environ.get(OTHER_TRITON)
-        if other:
-            environment["PYTHONPATH"] = os.pathsep.join([other, environment.get("PYTHONPATH", "")])
+        paths = [other, os.path.dirname(__file__), environment.get("PYTHONPATH")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         command = [sys.executable, "-c", _SCRIPT]
         done = subprocess.run(command, env=environment, input=json.dumps(self.codes), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ahead_of_time import AheadOfTime
+from quantized_cases import Kind
 from triton_mode import INTERPRETED
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the kernels run compiled where there is CUDA")
@@ -34,6 +35,32 @@ def experts(dtype, tokens, hidden, inner, num_experts, top_k, biased):
         weight = torch.zeros(num_experts, columns, depth, dtype=dtype)
         outputs = grouped_linear(rows, weight, torch.zeros(num_experts, columns, dtype=dtype) if biased else None, grouping, share)
     weighted_sums(outputs, torch.zeros(tokens, top_k))
+"""
+_CODES = """
+import torch
+from quantized_cases import Kind
+from aengine.kernels.triton.codes import Codes, code_linear
+from aengine.kernels.triton.experts import Grouping, grouped_linear
+from aengine.kernels.triton.layer_ops import TritonOps
+
+CPU = torch.device("cpu")
+
+def linear(dtype, rows, kind, x_dtype=None):
+    codes = Codes.of([kind.rows(512, 1024)], 1, CPU)
+    x, scales = torch.zeros(rows, 1024, dtype=x_dtype or dtype), None if x_dtype is None else torch.ones(rows, 1)
+    code_linear(x, codes, torch.zeros(512, dtype=dtype), dtype, scales)
+
+def experts(dtype, tokens, kind):
+    codes = Codes.of([kind.rows(256, 512) for _ in range(4)], 4, CPU)
+    grouping = Grouping.of(torch.zeros(tokens, 2, dtype=torch.int64), 4)
+    grouped_linear(torch.zeros(tokens, 512, dtype=dtype), codes, None, grouping, 2)
+
+def float8(tokens):
+    ops, x = TritonOps(), torch.zeros(tokens, 1024, dtype=torch.bfloat16)
+    ops.float8(x)
+    ops.silu_mul_float8(x)
+    ops.rms_norm_float8(x, None, x[0], 1e-6)
+    ops.rms_norm_float8(x, x, x[0], 1e-6)
 """
 _DRAWS = """
 import torch
@@ -68,16 +95,34 @@ MIXTURES = [  # models, and how many variants they need
     ("torch.bfloat16, tokens, 720, 720, 8, 4, True", 2),
     ("torch.float32, tokens, 64, 96, 8, 2, False", 2),
 ]
+QUANTIZED = [  # calls, and how many variants of the product they need
+    ('for rows in (1, 2, 16): linear(torch.bfloat16, rows, Kind("int4", 32, "zero", scale_dtype=torch.bfloat16))', 1),
+    ('for rows in (17, 100, 640): linear(torch.bfloat16, rows, Kind("float8", 128), torch.float8_e4m3fn)', 1),
+    ('for tokens in (1, 2, 16): experts(torch.bfloat16, tokens, Kind("e2m1", 32))', 1),
+]
+MORE_QUANTIZED = [
+    *(f"linear(torch.bfloat16, rows, {kind!r})" for kind in (Kind("int4", 128, "any", ordered=True), Kind("uint8", 32, "any"))),
+    *(f"linear(torch.bfloat16, rows, {kind!r})" for kind in (Kind("int8", 16), Kind("float8", 128), Kind("float8", None))),
+    *(f"linear(torch.float32, rows, {kind!r})" for kind in (Kind("int4", 32), Kind("int8", None), Kind("float8", 64))),
+    f"linear(torch.float16, rows, {Kind('table', 64)!r})",
+    *(f"experts(torch.bfloat16, rows, {kind!r})" for kind in (Kind("int4", 128, "any", ordered=True), Kind("float8", 128))),
+    f"experts(torch.float32, rows, {Kind('int8', None)!r})",
+]
 VOCAB_SIZES = [1000, 32_000, 151_936]
 AHEAD = AheadOfTime(
     {
         **{model: f"{_LAYER_OPS}\nlayer_ops({model}, torch.zeros(3, dtype=torch.int32))" for model in MODELS},
         **{f"{size} ids": f"{_DRAWS}\ndraws(3, {size}, torch.zeros(3, dtype=torch.int32))" for size in VOCAB_SIZES},
         **{model: f"{_EXPERTS}\nfor tokens in (1, 2, 16, 33, 64, 200):\n    experts({model})" for model, _ in MIXTURES},
+        **{calls: f"{_CODES}\n{calls}" for calls, _ in QUANTIZED},
+        "float8": f"{_CODES}\nfor tokens in (1, 2, 16, 33): float8(tokens)",
         "steps": f"{_LAYER_OPS}\n{_STEPS}        layer_ops(torch.bfloat16, rows, 1024, 16, 8, 128, (True, True), positions)",
         "draws of steps": f"{_DRAWS}\n{_STEPS}        draws(rows, 1000, positions)",
     }
 )
+
+
+MORE = AheadOfTime({calls: f"{_CODES}\nfor rows in (1, 2, 16, 17, 100, 640): {calls}" for calls in MORE_QUANTIZED})
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -90,6 +135,25 @@ def test_experts(model: str, variants: int) -> None:
     """Small and large blocks, whatever the number of tokens."""
     assert AHEAD.kernels(model) == {"_group_choices": variants, "_grouped_linear": variants, "_add_choices": 1}
     assert max(variant.shared_bytes for variant in AHEAD.variants(model)) <= 99 << 10
+
+
+@pytest.mark.parametrize(("calls", "variants"), QUANTIZED)
+def test_products_with_codes(calls: str, variants: int) -> None:
+    kernels = AHEAD.kernels(calls)
+    assert kernels["_linear_codes"] + kernels["_grouped_linear"] == variants
+    assert max(variant.shared_bytes for variant in AHEAD.variants(calls)) <= 99 << 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", MORE_QUANTIZED)
+def test_more_products_with_codes(calls: str) -> None:
+    kernels = MORE.kernels(calls)
+    assert kernels["_linear_codes"] + kernels["_grouped_linear"] == 2
+    assert max(variant.shared_bytes for variant in MORE.variants(calls)) <= 99 << 10
+
+
+def test_float8_activations() -> None:
+    assert AHEAD.kernels("float8") == {"_rms_norm": 2, "_silu_mul": 1, "_quantize": 1}
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aengine.kernels.triton.codes import Codes, code_options, code_sums
+
 _FEW, _MANY = 16, 64  # choices of a block
 _COLUMNS = 64
 _SORTED, _READ = 32, 256  # choices that a program sorts, and that it compares them with at a time
@@ -51,22 +53,29 @@ class Grouping:
         return cls(order, experts, firsts, ends, block)
 
 
-def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, grouping: Grouping, share: int) -> Tensor:
+def grouped_linear(x: Tensor, weight: Tensor | Codes, bias: Tensor | None, grouping: Grouping, share: int) -> Tensor:
     """Row i // `share` of x [rows, in_features] times the matrix [out_features, in_features] of choice i's expert, plus its bias:
     [choices, out_features]. `weight` is contiguous, as are the rows of x."""
-    _, columns, depth = weight.shape
+    tensors: tuple[Tensor | None, ...]
+    if isinstance(weight, Codes):
+        columns, depth, options = weight.out_features, weight.in_features, code_options(weight, grouping.block == _FEW)
+        tensors, padded = (weight.words, weight.scales, weight.offsets, weight.order, weight.table), weight.padded_features
+    else:
+        _, columns, depth = weight.shape
+        options = dict.fromkeys(("KIND", "BITS", "GROUP", "ZERO", "STEP", "HALF"), 0)
+        options["BLOCK_K"] = _DEPTH_BYTES // x.element_size()
+        tensors, padded = (weight, None, None, None, None), depth
+        assert weight.is_contiguous()
     choices = len(grouping.order)
     out = torch.empty((choices, columns), dtype=x.dtype, device=x.device)
-    assert weight.is_contiguous()
     assert x.stride(1) == 1
     if choices:
-        block_depth = _DEPTH_BYTES // x.element_size()
         _grouped_linear[(len(grouping.experts), triton.cdiv(columns, _COLUMNS))](
-            *(x, weight, bias, out, grouping.order, grouping.experts, grouping.firsts, grouping.ends),
-            *(x.stride(0), columns, depth, share),
+            *(x, *tensors, bias, out, grouping.order, grouping.experts, grouping.firsts, grouping.ends),
+            *(x.stride(0), columns, depth, padded, share),
+            **options,
             BLOCK_M=grouping.block,
             BLOCK_N=_COLUMNS,
-            BLOCK_K=block_depth,
             num_warps=4,
             num_stages=3,
         )
@@ -151,6 +160,10 @@ def _add_choices(outputs, weights, out, size, TOP_K: tl.constexpr, BLOCK: tl.con
 def _grouped_linear(
     x,
     weight,
+    scales,
+    offsets,
+    column_order,
+    table,
     bias,
     out,
     order,
@@ -160,12 +173,19 @@ def _grouped_linear(
     x_stride,
     columns,
     depth,
+    padded,
     share,
+    KIND: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STEP: tl.constexpr,
+    HALF: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
 ):
-    """Grid (blocks of choices, blocks of columns)."""
+    """Grid (blocks of choices, blocks of columns). BITS 0: the matrices are numbers [columns, depth], else `Codes`."""
     expert = tl.load(experts + tl.program_id(0))
     if expert < 0:
         return
@@ -174,15 +194,26 @@ def _grouped_linear(
     choice = tl.load(order + place, mask=present, other=0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = column < columns
-    at = tl.arange(0, BLOCK_K)
-    x_at = x + (choice // share)[:, None] * x_stride + at[None, :]
-    weight_at = weight + (expert.to(tl.int64) * columns + column)[None, :] * depth + at[:, None]
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for begin in range(0, depth, BLOCK_K):
-        within = begin + at < depth
-        rows = tl.load(x_at + begin, mask=present[:, None] & within[None, :], other=0.0)
-        matrix = tl.load(weight_at + begin, mask=within[:, None] & inside[None, :], other=0.0)
-        total = tl.dot(rows, matrix, total, input_precision="ieee")
+    matrix = expert.to(tl.int64)
+    x_rows = choice // share * x_stride
+    if BITS > 0:
+        at = matrix * columns * (tl.cdiv(padded, GROUP) if GROUP > 0 else 1)
+        total = code_sums(
+            *(x, x_rows, present, weight + matrix * columns * (padded // (8 // BITS)), scales + at),
+            *(None if offsets is None else offsets + at, None if column_order is None else column_order + matrix * depth, table),
+            *(columns, depth, padded, column, inside, 0, padded),
+            *(KIND, BITS, GROUP, ZERO, BLOCK_K, STEP, HALF, BLOCK_M, BLOCK_N),
+        )
+    else:
+        at = tl.arange(0, BLOCK_K)
+        x_at = x + x_rows[:, None] + at[None, :]
+        weight_at = weight + (matrix * columns + column)[None, :] * depth + at[:, None]
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for begin in range(0, depth, BLOCK_K):
+            within = begin + at < depth
+            rows = tl.load(x_at + begin, mask=present[:, None] & within[None, :], other=0.0)
+            block = tl.load(weight_at + begin, mask=within[:, None] & inside[None, :], other=0.0)
+            total = tl.dot(rows, block, total, input_precision="ieee")
     if bias is not None:
-        total += tl.load(bias + expert.to(tl.int64) * columns + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+        total += tl.load(bias + matrix * columns + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     tl.store(out + choice[:, None] * columns + column[None, :], total.to(out.dtype.element_ty), mask=present[:, None] & inside[None, :])

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aengine.kernels.float8 import LARGEST, Float8Rows
 from aengine.kernels.triton.experts import Grouping, grouped_linear, weighted_sums
 
 if TYPE_CHECKING:
@@ -36,6 +37,27 @@ class TritonOps:
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         _write_norm(x, residual, weight, eps, out=x)
         return x, residual
+
+    def float8(self, x: Tensor) -> Float8Rows:
+        rows = _empty_float8(len(x), x.shape[1], x.device)
+        if len(x):
+            block, num_warps = _row_block(x.shape[1])
+            _quantize[(len(x),)](x, x.stride(0), rows.codes, rows.scales, x.shape[1], LARGEST=LARGEST, BLOCK=block, num_warps=num_warps)
+        return rows
+
+    def rms_norm_float8(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Float8Rows:
+        rows = _empty_float8(len(x), x.shape[1], x.device)
+        _write_norm(x, residual, weight, eps, rows.codes, rows.scales)
+        return rows
+
+    def silu_mul_float8(self, gate_up: Tensor) -> Float8Rows:
+        tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+        rows = _empty_float8(tokens, size, gate_up.device)
+        if tokens:
+            block, num_warps = _row_block(size)
+            strided = (gate_up, gate_up.stride(0), rows.codes, rows.scales)
+            _silu_mul[(tokens, 1)](*strided, size, LARGEST=LARGEST, BLOCK=block, num_warps=num_warps)
+        return rows
 
     def rotate(
         self, query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, eps: float
@@ -67,7 +89,8 @@ class TritonOps:
         out = torch.empty((tokens, size), dtype=gate_up.dtype, device=gate_up.device)
         if tokens:
             grid = (tokens, triton.cdiv(size, _ACTIVATIONS_AT_ONCE))
-            _silu_mul[grid](gate_up, gate_up.stride(0), out, size, BLOCK=_ACTIVATIONS_AT_ONCE, num_warps=4)
+            strided = (gate_up, gate_up.stride(0), out, None)
+            _silu_mul[grid](*strided, size, LARGEST=LARGEST, BLOCK=_ACTIVATIONS_AT_ONCE, num_warps=4)
         return out
 
     def experts(
@@ -79,19 +102,33 @@ class TritonOps:
         return weighted_sums(outputs, weights)
 
 
-def _write_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
+def _write_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None = None) -> None:
+    """`scales` [T, 1] float32: `out` is float8."""
     tokens, size = x.shape
     if tokens:
-        block = triton.next_power_of_2(size)
         residual_stride = 0 if residual is None else residual.stride(0)
-        strided = (x, x.stride(0), residual, residual_stride, weight, out, out.stride(0))
-        num_warps = max(1, min(16, block // 512))  # about 16 elements per thread
-        _rms_norm[(tokens,)](*strided, eps, size, BLOCK=block, num_warps=num_warps)
+        strided = (x, x.stride(0), residual, residual_stride, weight, out, out.stride(0), scales)
+        block, num_warps = _row_block(size)
+        _rms_norm[(tokens,)](*strided, eps, size, LARGEST=LARGEST, BLOCK=block, num_warps=num_warps)
+
+
+def _row_block(size: int) -> tuple[int, int]:
+    """Elements and warps of a program that has a whole row: about 16 elements per thread."""
+    block = triton.next_power_of_2(size)
+    return block, max(1, min(16, block // 512))
+
+
+def _empty_float8(tokens: int, size: int, device: torch.device) -> Float8Rows:
+    codes = torch.empty((tokens, size), dtype=torch.float8_e4m3fn, device=device)
+    return Float8Rows(codes, torch.empty((tokens, 1), dtype=torch.float32, device=device))
 
 
 @triton.jit
-def _rms_norm(x, x_stride, residual, residual_stride, weight, out, out_stride, eps, size, BLOCK: tl.constexpr):
-    """The norm of `x`, or where there is a `residual`, of the sum of both, which becomes the residual. `out` may be `x`."""
+def _rms_norm(
+    x, x_stride, residual, residual_stride, weight, out, out_stride, scales, eps, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The norm of `x`, or where there is a `residual`, of the sum of both, which becomes the residual. `out` may be `x`, or float8 with
+    `scales`."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < size
@@ -104,7 +141,29 @@ def _rms_norm(x, x_stride, residual, residual_stride, weight, out, out_stride, e
     factor = tl.load(weight + at, mask=inside, other=0.0)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
     normed = (wide * scale).to(factor.dtype).to(tl.float32)  # as is the product, where that is not wider than the result
-    tl.store(out + token * out_stride + at, (normed * factor.to(tl.float32)).to(factor.dtype), mask=inside)
+    product = (normed * factor.to(tl.float32)).to(factor.dtype)
+    if scales is not None:
+        _store_float8(product.to(x.dtype.element_ty).to(tl.float32), out + token * out_stride + at, scales + token, inside, LARGEST)
+    else:
+        tl.store(out + token * out_stride + at, product, mask=inside)
+
+
+@triton.jit
+def _quantize(x, x_stride, out, scales, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    wide = tl.load(x + token * x_stride + at, mask=at < size, other=0.0).to(tl.float32)
+    _store_float8(wide, out + token * size + at, scales + token, at < size, LARGEST)
+
+
+@triton.jit
+def _store_float8(row, out_at, scale_at, inside, LARGEST: tl.constexpr):
+    """A row of float32, zeros where it is not `inside`, as `Float8Rows.of` quantises it."""
+    largest = tl.max(tl.abs(row), axis=0)
+    scale = tl.where(largest == 0.0, 1.0, tl.div_rn(largest, LARGEST))
+    codes = tl.div_rn(row, scale + tl.zeros_like(row))  # `/` is not rounded correctly, which shows where float8 rounds
+    tl.store(scale_at, scale)
+    tl.store(out_at, codes.to(tl.float8e4nv), mask=inside)
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions"])  # slices of one upload begin anywhere
@@ -173,11 +232,17 @@ def _weighted(normed, weight_at, inside, dtype: tl.constexpr):
 
 
 @triton.jit
-def _silu_mul(gate_up, stride, out, size, BLOCK: tl.constexpr):
+def _silu_mul(gate_up, stride, out, scales, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    """`out` is float8 where there are `scales`; then a program has a whole row."""
+    dtype: tl.constexpr = gate_up.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     gate = tl.load(gate_up + token * stride + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + token * stride + size + at, mask=inside, other=0.0).to(tl.float32)
-    activated = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + token * size + at, (activated * up).to(out.dtype.element_ty), mask=inside)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    product = (activated * up).to(dtype)
+    if scales is not None:
+        _store_float8(product.to(tl.float32), out + token * size + at, scales + token, inside, LARGEST)
+    else:
+        tl.store(out + token * size + at, product, mask=inside)
