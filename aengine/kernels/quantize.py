@@ -8,7 +8,7 @@ from torch import Tensor
 from aengine.kernels.quantized import QuantizedRows
 
 INT4_GROUP = 32
-_SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)  # of the scale: cutting the largest numbers of a group off can lower its error
+_SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)  # of the step: cutting the largest numbers of a group off can lower its error
 _CHUNK_ROWS = 4096
 
 
@@ -17,28 +17,33 @@ def quantize_rows(matrix: Tensor, quantization: str) -> QuantizedRows:
     quantize = {"int4": _int4, "fp8": _fp8}[quantization]
     chunks = [quantize(chunk.float()) for chunk in torch.split(matrix, _CHUNK_ROWS)]
     codes, scales = (torch.cat(tensors) for tensors in zip(*chunks, strict=True))
-    if quantization == "fp8":
-        return QuantizedRows(codes, scales, matrix.shape[1], bits=8)
+    return int4_rows(codes, scales) if quantization == "int4" else QuantizedRows(codes, scales, matrix.shape[1], bits=8)
+
+
+def int4_rows(codes: Tensor, scales: Tensor) -> QuantizedRows:
+    """Codes [rows, columns] of (code - 8) * scale."""
     return QuantizedRows(codes, scales, INT4_GROUP, bits=4, offsets=-8.0 * scales)
 
 
 def _int4(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes 0..15 of (code - 8) * scale: of several bfloat16 scales of each group the one with the least squared error."""
+    """Codes 0..15 of (code - 8) * scale: of several roundings of each group, each with its best bfloat16 scale, that of least squared
+    error."""
     rows, columns = matrix.shape
     padded = torch.nn.functional.pad(matrix, (0, -columns % INT4_GROUP))
     groups = padded.view(rows, -1, INT4_GROUP)
-    # The number of the largest magnitude becomes -8, the code of the largest magnitude.
+    # The number of the largest magnitude becomes -8, the code of the largest magnitude, or is cut off there.
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -8.0
     best = torch.full(groups.shape[:2], torch.inf)
     codes, scales = torch.zeros(groups.shape, dtype=torch.uint8), torch.zeros(groups.shape[:2])
     for shrink in _SHRINKS:
-        scale = (largest * shrink).bfloat16().float()
-        found = torch.where(scale == 0, 0.0, groups / scale).round_().clamp_(-8, 7)
-        error = (found * scale - groups).square().sum(-1)
+        found = torch.where(largest == 0, 0.0, groups / (largest * shrink)).round_().clamp_(-8, 7)
+        # The scale of least squared error: sum (x - s q)^2 has its minimum at s = sum x q / sum q^2.
+        scale = ((found * groups).sum(-1) / found.square().sum(-1).clamp(min=1.0)).bfloat16().float()
+        error = (found * scale[..., None] - groups).square().sum(-1)
         better = error < best
         best = torch.where(better, error, best)
         codes = torch.where(better[..., None], (found + 8).to(torch.uint8), codes)
-        scales = torch.where(better, scale[..., 0], scales)
+        scales = torch.where(better, scale, scales)
     return codes.view(rows, -1)[:, :columns].contiguous(), scales
 
 

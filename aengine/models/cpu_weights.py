@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.cpu.library import Workspace
+from aengine.kernels.cpu.packed_codes import quantize_matrix
 from aengine.kernels.cpu.packing import PackedLinear, PackedLinears, are_packable, as_packable
-from aengine.kernels.quantize import quantize_rows
 from aengine.kernels.quantized import Rows
 from aengine.kernels.warm_memory import Allocate
 from aengine.models.named_weights import NEVER_QUANTIZED, named_weights
@@ -86,7 +86,7 @@ class PackedWeights:
         quantizable = name not in NEVER_QUANTIZED
         in_int8 = quantization == "int8" or (quantization == "int4" and stem == "head")
         if quantizable and not in_int8 and quantization != "none":
-            rows = [quantize_rows(part, quantization) if isinstance(part, Tensor) else part for part in rows]
+            rows = [quantize_matrix(workspace, part, quantization) if isinstance(part, Tensor) else part for part in rows]
         # What the kernels have no format for, such as parts with groups of several sizes, is as wide as the activations.
         has_codes = quantizable and are_packable(rows)
         parts: Sequence[Rows] = rows if has_codes else _dequantized(rows)

@@ -56,6 +56,10 @@ class CPart(Structure):
     _fields_ = _fields((c_void_p, "data"), (c_int64, "rows stride"))
 
 
+class CCodesPart(Structure):
+    _fields_ = _fields((c_void_p, "codes scales offsets"), (c_int64, "rows stride"))
+
+
 class CNorm(Structure):
     _fields_ = _fields((c_void_p, "weight bias"), (c_int64, "size"), (c_float, "eps"), (c_int32, "kind"))
 
@@ -132,7 +136,7 @@ class CStep(Structure):
 
 
 _OPS = (COp, CEmbedOp, CNormOp, CLinearOp, CAttentionOp, CGatherOp, CExpertsOp, CHeadsOp)
-STRUCT_SIZES = [*map(ctypes.sizeof, (CPackedLinear, CPart, *_OPS, CModel, CPool)), DRAW_PARAMS.itemsize, ctypes.sizeof(CStep)]
+STRUCT_SIZES = [*map(ctypes.sizeof, (CPackedLinear, CPart, CCodesPart, *_OPS, CModel, CPool)), DRAW_PARAMS.itemsize, ctypes.sizeof(CStep)]
 """In the order of `aengine_struct_sizes`."""
 
 _MESSAGES = {  # of `Status`
@@ -151,6 +155,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_workspace_create": (c_void_p,),
     "aengine_workspace_destroy": (None, c_void_p),
     "aengine_pack": (None, POINTER(CPart), c_int64, c_int32, POINTER(CPackedLinear), c_int),
+    "aengine_pack_codes": (None, POINTER(CCodesPart), c_int64, c_int32, POINTER(CPackedLinear), c_int),
+    "aengine_quantise": (None, POINTER(CPart), c_int32, c_int64, c_void_p, c_void_p, c_int),
     "aengine_logits": (c_int, c_int32, c_void_p, c_int64, c_int64, POINTER(CPackedLinear), c_float, c_void_p, c_void_p, c_int),
     "aengine_draw": (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int),
     "aengine_run_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),

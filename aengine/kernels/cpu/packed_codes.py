@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,17 +11,21 @@ from torch import Tensor
 
 from aengine.kernels.cpu.library import (
     BLOCK,
+    ELEMENTS,
     FLOAT8_CODES,
     INT4_CODES,
     INT8_CODES,
     MAX_ACTIVATION_GROUP,
     PANEL,
     SCALE_KINDS,
+    CCodesPart,
     CPackedLinear,
+    CPart,
+    CpuKernels,
+    Workspace,
 )
+from aengine.kernels.quantize import INT4_GROUP, int4_rows, quantize_rows
 from aengine.kernels.quantized import QuantizedRows, common_zero_point, equal, exact_dtype
-
-_CHUNK = 16  # panels that are packed at once
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class CodeFormat:
     group_size: int
     activation_group: int
     format: int
-    shift: int  # from a code to the unsigned one that is stored
+    shift: int  # from a code to the unsigned one that is stored: 0 or the highest bit, so that adding it changes that bit
     zero: int  # of the stored codes
     scale_dtype: torch.dtype  # that all scales and offsets have exactly
     with_offsets: bool
@@ -121,28 +126,33 @@ class CodeFormat:
         )
 
 
-def pack_codes(parts: Sequence[QuantizedRows], how: CodeFormat, source: Tensor, out: Tensor) -> None:
-    """Packs the rows of the parts one after another: `source` is the row of each packed column, -1 for padding; `out` are the panels,
-    [panels, panel_bytes] uint8."""
-    padded = how.num_groups * how.group_size
-    scale_bytes, extras = how._scale_bytes, how.block_bytes - PANEL * how.group_size // (2 if how.format == INT4_CODES else 1)
-    codes = torch.cat([part.codes.view(torch.uint8) for part in parts])
-    scales = torch.cat([part.scales for part in parts])
-    offsets = torch.cat([torch.zeros_like(part.scales) if part.offsets is None else part.offsets for part in parts])
-    for begin in range(0, len(out), _CHUNK):
-        panels = out[begin : begin + _CHUNK]
-        rows = source[begin * PANEL : begin * PANEL + len(panels) * PANEL]
-        blocks = panels[:, : how.num_groups * how.block_bytes].view(len(panels), how.num_groups, how.block_bytes)
-        taken = torch.nn.functional.pad(codes[rows.clamp(min=0)] + how.shift, (0, padded - how.columns))
-        if how.format == INT4_CODES:
-            eights = (taken & 15).view(-1, padded // 8, 8)
-            taken = eights[..., :4] | (eights[..., 4:] << 4)
-        words = taken.view(len(panels), PANEL, how.num_groups, -1, 4).permute(0, 2, 3, 1, 4)
-        blocks[:, :, extras:] = words.reshape(len(panels), how.num_groups, -1)
-        for first, numbers in ((0, scales), (scale_bytes, offsets))[: 1 + how.with_offsets]:
-            of_groups = numbers[rows.clamp(min=0)].masked_fill(rows[:, None] < 0, 0.0).to(how.scale_dtype)
-            by_group = of_groups.view(len(panels), PANEL, -1).transpose(1, 2).contiguous()
-            blocks[:, :, first : first + scale_bytes] = by_group.view(torch.uint8)
+def pack_codes(kernels: CpuKernels, parts: Sequence[QuantizedRows], how: CodeFormat, matrix: CPackedLinear, threads: int) -> None:
+    """Packs the rows of the parts one after another into the words of `matrix`, which are zeros."""
+    sources, keep = [], []
+    for part in parts:
+        codes = part.codes if part.codes.stride(1) == 1 else part.codes.contiguous()
+        scales, offsets = part.scales.to(how.scale_dtype).contiguous(), None
+        if how.with_offsets:
+            offsets = torch.zeros_like(scales) if part.offsets is None else part.offsets.to(how.scale_dtype).contiguous()
+        keep.append((codes, scales, offsets))
+        addresses = (codes.data_ptr(), scales.data_ptr(), None if offsets is None else offsets.data_ptr())
+        sources.append(CCodesPart(*addresses, len(part), codes.stride(0)))
+    kernels.pack_codes((CCodesPart * len(sources))(*sources), len(sources), how.shift, ctypes.byref(matrix), threads)
+
+
+def quantize_matrix(workspace: Workspace, matrix: Tensor, quantization: str) -> QuantizedRows:
+    """What `quantize_rows` makes of [rows, columns]; where the scales of a group are as good, within rounding, another of these."""
+    if quantization != "int4":
+        return quantize_rows(matrix, quantization)
+    if matrix.dtype not in ELEMENTS or matrix.stride(1) != 1:
+        matrix = matrix.float().contiguous()
+    rows, columns = matrix.shape
+    codes = torch.empty(rows, columns, dtype=torch.uint8)
+    scales = torch.empty(rows, -(-columns // INT4_GROUP))
+    part = CPart(matrix.data_ptr(), rows, matrix.stride(0))
+    element = ELEMENTS[matrix.dtype]
+    workspace.kernels.quantise(ctypes.byref(part), element, columns, codes.data_ptr(), scales.data_ptr(), workspace.threads)
+    return int4_rows(codes, scales)
 
 
 def _activation_group(group_size: int, columns: int) -> int:

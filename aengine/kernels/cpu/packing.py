@@ -70,8 +70,7 @@ class PackedLinear:
             how = self._code_format = code_format or CodeFormat.of(quantized, float32)
             self.words = allocate(panels * how.panel_bytes)
             self.c = how.matrix(self.words.ctypes.data, self.out_features, interleaved)
-            source = self._in_packed_order(torch.arange(1, self.out_features + 1)) - 1
-            pack_codes(quantized, how, source, torch.from_numpy(self.words).view(panels, how.panel_bytes))
+            pack_codes(kernels, quantized, how, self.c, threads)
             return
         if int8 and self.in_features > _MAX_INT8_FEATURES:
             raise ValueError(f"int8 weights of {self.in_features} columns are not supported; the most is {_MAX_INT8_FEATURES}")

@@ -83,6 +83,15 @@ struct Part {
   i64 stride;
 };
 
+// Rows of codes, a byte each, with the scales and offsets [rows, groups] of a matrix's `scale_kind`.
+struct CodesPart {
+  const void* codes;
+  const void* scales;
+  const void* offsets;  // null: the matrix has none
+  i64 rows;
+  i64 stride;  // of the codes
+};
+
 struct Norm {
   const float* weight;  // [size, padded with zeros to a multiple of 16]
   const float* bias;    // the same; null: none

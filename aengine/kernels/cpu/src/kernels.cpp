@@ -3,7 +3,9 @@
 // Functions that can fail return a `Status`. Pointers are not checked; sizes are the caller's word, ids and indices are checked.
 #include <new>
 
+#include "code_packing.h"
 #include "packing.h"
+#include "quantise.h"
 #include "stack.h"
 
 #ifndef AENGINE_LEVEL
@@ -31,7 +33,7 @@ const char* aengine_level() { return AENGINE_LEVEL; }
 
 // The sizes of the structs of abi.h, in the order of `library.STRUCT_SIZES`, so that a library of other sources is noticed.
 void aengine_struct_sizes(i64* sizes) {
-  const i64 all[] = {sizeof(PackedLinear), sizeof(Part), sizeof(Op), sizeof(EmbedOp), sizeof(NormOp), sizeof(LinearOp),
+  const i64 all[] = {sizeof(PackedLinear), sizeof(Part), sizeof(CodesPart), sizeof(Op), sizeof(EmbedOp), sizeof(NormOp), sizeof(LinearOp),
                      sizeof(AttentionOp), sizeof(GatherOp), sizeof(ExpertsOp), sizeof(HeadsOp), sizeof(Model), sizeof(Pool),
                      sizeof(DrawParams), sizeof(Step)};
   memcpy(sizes, all, sizeof all);
@@ -43,6 +45,16 @@ void aengine_workspace_destroy(Workspace* space) { delete space; }
 // Packs the rows of the parts one after another into w, whose arrays are allocated.
 void aengine_pack(const Part* parts, i64 num_parts, i32 source, const PackedLinear* w, int threads) {
   with_element(source, [&](auto element) { pack<decltype(element)>(parts, num_parts, *w, threads); });
+}
+
+// Packs the rows of the parts into w likewise, each code with the bits of `flip` changed.
+void aengine_pack_codes(const CodesPart* parts, i64 num_parts, i32 flip, const PackedLinear* w, int threads) {
+  pack_codes(parts, num_parts, flip, *w, threads);
+}
+
+// The rows of a part -> codes [rows, columns] below 16 and scales [rows, ceil(columns / 32)].
+void aengine_quantise(const Part* part, i32 source, i64 columns, u8* codes, float* scales, int threads) {
+  with_element(source, [&](auto element) { quantise<decltype(element)>(*part, columns, codes, scales, threads); });
 }
 
 // out = W x + b in float32, [rows, out_features], capped unless soft_cap is 0; rows of x as in abi.h.

@@ -1,0 +1,30 @@
+"""Matrices become 4-bit codes as `quantize_rows` makes them, at every level that this CPU has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aengine.kernels.cpu.library import CpuKernels, Workspace
+from aengine.kernels.cpu.packed_codes import quantize_matrix
+from aengine.kernels.quantize import INT4_GROUP, quantize_rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("columns", [1, 40, 96, 1040])
+def test_int4_is_that_of_the_reference(kernels: CpuKernels, dtype: torch.dtype, columns: int) -> None:
+    torch.manual_seed(columns)
+    matrix = (torch.randn(37, columns + 3) * torch.logspace(-6, 3, 37)[:, None]).to(dtype)[:, :columns]  # not contiguous
+    matrix[5], matrix[6, 0] = 0.0, -1.0
+    found, expected = quantize_matrix(Workspace(kernels, 2), matrix, "int4"), quantize_rows(matrix, "int4")
+    assert found.shape == (37, columns)
+    assert torch.equal(found.scales, found.scales.bfloat16().float())
+    assert torch.equal(found.offsets, -8.0 * found.scales)
+    assert found.codes.max() <= 15
+    errors = [(rows.dequantized() - matrix.float()).square() for rows in (found, expected)]
+    by_group = [torch.nn.functional.pad(error, (0, -columns % INT4_GROUP)).view(37, -1, INT4_GROUP).sum(-1) for error in errors]
+    worse = by_group[0] > 1.001 * by_group[1] + 1e-18  # where one of two codes that are equally near leads to another scale
+    assert worse.float().mean() < 0.01
+    assert (by_group[0] <= 1.1 * by_group[1] + 1e-18).all()
+    assert (found.codes != expected.codes).float().mean() < 0.01
+    assert torch.equal(found.dequantized()[5], torch.zeros(columns))
