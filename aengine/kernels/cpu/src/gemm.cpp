@@ -73,19 +73,91 @@ AE_INLINE VecF value_of(VecI sum, const PackedLinear& w, i64 column, float row_s
   return __builtin_convertvector(sum, VecF) * (load(w.scales + column) * row_scale);
 }
 
+// Products of MANY_ROWS or more unpack a panel once for all of them, SLAB depths of it at a time, which stay in the L1 cache until every
+// row was multiplied with them. With fewer rows it takes longer to write unpacked weights than to unpack them for each tile. Measured with
+// AVX2. Of AVX-512 counted for CPUs without BF16 instructions, on which the two ports that multiply also unpack.
+constexpr i64 MANY_ROWS = LANES == 16 ? 24 : 12, SLAB = 96;
+template <class Dot>
+constexpr bool UNPACKS = std::is_same_v<typename Dot::X, float> && Dot::PARTS > 1;
+
+// Adds to the sums of ROWS rows their products with float32 weights of `depth` depths; prefetches a cache line of `ahead` per depth.
+template <int ROWS, bool PREFETCH>
+AE_NOINLINE void multiply_slab(const float* const* rows, const float (*weights)[PANEL], i64 depth, const u32* ahead,
+                               VecF (*sums)[PANEL / LANES]) {
+  const float* x[ROWS];
+  for (int i = 0; i < ROWS; i++) x[i] = rows[i];
+  constexpr int VECTORS = tile_vectors(ROWS);
+  for (int column = 0; column < PANEL; column += VECTORS * LANES) {
+    VecF tile[ROWS][VECTORS];
+    for (int i = 0; i < ROWS; i++) {
+      for (int j = 0; j < VECTORS; j++) tile[i][j] = sums[i][column / LANES + j];
+    }
+    for (i64 k = 0; k < depth; k++) {
+      if (PREFETCH && column == 0) __builtin_prefetch(ahead + k * LINE_WORDS, 0, 2);
+      VecF w[VECTORS];
+      for (int j = 0; j < VECTORS; j++) w[j] = load(weights[k] + column + j * LANES);
+      for (int i = 0; i < ROWS; i++) {
+        const VecF a = splat(x[i][k]);
+        for (int j = 0; j < VECTORS; j++) tile[i][j] = F32Dot::multiply_add(tile[i][j], a, w[j]);
+      }
+    }
+    for (int i = 0; i < ROWS; i++) {
+      for (int j = 0; j < VECTORS; j++) sums[i][column / LANES + j] = tile[i][j];
+    }
+  }
+}
+
+// The sums of a panel for all rows of a task, equal to those of `multiply_panel`.
+template <class Dot>
+void multiply_unpacked(const Prepared<Dot>& x, const PanelTiles& tiles, i64 steps, VecF (*sums)[PANEL / LANES]) {
+  constexpr i64 SLAB_STEPS = SLAB / Dot::PARTS;
+  alignas(64) float weights[SLAB][PANEL];
+  memset(sums, 0, (size_t)tiles.num_rows() * sizeof *sums);
+  for (i64 first = 0; first < steps; first += SLAB_STEPS) {
+    const i64 count = smaller(SLAB_STEPS, steps - first), depth = count * Dot::PARTS;
+    const u32* words = tiles.words + first * PANEL;
+    for (i64 step = 0; step < count; step++) {
+      for (int j = 0; j < PANEL; j += LANES) {
+        for_each_part<Dot>([&](auto part) {
+          store(weights[step * Dot::PARTS + part] + j, Dot::template weights<part>(load_words(words + step * PANEL + j)));
+        });
+      }
+    }
+    // The words that come next are prefetched in as many passes as their lines take.
+    const u32* next = first + count < steps ? words + count * PANEL : tiles.next;
+    tiles.each([&](const PanelTile& tile) {
+      const float* rows[TILE_ROWS];
+      for (i64 i = 0; i < tile.count; i++) rows[i] = x.data + tile.source(i) * x.stride + tile.group.column + first * Dot::PARTS;
+      with_rows(tile.count, [&](auto n) {
+        const auto multiply = next && tile.pass < PANEL_LINES / Dot::PARTS ? multiply_slab<n, true> : multiply_slab<n, false>;
+        multiply(rows, weights, depth, next + tile.pass * depth * LINE_WORDS, sums + tile.row - tiles.first_row());
+      });
+    });
+  }
+}
+
 template <class Dot>
 void gemm(const Member& member, const Prepared<Dot>& x, const Groups& groups, const PackedLinear& shape, const Output& output) {
+  using Sums = typename Dot::Sum (*)[PANEL / LANES];
   const i64 steps = num_steps(shape);
-  each_tile(member, groups, shape, steps * PANEL, [&](const PanelTile& tile) {
-    const Group& group = tile.group;
-    const PackedLinear& w = *group.w;
-    const typename Dot::X* rows[TILE_ROWS];
-    float row_scales[TILE_ROWS];
-    for (i64 i = 0; i < tile.count; i++) {
-      const i64 from = tile.source(i);
-      rows[i] = x.data + from * x.stride + group.column;
-      row_scales[i] = x.scales ? x.scales[from] : 1.f;
+  // Sums become float values in place: scaled if they are int8, and with the bias.
+  const auto put = [&](const PanelTile& tile, Sums sums) {
+    const PackedLinear& w = *tile.group.w;
+    const auto values = reinterpret_cast<float (*)[PANEL]>(sums);
+    for (i64 i = 0; i < tile.count && (w.bias || x.scales); i++) {
+      const float row_scale = x.scales ? x.scales[tile.source(i)] : 1.f;
+      for (int j = 0; j < PANEL / LANES; j++) {
+        const i64 column = tile.panel * PANEL + j * LANES;
+        VecF value = value_of(sums[i][j], w, column, row_scale);
+        if (w.bias) value += load(w.bias + column);
+        store(values[i] + j * LANES, value);
+      }
     }
+    output.put(tile.group, tile.row, tile.count, tile.panel, values);
+  };
+  const auto multiply_few = [&](const PanelTile& tile) {
+    const typename Dot::X* rows[TILE_ROWS];
+    for (i64 i = 0; i < tile.count; i++) rows[i] = x.data + tile.source(i) * x.stride + tile.group.column;
     typename Dot::Sum sums[TILE_ROWS][PANEL / LANES];
     const Prefetch prefetch =
         tile.passes == 1 ? Prefetch{tile.words + WORDS_AHEAD, PANEL_LINES} : prefetch_part(tile.next, steps, tile.pass, tile.passes);
@@ -96,17 +168,17 @@ void gemm(const Member& member, const Prepared<Dot>& x, const Groups& groups, co
       const auto multiply = tile.passes == 1 ? ahead : prefetch.lines ? of_next : multiply_panel<Dot, n, NOTHING>;
       multiply(rows, tile.words, steps, prefetch, sums);
     });
-    // Sums become float values in place: scaled if they are int8, and with the bias.
-    const auto values = reinterpret_cast<float (*)[PANEL]>(sums);
-    for (i64 i = 0; i < tile.count && (w.bias || x.scales); i++) {
-      for (int j = 0; j < PANEL / LANES; j++) {
-        const i64 column = tile.panel * PANEL + j * LANES;
-        VecF value = value_of(sums[i][j], w, column, row_scales[i]);
-        if (w.bias) value += load(w.bias + column);
-        store(values[i] + j * LANES, value);
+    put(tile, sums);
+  };
+  each_panel(member, groups, shape, steps * PANEL, [&](const PanelTiles& tiles) {
+    if constexpr (UNPACKS<Dot>) {
+      if (tiles.num_rows() >= MANY_ROWS) {
+        VecF sums[SPAN_ROWS][PANEL / LANES];
+        multiply_unpacked(x, tiles, steps, sums);
+        return tiles.each([&](const PanelTile& tile) { put(tile, sums + tile.row - tiles.first_row()); });
       }
     }
-    output.put(group, tile.row, tile.count, tile.panel, values);
+    tiles.each(multiply_few);
   });
 }
 
