@@ -155,7 +155,9 @@ class ModelInfo:
     num_active_parameters: int = 0  # that one token uses; fewer than num_parameters if there are experts
     kv_bytes_per_token: int = 0  # of all layers, K and V
     layer_groups: tuple[LayerGroup, ...] = ()  # all layers, by window
-    quantization: str = ""  # of its weights: quant_method of the checkpoint, or what `EngineConfig.quantization` asked for; empty: none
+    quantization: str = (
+        ""  # of its weights: quant_method of the checkpoint, what `EngineConfig.quantization` made of the others, or both; empty: none
+    )
 
     def describe(self) -> str:
         """One line for people."""

@@ -19,7 +19,8 @@ from aengine.kernels.paged_cache import SCALE_BYTES
 from aengine.models.hub import resolve_model
 from aengine.models.model_config import load_spec
 from aengine.models.named_weights import experts_of, named_weights
-from aengine.models.spec import Attention, LatentAttention, ModelSpec
+from aengine.models.spec import LatentAttention, ModelSpec
+from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.outputs import ModelInfo
 
 
@@ -83,49 +84,51 @@ class MachineProbe:
 
 
 def step_work(
-    spec: ModelSpec, lengths: list[int], contexts: list[int], num_logits: int, item_bytes: int, kv_cache_dtype: str = "auto"
+    spec: ModelSpec,
+    lengths: Sequence[int],
+    contexts: Sequence[int],
+    num_logits: int,
+    item_bytes: int,
+    kv_cache_dtype: str = "auto",
+    weights: Mapping[str, int] | None = None,
 ) -> Work:
     """Of a step in which row i computes `lengths[i]` tokens behind `contexts[i]` known ones, `num_logits` rows with logits.
 
     Counts the experts that the tokens are expected to go to (`_Parameters.read`), and of a window its tokens alone.
-    `item_bytes`: of a weight, and of a number in the KV cache where `EngineConfig.kv_cache_dtype` does not say otherwise.
+    `item_bytes`: of a weight, where `weights` does not say how many bytes each has, and of a number in the KV cache where
+    `EngineConfig.kv_cache_dtype` does not say otherwise.
     """
-    parameters = _parameters(spec)
+    counts, sizes = _parameters(spec, item_bytes, weights)
     num_tokens = sum(lengths)
-    kv = attention = 0
-    for kind, count in Counter(layer.attention for layer in spec.layers).items():
-        kv_bytes, flops = _attention_work(kind, item_bytes, kv_cache_dtype)
-        for length, context in zip(lengths, contexts, strict=True):
-            seen = min(context + length, (kind.window or context + 1) + length - 1)
-            kv += count * seen * kv_bytes
-            attention += count * _pairs(length, context, kind.window) * flops
+    kv_bytes, attention = _attention_work(spec, lengths, contexts, item_bytes, kv_cache_dtype, one_by_one=False)
     return Work(
-        weight_bytes=(parameters.read(num_tokens) + (parameters.head if num_logits else 0)) * item_bytes,
-        kv_bytes=kv,
-        flops=2 * parameters.per_token * num_tokens + 2 * parameters.head * num_logits + attention,
+        weight_bytes=sizes.read(num_tokens) + (sizes.head if num_logits else 0),
+        kv_bytes=kv_bytes,
+        flops=2 * counts.per_token * num_tokens + 2 * counts.head * num_logits + attention,
     )
 
 
 def generation_seconds(
-    spec: ModelSpec, prompts: Sequence[int], outputs: Sequence[int], machine: Machine, item_bytes: int, kv_cache_dtype: str = "auto"
+    spec: ModelSpec,
+    prompts: Sequence[int],
+    outputs: Sequence[int],
+    machine: Machine,
+    item_bytes: int,
+    kv_cache_dtype: str = "auto",
+    weights: Mapping[str, int] | None = None,
 ) -> float:
     """The floor of generating `outputs[i]` tokens behind `prompts[i]`, all requests at once: the prompts computed, then the weights read
-    once for each step of the longest output, and the KV of every request for each of its own tokens."""
-    parameters = _parameters(spec)
-    prefill = step_work(spec, list(prompts), [0] * len(prompts), len(prompts), item_bytes, kv_cache_dtype)
-    kv = attention = 0
-    for kind, count in Counter(layer.attention for layer in spec.layers).items():
-        kv_bytes, flops = _attention_work(kind, item_bytes, kv_cache_dtype)
-        # Positions that decode steps attend to; prefill gives the first token of an output.
-        seen = count * sum(_pairs(length - 1, context, kind.window) for context, length in zip(prompts, outputs, strict=True))
-        kv += seen * kv_bytes
-        attention += seen * flops
-    num_decodes = sum(outputs) - len(outputs)
+    once for each step of the longest output, and the KV of every request for each of its own tokens. The last three are as in `step_work`.
+    """
+    counts, sizes = _parameters(spec, item_bytes, weights)
+    prefill = step_work(spec, prompts, [0] * len(prompts), len(prompts), item_bytes, kv_cache_dtype, weights)
+    decoded = [length - 1 for length in outputs]  # prefill gives the first token of an output
+    kv_bytes, attention = _attention_work(spec, decoded, prompts, item_bytes, kv_cache_dtype, one_by_one=True)
     rows_by_step = Counter(sum(length > step for length in outputs) for step in range(1, max(outputs)))
     decode = Work(
-        weight_bytes=item_bytes * sum(count * (parameters.read(rows) + parameters.head) for rows, count in rows_by_step.items()),
-        kv_bytes=kv,
-        flops=2 * (parameters.per_token + parameters.head) * num_decodes + attention,
+        weight_bytes=sum(count * (sizes.read(rows) + sizes.head) for rows, count in rows_by_step.items()),
+        kv_bytes=kv_bytes,
+        flops=2 * (counts.per_token + counts.head) * sum(decoded) + attention,
     )
     return prefill.seconds(machine) + decode.seconds(machine)
 
@@ -137,9 +140,11 @@ def generation_floor(config: EngineConfig, info: ModelInfo, items: Sequence[Item
     if device.type == "cuda":
         torch.cuda.empty_cache()
     machine = MachineProbe(device, dtype).measure(repeats=10)
-    spec = load_spec(resolve_model(config.model, config.revision, "dummy"))
+    model_dir = resolve_model(config.model, config.revision, "dummy")
+    spec = load_spec(model_dir)
     prompts, outputs = [len(item.prompt) for item in items], [item.output_tokens for item in items]
-    seconds = generation_seconds(spec, prompts, outputs, machine, dtype.itemsize, config.kv_cache_dtype)
+    weights = weight_bytes(config, spec, dtype.itemsize, quantized_bytes(config, spec, model_dir)) if info.executor == "cpu" else None
+    seconds = generation_seconds(spec, prompts, outputs, machine, dtype.itemsize, config.kv_cache_dtype, weights)
     return GenerationFloor(machine, seconds, sum(outputs) / seconds, seconds / duration if duration else 0.0)
 
 
@@ -149,21 +154,31 @@ def _pairs(length: int, context: int, window: int | None) -> int:
     return int((seen if window is None else np.minimum(seen, window)).sum())
 
 
-def _attention_work(attention: Attention | LatentAttention, item_bytes: int, kv_cache_dtype: str) -> tuple[int, int]:
-    """Bytes in the KV cache of one token in one layer, and flops for a query and one token that it attends to.
+def _attention_work(
+    spec: ModelSpec, lengths: Sequence[int], contexts: Sequence[int], item_bytes: int, kv_cache_dtype: str, *, one_by_one: bool
+) -> tuple[int, int]:
+    """Bytes of the KV cache that are read, and flops, for `lengths[i]` queries behind `contexts[i]` positions: all of a row in one step,
+    which reads a position once, or `one_by_one` in steps of their own.
 
     A latent counts once, although it is a part of the key and the value: one read of it is enough.
     """
-    widths = attention.key_dim + attention.value_dim
-    heads, numbers = (1, attention.key_dim) if isinstance(attention, LatentAttention) else (2 * attention.num_kv_heads, widths)
-    numbers *= attention.num_kv_heads
-    kv_bytes = numbers * (item_bytes if kv_cache_dtype == "auto" else 1) + (SCALE_BYTES * heads if kv_cache_dtype == "int8" else 0)
-    return kv_bytes, 2 * attention.num_heads * widths
+    kv_bytes = flops = 0
+    for kind, count in Counter(layer.attention for layer in spec.layers).items():
+        widths = kind.key_dim + kind.value_dim
+        heads, numbers = (1, kind.key_dim) if isinstance(kind, LatentAttention) else (2 * kind.num_kv_heads, widths)
+        numbers *= kind.num_kv_heads
+        of_position = numbers * (item_bytes if kv_cache_dtype == "auto" else 1) + (SCALE_BYTES * heads if kv_cache_dtype == "int8" else 0)
+        for length, context in zip(lengths, contexts, strict=True):
+            pairs = _pairs(length, context, kind.window)
+            seen = pairs if one_by_one else min(context + length, (kind.window or context + 1) + length - 1)
+            kv_bytes += count * seen * of_position
+            flops += 2 * count * pairs * kind.num_heads * widths
+    return kv_bytes, flops
 
 
 @dataclass(frozen=True, slots=True)
 class _Parameters:
-    """How many there are. Of an embedding only some rows are read, which counts as nothing."""
+    """How many there are, or their bytes. Of an embedding only some rows are read, which counts as nothing."""
 
     always: int  # in the layers, used for every token
     experts: Mapping[float, int]  # top_k / num_experts -> of all experts in such layers
@@ -183,16 +198,21 @@ class _Parameters:
         return self.read(1)
 
 
-def _parameters(spec: ModelSpec) -> _Parameters:
+def _parameters(spec: ModelSpec, item_bytes: int, weights: Mapping[str, int] | None) -> tuple[_Parameters, _Parameters]:
+    """How many there are, and their bytes: those of `weights`, by name, or `item_bytes` each."""
+    counts = {name: math.prod(weight.shape) for name, weight in named_weights(spec).items()}
+    return _summed(spec, counts), _summed(spec, weights or {name: count * item_bytes for name, count in counts.items()})
+
+
+def _summed(spec: ModelSpec, sizes: Mapping[str, int]) -> _Parameters:
     always = 0
     experts: Counter[float] = Counter()
-    for name, weight in named_weights(spec).items():
-        size = math.prod(weight.shape)
+    for name, size in sizes.items():
         if (mixture := experts_of(spec, name)) is not None:
             experts[mixture.top_k / mixture.num_experts] += size
         elif name.startswith("layers.") or name.startswith("norm."):
             always += size
-    return _Parameters(always, experts, spec.hidden_size * spec.vocab_size)
+    return _Parameters(always, experts, sizes["embedding.weight" if spec.tied_head else "head.weight"])
 
 
 def best_seconds(action: Callable[[], object], device: torch.device, repeats: int) -> float:

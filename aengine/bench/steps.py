@@ -24,6 +24,7 @@ from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.models.hub import resolve_model
 from aengine.models.spec import ModelSpec
+from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.runner.base import InFlightStep
 from aengine.runner.dummy_steps import GREEDY
 from aengine.runner.model_runner import ModelRunner
@@ -108,9 +109,13 @@ def measure_model(name: str, config: EngineConfig, cases: Sequence[Case], second
     """
     if config.max_num_batched_tokens is None:
         config = EngineConfig.of(config, max_num_batched_tokens=max(config.num_seqs, *(case.length for case in cases)))
+    model_dir = resolve_model(config.model, config.revision, config.load_format)
     with start_up_log() as log:
-        runner = ModelRunner(config, resolve_model(config.model, config.revision, config.load_format))
+        runner = ModelRunner(config, model_dir)
     try:
+        weights = None
+        if isinstance(runner.spec, ModelSpec) and runner.executor_name == "cpu":
+            weights = weight_bytes(config, runner.spec, runner.dtype.itemsize, quantized_bytes(config, runner.spec, model_dir))
         reasons = [(case, why_not(runner, case)) for case in cases]
         return ModelSteps(
             model=name,
@@ -118,7 +123,9 @@ def measure_model(name: str, config: EngineConfig, cases: Sequence[Case], second
             dtype=str(runner.dtype).removeprefix("torch."),
             config={**asdict(config), "model": name},
             start_up=log,
-            steps=list(measure_steps(runner, [case for case, reason in reasons if reason is None], seconds, config.kv_cache_dtype)),
+            steps=list(
+                measure_steps(runner, [case for case, reason in reasons if reason is None], seconds, config.kv_cache_dtype, weights)
+            ),
             left_out=[LeftOut(case.name, reason) for case, reason in reasons if reason is not None],
         )
     finally:
@@ -141,15 +148,21 @@ def why_not(runner: ModelRunner, case: Case) -> str | None:
     return None
 
 
-def measure_steps(runner: ModelRunner, cases: Sequence[Case], seconds: float = 2.0, kv_cache_dtype: str = "auto") -> Iterator[MeasuredStep]:
-    """Repeats each case for about `seconds`, in rounds. `kv_cache_dtype` is that of the runner's config."""
+def measure_steps(
+    runner: ModelRunner,
+    cases: Sequence[Case],
+    seconds: float = 2.0,
+    kv_cache_dtype: str = "auto",
+    weights: Mapping[str, int] | None = None,
+) -> Iterator[MeasuredStep]:
+    """Repeats each case for about `seconds`, in rounds. The last two are as in `step_work`."""
     if not isinstance(runner.spec, ModelSpec):
         raise ConfigError.of("model_impl", "the least work of a step is known of native models only")
     probe = MachineProbe(runner.device, runner.dtype)
     numbers = itertools.count()
     for case in cases:
         lengths, contexts = [case.length] * case.rows, [case.context] * case.rows
-        work = step_work(runner.spec, lengths, contexts, case.rows, runner.dtype.itemsize, kv_cache_dtype)
+        work = step_work(runner.spec, lengths, contexts, case.rows, runner.dtype.itemsize, kv_cache_dtype, weights)
         machines = [probe.measure()]
         rounds: list[Sequence[float]] = []
         for number in range(ROUNDS):

@@ -53,10 +53,9 @@ def implementation_of(spec: AnySpec) -> str:
 
 def quantization_of(config: EngineConfig, model_dir: pathlib.Path) -> str:
     """As in `ModelInfo`."""
-    if config.quantization != "none":
-        return config.quantization
     quantization = None if config.load_format == "dummy" else load_quantization(model_dir)
-    return "" if quantization is None else quantization.method
+    methods = ["" if quantization is None else quantization.method, config.quantization.replace("none", "")]
+    return ", ".join(filter(None, methods))
 
 
 def parameter_counts(spec: AnySpec) -> tuple[int, int]:

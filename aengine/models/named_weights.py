@@ -229,18 +229,6 @@ NEVER_QUANTIZED = frozenset({"positions", "router", "shared_gate", "key_up", "va
 """Matrices that are read row by row, decide which weights are read, or multiply heads, which would be quantised together."""
 
 
-def weight_bytes(spec: ModelSpec, itemsize: int, quantization: str = "none") -> int:
-    """Bytes of all weights with `itemsize` bytes per value, or what `EngineConfig.quantization` makes of a matrix that can be quantised."""
-    bits = {"none": 8 * itemsize, "int8": 8, "fp8": 8, "int4": 4.5}[quantization]
-    total = 0.0
-    for name, weight in named_weights(spec).items():
-        stem = name.removesuffix(".weight").rpartition(".")[2]
-        quantized = len(weight.shape) > 1 and stem not in NEVER_QUANTIZED and (spec.tied_head or stem != "embedding")
-        in_int8 = quantization == "int4" and stem in ("embedding", "head")
-        total += math.prod(weight.shape) * ((8 if in_int8 else bits) / 8 if quantized else itemsize)
-    return int(total)
-
-
 def num_parameters(spec: ModelSpec) -> int:
     return sum(math.prod(weight.shape) for weight in named_weights(spec).values())
 

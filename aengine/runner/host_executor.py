@@ -19,8 +19,9 @@ from aengine.kernels.cpu.levels import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.cpu.pool import KvPool, page_bytes
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
+from aengine.models.choice import quantization_of
 from aengine.models.cpu_stack import DecoderStack, LastTokens, PreparedStep, unsupported
-from aengine.models.named_weights import weight_bytes
+from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.runner.base import InFlightStep, IntArray, Step
 from aengine.runner.host_queue import HostQueue
 from aengine.runner.memory import check_memory, cpu_budget, free_host_memory, show_bytes
@@ -52,10 +53,11 @@ class HostExecutor:
         self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, kv_dtype)
         self._layers_per_page = setup.groups.layers_per_page
         quantization = setup.config.quantization
-        mapped = setup.config.load_format != "dummy" and setup.config.dtype in ("auto", spec.dtype)
+        quantized = quantized_bytes(setup.config, spec, setup.model_dir)
+        mapped = setup.config.load_format != "dummy" and setup.config.dtype in ("auto", spec.dtype) and "embedding.weight" not in quantized
         copied = spec.vocab_size * spec.hidden_size * dtype.itemsize if spec.tied_head and not mapped else 0  # beside the packed head
         committed = 0 if warm is None else warm.touched
-        weights = weight_bytes(spec, dtype.itemsize, quantization) + copied
+        weights = sum(weight_bytes(setup.config, spec, dtype.itemsize, quantized).values()) + copied
         check_memory(weights, self.bytes_per_page(), setup.needs, setup.config, free_host_memory() + committed)
         allocate = lazy_bytes if warm is None else warm.allocate
         start = time.perf_counter()
@@ -81,7 +83,7 @@ class HostExecutor:
             kernels.level.value,
             workspace.threads,
             show_bytes(self._stack.nbytes),
-            str(dtype).removeprefix("torch.") if quantization == "none" else quantization,
+            quantization_of(setup.config, setup.model_dir) or str(dtype).removeprefix("torch."),
             time.perf_counter() - start,
         )
 

@@ -13,7 +13,7 @@ from aengine.attention import AttentionBackend, select_backend
 from aengine.layers.select import select_ops
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.models.fallback.spec import FallbackSpec
-from aengine.models.named_weights import weight_bytes
+from aengine.models.named_weights import num_parameters
 from aengine.models.weights import fused
 from aengine.runner.device import free_cuda_memory
 from aengine.runner.memory import check_memory, free_host_memory
@@ -50,7 +50,7 @@ def load_torch_model(setup: ExecutorSetup, check: Callable[[], object]) -> tuple
     if isinstance(spec, FallbackSpec):
         check_memory(spec.num_parameters * setup.dtype.itemsize, backend.bytes_per_page(), setup.needs, setup.config, available)
         return _load_fallback(setup, spec, backend, check), backend
-    check_memory(weight_bytes(spec, setup.dtype.itemsize), backend.bytes_per_page(), setup.needs, setup.config, available)
+    check_memory(num_parameters(spec) * setup.dtype.itemsize, backend.bytes_per_page(), setup.needs, setup.config, available)
     weights = fused(spec, setup.weights(check), setup.dtype, setup.device)
     ops = select_ops(backend.name, setup.dtype, backend.spec.head_dim, setup.device)
     return Decoder(spec, weights, setup.max_model_len, ops), backend

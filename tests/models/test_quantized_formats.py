@@ -18,9 +18,11 @@ from test_weights import CPU
 
 from aengine.config import EngineConfig
 from aengine.engine.loading import load_model
+from aengine.kernels.cpu.library import INT4_CODES, INT8_QUADS
 from aengine.models.hub import resolve_model
 from aengine.models.model_config import load_spec
 from aengine.models.quantization.config import load_quantization, read_quantization
+from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.weights import fused, stored_weights
 from aengine.runner.model_runner import ModelRunner
 
@@ -253,13 +255,32 @@ def test_logits_of_families(tmp_path: pathlib.Path, models, model: str, name: st
     check_logits(reference, tmp_path, "auto")
 
 
-@pytest.mark.parametrize(("options", "quantization"), [({}, "gptq"), ({"quantization": "int8"}, "int8"), ({"load_format": "dummy"}, "")])
+@pytest.mark.parametrize(
+    ("options", "quantization"), [({}, "gptq"), ({"quantization": "int8"}, "gptq, int8"), ({"load_format": "dummy"}, "")]
+)
 def test_what_an_engine_says_of_it(tmp_path: pathlib.Path, models, options: dict, quantization: str) -> None:
     rewrite(models("gpt_neox"), tmp_path, LAYOUTS["gptq 4 bits"])
     config = EngineConfig(model=str(tmp_path), device="cpu", dtype="float32", kv_cache_memory=1 << 20, **options)
     info = load_model(config, lambda: None).info
     assert info.quantization == quantization
     assert f" in float32 ({quantization}), " in info.describe() or not quantization
+
+
+def test_what_a_checkpoint_leaves_alone_is_quantized_at_load(tmp_path: pathlib.Path) -> None:
+    """And the memory of both is known before."""
+    rewrite(resolve_model("demo"), tmp_path, LAYOUTS["gptq 4 bits"])
+    config = EngineConfig(model=str(tmp_path), device="cpu", quantization="int8", kv_cache_memory=1 << 20)
+    runner = ModelRunner(config, tmp_path)
+    held = runner._executor._stack._weights.linears
+    quantized = quantized_bytes(config, runner.spec, tmp_path)
+    expected = weight_bytes(config, runner.spec, 2, quantized)
+    runner.close()
+    assert {held[name.removesuffix(".weight")].c.format for name in quantized} == {INT4_CODES}
+    assert held["head"].c.format == INT8_QUADS
+    for stem, linear in held.items():
+        assert linear.nbytes == pytest.approx(expected["embedding.weight" if stem == "head" else f"{stem}.weight"], rel=0.1), (
+            stem
+        )  # zero points and g_idx of the file
 
 
 def check_logits(reference: transformers.PreTrainedModel, folder: pathlib.Path, backend: str) -> None:

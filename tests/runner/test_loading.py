@@ -19,7 +19,7 @@ from aengine.errors import InsufficientMemoryError, ModelLoadError
 from aengine.models import progress
 from aengine.models.hub import resolve_model
 from aengine.models.model_config import load_spec
-from aengine.models.named_weights import weight_bytes
+from aengine.models.named_weights import num_parameters
 from aengine.runner import host_executor, setup, torch_models
 from aengine.runner.host_executor import HostExecutor
 from aengine.runner.model_runner import ModelRunner
@@ -62,7 +62,13 @@ def test_a_checkpoint_of_several_dtypes(tmp_path: pathlib.Path, backend: str) ->
     assert Driver(runner).generate(prompts, 24) == greedy(model, prompts, 24)
 
 
-SETTINGS = [{"attention_backend": "torch_native"}, {}, {"dtype": "bfloat16"}, {"quantization": "int8", "dtype": "bfloat16"}]
+SETTINGS = [
+    {"attention_backend": "torch_native"},
+    {},
+    {"dtype": "bfloat16"},
+    {"quantization": "int8", "dtype": "bfloat16"},
+    {"quantization": "int4"},
+]
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -76,7 +82,7 @@ def test_what_does_not_fit_is_not_read(monkeypatch: pytest.MonkeyPatch, settings
         mapped = load_format == "auto" and runner.dtype is torch.bfloat16  # else the embedding is copied beside the packed head
         held = executor._stack.nbytes + (0 if mapped else executor._stack._weights.tables["embedding"].nbytes)
     else:
-        held = weight_bytes(runner.spec, runner.dtype.itemsize)
+        held = num_parameters(runner.spec) * runner.dtype.itemsize
     cache = 2 * executor.bytes_per_page()
     runner.close()
     for module in (torch_models, host_executor):

@@ -1,0 +1,50 @@
+"""How many bytes the weights of a model will take, known before any is read."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Mapping
+
+from aengine.config import EngineConfig
+from aengine.models.gguf.file import BLOCKS
+from aengine.models.named_weights import NEVER_QUANTIZED, named_weights
+from aengine.models.quantization.config import load_quantization
+from aengine.models.spec import ModelSpec
+from aengine.models.stored_parts import stored_parts
+from aengine.models.weights import open_weights
+
+_BITS = {"int8": 8, "fp8": 8, "int4": 4.5}  # of a weight with its share of the scales
+
+
+def weight_bytes(config: EngineConfig, spec: ModelSpec, itemsize: int, quantized: Mapping[str, int]) -> dict[str, int]:
+    """Of each of `named_weights(spec)`, as the CPU kernels read it: what the checkpoint has `quantized` keeps its size, a matrix that can
+    be quantised has that of `config.quantization`, all others have `itemsize` bytes per value. A tied embedding counts as the head.
+    """
+    found = {}
+    for name, weight in named_weights(spec).items():
+        stem = name.removesuffix(".weight").rpartition(".")[2]
+        size = math.prod(weight.shape)
+        quantizable = len(weight.shape) > 1 and stem not in NEVER_QUANTIZED and (spec.tied_head or stem != "embedding")
+        if quantizable and name in quantized:
+            found[name] = quantized[name]
+        elif quantizable and config.quantization != "none":
+            is_head = stem in ("embedding", "head")
+            found[name] = int(size * (8 if is_head else _BITS[config.quantization]) / 8)
+        else:
+            found[name] = size * itemsize
+    return found
+
+
+def quantized_bytes(config: EngineConfig, spec: ModelSpec, model_dir: pathlib.Path) -> dict[str, int]:
+    """Of the weights of which the checkpoint has all parts quantised, as it has them. Raises ModelLoadError."""
+    quantization = None if config.load_format == "dummy" else load_quantization(model_dir)
+    if quantization is None:
+        return {}
+    tensors = open_weights(spec, model_dir, config.load_format).tensors
+    found = {}
+    for name, parts in stored_parts(named_weights(spec), quantization, tensors).items():
+        stored = [tensors[source] for part in parts for source in part.endings if source in tensors]  # what is missing is refused later
+        if all(part.scheme is not None for part in parts) or all(tensor.dtype in BLOCKS for tensor in stored):
+            found[name] = sum(tensor.nbytes for tensor in stored)
+    return found
