@@ -34,7 +34,7 @@ _DEEPSEEK3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _PATTERNS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("gpt-2", "olmo", "phi-2", "jina-en", "mpt", "gigachat"), (_GPT2,)),
+    **dict.fromkeys(("gpt-2", "olmo", "phi-2", "mpt", "gigachat"), (_GPT2,)),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "pixtral", "dbrx", "smaug-bpe", "falcon3"), (_WORDS % "{1,3}",)),
     **dict.fromkeys(("glm4", "chatglm-bpe"), (_WORDS % "{1,3}",)),
     **dict.fromkeys(("qwen2", "stablelm2", "hunyuan", "deepseek-r1-qwen", "megrez"), (_WORDS % "",)),
@@ -69,7 +69,7 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]] | 
     None if the file has no tokenizer. Raises ModelLoadError for one that is not supported or that lies.
     """
     file = open_gguf(path)
-    if f"{_PREFIX}model" not in file.metadata:
+    if file.get(f"{_PREFIX}model", str, "none") in ("none", "no_vocab"):
         return None
     tokens = _strings(file, "tokens")
     kinds = file.get(f"{_PREFIX}token_type", np.ndarray, np.full(len(tokens), _NORMAL)).tolist()

@@ -42,6 +42,15 @@ def read_rope(
     as they were. Here all sequences have the rope of the longest: "longrope" has its long factors if `max_model_len` (None: the context)
     is more than the original context; "dynamic" is scaled for a `max_model_len` beyond `max_position_embeddings`, then the context.
     """
+    try:
+        return _read_rope(config, head_dim, max_position_embeddings, max_model_len, source)
+    except (ArithmeticError, ValueError) as error:
+        raise ModelLoadError(f"the rope parameters in {source.file} are out of range: {error}") from error
+
+
+def _read_rope(
+    config: Mapping[str, Any], head_dim: int, max_position_embeddings: int, max_model_len: int | None, source: Source
+) -> tuple[RopeSpec, int]:
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     given = config.get(key) or {}
     if not isinstance(given, dict):

@@ -33,6 +33,8 @@ def _value(value: Any) -> tuple[int, bytes]:
         return 6, struct.pack("<f", value)
     if isinstance(value, str):
         return 8, _string(value)
+    if isinstance(value, np.ndarray):
+        return 9, struct.pack("<IQ", {"<i4": 5, "<f4": 6}[value.dtype.str], len(value)) + value.tobytes()
     kinds, parts = zip(*map(_value, value), strict=True)
     return 9, struct.pack("<IQ", kinds[0], len(parts)) + b"".join(parts)
 
@@ -92,7 +94,7 @@ def byte_level_metadata(model_dir: pathlib.Path, pre: str) -> dict[str, Any]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3 if token in special else 1 for token in tokens],
+        "tokenizer.ggml.token_type": np.array([3 if token in special else 1 for token in tokens], dtype=np.int32),
         "tokenizer.ggml.merges": [" ".join(merge) for merge in tokenizer["model"]["merges"]],
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": (model_dir / "chat_template.jinja").read_text(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import random
+import shutil
 import struct
 from contextlib import suppress
 from typing import Any
@@ -113,7 +114,6 @@ def test_tensors_and_metadata(path: pathlib.Path) -> None:
         assert f"block_count {layers} {message}" in refused(path, gguf_bytes({**LLAMA, "llama.block_count": layers}, TENSORS))
     assert "differs between layers" in refused(path, gguf_bytes({**LLAMA, "llama.attention.head_count": [2, 4]}, TENSORS))
     assert "has no general.architecture" in refused(path, gguf_bytes({}, TENSORS))
-    assert "one of 3 files of a model" in refused(path, gguf_bytes({**LLAMA, "split.count": 3}, TENSORS))
     scaled = {**LLAMA, "llama.rope.scaling.type": "spiral"}
     assert "llama.rope.scaling.type 'spiral' is not supported" in refused(path, gguf_bytes(scaled, TENSORS))
     assert "general.alignment 7" in refused(path, gguf_bytes({**LLAMA, "general.alignment": 7}, TENSORS))
@@ -121,6 +121,65 @@ def test_tensors_and_metadata(path: pathlib.Path) -> None:
     count = struct.pack("<Q", 1 << 60)
     assert "the count of tensors is" in refused(path, BYTES[:8] + count + BYTES[16:])
     assert "the count of metadata is" in refused(path, BYTES[:16] + count + BYTES[24:])
+
+
+def test_errors_name_the_file_and_its_keys(path: pathlib.Path) -> None:
+    def refusal(**changes: object) -> str:
+        return refused(path, gguf_bytes({**LLAMA, **{key.replace("__", "."): value for key, value in changes.items()}}, TENSORS))
+
+    assert "llama.attention.head_count 3 is not a multiple of llama.attention.head_count_kv 2" in refusal(
+        llama__attention__head_count=3, llama__attention__head_count_kv=2, llama__attention__key_length=16
+    )
+    assert refusal(llama__context_length="x") == "llama.context_length 'x' in model.gguf is not a positive integer"
+    assert "llama.rope.dimension_count 17 is not an even number in [2, 16]" in refusal(llama__rope__dimension_count=17)
+    assert "does not match the metadata of model.gguf: it has other shapes" in refusal(llama__feed_forward_length=64)
+    scaled = {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__factor": -4.0}
+    assert refusal(**scaled) == "rope parameter llama.rope.scaling.factor -4.0 is not a positive number"
+
+
+def write_parts(folder: pathlib.Path, count: int = 3) -> list[pathlib.Path]:
+    paths = [folder / f"model-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+    names = sorted(TENSORS)
+    for number, part in enumerate(paths):
+        described = {"split.no": number, "split.count": count, "split.tensors.count": len(TENSORS)}
+        part.write_bytes(gguf_bytes({**({} if number else LLAMA), **described}, {name: TENSORS[name] for name in names[number::count]}))
+    return paths
+
+
+def test_a_model_in_parts(tmp_path: pathlib.Path, path: pathlib.Path) -> None:
+    """Each of them stands for all."""
+    path.write_bytes(BYTES)
+    whole = open_gguf(path)
+    for part in write_parts(tmp_path):
+        load(part)
+        tensors = open_gguf(part).tensors
+        assert tensors.keys() == whole.tensors.keys()
+        assert all((tensor.data == whole.tensors[name].data).all() for name, tensor in tensors.items())
+
+
+def test_parts_that_do_not_belong_together(tmp_path: pathlib.Path) -> None:
+    def refusal(given: pathlib.Path) -> str:
+        with pytest.raises(ModelLoadError) as caught:
+            load(given)
+        return str(caught.value)
+
+    first, second, third = write_parts(tmp_path)
+    alone = first.rename(tmp_path / "model.gguf")
+    assert f"{alone} is one of 3 files of a model, but is not called NAME-00001-of-00003.gguf" in refusal(alone)
+    assert f"{first} is missing: {third} is one of 3 files of a model" in refusal(third)
+    first, second, third = write_parts(tmp_path)
+    third.unlink()
+    assert f"{third} is missing" in refusal(first)
+    second.rename(third)
+    assert f"{second} is missing" in refusal(first)
+    shutil.copy(third, second)
+    assert f"{third} has split.no 1 and split.count 3 instead of 2 and 3" in refusal(first)
+    metadata = {"split.no": 2, "split.count": 3}
+    third.write_bytes(gguf_bytes(metadata, TENSORS))
+    assert f"{third} has the tensor blk.0.attn_k.weight, which another file of the model has too" in refusal(first)
+    third.write_bytes(gguf_bytes(metadata, {}))
+    assert "files of" in refusal(first)
+    assert "have 8 tensors, but split.tensors.count is 11" in refusal(first)
 
 
 def test_a_model_is_found_by_its_name(path: pathlib.Path) -> None:

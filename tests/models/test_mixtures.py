@@ -134,6 +134,7 @@ REFUSED = [
     (config("GptOssForCausalLM", swiglu_limit=6.0), "swiglu_limit 6.0 .* supported is 7.0"),
     (config("OlmoeForCausalLM", clip_qkv=8.0), "clip_qkv 8.0 .* supported is null"),
     (config("MixtralForCausalLM", num_experts_per_tok=9), "num_experts_per_tok 9 is more than the 8 experts"),
+    (config("MixtralForCausalLM", num_local_experts=2**20), "num_local_experts 1048576 in config.json is not at most 262144 in all layers"),
     (deepseek(2, topk_method="noaux_tc"), "topk_method 'noaux_tc' .* greedy, group_limited_greedy"),
     (deepseek(2, norm_topk_prob=True), "norm_topk_prob True"),
     (deepseek(3, topk_method="greedy"), "topk_method 'greedy'"),

@@ -117,6 +117,7 @@ def _qwen3_moe(file: GgufFile, config: dict[str, Any]) -> None:
 
 def _qwen2_moe(file: GgufFile, config: dict[str, Any]) -> None:
     config.setdefault("intermediate_size", config.get("shared_expert_intermediate_size"))
+    config["qkv_bias"] = "blk.0.attn_q.bias" in file.tensors
 
 
 def _gemma2(file: GgufFile, config: dict[str, Any]) -> None:
@@ -271,7 +272,7 @@ def config_of(file: GgufFile) -> tuple[dict[str, Any], Source]:
         raise ModelLoadError(f"{prefix}block_count {config['num_hidden_layers']} is more than the file's {len(file.tensors)} tensors")
     config["num_hidden_layers"] -= file.get(f"{prefix}nextn_predict_layers", int, 0)  # the last layers, which predict further tokens
     heads = reader.positive("num_attention_heads")
-    config.setdefault("num_key_value_heads", heads)
+    config["num_key_value_heads"] = reader.positive("num_key_value_heads", heads)
     config["head_dim"] = reader.positive("head_dim", reader.positive("hidden_size") // heads)
     config.setdefault("rope_theta", 1e4)
     config["vocab_size"] = embedding.shape[0]

@@ -141,7 +141,8 @@ def _slice(tensor: GgufTensor, start: int, count: int, shape: tuple[int, ...]) -
 
 def _joint(stored: str, tensors: dict[str, GgufTensor], names: Mapping[str, str]) -> Joint | None:
     """Of a tensor that is one of two which the family has as one: shape, type, and how to get the rows. Takes both out of `tensors`."""
-    module, ending = stored.split(".")[-2:]
+    match = _STORED.fullmatch(stored)
+    module, ending = ("", "") if match is None else match.group(2, 3)
     is_key = module == "attn_k_b"
     if not is_key and (module != "ffn_gate_exps" or f"experts.gate_up.{ending}" not in names):
         return None
