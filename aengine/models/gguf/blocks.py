@@ -17,7 +17,6 @@ from aengine.models.gguf.file import BLOCKS
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 """The types that are numbers."""
-_SIGNED4 = torch.arange(-8.0, 8.0)
 _NL4 = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.float32)
 _FP4 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.float32)
 
@@ -69,7 +68,9 @@ def _q8_0(blocks: Tensor) -> QuantizedRows:
 
 
 def _q4_0(blocks: Tensor) -> QuantizedRows:
-    return _rows(_nibbles(blocks[..., 2:]), _half(blocks, 0), 32, 4, table=_SIGNED4)
+    """With a zero point of 8 and not with a table, for which kernels do not quantise activations."""
+    scales = _half(blocks, 0)
+    return _rows(_nibbles(blocks[..., 2:]), scales, 32, 4, -8.0 * scales)
 
 
 def _q4_1(blocks: Tensor) -> QuantizedRows:
