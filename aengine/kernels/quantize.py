@@ -1,4 +1,4 @@
-"""Quantising a matrix at load: to 4 bits in groups of 32 columns, or to float8 with one scale per row."""
+"""Quantising a matrix at load: to 4 bits in groups of 32 columns, or to int8 or float8 with one scale per row."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _CHUNK_ROWS = 4096
 
 
 def quantize_rows(matrix: Tensor, quantization: str) -> QuantizedRows:
-    """[rows, columns] of any float dtype -> "int4" or "fp8"."""
-    quantize = {"int4": _int4, "fp8": _fp8}[quantization]
+    """[rows, columns] of any float dtype -> "int4", "int8" or "fp8"."""
+    quantize = {"int4": _int4, "int8": _int8, "fp8": _fp8}[quantization]
     chunks = [quantize(chunk.float()) for chunk in torch.split(matrix, _CHUNK_ROWS)]
     codes, scales = (torch.cat(tensors) for tensors in zip(*chunks, strict=True))
     return int4_rows(codes, scales) if quantization == "int4" else QuantizedRows(codes, scales, matrix.shape[1], bits=8)
@@ -45,6 +45,12 @@ def _int4(matrix: Tensor) -> tuple[Tensor, Tensor]:
         codes = torch.where(better[..., None], (found + 8).to(torch.uint8), codes)
         scales = torch.where(better, scale, scales)
     return codes.view(rows, -1)[:, :columns].contiguous(), scales
+
+
+def _int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes -127..127: the largest magnitude of a row becomes the largest."""
+    scales = matrix.abs().amax(-1, keepdim=True) / 127
+    return (matrix / torch.where(scales == 0, 1.0, scales)).round_().to(torch.int8), scales
 
 
 def _fp8(matrix: Tensor) -> tuple[Tensor, Tensor]:

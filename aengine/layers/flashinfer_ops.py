@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention.flashinfer_library import building, load_flashinfer, require_kernels
+from aengine.kernels.float8 import Float8Rows
 from aengine.layers.ops import ExpertLinear, LayerOps, TorchOps, run_once
 
 _ALIGNMENT = 16  # bytes, of the halves of a gate_up row
@@ -29,7 +30,8 @@ class FlashInferOps:
     def __init__(
         self, dtype: torch.dtype, head_dim: int, device: torch.device, library: ModuleType | None = None, other: LayerOps | None = None
     ) -> None:
-        """`other` computes what FlashInfer has no kernels for: norms with float32 weights, rows that are not aligned, experts. None: torch.
+        """`other` computes what FlashInfer has no kernels for: norms with float32 weights, rows that are not aligned, experts, float8 with
+        a scale per row. None: torch.
 
         Raises BackendUnavailableError without kernels for activations of `dtype` and heads of `head_dim`, and where FlashInfer is
         missing or cannot be built."""
@@ -79,6 +81,15 @@ class FlashInferOps:
         self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
     ) -> Tensor:
         return self._other.experts(x, chosen, weights, up, down, activate)
+
+    def float8(self, x: Tensor) -> Float8Rows:
+        return self._other.float8(x)
+
+    def rms_norm_float8(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Float8Rows:
+        return self._other.rms_norm_float8(x, residual, weight, eps)
+
+    def silu_mul_float8(self, gate_up: Tensor) -> Float8Rows:
+        return self._other.silu_mul_float8(gate_up)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         size = gate_up.shape[-1] // 2

@@ -7,20 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.float8 import Float8Rows
 from aengine.layers.rotary import apply_rotary
+
+if TYPE_CHECKING:
+    from aengine.kernels.triton.codes import Codes
+
+Activations = Tensor | Float8Rows
+
+
+class LinearMethod(Protocol):
+    """A matrix [out_features, in_features] in memory, and the product with it."""
+
+    @property
+    def takes_float8(self) -> bool:
+        """Whether activations may be `Float8Rows`, which is then the faster way."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __call__(self, x: Activations, bias: Tensor | None) -> Tensor:
+        """[T, in_features] -> [T, out_features]"""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertLinear:
     """A linear layer of each expert."""
 
-    weight: Tensor  # [num_experts, out_features, in_features]
+    weight: Tensor | Codes  # [num_experts, out_features, in_features]; codes where `LayerOps` are Triton's
     bias: Tensor | None  # [num_experts, out_features]
 
 
@@ -52,6 +72,15 @@ class LayerOps(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """[T, 2 * size] -> [T, size]: silu of the first half times the second."""
+
+    def float8(self, x: Tensor) -> Float8Rows:
+        """[T, size] as `Float8Rows.of` makes them."""
+
+    def rms_norm_float8(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Float8Rows:
+        """`float8` of the `rms_norm` of x, or of the sum with a residual, which the sum overwrites."""
+
+    def silu_mul_float8(self, gate_up: Tensor) -> Float8Rows:
+        """`float8` of the `silu_mul`."""
 
     def experts(
         self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
@@ -88,6 +117,15 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
+    def float8(self, x: Tensor) -> Float8Rows:
+        return Float8Rows.of(x)
+
+    def rms_norm_float8(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Float8Rows:
+        return self.float8(self.rms_norm(x if residual is None else residual.add_(x), weight, eps))
+
+    def silu_mul_float8(self, gate_up: Tensor) -> Float8Rows:
+        return self.float8(self.silu_mul(gate_up))
+
     def experts(
         self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
     ) -> Tensor:
@@ -107,6 +145,8 @@ class TorchOps:
 def _run_expert(x: Tensor, expert: int, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]) -> Tensor:
     """[t, size] -> the same in float32."""
     up_bias, down_bias = (None if linear.bias is None else linear.bias[expert] for linear in (up, down))
+    assert isinstance(up.weight, Tensor)
+    assert isinstance(down.weight, Tensor)
     inner = activate(F.linear(x, up.weight[expert], up_bias))
     return F.linear(inner, down.weight[expert], down_bias).float()
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import torch
 
 from aengine.attention.base import BackendUnavailableError
 from aengine.layers.ops import LayerOps, TorchOps, run_once
+
+if TYPE_CHECKING:
+    from aengine.layers.linear import QuantizedLinears
 
 _log = logging.getLogger("aengine")
 
@@ -22,6 +26,16 @@ def select_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, device
     ops, reason = _device_ops(attention_backend, dtype, head_dim, device)
     _log.info("layer ops: %s (%s)", ops.name, reason)
     return ops
+
+
+def select_linears(ops: LayerOps, dtype: torch.dtype, device: torch.device) -> QuantizedLinears | None:
+    """What multiplies with quantised matrices beside `ops`. None: nothing does, and they are to be dequantised."""
+    if isinstance(ops, TorchOps):
+        return None
+    from aengine.layers.linear import QuantizedLinears
+
+    float8 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)  # torch._scaled_mm and Triton need it
+    return QuantizedLinears(dtype, device, ops.float8 if float8 else None)
 
 
 def _device_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, device: torch.device) -> tuple[LayerOps, str]:

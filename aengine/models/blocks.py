@@ -9,33 +9,52 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.attention import AttentionStep
-from aengine.layers.ops import LayerOps
+from aengine.kernels.float8 import Float8Rows
+from aengine.layers.ops import Activations, ExpertLinear, LayerOps, LinearMethod
 from aengine.models.spec import Activation, Attention, Mlp, Norm, NormKind
 
-Linear = Callable[[Tensor], Tensor]
+if TYPE_CHECKING:
+    from aengine.kernels.triton.codes import Codes
+
+Linear = Callable[[Activations], Tensor]
+Weight: TypeAlias = "Tensor | LinearMethod | Codes"
+"""A parameter of a model on its device; a matrix that is quantised there is what multiplies with it, or the codes of experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     """The weights of a model whose names begin with `prefix`."""
 
-    tensors: Mapping[str, Tensor]
+    all: Mapping[str, Weight]
     prefix: str = ""
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.tensors[self.prefix + name]
+        tensor = self.all[self.prefix + name]
+        assert isinstance(tensor, Tensor)
+        return tensor
 
     def get(self, name: str) -> Tensor | None:
-        return self.tensors.get(self.prefix + name)
+        return self[name] if self.prefix + name in self.all else None
 
     def linear(self, name: str) -> Linear:
-        return partial(F.linear, weight=self[f"{name}.weight"], bias=self.get(f"{name}.bias"))
+        weight, bias = self.all[f"{self.prefix}{name}.weight"], self.get(f"{name}.bias")
+        if isinstance(weight, Tensor):
+            return partial(F.linear, weight=weight, bias=bias)
+        return partial(cast(LinearMethod, weight), bias=bias)
+
+    def takes_float8(self, name: str) -> bool:
+        """Whether the `linear` is to be given `Float8Rows` where these cost nothing."""
+        return getattr(self.all[f"{self.prefix}{name}.weight"], "takes_float8", False)
+
+    def experts(self, name: str) -> ExpertLinear:
+        return ExpertLinear(cast("Tensor | Codes", self.all[f"{self.prefix}{name}.weight"]), self.get(f"{name}.bias"))
 
 
 class Normalize:
@@ -47,6 +66,12 @@ class Normalize:
         self.weight, self._bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
         if norm.unit_offset:
             self.weight = self.weight.float() + 1.0
+
+    def float8(self, x: Tensor, residual: Tensor | None) -> Float8Rows:
+        """What the norm of x makes, or that of its sum with a residual, which the sum overwrites."""
+        if self._norm.kind is NormKind.RMS:
+            return self._ops.rms_norm_float8(x, residual, self.weight, self._norm.eps)
+        return self._ops.float8(self(x if residual is None else residual.add_(x)))
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._norm.kind is NormKind.RMS:
@@ -90,6 +115,7 @@ class AttentionBlock:
         self._head_dim = attention.head_dim
         self._qkv_sizes = [heads * attention.head_dim for heads in (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)]
         self._qkv, self._output = weights.linear("qkv"), weights.linear("output")
+        self.takes_float8 = weights.takes_float8("qkv")
         self._sinks = weights.get("sinks")
         self._norms: tuple[NormalizeHeads, NormalizeHeads] | None = None
         # The norm of each head alone is fused with the rotation.
@@ -103,7 +129,7 @@ class AttentionBlock:
             else:
                 self._fused_norms = norms[0].weight, norms[1].weight
 
-    def __call__(self, x: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
+    def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
         qkv = torch.split(self._qkv(x), self._qkv_sizes, dim=-1)
         q, k, v = (part.view(len(x), -1, self._head_dim) for part in qkv)
         if self._norms is not None:
@@ -120,10 +146,14 @@ class MlpBlock:
     def __init__(self, mlp: Mlp, weights: Weights, ops: LayerOps) -> None:
         self._mlp = mlp
         self._ops = ops
-        self._up, self._down = weights.linear("gate_up" if mlp.gated else "up"), weights.linear("down")
+        up = "gate_up" if mlp.gated else "up"
+        self._up, self._down = weights.linear(up), weights.linear("down")
+        self.takes_float8 = weights.takes_float8(up)
+        self._quantizes = mlp.gated and mlp.activation is Activation.SILU and weights.takes_float8("down")
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._down(activated(self._mlp, self._up(x), self._ops))
+    def __call__(self, x: Activations) -> Tensor:
+        inner = self._up(x)
+        return self._down(self._ops.silu_mul_float8(inner) if self._quantizes else activated(self._mlp, inner, self._ops))
 
 
 def activated(mlp: Mlp, x: Tensor, ops: LayerOps) -> Tensor:

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.attention import AttentionStep
-from aengine.layers.ops import LayerOps, TorchOps
+from aengine.layers.ops import Activations, LayerOps, TorchOps
 from aengine.layers.rotary import RopeSpec, cos_sin_cache
-from aengine.models.blocks import AttentionBlock, MlpBlock, Normalize, Weights
+from aengine.models.blocks import AttentionBlock, MlpBlock, Normalize, Weight, Weights
 from aengine.models.experts import ExpertsBlock
 from aengine.models.latent_attention import LatentAttentionBlock
 from aengine.models.named_weights import named_weights
@@ -36,18 +36,21 @@ class ForwardBatch:
 class Decoder:
     """The whole model. `model(batch)` is the hidden states, `model.logits` the output head on the tokens whose logits are asked for."""
 
-    def __init__(self, spec: ModelSpec, weights: Mapping[str, Tensor], num_positions: int, ops: LayerOps | None = None) -> None:
-        """Uses `weights` (those of `named_weights(spec)`, all on one device) without copying them.
+    def __init__(self, spec: ModelSpec, weights: Mapping[str, Weight], num_positions: int, ops: LayerOps | None = None) -> None:
+        """Uses `weights` (those of `named_weights(spec)`, all on one device) without copying them. There may be a `head.weight` even if the
+        head is tied to the embedding: the same matrix in another form.
 
         It can be called with positions below `num_positions`. `ops`: those of the device; None: plain torch.
         Raises ValueError for other weights than the spec's.
         """
-        different = named_weights(spec).keys() ^ weights.keys()
+        different = (named_weights(spec).keys() ^ weights.keys()) - ({"head.weight"} if spec.tied_head else set())
         if different:
             raise ValueError(f"weights that are missing or unknown: {', '.join(sorted(different))}")
         self._spec = spec
         self._weights = Weights(weights)
-        self._embedding = weights["embedding.weight"]
+        self._embedding = self._weights["embedding.weight"]
+        head = weights.get("head.weight", self._embedding)
+        self._head = head if isinstance(head, Tensor) else self._weights.linear("head")
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=self._embedding.dtype).item()
         ops = ops or TorchOps()
         tables = {rope: cos_sin_cache(rope, num_positions, self._embedding.device) for rope in spec.ropes}
@@ -59,7 +62,9 @@ class Decoder:
         pending, residual = None, self._embed(batch)
         for layer in self._layers:
             pending, residual = layer(pending, residual, batch)
-        return self._norm(pending, residual)[0]
+        hidden = self._norm(pending, residual)[0]
+        assert isinstance(hidden, Tensor)
+        return hidden
 
     def logits(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `batch.logits_indices`."""
@@ -68,10 +73,13 @@ class Decoder:
     def head_product(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[m, hidden_size] -> [m, vocab_size] in the dtype of the weights, in `out` if it is given. `scaled_logits` makes logits of it; the
         order of a token's logits is the same."""
+        if not isinstance(self._head, Tensor):
+            product = self._head(hidden)
+            return product if out is None else out.copy_(product)
         bias = self._weights.get("head.bias")
         if bias is None:
-            return torch.mm(hidden, self.head_weight.t(), out=out)
-        return torch.addmm(bias, hidden, self.head_weight.t(), out=out)
+            return torch.mm(hidden, self._head.t(), out=out)
+        return torch.addmm(bias, hidden, self._head.t(), out=out)
 
     def scaled_logits(self, product: Tensor) -> Tensor:
         """The float32 logits of a `head_product`: a new tensor."""
@@ -81,9 +89,9 @@ class Decoder:
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     @property
-    def head_weight(self) -> Tensor:
-        """[vocab_size, hidden_size]; the embedding where the head is tied to it."""
-        return self._embedding if self._spec.tied_head else self._weights["head.weight"]
+    def head_shape(self) -> tuple[int, int]:
+        """vocab_size, hidden_size"""
+        return self._spec.vocab_size, self._spec.hidden_size
 
     def _embed(self, batch: ForwardBatch) -> Tensor:
         embedded = F.embedding(batch.input_ids, self._embedding)
@@ -97,29 +105,35 @@ class Decoder:
 class _Join:
     """What stands at the beginning of a block: adds what is `pending` to the residual, and norms the sum. None: the identity."""
 
-    def __init__(self, norm: Norm | None, weights: Weights, name: str, ops: LayerOps) -> None:
+    def __init__(self, norm: Norm | None, weights: Weights, name: str, ops: LayerOps, *, float8: bool = False) -> None:
+        """`float8`: the block takes the normed sum in float8."""
         self._norm = None if norm is None else Normalize(norm, weights, name, ops)
+        self._float8 = float8
 
-    def __call__(self, pending: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, pending: Tensor | None, residual: Tensor) -> tuple[Activations, Tensor]:
         """[T, hidden_size] each, both given up. Returns the normed sum, which may be the same tensor, and the sum."""
         if self._norm is None:
             total = residual if pending is None else residual + pending
             return total, total
+        if self._float8:
+            return (self._norm.float8(residual, None) if pending is None else self._norm.float8(pending, residual)), residual
         return (self._norm(residual), residual) if pending is None else self._norm.of_sum(pending, residual)
 
 
 class _Layer:
     """The sum that follows a block is left to the next, which makes it together with its norm: the `pending` activations."""
 
-    def __init__(self, layer: Layer, index: int, tensors: Mapping[str, Tensor], tables: Mapping[RopeSpec, Tensor], ops: LayerOps) -> None:
+    def __init__(self, layer: Layer, index: int, tensors: Mapping[str, Weight], tables: Mapping[RopeSpec, Tensor], ops: LayerOps) -> None:
         """`tables` are the [num_positions, rotary_dim] cos and sin of each rope."""
         weights = Weights(tensors, f"layers.{index}.")
         self._attention = _attention_block(layer, index, weights, tables, ops)
         self._mlp = _mlp_block(layer, weights, ops)
         self._parallel, self._multiplier = layer.parallel, layer.residual_multiplier
-        self._join_attention = _Join(layer.attention_norm, weights, "attention_norm", ops)
-        self._join_mlp = _Join(layer.mlp_norm, weights, "mlp_norm", ops)
         self._shared_norm = layer.parallel and layer.mlp_norm is None
+        for_both = self._mlp.takes_float8 or not self._shared_norm
+        float8 = self._attention.takes_float8 and for_both
+        self._join_attention = _Join(layer.attention_norm, weights, "attention_norm", ops, float8=float8)
+        self._join_mlp = _Join(layer.mlp_norm, weights, "mlp_norm", ops, float8=self._mlp.takes_float8)
         self._post_attention = _norm_or_identity(layer.post_attention_norm, weights, "post_attention_norm", ops)
         self._post_mlp = _norm_or_identity(layer.post_mlp_norm, weights, "post_mlp_norm", ops)
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.layers.ops import ExpertLinear, LayerOps
+from aengine.layers.ops import Activations, LayerOps
 from aengine.models.blocks import MlpBlock, Weights, activated
 from aengine.models.spec import Experts, RouterScoring
 
@@ -39,22 +39,21 @@ def route(experts: Experts, logits: Tensor, correction: Tensor | None) -> tuple[
 class ExpertsBlock:
     """Routed experts, and those that all tokens share."""
 
+    takes_float8 = False
+
     def __init__(self, experts: Experts, weights: Weights, ops: LayerOps) -> None:
         self._experts = experts
         self._ops = ops
         self._router, self._router_bias = weights["router.weight"], weights.get("router.bias")
         self._correction = weights.get("router_correction")
-        self._up, self._down = (
-            ExpertLinear(weights[f"{name}.weight"], weights.get(f"{name}.bias")) for name in ("experts.gate_up", "experts.down")
-        )
+        self._up, self._down = weights.experts("experts.gate_up"), weights.experts("experts.down")
         self._activate = partial(activated, experts.expert, ops=ops)
-        self._shared = (
-            None if experts.shared is None else MlpBlock(experts.shared, Weights(weights.tensors, f"{weights.prefix}shared."), ops)
-        )
+        self._shared = None if experts.shared is None else MlpBlock(experts.shared, Weights(weights.all, f"{weights.prefix}shared."), ops)
         self._shared_gate = weights.linear("shared_gate") if experts.shared_gate else None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Activations) -> Tensor:
         """The router and the sums are computed in float32."""
+        assert isinstance(x, Tensor)
         bias = None if self._router_bias is None else self._router_bias.float()
         chosen, weights = route(self._experts, F.linear(x.float(), self._router.float(), bias), self._correction)
         out = self._ops.experts(x, chosen, weights, self._up, self._down, self._activate)

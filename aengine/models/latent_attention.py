@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention import AttentionStep
-from aengine.layers.ops import LayerOps
+from aengine.layers.ops import Activations, LayerOps
 from aengine.models.blocks import Linear, Normalize, Weights
 from aengine.models.spec import LatentAttention
 
@@ -17,13 +17,15 @@ from aengine.models.spec import LatentAttention
 class LatentAttentionBlock:
     """Multi-head latent attention of one layer."""
 
+    takes_float8 = False
+
     def __init__(self, attention: LatentAttention, index: int, weights: Weights, cos_sin: Tensor, ops: LayerOps) -> None:
         """`cos_sin` [num_positions, rope_dim] is the table of the layer's rope."""
         self._attention = attention
         self._index = index
         self._ops = ops
         self._cos_sin = cos_sin
-        self._q: tuple[Linear, ...]
+        self._q: tuple[Linear | Normalize, ...]
         if attention.q_lora_rank is None:
             self._q = (weights.linear("q"),)
         else:
@@ -32,9 +34,9 @@ class LatentAttentionBlock:
         self._key_up, self._value_up = weights["key_up.weight"], weights["value_up.weight"]
         self._output = weights.linear("output")
 
-    def __call__(self, x: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
-        attention = self._attention
-        q = x
+    def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
+        attention, q = self._attention, x
+        assert isinstance(q, Tensor)
         for layer in self._q:
             q = layer(q)
         heads = q.view(len(x), attention.num_heads, attention.rope_dim + attention.nope_dim)

@@ -10,23 +10,30 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from aengine.errors import ModelLoadError
-from aengine.kernels.quantized import Rows
+from aengine.kernels.quantize import quantize_rows
+from aengine.kernels.quantized import QuantizedRows, Rows
+from aengine.models.blocks import Weight
 from aengine.models.checkpoint import DTYPES, Checkpoint, StoredTensor, open_checkpoint, read_from_disk
 from aengine.models.checkpoint_files import shortened
 from aengine.models.families import FAMILIES
 from aengine.models.gguf.file import is_gguf
-from aengine.models.named_weights import kv_scale_of, named_weights
+from aengine.models.named_weights import NEVER_QUANTIZED, NamedWeight, kv_scale_of, named_weights
 from aengine.models.progress import LoadProgress
 from aengine.models.quantization.config import Quantization
 from aengine.models.spec import ModelSpec
 from aengine.models.stored_parts import StoredPart, stored_parts
 
+if TYPE_CHECKING:
+    from aengine.layers.linear import QuantizedLinears
+
 _AHEAD_BYTES = 128 << 20
+_HEADS = {"embedding.weight": "head.weight"}  # of which a tied head is made
 
 
 def open_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "auto") -> Checkpoint:
@@ -111,14 +118,28 @@ def random_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, se
         yield name, (tensor.flatten() if name.endswith(".bias") or tensor.dim() == 1 else tensor.flatten(0, -2),)
 
 
-def fused(spec: ModelSpec, weights: Iterable[tuple[str, Sequence[Rows]]], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+def fused(
+    spec: ModelSpec,
+    weights: Iterable[tuple[str, Sequence[Rows]]],
+    dtype: torch.dtype,
+    device: torch.device,
+    linears: QuantizedLinears | None = None,
+    quantization: str = "none",
+) -> dict[str, Weight]:
     """Each of `named_weights(spec)` in its shape: a new tensor of `dtype` or float32 on `device`, or the one part if it is that.
 
-    Quantised parts are dequantised, which takes the memory of `dtype`.
+    Matrices with quantised parts are what `linears` makes of them; what it makes nothing of is dequantised, which takes the memory of
+    `dtype`. `quantization` is that of `EngineConfig`. The quantised head that is tied to an embedding is there beside it.
     """
     named = named_weights(spec)
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Weight] = {}
     for name, parts in weights:
+        ours = _HEADS.get(name, name) if spec.tied_head else name
+        made = None if linears is None else _quantized(ours, named[name], parts, linears, device, quantization)
+        if made is not None:
+            tensors[ours] = made
+            if ours == name:
+                continue
         wanted = torch.float32 if named[name].float32 else dtype
         first = parts[0]
         if len(parts) > 1 or not isinstance(first, Tensor) or first.dtype != wanted or first.device != device:
@@ -131,6 +152,26 @@ def fused(spec: ModelSpec, weights: Iterable[tuple[str, Sequence[Rows]]], dtype:
             target = first
         tensors[name] = target.view(named[name].shape)
     return tensors
+
+
+def _quantized(
+    name: str, weight: NamedWeight, parts: Sequence[Rows], linears: QuantizedLinears, device: torch.device, quantization: str
+) -> Weight | None:
+    """A matrix that is quantised in the checkpoint, or to be quantised; None for all others."""
+    if not _may_be_quantized(name, weight):
+        return None
+    if quantization != "none":
+        how = "int8" if quantization == "int4" and name == "head.weight" else quantization
+        with device:
+            parts = [quantize_rows(part.to(device), how) if isinstance(part, Tensor) else part for part in parts]
+    if not any(isinstance(part, QuantizedRows) for part in parts):
+        return None
+    return linears.linear(parts) if len(weight.shape) == 2 else linears.experts(parts, weight.shape[0])
+
+
+def _may_be_quantized(name: str, weight: NamedWeight) -> bool:
+    stem, _, kind = name.rpartition(".")
+    return kind == "weight" and len(weight.shape) > 1 and stem.rpartition(".")[2] not in (*NEVER_QUANTIZED, "embedding")
 
 
 def _check(spec: ModelSpec, parts: Mapping[str, tuple[StoredPart, ...]], checkpoint: Checkpoint, described: str) -> None:

@@ -87,14 +87,14 @@ class DecodeGraphs:
         self._capture = capture
         self._spare_row = len(last_tokens) - 1
         largest = sizes[-1]
-        device, dtype = model.head_weight.device, model.head_weight.dtype
+        device, dtype = backend.spec.device, backend.spec.dtype
         self._frame = DecodeFrame(largest, backend.spec.num_groups)
         self._num_pages = aligned(largest * pages_per_row)  # in each group, that the inputs have room for
         self._staging = [StagingBuffer(device) for _ in range(3)]  # used in turn: copies of earlier steps may not be done
         self._num_steps = 0
         self._inputs = torch.zeros(self._frame.length(self._num_pages), dtype=torch.int32, device=device)
         self._arange = torch.arange(largest + 1, dtype=torch.int32, device=device)
-        self._logits = torch.zeros(largest, len(model.head_weight), dtype=dtype, device=device)
+        self._logits = torch.zeros(largest, model.head_shape[0], dtype=dtype, device=device)
         self._tokens = torch.zeros(largest, dtype=torch.int64, device=device)
         self._graphs: dict[int, _Graph] = {}
 

@@ -17,7 +17,6 @@ from aengine.runner.setup import ExecutorSetup
 _log = logging.getLogger("aengine")
 _DEVICE_BOUND = {
     "attention_backend": {"cpu": "cpu", "flashinfer": "cuda", "triton": "cuda"},
-    "quantization": {"int8": "cpu", "int4": "cpu", "fp8": "cpu"},
     "kv_cache_dtype": {"fp8": "cuda", "int8": "cpu"},
 }
 
@@ -43,6 +42,7 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
             if config.attention_backend == "cpu":
                 raise ConfigError.of("attention_backend", f"'cpu' is not possible here: {reason}") from None
             _log.warning("running in plain torch, which is several times slower than the CPU kernels: %s", reason)
-    if config.quantization != "none":
-        raise ConfigError.of("quantization", f"{config.quantization!r} needs the CPU kernels{' and a native model' if fallback else ''}")
+    if config.quantization != "none" and (on_cpu or fallback):
+        needs = " and ".join(["the CPU kernels"] * on_cpu + ["a native model"] * fallback)
+        raise ConfigError.of("quantization", f"{config.quantization!r} needs {needs}")
     return DeviceExecutor(setup, check)

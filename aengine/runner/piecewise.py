@@ -59,11 +59,11 @@ class PiecewiseGraphs:
         self._capture = capture
         self._sizes = sizes
         largest = sizes[-1]
-        device, dtype = model.head_weight.device, model.head_weight.dtype
+        device, dtype = spec.device, spec.dtype
         self._input_ids = torch.zeros(largest, dtype=torch.int32, device=device)
         self._positions = torch.zeros(largest, dtype=torch.int32, device=device)
         self._attended = torch.zeros(largest, spec.num_heads, spec.value_dim, dtype=dtype, device=device)
-        self._hidden = torch.zeros(largest, model.head_weight.shape[1], dtype=dtype, device=device)
+        self._hidden = torch.zeros(largest, model.head_shape[1], dtype=dtype, device=device)
         self._attention = _Attention(self._attended)
         self._pieces: dict[int, Pieces] = {}
 

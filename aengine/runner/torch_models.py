@@ -10,13 +10,15 @@ from typing import Protocol
 from torch import Tensor
 
 from aengine.attention import AttentionBackend, select_backend
-from aengine.layers.select import select_ops
+from aengine.errors import ConfigError
+from aengine.layers.select import select_linears, select_ops
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.models.fallback.spec import FallbackSpec
 from aengine.models.named_weights import num_parameters
+from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.weights import fused
 from aengine.runner.device import free_cuda_memory
-from aengine.runner.memory import check_memory, free_host_memory
+from aengine.runner.memory import check_memory, free_host_memory, show_bytes
 from aengine.runner.setup import ExecutorSetup
 
 _log = logging.getLogger("aengine")
@@ -24,8 +26,8 @@ _log = logging.getLogger("aengine")
 
 class TorchModel(Protocol):
     @property
-    def head_weight(self) -> Tensor:
-        """[vocab_size, hidden_size], of the output head."""
+    def head_shape(self) -> tuple[int, int]:
+        """vocab_size and hidden_size, of the output head."""
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size], normed, ready for the head."""
@@ -50,10 +52,27 @@ def load_torch_model(setup: ExecutorSetup, check: Callable[[], object]) -> tuple
     if isinstance(spec, FallbackSpec):
         check_memory(spec.num_parameters * setup.dtype.itemsize, backend.bytes_per_page(), setup.needs, setup.config, available)
         return _load_fallback(setup, spec, backend, check), backend
-    check_memory(num_parameters(spec) * setup.dtype.itemsize, backend.bytes_per_page(), setup.needs, setup.config, available)
-    weights = fused(spec, setup.weights(check), setup.dtype, setup.device)
     ops = select_ops(backend.name, setup.dtype, backend.spec.head_dim, setup.device)
+    linears = select_linears(ops, setup.dtype, setup.device)
+    if linears is None and setup.config.quantization != "none":
+        raise ConfigError.of("quantization", f"{setup.config.quantization!r} needs Triton")
+    check_memory(_weight_bytes(setup, linears is not None), backend.bytes_per_page(), setup.needs, setup.config, available)
+    weights = fused(spec, setup.weights(check), setup.dtype, setup.device, linears, setup.config.quantization)
+    kept = [weight.nbytes for weight in weights.values() if not isinstance(weight, Tensor)]
+    if kept:
+        _log.info("%d quantised matrices take %s", len(kept), show_bytes(sum(kept)))
     return Decoder(spec, weights, setup.max_model_len, ops), backend
+
+
+def _weight_bytes(setup: ExecutorSetup, quantized: bool) -> int:
+    """`quantized`: weights that are quantised, or are to be, stay so."""
+    spec, config, itemsize = setup.native_spec, setup.config, setup.dtype.itemsize
+    if not quantized:
+        return num_parameters(spec) * itemsize
+    stored = quantized_bytes(config, spec, setup.model_dir)
+    beside_table = spec.tied_head and ("embedding.weight" in stored or config.quantization != "none")
+    table = spec.vocab_size * spec.hidden_size * itemsize if beside_table else 0
+    return sum(weight_bytes(config, spec, itemsize, stored).values()) + table
 
 
 def _load_fallback(setup: ExecutorSetup, spec: FallbackSpec, backend: AttentionBackend, check: Callable[[], object]) -> TorchModel:

@@ -13,6 +13,8 @@ from driver import GREEDY, Driver
 from gpu_cases import FAMILIES, FP8_ON_CUDA, ON_CPU, ON_CUDA, Case, params, save_small
 from slow_cases import slow_but
 
+from aengine.runner.model_runner import ModelRunner
+
 PROMPTS = [[(7 * at + 3 * i) % 199 for i in range(1 + 9 * at)] for at in range(6)]
 COUNT = 24
 
@@ -43,7 +45,11 @@ def generate(driver: Driver, with_logprobs: bool) -> list[tuple[list[int], list[
 @pytest.mark.parametrize("family", slow_but(["qwen3", "mistral-windowed"], FAMILIES))
 def test_a_family_generates_what_transformers_would(family: str, case: Case, tmp_path: pathlib.Path) -> None:
     model = save_small(family, tmp_path, case.dtype)
-    runner = case.runner(tmp_path)
+    assert_generates(model, case.runner(tmp_path), case)
+
+
+def assert_generates(model: transformers.PreTrainedModel, runner: ModelRunner, case: Case) -> None:
+    """What the model would, within the tolerance of the case."""
     differences, same = [], 0
     for with_logprobs in (True, False):  # without them a graph chooses the tokens itself
         for prompt, (output, logprobs) in zip(PROMPTS, generate(Driver(runner, chunk=16), with_logprobs), strict=True):

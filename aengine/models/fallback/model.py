@@ -87,10 +87,10 @@ class TransformersModel:
         return logits if out is None else out.copy_(logits)
 
     @property
-    def head_weight(self) -> Tensor:
-        """[vocab_size, hidden_size], of the output head."""
-        weight: Tensor = self._model.get_output_embeddings().weight
-        return weight
+    def head_shape(self) -> tuple[int, int]:
+        """vocab_size and hidden_size, of the output head."""
+        rows, columns = self._model.get_output_embeddings().weight.shape
+        return rows, columns
 
     def layers(self) -> list[tuple[str, nn.Module]]:
         """The modules that enclose an attention and are numbered, in the order of execution, with their names."""

@@ -1,0 +1,119 @@
+"""Products with quantised matrices on CUDA: which of them multiplies a matrix, and what it costs in bytes.
+
+Imports Triton. Knows nothing of models or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aengine.kernels.float8 import Float8Rows
+from aengine.kernels.quantized import QuantizedRows, Rows
+from aengine.kernels.triton.codes import FLOATS, Codes, code_linear
+from aengine.layers.ops import Activations, LinearMethod
+
+_ALIGNMENT = 16  # of both dimensions of a float8 matrix, which torch._scaled_mm asks for
+
+
+class QuantizedLinears:
+    """Makes linear layers of matrices that are quantised, as a whole or in part."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, quantize: Callable[[Tensor], Float8Rows] | None) -> None:
+        """`dtype` is that of the activations. `quantize` makes them float8; None: the device has no products of float8."""
+        self._dtype = dtype
+        self._device = device
+        self._quantize = quantize
+
+    def linear(self, parts: Sequence[Rows]) -> LinearMethod | None:
+        """The matrix of the rows of all parts. None: no product reads any of them as it is."""
+        method = self._method(parts)
+        if method is not None or len(parts) == 1:
+            return method
+        methods = [self._method([part]) for part in parts]
+        if not any(methods):
+            return None
+        plain = (part if isinstance(part, Tensor) else part.dequantized() for part in parts)
+        return _Joined([method or _Plain(part.to(self._device, self._dtype)) for method, part in zip(methods, plain, strict=True)])
+
+    def experts(self, parts: Sequence[Rows], count: int) -> Codes | None:
+        """The `count` matrices of the rows of all parts, one matrix after another. None: no product reads them as they are."""
+        quantized = [part for part in parts if isinstance(part, QuantizedRows)]
+        return Codes.of(quantized, count, self._device) if len(quantized) == len(parts) else None
+
+    def _method(self, parts: Sequence[Rows]) -> LinearMethod | None:
+        quantized = [part for part in parts if isinstance(part, QuantizedRows)]
+        if len(quantized) != len(parts):
+            return None
+        aligned = all(map(_is_float8, quantized)) and sum(map(len, parts)) % _ALIGNMENT == 0
+        if self._quantize is not None and aligned and self._dtype is torch.bfloat16:  # the dtype that every device has results in
+            return _Float8(quantized, self._device, self._quantize)
+        codes = Codes.of(quantized, 1, self._device)
+        return None if codes is None else _WeightOnly(codes, self._dtype, self._quantize is not None)
+
+
+def _is_float8(part: QuantizedRows) -> bool:
+    """Whether torch._scaled_mm can multiply with it: float8 with one scale per row."""
+    plain = part.offsets is None and part.order is None and part.table is None
+    return plain and part.codes.dtype is torch.float8_e4m3fn and part.scales.shape[1] == 1 and part.shape[1] % _ALIGNMENT == 0
+
+
+class _Plain:
+    takes_float8 = False
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+        self.nbytes = weight.nbytes
+
+    def __call__(self, x: Activations, bias: Tensor | None) -> Tensor:
+        assert isinstance(x, Tensor)
+        return F.linear(x, self._weight, bias)
+
+
+class _WeightOnly:
+    """Codes times activations as they are; times float8 ones, if the codes are float8 too and these are given."""
+
+    def __init__(self, codes: Codes, dtype: torch.dtype, float8: bool) -> None:
+        """`float8`: the device has products of float8, which are of 32 columns at least."""
+        self._codes = codes
+        self._dtype = dtype
+        is_float8 = codes.kind == FLOATS and codes.bits == 8 and codes.group_size % 32 == 0
+        self.takes_float8 = float8 and is_float8 and dtype is torch.bfloat16
+        self.nbytes = codes.nbytes
+
+    def __call__(self, x: Activations, bias: Tensor | None) -> Tensor:
+        if isinstance(x, Float8Rows):
+            return code_linear(x.codes, self._codes, bias, self._dtype, x.scales)
+        return code_linear(x, self._codes, bias, self._dtype)
+
+
+class _Float8:
+    """Both sides are float8, with one scale per row of each; results are bfloat16."""
+
+    takes_float8 = True
+
+    def __init__(self, parts: Sequence[QuantizedRows], device: torch.device, quantize: Callable[[Tensor], Float8Rows]) -> None:
+        self._codes = torch.cat([part.codes.view(torch.uint8) for part in parts]).to(device).view(torch.float8_e4m3fn)
+        self._scales = torch.cat([part.scales for part in parts]).to(device).t().contiguous()  # [1, out_features]
+        self._quantize = quantize
+        self.nbytes = self._codes.nbytes + self._scales.nbytes
+
+    def __call__(self, x: Activations, bias: Tensor | None) -> Tensor:
+        rows = x if isinstance(x, Float8Rows) else self._quantize(x)
+        return torch._scaled_mm(rows.codes, self._codes.t(), scale_a=rows.scales, scale_b=self._scales, bias=bias, out_dtype=torch.bfloat16)
+
+
+class _Joined:
+    """Matrices whose rows follow each other, each in a form of its own."""
+
+    def __init__(self, methods: Sequence[LinearMethod]) -> None:
+        self._methods = methods
+        self.takes_float8 = all(method.takes_float8 for method in methods)
+        self.nbytes = sum(method.nbytes for method in methods)
+
+    def __call__(self, x: Activations, bias: Tensor | None) -> Tensor:
+        out = torch.cat([method(x, None) for method in self._methods], dim=-1)
+        return out if bias is None else out.add_(bias)

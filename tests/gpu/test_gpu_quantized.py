@@ -1,0 +1,68 @@
+"""Models whose weights stay quantised on a GPU, against Transformers with the numbers that they stand for; and products of float8."""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import replace
+
+import pytest
+import torch
+from gpu_cases import ON_CPU, ON_CUDA, Case, Tolerance, params, save_small
+from quantized_layouts import LAYOUTS
+from slow_cases import slow_but
+from test_gpu_families import assert_generates
+from test_quantized_formats import rewrite
+
+from aengine.kernels.float8 import Float8Rows
+from aengine.kernels.quantize import quantize_rows
+
+FLOAT8 = Tolerance(worst=1.5, mean=0.15)  # of activations, too
+SOME = ("gptq 4 bits, act-order", "fp8, blocks", "float-quantized, channels", "int-quantized, channels")
+
+
+@pytest.mark.parametrize("case", params((ON_CPU[1], *ON_CUDA[1:])))
+@pytest.mark.parametrize("layout", slow_but(["gptq 4 bits, act-order"], [*SOME, "awq", "nf4", "pack-quantized 4 bits, groups of 32"]))
+def test_quantised_checkpoints(layout: str, case: Case, tmp_path: pathlib.Path) -> None:
+    model = save_small("qwen3", tmp_path / "source", "float32")
+    meant = rewrite(tmp_path / "source", tmp_path, LAYOUTS[layout])
+    model.load_state_dict(meant, strict=False)
+    if case.device == "cuda" and case.dtype == "bfloat16" and layout.startswith(("fp8", "float")):
+        case = replace(case, tolerance=FLOAT8)
+    assert_generates(model, case.runner(tmp_path), case)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("case", params(ON_CUDA[1:4]))
+def test_weights_quantised_at_load(quantization: str, case: Case, tmp_path: pathlib.Path) -> None:
+    """Transformers has the numbers that quantising makes."""
+    model = save_small("qwen3", tmp_path, case.dtype)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 2 and "embed" not in name:
+                head = "lm_head" in name
+                weight.copy_(quantize_rows(weight, "int8" if head and quantization == "int4" else quantization).dequantized())
+    if quantization == "fp8" and case.dtype == "bfloat16":
+        case = replace(case, tolerance=FLOAT8)
+    assert_generates(model, case.runner(tmp_path, quantization=quantization), case)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 130, 257])
+@pytest.mark.parametrize("shape", [(512, 256), (1536, 4096)])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs products of float8")
+def test_float8_products(rows: int, shape: tuple[int, int], biased: bool) -> None:
+    from aengine.kernels.triton.layer_ops import TritonOps
+    from aengine.layers.linear import QuantizedLinears
+
+    device = torch.device("cuda")
+    part = quantize_rows(torch.randn(shape), "fp8")
+    method = QuantizedLinears(torch.bfloat16, device, TritonOps().float8).linear([part])
+    assert method is not None
+    assert method.takes_float8
+    x, bias = torch.randn(rows, shape[1], device=device).bfloat16(), torch.randn(shape[0], device=device).bfloat16() if biased else None
+    of_rows = Float8Rows.of(x)
+    expected = (of_rows.codes.float() * of_rows.scales) @ part.dequantized().to(device).t()
+    if bias is not None:
+        expected += bias.float()
+    torch.testing.assert_close(method(x, bias).float(), expected, rtol=2e-2, atol=2e-2 * expected.abs().max().item())
