@@ -55,9 +55,9 @@ class EngineConfig:
     """auto (that of the weights), fp8 (e4m3, scaled as the checkpoint says, on CUDA), int8 (with a scale for each head of a token, on a
     CPU)."""
     quantization: Annotated[str, one_of("none", "int8", "int4", "fp8")] = "none"
-    """What the weights of all linear layers become when they are loaded, unless the checkpoint has them quantised: none, int8 (one scale per
-    row), int4 (one scale per 32 weights; the head in int8), fp8 (one scale per row). Activations are quantised, too, as they come: on a CPU
-    with int8 and int4, on CUDA with fp8."""
+    """What the weights of all linear layers become when they are loaded, unless the checkpoint has them quantised: none, int8 (one scale
+    per row), int4 (one scale per 32 weights; the head in int8), fp8 (one scale per row). Activations are quantised, too, as they come: on a
+    CPU with int8 and int4, on CUDA with fp8."""
     eager: bool = False
     """On CUDA: launch every operation on its own instead of replaying captured graphs. Starts faster, runs slower."""
     graph_sizes: Annotated[tuple[int, ...] | None, _GRAPH_SIZES] = None

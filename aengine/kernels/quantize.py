@@ -16,7 +16,8 @@ def quantize_rows(matrix: Tensor, quantization: str) -> QuantizedRows:
     """[rows, columns] of any float dtype -> "int4", "int8" or "fp8"."""
     quantize = {"int4": _int4, "int8": _int8, "fp8": _fp8}[quantization]
     chunks = [quantize(chunk.float()) for chunk in torch.split(matrix, _CHUNK_ROWS)]
-    codes, scales = (torch.cat(tensors) for tensors in zip(*chunks, strict=True))
+    codes = torch.cat([codes.view(torch.uint8) for codes, _ in chunks]).view(chunks[0][0].dtype)  # not every dtype can be joined
+    scales = torch.cat([scales for _, scales in chunks])
     return int4_rows(codes, scales) if quantization == "int4" else QuantizedRows(codes, scales, matrix.shape[1], bits=8)
 
 
