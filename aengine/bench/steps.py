@@ -114,7 +114,7 @@ def measure_model(name: str, config: EngineConfig, cases: Sequence[Case], second
         runner = ModelRunner(config, model_dir)
     try:
         weights = None
-        if isinstance(runner.spec, ModelSpec) and runner.executor_name == "cpu":
+        if isinstance(runner.spec, ModelSpec) and (runner.executor_name == "cpu" or runner.device.type == "cuda"):
             weights = weight_bytes(config, runner.spec, runner.dtype.itemsize, quantized_bytes(config, runner.spec, model_dir))
         reasons = [(case, why_not(runner, case)) for case in cases]
         return ModelSteps(

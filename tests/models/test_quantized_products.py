@@ -80,14 +80,16 @@ def test_logits(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Those of the dequantised weights, to 1e-5 of the largest; and as many matrices are quantised as there should be."""
-    source = tmp_path / "source"
-    rewrite(save(model, source), tmp_path, LAYOUTS[layout])
+    rewrite(save(model, tmp_path / "source"), tmp_path, LAYOUTS[layout])
+    counted: list[int] = []
+    monkeypatch.setattr(torch_models, "check_memory", lambda weights, *others: counted.append(weights))
     expected = logits_of(tmp_path)
     monkeypatch.setattr(torch_models, "select_ops", lambda *given: TritonOps())
     with caplog.at_level(logging.INFO, "aengine"):
         found = logits_of(tmp_path)
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
     assert f"{count} quantised matrices take" in caplog.text
+    assert counted[1] < counted[0], "memory is counted as it is kept"
 
 
 def _multiplies_float8() -> bool:
