@@ -6,7 +6,7 @@
 
 namespace aengine {
 
-// Words of four int8 with activations as pairs of int16: depths 0 and 2 of a word, then 1 and 3.
+// Words of four int8 with activations as pairs of int16: the first for bytes 0 and 2 of a word, the second for 1 and 3.
 struct Int16Dot {
   using X = i16;
   using Sum = VecI;
@@ -39,9 +39,9 @@ struct Int16Dot {
 #endif
   }
   static AE_INLINE void put(X* out, VecI q) {
-    for (int i = 0; i < LANES; i += 4) {
-      out[i] = (i16)q[i], out[i + 1] = (i16)q[i + 2], out[i + 2] = (i16)q[i + 1], out[i + 3] = (i16)q[i + 3];
-    }
+    typedef i16 VecHalf __attribute__((vector_size(2 * LANES)));
+    const VecHalf narrowed = __builtin_convertvector(q, VecHalf);
+    memcpy(out, &narrowed, sizeof narrowed);
   }
 };
 
@@ -69,7 +69,13 @@ struct Int8Dot {
   }
 };
 #else
-using Int8Dot = Int16Dot;
+struct Int8Dot : Int16Dot {
+  static AE_INLINE void put(X* out, VecI q) {
+    for (int i = 0; i < LANES; i += 4) {
+      out[i] = (i16)q[i], out[i + 1] = (i16)q[i + 2], out[i + 2] = (i16)q[i + 1], out[i + 3] = (i16)q[i + 3];
+    }
+  }
+};
 #endif
 
 // Int8 values in memory.

@@ -1,7 +1,7 @@
 // Where the keys and values of a token lie in a layer's pages; see `Pool` for the layouts.
 //
 // A block is 16 tokens of one KV head as words of 32 bits: keys [key_width / per_word][16], values [16 / per_word][value_dim], where
-// per_word is 2 in bf16, 1 in float32 and 4 in int8. So one vector of key words is the same depths of LANES tokens, and scores need no
+// per_word is 2 in bf16, 1 in float32 and 4 in int8, in the order 0, 2, 1, 3 (see Int16Dot). So one vector of key words is the same depths of LANES tokens, and scores need no
 // horizontal sums; one vector of value words is the same tokens at LANES depths.
 #pragma once
 #include "simd.h"
@@ -30,10 +30,16 @@ struct LayerPages {
   const u32* value_block(i64 page, i64 head, i64 offset) const { return block(values, page, head, offset, value_dim); }
 
   void put_key(P* block, i64 token, const P* key) const {
-    for (i64 i = 0; i < key_width(); i += PER_WORD) memcpy(block + (i * BLOCK + token * PER_WORD), key + i, 4);
+    for (i64 i = 0; i < key_width(); i += PER_WORD) {
+      u32 word;
+      memcpy(&word, key + i, sizeof word);
+      if (QUANTISED && i < key_dim) word = (word & 0xff0000ffu) | (word & 0xff00u) << 8 | (word >> 8 & 0xff00u);
+      memcpy(block + (i * BLOCK + token * PER_WORD), &word, sizeof word);
+    }
   }
   void put_value(P* block, i64 token, const P* value) const {
-    P* first = block + token / PER_WORD * value_dim * PER_WORD + token % PER_WORD;
+    const i64 number = token % PER_WORD, at = QUANTISED && (number == 1 || number == 2) ? 3 - number : number;
+    P* first = block + token / PER_WORD * value_dim * PER_WORD + at;
     for (i64 i = 0; i < value_dim; i++) first[i * PER_WORD] = value[i];
   }
 

@@ -65,23 +65,31 @@ AE_INLINE VecI lane_numbers() {
   return numbers;
 }
 
-AE_INLINE float sum(VecF v) {
-  float total = 0;
-  for (int i = 0; i < LANES; i++) total += v[i];
-  return total;
-}
-
-AE_INLINE float largest(VecF v) {
-  float found = v[0];
-  for (int i = 1; i < LANES; i++) found = v[i] > found ? v[i] : found;
-  return found;
-}
-
 template <class V, class T>
 AE_INLINE V load_as(const T* p) {
   V v;
   memcpy(&v, p, sizeof v);
   return v;
+}
+
+// All lanes in one: quads of them are combined in pairs, then the lanes of the last quad.
+template <class F>
+AE_INLINE float fold(VecF v, const F& combine) {
+  typedef float QuadF __attribute__((vector_size(16)));
+  QuadF quads[LANES / 4];
+  memcpy(quads, &v, sizeof v);
+  for (int count = LANES / 8; count; count /= 2) {
+    for (int i = 0; i < count; i++) quads[i] = combine(quads[i], quads[i + count]);
+  }
+  return combine(combine(quads[0][0], quads[0][1]), combine(quads[0][2], quads[0][3]));
+}
+
+AE_INLINE float sum(VecF v) {
+  return fold(v, [](auto a, auto b) __attribute__((always_inline)) { return a + b; });
+}
+
+AE_INLINE float largest(VecF v) {
+  return fold(v, [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; });
 }
 
 AE_INLINE VecU load_words(const u32* p) { return load_as<VecU>(p); }
