@@ -18,7 +18,12 @@ from test_greedy import make_runner
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from aengine.config import EngineConfig
+from aengine.errors import ConfigError
 from aengine.models.hub import resolve_model
+from aengine.models.model_config import load_spec
+from aengine.runner.executors import build_executor
+from aengine.runner.setup import ExecutorSetup
 
 INT8 = {"kv_cache_dtype": "int8"}
 LEVEL_IS_TORCH = os.environ.get("AENGINE_CPU_LEVEL") == "torch"
@@ -96,6 +101,13 @@ def test_both_executors(family: str, tmp_path: pathlib.Path) -> None:
     if not LEVEL_IS_TORCH:
         assert torch.equal(logits_after(tmp_path, prompts, 7, page_size=4, **INT8), whole)
         assert torch.equal(torch.cat([logits_after(tmp_path, [prompt], **INT8) for prompt in prompts[1:3]]), whole[1:3])
+
+
+def test_other_devices_refuse_it(demo: tuple[pathlib.Path, list[list[int]]]) -> None:
+    config = EngineConfig(model="demo", **INT8)
+    setup = ExecutorSetup(config, load_spec(demo[0]), demo[0], torch.bfloat16, torch.device("cuda"), 1, 64, 64)
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype: 'int8' needs device cpu"):
+        build_executor(setup, None, lambda: None)
 
 
 def test_a_model_of_transformers(tmp_path: pathlib.Path) -> None:
