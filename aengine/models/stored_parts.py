@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from aengine.errors import ModelLoadError
@@ -33,6 +34,7 @@ class StoredPart:
             return self.part.rows(tensors[0])
         named = {ending: tensor for ending, tensor in zip(self.endings.values(), tensors, strict=True) if isinstance(tensor, Tensor)}
         try:
+            _check_finite(named)
             return self.part.rows(self.scheme.rows(self.part.matrix_shape, named))
         except ValueError as error:
             raise ModelLoadError(f"the quantized weight of {_module(self.part)} is not what it should be: {error}") from error
@@ -85,6 +87,13 @@ def _quantized(part: Part, scheme: Scheme, sources: Collection[str], tensors: Ma
         if stored.dtypes:
             endings[name] = ending
     return StoredPart(part, scheme, expected, endings)
+
+
+def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Raises ValueError for scales, or other numbers that many codes share, that are infinite or no numbers."""
+    for name, tensor in tensors.items():
+        if tensor.dtype.is_floating_point and tensor.dtype is not torch.float8_e4m3fn and not bool(tensor.float().isfinite().all()):
+            raise ValueError(f"{name} has numbers that are not finite")
 
 
 def _module(part: Part) -> str:

@@ -119,6 +119,26 @@ def pack_quantized(bits: int, size: int | None, *, symmetric: bool = True, act_o
     return Layout(compressed("pack-quantized", num_bits=bits, type="int", symmetric=symmetric, **strategy, **order), write)
 
 
+def int_quantized_4(size: int, *, symmetric: bool = True) -> Layout:
+    """W4A8: numbers from -8 to 7, each in a byte."""
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        found = grouped(weight, 4, size, symmetric=symmetric, dtype=torch.bfloat16)
+        tensors = {".weight": (found.codes - 8).to(torch.int8), ".weight_scale": found.scales}
+        if not symmetric:
+            tensors[".weight_zero_point"] = (found.zeros - 8).to(torch.int8)
+        return tensors, found.matrix
+
+    return Layout(compressed("int-quantized", num_bits=4, type="int", symmetric=symmetric, strategy="group", group_size=size), write)
+
+
+def auto_round(packing: str, layout: Layout, **config: Any) -> Layout:
+    """The tensors of GPTQ or AWQ, with other words around them."""
+    described = {"bits": layout.config["bits"], "group_size": layout.config["group_size"], "data_type": "int", "sym": False}
+    extra = {"lm_head": {"bits": 16, "data_type": "float"}, r".*mlp\.gate$": {"bits": 16}}
+    return Layout({"quant_method": "auto-round", "packing_format": packing, **described, "extra_config": extra, **config}, layout.write)
+
+
 def int_quantized(strategy: str, *, symmetric: bool = True) -> Layout:
     def write(weight: Tensor) -> tuple[Tensors, Tensor]:
         found = grouped(weight if strategy == "channel" else weight.reshape(1, -1), 8, weight.numel(), symmetric=symmetric)
@@ -225,6 +245,17 @@ def mxfp4() -> Layout:
     return Layout({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}, write)
 
 
+def mxfp4_packed() -> Layout:
+    """Of modules, as compressed-tensors has them."""
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        tensors, matrix = mxfp4().write(weight)
+        return {".weight_packed": tensors["_blocks"].flatten(1), ".weight_scale": tensors["_scales"]}, matrix
+
+    four = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+    return Layout(compressed("mxfp4-pack-quantized", **four), write)
+
+
 LAYOUTS: dict[str, Layout] = {
     "pack-quantized 4 bits, groups of 32": pack_quantized(4, 32),
     "pack-quantized 4 bits, asymmetric": pack_quantized(4, 32, symmetric=False),
@@ -235,6 +266,9 @@ LAYOUTS: dict[str, Layout] = {
     "int-quantized, channels": int_quantized("channel"),
     "int-quantized, channels, asymmetric": int_quantized("channel", symmetric=False),
     "int-quantized, tensor": int_quantized("tensor"),
+    "int-quantized 4 bits": int_quantized_4(32),
+    "int-quantized 4 bits, asymmetric": int_quantized_4(32, symmetric=False),
+    "mxfp4-pack-quantized": mxfp4_packed(),
     "float-quantized, tensor": float_quantized("tensor"),
     "float-quantized, channels": float_quantized("channel"),
     "float-quantized, blocks": float_quantized("block", (24, 32)),
@@ -245,6 +279,9 @@ LAYOUTS: dict[str, Layout] = {
     "gptq 8 bits, whole rows": gptq(8, -1, symmetric=False),
     "gptq version 2": gptq(4, 32, symmetric=False, version=2),
     "awq": awq(32),
+    "auto-round as gptq": auto_round("auto_round:auto_gptq", gptq(4, 32, symmetric=False)),
+    "auto-round": auto_round("auto_round", gptq(4, 32, symmetric=False, version=2)),
+    "auto-round as awq": auto_round("auto_round:auto_awq", awq(32)),
     "fp8, blocks": fp8((24, 32)),
     "fp8, tensor": fp8(None),
     "fp8, tensor, other name": fp8(None, ".weight_scale"),

@@ -54,6 +54,10 @@ def drop(name: str) -> Callable[[Tensors], object]:
     return lambda tensors: tensors.pop(name)
 
 
+def fill(name: str, value: float) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors[name].fill_(value)
+
+
 def nf4_state(**changes) -> Callable[[Tensors], object]:
     state = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [96, 64], **changes}
     return put(f"{UP}.weight.quant_state.bitsandbytes__nf4", torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8))
@@ -114,6 +118,50 @@ LIES: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
     "a state of another shape": ("nf4", nf4_state(shape=[64, 96]), rf"{FALSE}.*of nf4 and shape \[64, 96\] instead of \[96, 64\]"),
     "a state of other blocks": ("nf4", nf4_state(blocksize=32), f"{FALSE}.weight.absmax has 96 numbers for 192 blocks of 32"),
     "a state of no blocks": ("nf4", nf4_state(blocksize=0), f"{FALSE}.*has blocksize 0"),
+    "a state with an offset that is no number": (
+        "nf4, double",
+        nf4_state(nested_blocksize=256, nested_offset=float("nan")),
+        f"{FALSE}.*has nested_offset nan",
+    ),
+    "scales that are no numbers": (
+        PACKED,
+        fill(f"{UP}.weight_scale", float("nan")),
+        f"{FALSE}.weight_scale has numbers that are not finite",
+    ),
+    "infinite scales": (GPTQ, fill(f"{UP}.scales", float("inf")), f"{FALSE}.scales has numbers that are not finite"),
+    "infinite block scales": (
+        "fp8, blocks",
+        fill(f"{UP}.weight_scale_inv", -float("inf")),
+        f"{FALSE}.weight_scale_inv has numbers that are not finite",
+    ),
+    "block scales of 8 bits that are no numbers": (
+        "fp8, blocks",
+        put(f"{UP}.weight_scale_inv", torch.full((4, 2), 255).byte().view(torch.float8_e8m0fnu)),
+        f"{FALSE}.weight_scale_inv has numbers that are not finite",
+    ),
+    "blocks without a largest number": (
+        "nf4",
+        fill(f"{UP}.weight.absmax", float("nan")),
+        f"{FALSE}.weight.absmax has numbers that are not",
+    ),
+    "a table of infinite numbers": (
+        "nf4",
+        fill(f"{UP}.weight.quant_map", float("inf")),
+        f"{FALSE}.weight.quant_map has numbers that are not",
+    ),
+    "4 bits that are 5": (
+        "int-quantized 4 bits",
+        fill(f"{UP}.weight", 8),
+        f"{FALSE}.weight has numbers that are not from -8 to 7",
+    ),
+    "exponents that are no numbers": ("mxfp4-pack-quantized", fill(f"{UP}.weight_scale", 255), f"{FALSE}.weight_scale has 255"),
+    "zero points of another width": (
+        "pack-quantized 4 bits, asymmetric",
+        put(f"{UP}.weight_zero_point", torch.zeros(96, 2).int()),
+        r"weight_zero_point \[96, 2\] instead of \[12, 2\]",
+    ),
+    "no zero points": ("int-quantized 4 bits, asymmetric", drop(f"{UP}.weight_zero_point"), rf"it lacks {UP}.weight_zero_point$"),
+    "no largest numbers": ("bitsandbytes int8", drop(f"{UP}.SCB"), rf"it lacks {UP}.SCB$"),
     "half of a state": ("nf4, double", nf4_state(), f"{FALSE}.*with shape, blocksize, nested_blocksize, nested_offset"),
 }
 
@@ -191,7 +239,7 @@ INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 CONFIGS = [
     (
         {"quant_method": "quip"},
-        "quantization_config is not supported .quant_method 'quip'.; supported are compressed-tensors, gptq, awq, fp8, ",
+        "quantization_config is not supported .quant_method 'quip'.; supported are compressed-tensors, gptq, awq, auto-round, fp8, ",
     ),
     ("gptq", "quantization_config 'gptq' in config.json is not an object"),
     ({"quant_method": "gptq", "bits": 3, "group_size": 32}, "bits 3 in quantization_config is not supported; supported are 4, 8"),
@@ -210,7 +258,7 @@ CONFIGS = [
     (compressed("nvfp4-pack-quantized", **INT4), "group_0 of quantization_config is not supported: format 'nvfp4-pack-quantized' with"),
     (
         compressed("pack-quantized", **{**INT4, "num_bits": 3}),
-        "group_0 .* type 'int', num_bits 3, strategy 'group' and symmetric True; supported formats are",
+        "group_0 .* type 'int', num_bits 3, strategy 'group', group_size 32 and symmetric True; supported formats are",
     ),
     (compressed("pack-quantized", **{**INT4, "strategy": "tensor_group"}), "strategy 'tensor_group'"),
     (compressed("pack-quantized", **{**INT4, "group_size": None}), "lacks group_size"),

@@ -115,7 +115,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "activation": (config(hidden_act="softplus"), "hidden_act 'softplus' in config.json is not supported; supported are silu"),
     "quantization": (
         config(quantization_config={"quant_method": "quark", "bits": 4}),
-        r"quantization_config is not supported \(quant_method 'quark'\); supported are compressed-tensors, gptq, awq, fp8, mxfp4, bitsandb",
+        r"quantization_config is not supported \(quant_method 'quark'\); supported are compressed-tensors, gptq, awq, auto-round, ",
     ),
     "wrong type": (config(vocab_size="100"), "vocab_size '100' in config.json is not a positive integer$"),
     "wrong number": (config(num_key_value_heads=3), r"num_attention_heads \d+ is not a multiple of num_key_value_heads 3$"),

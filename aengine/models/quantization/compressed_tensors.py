@@ -8,15 +8,16 @@ from typing import Any
 
 from aengine.errors import ModelLoadError
 from aengine.models.config_reader import ConfigReader
-from aengine.models.quantization.eight_bits import EightBits
 from aengine.models.quantization.packed import PackQuantized
+from aengine.models.quantization.plain_codes import PlainCodes
 from aengine.models.quantization.rules import EMBEDDING, LINEAR, Rule, block_sizes, compiled, names_of, one_of
 from aengine.models.quantization.scheme import Scheme
+from aengine.models.quantization.tables import Mxfp4
 
 _DEFAULTS = {"type": "int", "num_bits": 8, "symmetric": True, "dynamic": False}
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized")
 _STRATEGIES = ("tensor", "channel", "group", "block")
-_DTYPES = {("int", 8): "int8", ("float", 8): "float8_e4m3fn"}
+_DTYPES = {("int", 4): "int8", ("int", 8): "int8", ("float", 8): "float8_e4m3fn"}
 
 
 def read_rules(reader: ConfigReader) -> tuple[Rule, ...]:
@@ -61,8 +62,10 @@ def _scheme(name: str, group: ConfigReader, stored: Any) -> Scheme | None:
     if stored == "pack-quantized" and kind == "int" and bits in (4, 8) and rows == 1:
         return PackQuantized(bits, columns, symmetric, weights.get("actorder") in ("group", "dynamic", True))
     if stored in (f"{kind}-quantized", "naive-quantized") and dtype is not None and (symmetric or kind == "int"):
-        return EightBits(dtype, rows, columns, symmetric=symmetric)
+        return PlainCodes(dtype, rows, columns, bits=bits, symmetric=symmetric)
+    if stored == "mxfp4-pack-quantized" and (kind, bits, rows, columns, symmetric) == ("float", 4, 1, 32, True):
+        return Mxfp4(".weight_packed", ".weight_scale")
     raise ModelLoadError(
         f"{name} of quantization_config is not supported: format {stored!r} with weights of type {kind!r}, num_bits {bits}, strategy"
-        f" {strategy!r} and symmetric {symmetric}; supported formats are {', '.join(_FORMATS)}"
+        f" {strategy!r}, group_size {weights.get('group_size')} and symmetric {symmetric}; supported formats are {', '.join(_FORMATS)}"
     )

@@ -6,16 +6,17 @@ Owns the keys of that object. What transformers and vLLM read of them is followe
 from __future__ import annotations
 
 import pathlib
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aengine.errors import ModelLoadError
 from aengine.models.config_file import read_config
 from aengine.models.config_reader import ConfigReader
 from aengine.models.quantization.compressed_tensors import read_rules as _compressed_tensors
-from aengine.models.quantization.eight_bits import EightBits
 from aengine.models.quantization.packed import Awq, Gptq
+from aengine.models.quantization.plain_codes import PlainCodes
 from aengine.models.quantization.rules import LINEAR, Rule, block_sizes, compiled, names_of, one_of
 from aengine.models.quantization.scheme import Scheme
 from aengine.models.quantization.tables import BitsAndBytes4, Mxfp4
@@ -53,7 +54,7 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
 
 def _gptq(reader: ConfigReader) -> tuple[Rule, ...]:
     def scheme(**changes: Any) -> Gptq:
-        part = ConfigReader({**reader.config, **changes}, reader.defaults)
+        part = _changed(reader, changes)
         return Gptq(one_of(part, "bits", 4, 8), _group_size(part), part.flag("desc_act"), 2 if version == "gptq_v2" else 1)
 
     version = one_of(reader, "checkpoint_format", "gptq", "gptq_v2")
@@ -67,16 +68,41 @@ def _gptq(reader: ConfigReader) -> tuple[Rule, ...]:
 
 def _awq(reader: ConfigReader) -> tuple[Rule, ...]:
     one_of(reader, "bits", 4)
-    one_of(reader, "zero_point", True)
     one_of(reader, "version", "gemm", "GEMM")
     return (*_not_converted(reader), Rule(LINEAR, Awq(_group_size(reader))))
+
+
+def _auto_round(reader: ConfigReader) -> tuple[Rule, ...]:
+    """Of AutoRound: modules in the layouts of GPTQ or AWQ, in `extra_config` some with other settings; those of 16 bits are as they are."""
+    packing = one_of(reader, "packing_format", *_PACKINGS)
+
+    def scheme(part: ConfigReader) -> Scheme | None:
+        if part.positive("bits") >= 16:
+            return None
+        version = _PACKINGS[packing]
+        bits = one_of(part, "bits", *((4,) if version is None else (4, 8)))
+        one_of(part, "data_type", "int")
+        return Awq(_group_size(part)) if version is None else Gptq(bits, _group_size(part), False, version)
+
+    changed = reader.part("extra_config")
+    rules = []
+    for key in changed.config:
+        is_name = re.fullmatch(r"[\w.]+", key) is not None
+        changes = changed.part(key).config
+        rules.append(Rule(key if is_name else compiled(f".*(?:{key}).*"), scheme(_changed(reader, changes))))
+    rules.sort(key=lambda rule: not isinstance(rule.target, str))  # names decide before expressions
+    return (*rules, *_not_converted(reader), Rule(LINEAR, scheme(reader)))
+
+
+_PACKINGS = {"auto_round:auto_gptq": 1, "auto_round": 2, "auto_round:gptqmodel": 2, "auto_round:auto_awq": None}
+"""The version of GPTQ's layout; None: AWQ's."""
 
 
 def _fp8(reader: ConfigReader) -> tuple[Rule, ...]:
     """Of DeepSeek, Qwen and transformers. One scale per tensor is called weight_scale, or weight_scale_inv as those of blocks are."""
     one_of(reader, "fmt", "e4m3")
     block = block_sizes(reader, "weight_block_size")
-    return (*_not_converted(reader), Rule(LINEAR, EightBits("float8_e4m3fn", *block, ".weight_scale_inv", ".weight_scale")))
+    return (*_not_converted(reader), Rule(LINEAR, PlainCodes("float8_e4m3fn", *block, ".weight_scale_inv", ".weight_scale")))
 
 
 def _mxfp4(reader: ConfigReader) -> tuple[Rule, ...]:
@@ -89,7 +115,7 @@ def _bitsandbytes(reader: ConfigReader) -> tuple[Rule, ...]:
         raise ModelLoadError("quantization_config of bitsandbytes has none or both of load_in_4bit and load_in_8bit")
     if eight:  # LLM.int8() (Dettmers et al. 2022): SCB is the largest absolute value of a row
         not_read = (".weight_format",)
-        return (*_not_converted(reader), Rule(LINEAR, EightBits("int8", 1, None, ".SCB", unit=1 / 127, not_read=not_read)))
+        return (*_not_converted(reader), Rule(LINEAR, PlainCodes("int8", 1, None, ".SCB", unit=1 / 127, not_read=not_read)))
     one_of(reader, "bnb_4bit_quant_storage", "uint8")
     kind = one_of(reader, "bnb_4bit_quant_type", "nf4", "fp4")
     return (*_not_converted(reader), Rule(LINEAR, BitsAndBytes4(kind, reader.flag("bnb_4bit_use_double_quant"))))
@@ -98,13 +124,18 @@ def _bitsandbytes(reader: ConfigReader) -> tuple[Rule, ...]:
 _METHODS: Mapping[str, Any] = {
     "compressed-tensors": ({}, _compressed_tensors),
     "gptq": ({"checkpoint_format": "gptq"}, _gptq),
-    "awq": ({"bits": 4, "zero_point": True, "version": "gemm"}, _awq),
+    "awq": ({"bits": 4, "version": "gemm"}, _awq),
+    "auto-round": ({"packing_format": "auto_round", "data_type": "int"}, _auto_round),
     "fp8": ({"fmt": "e4m3"}, _fp8),
     "mxfp4": ({}, _mxfp4),
     "gguf": ({}, lambda reader: (Rule(LINEAR, None),)),  # each tensor of a GGUF file has its own type
     "bitsandbytes": ({"bnb_4bit_quant_type": "fp4", "bnb_4bit_quant_storage": "uint8"}, _bitsandbytes),
 }
 """quant_method -> the values of absent keys, and the rules."""
+
+
+def _changed(reader: ConfigReader, changes: Mapping[str, Any]) -> ConfigReader:
+    return replace(reader, config={**reader.config, **changes})
 
 
 def _not_converted(reader: ConfigReader) -> list[Rule]:

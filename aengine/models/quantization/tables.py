@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.quantized import QuantizedRows
+from aengine.models.config_reader import is_number
 from aengine.models.quantization.scheme import Scheme, Shape, Stored, matrix, unpacked
 
 _BYTES = ("uint8",)
@@ -21,24 +22,27 @@ _E2M1 = torch.tensor([*_HALF, *(-number for number in _HALF)])
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4(Scheme):
-    """The microscaling format of the Open Compute Project (OCP MX 1.0, 2023) as GPT-OSS stores its experts: blocks of 32 numbers E2M1 in 16
-    bytes, the even column in the low bits, with a scale of 2 ** (byte - 127)."""
+    """The microscaling format of the Open Compute Project (OCP MX 1.0, 2023) as GPT-OSS stores its experts, or compressed-tensors a module:
+    blocks of 32 numbers E2M1 in 16 bytes, the even column in the low bits, with a scale of 2 ** (byte - 127)."""
+
+    codes: str = "_blocks"
+    scales: str = "_scales"
 
     def tensors(self, shape: Shape) -> dict[str, Stored]:
         *outer, columns = shape
         if columns % 32:
             raise ValueError(f"blocks of 32 do not divide its {columns} columns")
         return {
-            "_blocks": Stored(((*outer, columns // 32, 16),), _BYTES),
-            "_scales": Stored(((*outer, columns // 32),), _BYTES),
+            self.codes: Stored(((*outer, columns // 32, 16), (*outer, columns // 2)), _BYTES),
+            self.scales: Stored(((*outer, columns // 32),), _BYTES),
         }
 
     def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:
         rows, columns = math.prod(shape[:-1]), shape[-1]
-        exponents = tensors["_scales"].view(rows, -1)
+        exponents = tensors[self.scales].view(rows, -1)
         if bool((exponents == 255).any()):
-            raise ValueError("_scales has 255, which is not a number")
-        codes = unpacked(tensors["_blocks"].view(rows, columns // 2), 4)
+            raise ValueError(f"{self.scales} has 255, which is not a number")
+        codes = unpacked(tensors[self.codes].view(rows, columns // 2), 4)
         scales = torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)
         return QuantizedRows(codes, scales, 32, 4, table=_E2M1)
 
@@ -96,7 +100,7 @@ class BitsAndBytes4(Scheme):
             raise ValueError(f"{_STATE}{self.kind} is of {state.get('quant_type')} and shape {list(stored_shape)} instead of {list(shape)}")
         for key in keys:
             value, is_size = found[key], key.endswith("blocksize")
-            if not isinstance(value, int if is_size else (int, float)) or (is_size and value < 1):
+            if not is_number(value) or (is_size and (value < 1 or not isinstance(value, int))):
                 raise ValueError(f"{_STATE}{self.kind} has {key} {value!r}")
         return found
 

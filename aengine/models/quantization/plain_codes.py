@@ -1,4 +1,4 @@
-"""Formats with a matrix of 8-bit codes in the shape of the weight: FP8, W8A8 of compressed-tensors, and int8 of bitsandbytes."""
+"""Formats with a matrix of codes in the shape of the weight: FP8, W8A8 and W4A8 of compressed-tensors, and int8 of bitsandbytes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from aengine.kernels.quantized import QuantizedRows
@@ -13,7 +14,7 @@ from aengine.models.quantization.scheme import SCALES, Scheme, Shape, Stored, ma
 
 
 @dataclass(frozen=True, slots=True)
-class EightBits(Scheme):
+class PlainCodes(Scheme):
     """Codes are numbers of int8 or float8_e4m3fn, with one scale for each block of the matrix. value = (code - zero) * scale.
 
     Scales of activations are for products in 8 bits; they are not read, since activations are scaled as they come.
@@ -25,6 +26,7 @@ class EightBits(Scheme):
     scale: str = ".weight_scale"
     other_scale: str | None = None  # what some checkpoints call the scales
     unit: float = 1.0  # of the scales
+    bits: int = 8  # 4: each number of int8 is from -8 to 7
     symmetric: bool = True
     not_read: tuple[str, ...] = (".input_scale", ".input_zero_point", ".output_scale", ".activation_scale")
 
@@ -54,5 +56,11 @@ class EightBits(Scheme):
             return by_block.repeat_interleave(size, 0)[:rows].contiguous()
 
         scales = by_row(tensors[self.scale]) * self.unit
-        offsets = None if self.symmetric else by_row(tensors[".weight_zero_point"]) * -scales
-        return QuantizedRows(tensors[".weight"], scales, self.block_columns or columns, 8, offsets)
+        zeros = None if self.symmetric else by_row(tensors[".weight_zero_point"])
+        codes = tensors[".weight"]
+        if self.bits == 8:
+            return QuantizedRows(codes, scales, self.block_columns or columns, 8, None if zeros is None else -scales * zeros)
+        if bool(((codes < -8) | (codes > 7)).any()):
+            raise ValueError(".weight has numbers that are not from -8 to 7")
+        middle = -scales * 8.0 if zeros is None else -scales * (zeros + 8.0)
+        return QuantizedRows((codes + 8).view(torch.uint8), scales, self.block_columns or columns, 4, middle)
