@@ -97,7 +97,7 @@ MIXTURES = [  # models, and how many variants they need
 ]
 QUANTIZED = [  # calls, and how many variants of the product they need
     ('for rows in (1, 2, 16): linear(torch.bfloat16, rows, Kind("int4", 32, "zero", scale_dtype=torch.bfloat16))', 1),
-    ('for rows in (17, 100, 640): linear(torch.bfloat16, rows, Kind("float8", 128), torch.float8_e4m3fn)', 1),
+    ('for rows in (17, 100, 5000): linear(torch.bfloat16, rows, Kind("float8", 128), torch.float8_e4m3fn)', 1),
     ('for tokens in (1, 2, 16): experts(torch.bfloat16, tokens, Kind("e2m1", 32))', 1),
 ]
 MORE_QUANTIZED = [
@@ -122,7 +122,7 @@ AHEAD = AheadOfTime(
 )
 
 
-MORE = AheadOfTime({calls: f"{_CODES}\nfor rows in (1, 2, 16, 17, 100, 640): {calls}" for calls in MORE_QUANTIZED})
+MORE = AheadOfTime({calls: f"{_CODES}\nfor rows in (1, 2, 16, 17, 100, 5000): {calls}" for calls in MORE_QUANTIZED})
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -160,10 +160,10 @@ def code_linear(x: Tensor, matrix: Codes, bias: Tensor | None, dtype: torch.dtyp
     wanted = min(_SPLITS, max(1, (_PROGRAMS if few else _PROGRAMS // 2) // blocks))
     depth = triton.cdiv(padded // step, wanted) * step  # of a split
     splits = triton.cdiv(padded, depth)
-    sums = out if splits == 1 else torch.empty((splits, rows, columns), dtype=torch.float32, device=x.device)
+    sums = torch.empty((splits, rows, columns) if splits > 1 else 1, dtype=torch.float32, device=x.device)
     _linear_codes[(triton.cdiv(columns, block_n), triton.cdiv(rows, block_m), splits)](
         *(x, x_scales, x.stride(0), matrix.words, matrix.scales, matrix.offsets, matrix.order, matrix.table),
-        *(bias if splits == 1 else None, sums, rows, columns, matrix.in_features, padded, depth),
+        *(bias, out, sums, rows, columns, matrix.in_features, padded, depth),
         **code_options(matrix, few),
         BLOCK_M=block_m,
         BLOCK_N=block_n,
@@ -201,6 +201,7 @@ def _linear_codes(
     table,
     bias,
     out,
+    sums,
     rows,
     columns,
     depth,
@@ -216,7 +217,8 @@ def _linear_codes(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Grid (blocks of columns, blocks of rows, splits of the depth): `out` [splits, rows, columns]."""
+    """Grid (blocks of columns, blocks of rows, splits of the depth). Several splits store `sums` [splits, rows, columns]; their number is no
+    constant, so that few variants do for all numbers of rows."""
     row = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     present, inside = row < rows, column < columns
@@ -228,10 +230,14 @@ def _linear_codes(
     )
     if x_scales is not None:
         total *= tl.load(x_scales + row, mask=present, other=0.0)[:, None]
-    if bias is not None:
-        total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
-    at = (tl.program_id(2) * rows + row)[:, None] * columns + column[None, :]
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=present[:, None] & inside[None, :])
+    at = row[:, None] * columns + column[None, :]
+    mask = present[:, None] & inside[None, :]
+    if tl.num_programs(2) > 1:
+        tl.store(sums + tl.program_id(2).to(tl.int64) * rows * columns + at, total, mask=mask)
+    else:
+        if bias is not None:
+            total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+        tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows", "splits"])
