@@ -16,6 +16,7 @@ import torch
 from aengine.bench.workload import Item
 from aengine.config import EngineConfig
 from aengine.kernels.paged_cache import SCALE_BYTES
+from aengine.kernels.warm_memory import lazy_bytes
 from aengine.models.hub import resolve_model
 from aengine.models.model_config import load_spec
 from aengine.models.named_weights import experts_of, named_weights
@@ -64,13 +65,14 @@ class MachineProbe:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
         size = 1 << 29 if device.type == "cuda" else 1 << 28
-        source = torch.ones(size // 4, dtype=torch.float32, device=device)
         if device.type == "cuda":
+            source = torch.ones(size // 4, dtype=torch.float32, device=device)
             target = torch.empty_like(source)
             self._moved, self._move = 2 * size, lambda: target.copy_(source)
             self._width = 8192
         else:
-            # A decode step reads and hardly writes, so this is the sum of a buffer that fits no cache.
+            # A decode step reads and hardly writes, so this is the sum of a buffer that fits no cache, in huge pages as packed weights are.
+            source = torch.from_numpy(lazy_bytes(size)).view(torch.float32).fill_(1.0)
             self._moved, self._move = size, source.sum
             self._width = 2048
         left = torch.randn(self._width, self._width, device=device).to(dtype)

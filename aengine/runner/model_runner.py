@@ -18,7 +18,7 @@ from aengine.config import EngineConfig
 from aengine.errors import ConfigError, ModelLoadError
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.checkpoint import checkpoint_dtype
-from aengine.models.choice import AnySpec, find_spec, parameter_counts
+from aengine.models.choice import AnySpec, find_spec, parameter_counts, quantization_of
 from aengine.models.model_config import load_generation
 from aengine.runner.base import InFlightStep, Step
 from aengine.runner.capture import Capture
@@ -98,7 +98,7 @@ class ModelRunner:
         _log.info(
             "%s: %s weights on %s, %d KV pages of %d tokens (%s)",
             self.spec.architecture,
-            str(self.dtype).removeprefix("torch."),
+            quantization_of(config, model_dir) or str(self.dtype).removeprefix("torch."),
             self.device,
             self.num_pages,
             self.page_size,
