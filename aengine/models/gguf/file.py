@@ -234,15 +234,16 @@ class _Reader:
 
     def _strings(self, key: str) -> Strings:
         count = self._count(f"the length of {key}", _MIN_STRING)
-        start, at, last = self._at, self._at, len(self._bytes) - _MIN_STRING
-        ends = array("Q")
-        for _ in range(count):
-            if at > last:
-                break
-            at += _MIN_STRING + _LENGTH.unpack_from(self._bytes, at)[0]
-            ends.append(min(at, len(self._bytes)))
-        if len(ends) < count or at > len(self._bytes):
-            raise self._error(f"is cut off or lies: entry {len(ends)} of {key} does not end in it")
+        start = at = self._at
+        ends, read_length = array("Q"), _LENGTH.unpack_from
+        try:
+            for _ in range(count):
+                at += _MIN_STRING + read_length(self._bytes, at)[0]
+                ends.append(at)
+        except (struct.error, OverflowError):
+            at = len(self._bytes) + 1
+        if at > len(self._bytes):
+            raise self._error(f"is cut off or lies: entry {max(len(ends) - 1, 0)} of {key} does not end in it")
         self._at = at
         return Strings(self._bytes, ends, start, f"{key} in {self._path}")
 
