@@ -25,7 +25,9 @@ _ACTIVATIONS = {
     "relu2": Activation.RELU_SQUARED,
 }
 
+MOST_POSITIONS = 1 << 24
 _MOST = {
+    "max_position_embeddings": MOST_POSITIONS,
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1024),
     **dict.fromkeys(("head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 65_536),
 }

@@ -13,7 +13,7 @@ import torch
 
 from aengine.errors import ModelLoadError
 from aengine.layers.rotary import RopeSpec, dynamic, llama3, unscaled, yarn
-from aengine.models.config_reader import CONFIG_JSON, ConfigReader, NotNativeError, Source, is_number
+from aengine.models.config_reader import CONFIG_JSON, MOST_POSITIONS, ConfigReader, NotNativeError, Source, is_number
 
 _DEFAULT_THETA = 10000.0
 _COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
@@ -43,9 +43,12 @@ def read_rope(
     is more than the original context; "dynamic" is scaled for a `max_model_len` beyond `max_position_embeddings`, then the context.
     """
     try:
-        return _read_rope(config, head_dim, max_position_embeddings, max_model_len, source)
+        rope, context = _read_rope(config, head_dim, max_position_embeddings, max_model_len, source)
     except (ArithmeticError, ValueError) as error:
         raise ModelLoadError(f"the rope parameters in {source.file} are out of range: {error}") from error
+    if context > MOST_POSITIONS:
+        raise ModelLoadError(f"the rope parameters in {source.file} are for {context} positions; supported are {MOST_POSITIONS}")
+    return rope, context
 
 
 def _read_rope(

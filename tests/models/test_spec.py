@@ -125,6 +125,8 @@ REFUSED = [
     (config(head_dim=15), "head_dim 15 is odd"),
     (config(head_dim=2**31), "head_dim 2147483648 in config.json is not an integer of at most 65536"),
     (config(num_hidden_layers=2**31), "num_hidden_layers 2147483648 in config.json is not an integer of at most 1024"),
+    (config(max_position_embeddings=2**31), "max_position_embeddings 2147483648 in config.json is not an integer of at most 16777216"),
+    (config(rope_scaling={"type": "yarn", "factor": 2.0**40}), "the rope parameters in config.json are for .* positions"),
     (config(rms_norm_eps=10**400), "rms_norm_eps 1000+ in config.json is not a number"),
     (config(rope_scaling={"type": "yarn", "factor": 2.0}, rope_theta=1.0), "the rope parameters in config.json are out of range"),
     (config(vocab_size=None), "lacks vocab_size"),
