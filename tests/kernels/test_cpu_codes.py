@@ -19,7 +19,9 @@ from aengine.kernels.quantized import QuantizedRows
 
 DTYPES = [torch.float32, torch.bfloat16]
 NF4 = torch.linspace(-1.0, 1.0, 16).sign() * torch.linspace(-1.0, 1.0, 16).square()
-KINDS = ["int4", "signed4", "zeros4", "minimum4", "table", "int8", "unsigned8", "minimum8", "float8"]
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+TABLES = {"table": NF4, "fp4": torch.cat((E2M1, -E2M1)), "steps4": torch.arange(-8.0, 8.0), "wide4": torch.arange(16.0) * 16 - 120}
+KINDS = ["int4", "signed4", "zeros4", "minimum4", *TABLES, "int8", "unsigned8", "minimum8", "float8"]
 QUANTISED = [kind for kind in KINDS if kind not in ("table", "float8")]
 
 
@@ -34,7 +36,9 @@ def draw(
     codes = torch.randint(low, high, (rows, columns)).to(torch.int8 if signed else torch.uint8)
     if kind == "float8":
         codes = torch.randn(rows, columns).to(torch.float8_e4m3fn)
-    scales = ((torch.rand(rows, groups) + 0.5) / (1.0 if kind in ("table", "float8") else 2.0 ** (bits - 1))).to(scale_dtype).float()
+    table = TABLES.get(kind)
+    largest = float(table.abs().max()) if table is not None else 1.0 if kind == "float8" else 2.0 ** (bits - 1)
+    scales = ((torch.rand(rows, groups) + 0.5) / largest).to(scale_dtype).float()
     offsets = None
     if kind in ("int4", "unsigned8"):
         offsets = scales * -(2.0 ** (bits - 1))
@@ -43,7 +47,7 @@ def draw(
     elif kind.startswith("minimum"):
         offsets = -torch.rand(rows, groups)
     order = torch.randperm(columns) if ordered else None
-    return QuantizedRows(codes, scales, group_size, bits, offsets, NF4 if kind == "table" else None, order)
+    return QuantizedRows(codes, scales, group_size, bits, offsets, table, order)
 
 
 def pack(kernels: CpuKernels, weight: QuantizedRows, dtype: torch.dtype, **options) -> PackedLinear:
@@ -128,7 +132,7 @@ def test_interleaved_codes(kernels: CpuKernels) -> None:
     torch.testing.assert_close(cpu_ops.gated_linear(Workspace(kernels, 2), x, packed), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["int4", "zeros4", "table", "int8"])
+@pytest.mark.parametrize("kind", ["int4", "zeros4", "table", "fp4", "int8"])
 def test_experts_of_codes(kernels: CpuKernels, kind: str) -> None:
     """The grouped products of experts, which are of several matrices, as those of each matrix by itself."""
     torch.manual_seed(3)
@@ -150,6 +154,17 @@ def test_experts_of_codes(kernels: CpuKernels, kind: str) -> None:
         expected += share * cpu_ops.linear(workspace, gated, packed_down.linears[expert])
     result = cpu_ops.experts(workspace, x, op)
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_tables_of_integers_take_quantised_activations(kernels: CpuKernels) -> None:
+    """The numbers of MXFP4 are halves, those of Q4_0 the integers from -8 on; nf4 has no such unit."""
+    packed = {kind: pack(kernels, draw(kind, 70, 64, 32), torch.float32).c for kind in TABLES}
+    assert {kind: (c.float_activations, c.table is None, c.zero) for kind, c in packed.items() if kind != "table"} == {
+        "fp4": (0, False, 12),
+        "steps4": (0, True, 8),
+        "wide4": (0, False, 120),
+    }
+    assert packed["table"].float_activations == 1
 
 
 def test_bytes_in_memory(kernels: CpuKernels) -> None:

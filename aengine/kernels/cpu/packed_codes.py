@@ -41,7 +41,8 @@ class CodeFormat:
     scale_dtype: torch.dtype  # that all scales and offsets have exactly
     with_offsets: bool
     float32: bool  # activations are not quantised
-    table: Tensor | None  # [16] float32, the numbers of 4-bit codes
+    unit: float  # what scales are multiplied with
+    table: Tensor | None  # [16], what 4-bit codes stand for: float32 numbers, uint8 if activations are quantised; None: themselves
     order: Tensor | None  # [columns] int32
 
     @classmethod
@@ -66,16 +67,18 @@ class CodeFormat:
             raise ValueError(f"{first.bits}-bit codes as {first.codes.dtype}, or a table of them, are not supported")
         signed = first.codes.dtype == torch.int8
         shift = 2 ** (first.bits - 1) if signed else 0
-        exact = float8 or first.table is not None
-        point = None if exact else common_zero_point(parts)
-        numbers = [part.scales for part in parts]
+        steps = None if first.table is None else _steps(first.table)
+        float32 = float32 or float8 or (first.table is not None and steps is None)
+        point = common_zero_point(parts) if first.table is None or not any(part.offsets is not None for part in parts) else None
+        table, zero, unit = first.table, shift + (point or 0), 1.0
+        if steps is not None and not float32:
+            table, zero, unit = steps
+        elif first.bits == 4 and float32 and table is None:
+            table = torch.arange(16.0) - zero
+        numbers = [part.scales * unit for part in parts]
         with_offsets = point is None and any(part.offsets is not None for part in parts)
         if with_offsets:
             numbers += [part.offsets for part in parts if part.offsets is not None]
-        table = first.table
-        zero = shift + (point or 0)
-        if first.bits == 4 and float32 and table is None:
-            table = torch.arange(16.0) - zero
         return cls(
             columns=columns,
             group_size=group_size,
@@ -85,8 +88,9 @@ class CodeFormat:
             zero=zero,
             scale_dtype=exact_dtype(numbers),
             with_offsets=with_offsets,
-            float32=float32 or exact,
-            table=None if table is None else table.float().contiguous(),
+            float32=float32,
+            unit=unit,
+            table=None if table is None else table.contiguous(),
             order=None if first.order is None else first.order.to(torch.int32).contiguous(),
         )
 
@@ -131,7 +135,7 @@ def pack_codes(kernels: CpuKernels, parts: Sequence[QuantizedRows], how: CodeFor
     sources, keep = [], []
     for part in parts:
         codes = part.codes if part.codes.stride(1) == 1 else part.codes.contiguous()
-        scales, offsets = part.scales.to(how.scale_dtype).contiguous(), None
+        scales, offsets = (part.scales * how.unit).to(how.scale_dtype).contiguous(), None
         if how.with_offsets:
             offsets = torch.zeros_like(scales) if part.offsets is None else part.offsets.to(how.scale_dtype).contiguous()
         keep.append((codes, scales, offsets))
@@ -160,3 +164,15 @@ def _activation_group(group_size: int, columns: int) -> int:
     if group_size >= columns:
         return MAX_ACTIVATION_GROUP
     return next(size for size in range(MAX_ACTIVATION_GROUP, 0, -BLOCK) if group_size % size == 0)
+
+
+def _steps(table: Tensor) -> tuple[Tensor | None, int, float] | None:
+    """The numbers of 4-bit codes as (t - zero) * unit with integers t of 0 .. 255: these, which are None if they are the codes themselves,
+    the zero and the unit, a power of two. None if there are no such integers."""
+    for unit in (1.0, 0.5):
+        steps = table / unit
+        least = int(steps.min())
+        if bool((steps == steps.round()).all()) and -255 <= least <= 0 and float(steps.max()) - least <= 255:
+            taken = (steps - least).to(torch.uint8)
+            return None if torch.equal(taken, torch.arange(16, dtype=torch.uint8)) else taken, -least, unit
+    return None

@@ -55,14 +55,15 @@ enum NormKind : i32 { RMS_NORM = 0, LAYER_NORM = 1 };
 // Interleaved: out_features is twice the width of an MLP and a panel holds gate 0..15, up 0..15, gate 16..31, up 16..31 of its 32.
 //
 // Of codes, a panel is for each group of the depth the scales of its 64 columns, their offsets if there are any, and the words of the group;
-// panels begin at multiples of 64 words. A weight is (code - zero) * scale + offset, or table[code] * scale + offset. Activations are
+// panels begin at multiples of 64 words. A weight is (code - zero) * scale + offset, where a table says what a code stands for, or table[code] * scale +
+// offset with a float32 table. Activations are
 // quantised to int8 in groups of their own, which do not cross those of the weights, or multiplied in float32.
 struct PackedLinear {
   u32* words;
   float* bias;         // in packed order, [panels * 64]; null: none
   float* scales;       // of INT8_QUADS, in packed order
   i32* offsets;        // of INT8_QUADS, in packed order: 128 times the sum of a column
-  const float* table;  // of INT4_CODES with float32 activations, [16]
+  const void* table;   // of INT4_CODES, [16]: float32 with float32 activations, otherwise u8; null: codes are their numbers
   const i32* order;    // of codes, [in_features]: the element of x that each depth is multiplied with; null: the same
   i64 out_features;
   i64 in_features;

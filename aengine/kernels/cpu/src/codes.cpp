@@ -1,5 +1,8 @@
 // Products with matrices of codes. The sum of each group of activations is taken by itself, in int32 or float32, and added to the row's with
 // the scales in the order of the depth, so a row's result does not depend on its neighbours.
+//
+// Few rows, which are bound by memory bandwidth, unpack words in registers. For more of them a block of a panel is unpacked once, and stays in
+// the L1 cache while all rows of the task are multiplied with it.
 #include "codes.h"
 
 #include "panel_tiles.h"
@@ -8,112 +11,274 @@ namespace aengine {
 
 namespace {
 
-// Rows of activations as a Dot of codes multiplies them: their elements, and for each group its scale and its total.
-template <class Dot>
-struct CodeRows {
-  typename Dot::X* data;
+constexpr i64 PANEL_VECTORS = PANEL / LANES;
+constexpr i64 MAX_BLOCK_BYTES = MAX_ACTIVATION_GROUP * PANEL * (i64)sizeof(float), BLOCK_BYTES = MAX_BLOCK_BYTES / 2;  // of unpacked weights
+constexpr i64 MAX_BLOCK_GROUPS = BLOCK_BYTES / (16 * PANEL);
+
+// A row of activations as a Step multiplies it: elements, and for each group its scale and its total.
+template <class Step>
+struct CodeRow {
+  typename Step::X* data;
   float* scales;
-  typename Dot::Total* totals;
-  i64 stride, groups;  // of a row
+  typename Step::Total* totals;
 };
+
+// The groups of activations of a matrix, and where a panel has their words. All but the last one have the same size.
+struct CodeGroups {
+  const PackedLinear& w;
+  const i64 depth = round_up(w.in_features, 16), size = w.activation_group, count = ceil_div(depth, size);
+  const i64 per_block = ceil_div(w.group_size, size), block = block_words(w);  // a block is a group of weights
+  const i64 scales = scale_words(w) * (w.with_offsets ? 2 : 1);       // words of them before the codes
+  const i64 words = size / elements_per_word(w.format), last_words = (depth - (count - 1) * size) / elements_per_word(w.format);
+
+  i64 num_words(i64 group) const { return group + 1 < count ? words : last_words; }  // in the depth
+  const u32* scales_of(const u32* panel, i64 group) const { return panel + group / per_block * block; }
+  const u32* words_of(const u32* panel, i64 group) const { return scales_of(panel, group) + scales + group % per_block * words * PANEL; }
+};
+
+#define AE_ALWAYS_INLINE __attribute__((always_inline))
+#define AE_UNROLL _Pragma("GCC unroll 16")
 
 // Calls f(0), f(1), ... with compile-time constants.
 template <class F, int... I>
-AE_INLINE void for_each_constant(F&& f, std::integer_sequence<int, I...>) {
+AE_INLINE void repeat(F&& f, std::integer_sequence<int, I...>) {
   (f(std::integral_constant<int, I>{}), ...);
 }
+template <int N, class F>
+AE_INLINE void repeat(F&& f) {
+  repeat(f, std::make_integer_sequence<int, N>{});
+}
 
-// The products of one panel with ROWS rows; prefetches what comes `ahead` words later.
-template <class Dot, int ROWS>
-AE_NOINLINE void multiply_code_panel(const CodeRows<Dot>* rows, const PackedLinear& w, const u32* panel, i64 ahead, float (*out)[PANEL]) {
-  const Dot dot(w);
-  constexpr int VECTORS = tile_vectors(ROWS);
-  const i64 depth = round_up(w.in_features, 16), extras = scale_words(w) * (w.with_offsets ? 2 : 1);
-  for (int i = 0; i < ROWS; i++) memset(out[i], 0, sizeof out[i]);
-  i64 number = 0;  // of a group of activations
-  for (i64 begin = 0; begin < depth; begin += w.group_size) {
-    const u32* scales = panel;
-    panel += extras;
-    for (i64 i = 0; i < extras; i += LINE_WORDS) __builtin_prefetch(scales + ahead + i, 0, 2);
-    const i64 end = smaller(depth, begin + w.group_size);
-    for (i64 first = begin; first < end; first += w.activation_group, number++) {
-      const i64 steps = smaller(w.activation_group, end - first) / Dot::X_PER_WORD;
-      for (int column = 0; column < PANEL; column += VECTORS * LANES) {
-        typename Dot::Sum sums[ROWS][VECTORS];
-        for (int i = 0; i < ROWS; i++) {
-          for (int j = 0; j < VECTORS; j++) sums[i][j] = dot.first_sum(rows[i].totals[number]);
-        }
-        for (i64 step = 0; step < steps; step++) {
-          const u32* words = panel + step * PANEL + column;
-          for (int i = 0; i < VECTORS * LANES; i += LINE_WORDS) __builtin_prefetch(words + ahead + i, 0, 2);
-          VecU packed[VECTORS];
-          for (int j = 0; j < VECTORS; j++) packed[j] = load_words(words + j * LANES);
-          for_each_constant([&](auto part) {
-            decltype(dot.template weights<part>(VecU{})) weights[VECTORS];
-            for (int j = 0; j < VECTORS; j++) weights[j] = dot.template weights<part>(packed[j]);
-            for (int i = 0; i < ROWS; i++) {
-              const auto x = Dot::template activations<part>(rows[i].data + first + step * Dot::X_PER_WORD);
-              for (int j = 0; j < VECTORS; j++) sums[i][j] = Dot::multiply_add(sums[i][j], x, weights[j]);
-            }
-          }, std::make_integer_sequence<int, Dot::PARTS>{});
-        }
-        for (int j = 0; j < VECTORS; j++) {
-          const i64 at = column + j * LANES;
-          const VecF scale = load_scales(scales, at, w.scale_kind);
-          for (int i = 0; i < ROWS; i++) {
-            const VecF product = __builtin_convertvector(sums[i][j], VecF) * scale;
-            store(out[i] + at, load(out[i] + at) + product * rows[i].scales[number]);
-          }
-          if (!w.with_offsets) continue;
-          const VecF offset = load_scales(scales + scale_words(w), at, w.scale_kind);
-          for (int i = 0; i < ROWS; i++) {
-            store(out[i] + at, load(out[i] + at) + offset * ((float)rows[i].totals[number] * rows[i].scales[number]));
-          }
-        }
+// Words of a group that are unpacked as they are read; prefetches what comes `ahead` words later.
+template <class Dot>
+struct PackedWords {
+  const Dot& dot;
+  const u32* words;
+  i64 ahead;
+  template <int VECTORS>
+  AE_INLINE void prefetch(i64 word, i64 column) const {
+    for (int i = 0; i < VECTORS * LANES; i += LINE_WORDS) __builtin_prefetch(words + word * PANEL + column + ahead + i, 0, 2);
+  }
+  template <int STEP>
+  AE_INLINE typename Dot::W weights(i64 word, i64 column) const {
+    return dot.template weights<STEP>(load_words(words + word * PANEL + column));
+  }
+};
+
+// Weights of a group that are unpacked.
+template <class Step>
+struct UnpackedWords {
+  const typename Step::W* weights_of_steps;
+  template <int VECTORS>
+  AE_INLINE void prefetch(i64, i64) const {}
+  template <int>
+  AE_INLINE typename Step::W weights(i64 step, i64 column) const { return load_as<typename Step::W>(weights_of_steps + step * PANEL_VECTORS + column / LANES); }
+};
+
+// Adds the products of one group with ROWS rows and the columns of VECTORS vectors to `totals`, which are in registers as all sums are: every
+// loop over them is unrolled. A word has STEPS steps; the group begins with element `first`; `offsets` null: none.
+template <int STEPS, int ROWS, int VECTORS, class Step, class Words>
+AE_INLINE void multiply_group(const Step& step, const CodeRow<Step>* rows, i64 group, i64 first, i64 num_words, const Words& words,
+                              const float* scales, const float* offsets, int column, VecF (*totals)[VECTORS]) {
+  const typename Step::X* x[ROWS];
+  for (int i = 0; i < ROWS; i++) x[i] = rows[i].data + first;
+  typename Step::Sum sums[ROWS][VECTORS];
+  AE_UNROLL for (int i = 0; i < ROWS; i++) {
+    const auto begin = step.first_sum(rows[i].totals[group]);
+    AE_UNROLL for (int j = 0; j < VECTORS; j++) sums[i][j] = begin;
+  }
+  for (i64 word = 0; word < num_words; word++) {
+    words.template prefetch<VECTORS>(word, column);
+    repeat<STEPS>([&](auto n) AE_ALWAYS_INLINE {
+      typename Step::W w[VECTORS];
+      AE_UNROLL for (int j = 0; j < VECTORS; j++) w[j] = words.template weights<n>(word, column + j * LANES);
+      AE_UNROLL for (int i = 0; i < ROWS; i++) {
+        const auto a = Step::activations(x[i] + (word * STEPS + n) * Step::X_PER_STEP);
+        AE_UNROLL for (int j = 0; j < VECTORS; j++) sums[i][j] = Step::multiply_add(sums[i][j], a, w[j]);
       }
-      panel += steps * PANEL;
+    });
+  }
+  AE_UNROLL for (int j = 0; j < VECTORS; j++) {
+    const VecF scale = load(scales + column + j * LANES);
+    AE_UNROLL for (int i = 0; i < ROWS; i++) {
+      totals[i][j] += __builtin_convertvector(sums[i][j], VecF) * scale * rows[i].scales[group];
     }
+  }
+  if (!offsets) return;
+  AE_UNROLL for (int i = 0; i < ROWS; i++) {
+    const float total = (float)rows[i].totals[group] * rows[i].scales[group];
+    AE_UNROLL for (int j = 0; j < VECTORS; j++) totals[i][j] += load(offsets + column + j * LANES) * total;
+  }
+}
+
+// Calls f(totals) with those of ROWS rows in registers.
+template <int ROWS, int VECTORS, class F>
+AE_INLINE void with_totals(float (*values)[PANEL], int column, F&& f) {
+  VecF totals[ROWS][VECTORS];
+  AE_UNROLL for (int i = 0; i < ROWS; i++) {
+    AE_UNROLL for (int j = 0; j < VECTORS; j++) totals[i][j] = load(values[i] + column + j * LANES);
+  }
+  f(totals);
+  AE_UNROLL for (int i = 0; i < ROWS; i++) {
+    AE_UNROLL for (int j = 0; j < VECTORS; j++) store(values[i] + column + j * LANES, totals[i][j]);
+  }
+  asm volatile("" ::: "memory");  // they do not stay in registers longer than this
+}
+
+// The products of one panel with ROWS rows.
+template <class Dot, int ROWS>
+AE_NOINLINE void multiply_packed(const CodeRow<typename Dot::Step>* rows, const PackedLinear& w, const u32* panel, i64 ahead, float (*out)[PANEL]) {
+  const Dot dot(w);
+  const CodeGroups groups{w};
+  alignas(64) float scales[2][PANEL];
+  for (int i = 0; i < ROWS; i++) memset(out[i], 0, sizeof out[i]);
+  for (i64 group = 0; group < groups.count; group++) {
+    if (group % groups.per_block == 0) {
+      const u32* const from = groups.scales_of(panel, group);
+      for (i64 i = 0; i < groups.scales; i += LINE_WORDS) __builtin_prefetch(from + ahead + i, 0, 2);
+      load_group_scales(w, from, scales);
+    }
+    const PackedWords<Dot> words{dot, groups.words_of(panel, group), ahead};
+    constexpr int VECTORS = tile_vectors(ROWS);
+    for (int column = 0; column < PANEL; column += VECTORS * LANES) {
+      with_totals<ROWS, VECTORS>(out, column, [&](auto* totals) AE_ALWAYS_INLINE {
+        multiply_group<Dot::STEPS, ROWS, VECTORS, typename Dot::Step>(dot, rows, group, group * groups.size, groups.num_words(group), words,
+                                                                     scales[0], w.with_offsets ? scales[1] : nullptr, column, totals);
+      });
+    }
+  }
+}
+
+// Some groups of a panel, unpacked.
+template <class Step>
+struct Block {
+  i64 first, end;  // groups
+  alignas(64) float scales[MAX_BLOCK_GROUPS][2][PANEL];
+  alignas(64) typename Step::W weights[MAX_BLOCK_BYTES / sizeof(typename Step::W)];
+};
+
+template <class Dot>
+AE_NOINLINE void unpack(const CodeGroups& groups, const u32* panel, Block<typename Dot::Step>& block) {
+  const Dot dot(groups.w);
+  typename Dot::W* out = block.weights;
+  for (i64 group = block.first; group < block.end; group++) {
+    load_group_scales(groups.w, groups.scales_of(panel, group), block.scales[group - block.first]);
+    const u32* words = groups.words_of(panel, group);
+    for (i64 word = groups.num_words(group); word > 0; word--, words += PANEL) {
+      repeat<Dot::STEPS>([&](auto n) AE_ALWAYS_INLINE {
+        for (int column = 0; column < PANEL; column += LANES) {
+          const typename Dot::W w = dot.template weights<n>(load_words(words + column));
+          memcpy(static_cast<void*>(out++), &w, sizeof w);
+        }
+      });
+    }
+  }
+}
+
+// Adds the products of a block with ROWS rows.
+template <class Step, int ROWS>
+AE_NOINLINE void multiply_block(const CodeRow<Step>* rows, const CodeGroups& groups, const Block<Step>& block, float (*out)[PANEL]) {
+  const Step step(groups.w);
+  const bool with_offsets = groups.w.with_offsets;
+  const i64 word_steps = elements_per_word(groups.w.format) / Step::X_PER_STEP, last = block.end;
+  constexpr int VECTORS = tile_vectors(2 * ROWS);  // sums and totals are both in registers
+  for (int column = 0; column < PANEL; column += VECTORS * LANES) {
+    with_totals<ROWS, VECTORS>(out, column, [&](auto* totals) AE_ALWAYS_INLINE {
+      UnpackedWords<Step> words{block.weights};
+      for (i64 group = block.first; group < last; group++) {
+        const i64 steps = groups.num_words(group) * word_steps;
+        const float(*scales)[PANEL] = block.scales[group - block.first];
+        multiply_group<1, ROWS, VECTORS, Step>(step, rows, group, group * groups.size, steps, words, scales[0],
+                                               with_offsets ? scales[1] : nullptr, column, totals);
+        words.weights_of_steps += steps * PANEL_VECTORS;
+      }
+    });
+  }
+}
+
+// Brings `count` lines from `words` on to the L2 cache.
+inline void prefetch_lines(const u32* words, i64 count) {
+  for (i64 i = 0; i < count; i++) __builtin_prefetch(words + i * LINE_WORDS, 0, 2);
+}
+
+// The products of a panel with all rows of a task; `row_of(i)` is that of number i of the group, `done(tile, values)` takes the products of a
+// tile. Meanwhile it prefetches the words of the next block, so that memory is never idle.
+template <class Dot, class RowOf, class Done>
+void multiply_unpacked(const PanelTiles& tiles, RowOf&& row_of, Done&& done) {
+  using Step = typename Dot::Step;
+  const CodeGroups groups{*tiles.group.w};
+  const i64 step_bytes = PANEL_VECTORS * (i64)sizeof(typename Step::W) / Step::X_PER_STEP;  // of an element of the depth
+  const i64 block_groups = larger(1, BLOCK_BYTES / (groups.size * step_bytes));
+  alignas(64) float values[SPAN_ROWS][PANEL];
+  CodeRow<Step> rows[SPAN_ROWS];
+  Block<Step> block;
+  const i64 first_row = tiles.first_row(), num_rows = tiles.num_rows();
+  for (i64 i = 0; i < num_rows; i++) rows[i] = row_of(first_row + i);
+  memset(values, 0, (size_t)num_rows * sizeof values[0]);
+  for (block.first = 0; block.first < groups.count; block.first = block.end) {
+    block.end = smaller(groups.count, block.first + block_groups);
+    unpack<Dot>(groups, tiles.words, block);
+    const bool last = block.end == groups.count;
+    const u32* const next = last ? tiles.next : groups.scales_of(tiles.words, block.end);
+    const i64 lines = block_groups * groups.words * PANEL / LINE_WORDS, share = ceil_div(lines, tiles.size());
+    tiles.each([&](const PanelTile& tile) {
+      const i64 begin = tile.row - first_row;
+      if (next) prefetch_lines(next + tile.pass * share * LINE_WORDS, smaller(share, lines - tile.pass * share));
+      with_rows(tile.count, [&](auto n) {  // tiles that share a panel have three rows at least
+        if constexpr (n > 2) multiply_block<Step, n>(rows + begin, groups, block, values + begin);
+      });
+      if (last) done(tile, values + begin);
+    });
   }
 }
 
 template <class Dot, class E>
 void gemm_codes(const Member& member, const E* x, i64 stride, i64 rows, i64 width, const Groups& groups, const PackedLinear& shape,
                 const Output& output, const Buffers& space) {
+  using Step = typename Dot::Step;
   const i64 padded = round_up(width, 16), size = shape.activation_group, num_groups = ceil_div(padded, size);
   float* scales = space.row_scales.as<float>();
-  const CodeRows<Dot> all = {space.prepared.as<typename Dot::X>(), scales, (typename Dot::Total*)(scales + rows * num_groups), padded, num_groups};
+  const CodeRow<Step> all = {space.prepared.as<typename Step::X>(), scales, (typename Step::Total*)(scales + rows * num_groups)};
   const auto of_row = [&](i64 row, i64 first) {
     const i64 group = row * num_groups + first / size;
-    return CodeRows<Dot>{all.data + row * padded + first, all.scales + group, all.totals + group, padded, num_groups};
+    return CodeRow<Step>{all.data + row * padded + first, all.scales + group, all.totals + group};
   };
   member.each_run(rows, 8, [&](i64 begin, i64 end) {
     for (i64 row = begin; row < end; row++) {
       for (i64 first = 0; first < padded; first += size) {
-        alignas(64) float values[MAX_ACTIVATION_GROUP] = {};
         const i64 count = smaller(size, padded - first);
+        const CodeRow<Step> to = of_row(row, first);
         if (shape.order) {
+          alignas(64) float values[MAX_ACTIVATION_GROUP] = {};
           for (i64 i = 0; i < smaller(count, width - first); i++) values[i] = widen(x[row * stride + shape.order[first + i]]);
+          *to.scales = Step::put_group(values, count, to.data, *to.totals);
         } else {
-          for (i64 i = 0; i < count; i += LANES) store(values + i, load(x + row * stride + first + i));
+          *to.scales = Step::put_group(x + row * stride + first, count, to.data, *to.totals);
         }
-        const CodeRows<Dot> to = of_row(row, first);
-        *to.scales = Dot::put_group(values, count, to.data, *to.totals);
       }
     }
   });
-  each_tile(member, groups, shape, panel_words(shape), [&](const PanelTile& tile) {
-    const PackedLinear& w = *tile.group.w;
-    CodeRows<Dot> x_rows[TILE_ROWS];
-    for (i64 i = 0; i < tile.count; i++) x_rows[i] = of_row(tile.source(i), tile.group.column);
-    alignas(64) float values[TILE_ROWS][PANEL];
-    with_rows(tile.count, [&](auto n) {
-      // Later passes find the panel in the L2 cache, and fetch the next lines of it.
-      multiply_code_panel<Dot, n>(x_rows, w, tile.words, tile.pass ? PANEL : WORDS_AHEAD, values);
-    });
-    for (i64 i = 0; i < tile.count && w.bias; i++) {
-      for (int j = 0; j < PANEL; j += LANES) store(values[i] + j, load(values[i] + j) + load(w.bias + tile.panel * PANEL + j));
+  const auto put = [&](const PanelTile& tile, float (*values)[PANEL]) {
+    const float* const bias = tile.group.w->bias;
+    for (i64 i = 0; i < tile.count && bias; i++) {
+      for (int j = 0; j < PANEL; j += LANES) store(values[i] + j, load(values[i] + j) + load(bias + tile.panel * PANEL + j));
     }
     output.put(tile.group, tile.row, tile.count, tile.panel, values);
+  };
+  each_panel(member, groups, shape, panel_words(shape), [&](const PanelTiles& tiles) {
+    const i64 group_column = tiles.group.column, first_group = group_column / size;
+    const auto row_of = [&](i64 i) {
+      const i64 row = tiles.source(i), group = row * num_groups + first_group;
+      return CodeRow<Step>{all.data + row * padded + group_column, all.scales + group, all.totals + group};
+    };
+    if (tiles.size() > 1) return multiply_unpacked<Dot>(tiles, row_of, put);
+    tiles.each([&](const PanelTile& tile) {
+      CodeRow<Step> x_rows[TILE_ROWS];
+      for (i64 i = 0; i < tile.count; i++) x_rows[i] = row_of(tile.row + i);
+      alignas(64) float values[TILE_ROWS][PANEL];
+      with_rows(tile.count, [&](auto n) { multiply_packed<Dot, n>(x_rows, *tile.group.w, tile.words, WORDS_AHEAD, values); });
+      put(tile, values);
+    });
   });
 }
 
@@ -127,7 +292,8 @@ void multiply_codes(const Member& member, const E* x, i64 stride, i64 rows, i64 
   };
   if (shape.format == FLOAT8_CODES) return multiply_as((Float8Dot*)nullptr);
   if (shape.format == INT8_CODES) return shape.float_activations ? multiply_as((WideByteDot*)nullptr) : multiply_as((ByteDot*)nullptr);
-  return shape.float_activations ? multiply_as((WideInt4Dot*)nullptr) : multiply_as((Int4Dot*)nullptr);
+  if (shape.float_activations) return multiply_as((WideInt4Dot*)nullptr);
+  return shape.table ? multiply_as((TableInt4Dot*)nullptr) : multiply_as((Int4Dot*)nullptr);
 }
 
 template void multiply_codes(const Member&, const Bf16*, i64, i64, i64, const Groups&, const PackedLinear&, const Output&, const Buffers&);

@@ -35,92 +35,110 @@ AE_INLINE VecF load_scales(const u32* scales, i64 column, i32 kind) {
   return load(reinterpret_cast<const float*>(scales) + column);
 }
 
-// A Dot of codes is made for a matrix. It says what an activation is stored as (X), how many of them a word takes (X_PER_WORD), and in how
-// many PARTS a word is multiplied. `put_group` stores `size` elements of a row, a multiple of 16, as X, and returns what their sums are to
-// be multiplied with; `total` becomes the sum of what was stored.
+// The scales of a panel's columns for one group to out[0], and their offsets, if there are any, to out[1].
+AE_INLINE void load_group_scales(const PackedLinear& w, const u32* block, float (*out)[PANEL]) {
+  for (int i = 0; i <= (w.with_offsets ? 1 : 0); i++, block += scale_words(w)) {
+    for (int column = 0; column < PANEL; column += LANES) store(out[i] + column, load_scales(block, column, w.scale_kind));
+  }
+}
 
-// Unsigned codes with activations quantised to int8: sums are exact. Without VNNI in pairs of int16: depths 0 and 2 of a quad, then 1 and 3.
-struct QuantisedDot {
+// How activations meet unpacked weights, one step of the depth after another: a step multiplies X_PER_STEP activations, stored as X, with one
+// W for each vector of columns. `put_group` stores `size` elements of a row, a multiple of 16, as X, and returns what their sums are to be
+// multiplied with; `total` becomes the sum of what was stored.
+
+// Activations that are quantised to int8, so that sums are exact. `Store` says how they are stored.
+template <class Store>
+struct QuantisedStep {
+  using X = typename Store::X;
   using Sum = VecI;
   using Total = i32;
-#if defined(__AVX512VNNI__)
-  using X = signed char;
-  static constexpr int PARTS_PER_QUAD = 1;
-  static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) { return (VecI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x); }
-  static AE_INLINE void put(X* out, VecI q) {
-    typedef X VecB __attribute__((vector_size(LANES)));
-    const VecB bytes = __builtin_convertvector(q, VecB);
-    memcpy(out, &bytes, sizeof bytes);
-  }
-#else
-  using X = i16;
-  static constexpr int PARTS_PER_QUAD = 2;
-  static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) { return Int8Dot::multiply_add(sum, x, w); }
-  static AE_INLINE void put(X* out, VecI q) { Int8Dot::put(out, q); }
-#endif
-  explicit QuantisedDot(const PackedLinear& w) : zero(w.zero) {}
 
+  explicit QuantisedStep(const PackedLinear& w) : zero(w.zero) {}
   AE_INLINE VecI first_sum(i32 total) const { return VecI{} - zero * total; }
 
-  template <int PART>
-  static AE_INLINE VecU activations(const X* x) {
-    u32 word;
-    memcpy(&word, x + 4 / PARTS_PER_QUAD * PART, sizeof word);
-    return splat_word(word);
-  }
-
-  static float put_group(const float* x, i64 size, X* out, i32& total) {
-    VecF maximum = {}, not_finite = {};
+  template <class E>
+  static float put_group(const E* x, i64 size, X* out, i32& total) {
+    VecI maximum = {};  // of the bits of magnitudes, which are in the order of the numbers; infinities and NaNs are larger than all
     for (i64 i = 0; i < size; i += LANES) {
-      const VecF v = load(x + i);
-      maximum = larger(maximum, larger(v, -v));
-      not_finite += v * 0.f;
+      const VecI bits = (VecI)load(x + i) & 0x7fffffff;
+      maximum = maximum > bits ? maximum : bits;
     }
-    const float absmax = largest(maximum), factor = absmax > 0 ? INT8_MAX_VALUE / absmax : 0.f;
+    const i32 bits = largest_of(maximum);
+    float absmax;
+    memcpy(&absmax, &bits, sizeof absmax);
+    const float factor = absmax > 0 ? INT8_MAX_VALUE / absmax : 0.f;
     VecI totals = {};
     for (i64 i = 0; i < size; i += LANES) {
       const VecI q = round_scaled(load(x + i), factor);
       totals += q;
-      put(out + i, q);
+      Store::put(out + i, q);
     }
-    total = 0;
-    for (int i = 0; i < LANES; i++) total += totals[i];
-    return absmax / INT8_MAX_VALUE + sum(not_finite);  // a NaN stays in its row, as an infinity does
+    total = sum_of(totals);
+    return absmax / INT8_MAX_VALUE + (absmax - absmax);  // a NaN stays in its row, as an infinity does
+  }
+
+  static AE_INLINE i32 largest_of(VecI v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)v);
+#else
+    i32 found = v[0];
+    for (int i = 1; i < LANES; i++) found = v[i] > found ? v[i] : found;
+    return found;
+#endif
+  }
+  static AE_INLINE i32 sum_of(VecI v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
+    i32 total = 0;
+    for (int i = 0; i < LANES; i++) total += v[i];
+    return total;
+#endif
   }
 
   i32 zero;
 };
 
-struct Int4Dot : QuantisedDot {
-  using QuantisedDot::QuantisedDot;
-  static constexpr int X_PER_WORD = 8, PARTS = 2 * PARTS_PER_QUAD;
-  template <int PART>
-  AE_INLINE VecU weights(VecU words) const {
-    if constexpr (PARTS == 2) return (words >> (4 * PART)) & 0x0f0f0f0fu;
-    return (words >> (4 * (PART / 2) + 8 * (PART % 2))) & 0x000f000fu;
-  }
+// Pairs of int16: depths 0 and 2 of four, then 1 and 3.
+struct PairStep : QuantisedStep<Int16Dot> {
+  using QuantisedStep::QuantisedStep;
+  using W = VecU;
+  static constexpr int X_PER_STEP = 2;
+  static AE_INLINE VecU activations(const X* x) { return Int16Dot::activations<0>(x); }
+  static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) { return Int16Dot::multiply_add(sum, x, w); }
 };
 
-struct ByteDot : QuantisedDot {
-  using QuantisedDot::QuantisedDot;
-  static constexpr int X_PER_WORD = 4, PARTS = PARTS_PER_QUAD;
-  template <int PART>
-  AE_INLINE VecU weights(VecU words) const {
-    if constexpr (PARTS == 1) return words;
-    return (words >> (8 * PART)) & 0x00ff00ffu;
+#if defined(__AVX512VNNI__)
+// Quads of unsigned bytes with int8.
+struct QuadStep : QuantisedStep<Int8Values> {
+  using QuantisedStep::QuantisedStep;
+  using W = VecU;
+  static constexpr int X_PER_STEP = 4;
+  static AE_INLINE VecU activations(const X* x) {
+    u32 word;
+    memcpy(&word, x, sizeof word);
+    return splat_word(word);
   }
+  static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) { return (VecI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x); }
 };
+using ByteStep = QuadStep;
+#else
+using ByteStep = PairStep;
+#endif
 
-// The numbers of codes with activations in float32.
-struct WideDot {
+// A number, or activations, in float32.
+struct FloatStep {
   using X = float;
   using Sum = VecF;
   using Total = float;
+  using W = VecF;
+  static constexpr int X_PER_STEP = 1;
+  explicit FloatStep(const PackedLinear&) {}
   static AE_INLINE VecF first_sum(float) { return VecF{}; }
-  template <int PART>
-  static AE_INLINE VecF activations(const X* x) { return splat(x[PART]); }
+  static AE_INLINE VecF activations(const X* x) { return splat(*x); }
   static AE_INLINE VecF multiply_add(VecF sum, VecF x, VecF w) { return sum + x * w; }
-  static float put_group(const float* x, i64 size, X* out, float& total) {
+  template <class E>
+  static float put_group(const E* x, i64 size, X* out, float& total) {
     VecF totals = {};
     for (i64 i = 0; i < size; i += LANES) totals += load(x + i), store(out + i, load(x + i));
     total = sum(totals);
@@ -128,11 +146,98 @@ struct WideDot {
   }
 };
 
-struct WideInt4Dot : WideDot {
-  static constexpr int X_PER_WORD = 8, PARTS = 8;
-  template <int PART>
+// A Dot unpacks the words of a matrix: a word has STEPS steps.
+
+// Bytes as the steps of ByteStep.
+template <int STEP>
+AE_INLINE VecU step_of_bytes(VecU bytes) {
+  if constexpr (ByteStep::X_PER_STEP == 4) return bytes;
+  return (bytes >> (8 * STEP)) & 0x00ff00ffu;
+}
+
+struct ByteDot : ByteStep {
+  using ByteStep::ByteStep;
+  using Step = ByteStep;
+  static constexpr int STEPS = 4 / X_PER_STEP;
+  template <int STEP>
+  AE_INLINE VecU weights(VecU words) const { return step_of_bytes<STEP>(words); }
+};
+
+// The bytes of either half of eight codes.
+template <int HALF>
+AE_INLINE VecU nibbles(VecU words) { return (words >> (4 * HALF)) & 0x0f0f0f0fu; }
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+// Eight codes below 16 with int8: sums of pairs of products are at most 15 * 127 * 4 with those of the other four.
+struct Int4Dot : QuantisedStep<Int8Values> {
+  using QuantisedStep::QuantisedStep;
+  using Step = Int4Dot;
+  struct W {
+    VecU low, high;
+  };
+  static constexpr int X_PER_STEP = 8, STEPS = 1;
+  static AE_INLINE W activations(const X* x) {
+    u32 words[2];
+    memcpy(words, x, sizeof words);
+    return {splat_word(words[0]), splat_word(words[1])};
+  }
+  static AE_INLINE VecI multiply_add(VecI sum, const W& x, const W& w) {
+#if defined(__AVX512BW__)
+    const __m512i pairs = _mm512_add_epi16(_mm512_maddubs_epi16((__m512i)w.low, (__m512i)x.low), _mm512_maddubs_epi16((__m512i)w.high, (__m512i)x.high));
+    return sum + (VecI)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#else
+    const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16((__m256i)w.low, (__m256i)x.low), _mm256_maddubs_epi16((__m256i)w.high, (__m256i)x.high));
+    return sum + (VecI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#endif
+  }
+  template <int STEP>
+  AE_INLINE W weights(VecU words) const { return {nibbles<0>(words), nibbles<1>(words)}; }
+};
+#else
+struct Int4Dot : ByteStep {
+  using ByteStep::ByteStep;
+  using Step = ByteStep;
+  static constexpr int STEPS = 8 / X_PER_STEP;
+  template <int STEP>
+  AE_INLINE VecU weights(VecU words) const {
+    constexpr int PER_HALF = STEPS / 2;
+    return step_of_bytes<STEP % PER_HALF>(nibbles<STEP / PER_HALF>(words));
+  }
+};
+#endif
+
+// Codes of 4 bits with a table of bytes.
+struct TableInt4Dot : ByteStep {
+  using Step = ByteStep;
+  static constexpr int STEPS = 8 / X_PER_STEP;
+  template <int STEP>
+  AE_INLINE VecU weights(VecU words) const {
+    constexpr int PER_HALF = STEPS / 2;
+    return step_of_bytes<STEP % PER_HALF>(look_up(nibbles<STEP / PER_HALF>(words)));
+  }
+  AE_INLINE VecU look_up(VecU codes) const {
+#if defined(__AVX512BW__)
+    return (VecU)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), (__m512i)codes);
+#elif defined(__AVX2__)
+    return (VecU)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)), (__m256i)codes);
+#else
+    u8 bytes[4 * LANES];
+    memcpy(bytes, &codes, sizeof bytes);
+    for (u8& byte : bytes) byte = table[byte];
+    return load_as<VecU>(bytes);
+#endif
+  }
+  explicit TableInt4Dot(const PackedLinear& w) : ByteStep(w), table(static_cast<const u8*>(w.table)) {}
+  const u8* table;
+};
+
+// Codes of 4 bits as numbers.
+struct WideInt4Dot : FloatStep {
+  using Step = FloatStep;
+  static constexpr int STEPS = 8;
+  template <int STEP>
   AE_INLINE VecF weights(VecU words) const {
-    const VecU codes = words >> (8 * (PART % 4) + 4 * (PART / 4));
+    const VecU codes = words >> (8 * (STEP % 4) + 4 * (STEP / 4));
 #if defined(__AVX512F__)
     return (VecF)_mm512_permutexvar_ps((__m512i)codes, (__m512)load(table));
 #elif defined(__AVX2__)
@@ -145,30 +250,32 @@ struct WideInt4Dot : WideDot {
     return numbers;
 #endif
   }
-  explicit WideInt4Dot(const PackedLinear& w) : table(w.table) {}
+  explicit WideInt4Dot(const PackedLinear& w) : FloatStep(w), table(static_cast<const float*>(w.table)) {}
   const float* table;
 };
 
-struct WideByteDot : WideDot {
-  static constexpr int X_PER_WORD = 4, PARTS = 4;
-  template <int PART>
+struct WideByteDot : FloatStep {
+  using Step = FloatStep;
+  static constexpr int STEPS = 4;
+  template <int STEP>
   AE_INLINE VecF weights(VecU words) const {
-    return __builtin_convertvector((VecI)((words >> (8 * PART)) & 0xffu) - zero, VecF);
+    return __builtin_convertvector((VecI)((words >> (8 * STEP)) & 0xffu) - zero, VecF);
   }
-  explicit WideByteDot(const PackedLinear& w) : zero(w.zero) {}
+  explicit WideByteDot(const PackedLinear& w) : FloatStep(w), zero(w.zero) {}
   i32 zero;
 };
 
 // e4m3fn has the sign, 4 bits of exponent with a bias of 7 and 3 of mantissa, and no infinities.
-struct Float8Dot : WideDot {
-  static constexpr int X_PER_WORD = 4, PARTS = 4;
-  template <int PART>
+struct Float8Dot : FloatStep {
+  using FloatStep::FloatStep;
+  using Step = FloatStep;
+  static constexpr int STEPS = 4;
+  template <int STEP>
   AE_INLINE VecF weights(VecU words) const {
-    const VecU codes = words >> (8 * PART);
+    const VecU codes = words >> (8 * STEP);
     const VecF magnitude = (VecF)((codes & 0x7fu) << 20) * 0x1p120f;
     return (VecF)((VecU)magnitude | ((codes & 0x80u) << 24));
   }
-  explicit Float8Dot(const PackedLinear&) {}
 };
 
 }  // namespace aengine

@@ -32,6 +32,7 @@ struct PanelTiles {
   i64 size() const { return end_tile - first_tile; }
   i64 first_row() const { return row_of(first_tile); }
   i64 num_rows() const { return row_of(end_tile) - first_row(); }  // at most SPAN_ROWS
+  i64 source(i64 row) const { return group.rows ? group.rows[row] : group.first + row; }  // the row of x that is row `row` of the group
 
   // Calls f(tile) for each.
   template <class F>
