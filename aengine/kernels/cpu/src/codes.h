@@ -99,15 +99,6 @@ struct QuantisedStep {
   i32 zero;
 };
 
-// Pairs of int16: depths 0 and 2 of four, then 1 and 3.
-struct PairStep : QuantisedStep<Int16Dot> {
-  using QuantisedStep::QuantisedStep;
-  using W = VecU;
-  static constexpr int X_PER_STEP = 2;
-  static AE_INLINE VecU activations(const X* x) { return Int16Dot::activations<0>(x); }
-  static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) { return Int16Dot::multiply_add(sum, x, w); }
-};
-
 #if defined(__AVX512VNNI__)
 // Quads of unsigned bytes with int8.
 struct QuadStep : QuantisedStep<Int8Values> {
@@ -123,6 +114,14 @@ struct QuadStep : QuantisedStep<Int8Values> {
 };
 using ByteStep = QuadStep;
 #else
+// Pairs of int16: depths 0 and 2 of four, then 1 and 3.
+struct PairStep : QuantisedStep<Int8Dot> {
+  using QuantisedStep::QuantisedStep;
+  using W = VecU;
+  static constexpr int X_PER_STEP = 2;
+  static AE_INLINE VecU activations(const X* x) { return Int8Dot::activations<0>(x); }
+  static AE_INLINE VecI multiply_add(VecI sum, VecU x, VecU w) { return Int8Dot::multiply_add(sum, x, w); }
+};
 using ByteStep = PairStep;
 #endif
 
