@@ -62,7 +62,8 @@ def is_local(model: str) -> bool:
 
 def _require_config(path: pathlib.Path, what: str) -> None:
     if not (path / "config.json").is_file():
-        raise ModelLoadError(f"{what} has no config.json")
+        hint = "; a GGUF model is given by the path of its file" if any(path.glob("*.gguf")) else ""
+        raise ModelLoadError(f"{what} has no config.json{hint}")
 
 
 def _download(model: str, revision: str | None, load_format: str) -> pathlib.Path:

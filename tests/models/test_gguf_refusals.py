@@ -134,6 +134,7 @@ def test_errors_name_the_file_and_its_keys(path: pathlib.Path) -> None:
     assert "llama.rope.dimension_count 17 is not an even number in [2, 16]" in refusal(llama__rope__dimension_count=17)
     assert "does not match the metadata of model.gguf: it has other shapes" in refusal(llama__feed_forward_length=64)
     scaled = {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__factor": -4.0}
+    assert "llama.attention.causal False in model.gguf is not supported" in refusal(llama__attention__causal=False)
     assert refusal(**scaled) == "rope parameter llama.rope.scaling.factor -4.0 is not a positive number"
 
 
@@ -185,6 +186,8 @@ def test_parts_that_do_not_belong_together(tmp_path: pathlib.Path) -> None:
 def test_a_model_is_found_by_its_name(path: pathlib.Path) -> None:
     path.write_bytes(BYTES)
     assert resolve_model(EngineConfig(model=str(path)).model) == path
+    with pytest.raises(ModelLoadError, match=r"has no config\.json; a GGUF model is given by the path of its file"):
+        resolve_model(str(path.parent))
     with pytest.raises(ModelLoadError, match="does not exist"):
         resolve_model(str(path.with_name("other.gguf")))
     with pytest.raises(ModelLoadError, match="transformers does not run GGUF files"):

@@ -54,7 +54,7 @@ def _mscale(reader: ConfigReader) -> float:
     if rope.get("rope_type", rope.get("type", "default")) == "default" or not weight:
         return 1.0
     if rope.get("factor") is None:
-        raise ModelLoadError("rope parameter mscale_all_dim needs 'factor' in config.json")
+        raise ModelLoadError(f"rope parameter mscale_all_dim needs 'factor' in {reader.source.file}")
     return 1.0 if rope["factor"] <= 1 else 0.1 * weight * math.log(rope["factor"]) + 1.0
 
 
@@ -62,7 +62,7 @@ def _v2(reader: ConfigReader) -> ModelSpec:
     reader.refuse(scoring_func="softmax", norm_topk_prob=False, mlp_bias=False)
     method = reader.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
-        raise NotNativeError(f"topk_method {method!r} in config.json is not supported; supported are greedy, group_limited_greedy")
+        raise NotNativeError(f"topk_method {method!r} in {reader.source.file} is not supported; supported are greedy, group_limited_greedy")
     grouped = method == "group_limited_greedy"
     block = experts(
         reader,

@@ -38,7 +38,7 @@ def _smollm3(reader: ConfigReader) -> ModelSpec:
     interval = reader.positive("no_rope_layer_interval")
     rotated = reader.get("no_rope_layers", [(layer + 1) % interval != 0 for layer in range(num_layers)])  # 1 where there is a rope
     if not isinstance(rotated, list) or len(rotated) != num_layers:
-        raise ModelLoadError(f"no_rope_layers {rotated!r} in config.json does not have an entry for each of {num_layers} layers")
+        raise ModelLoadError(f"no_rope_layers {rotated!r} in {reader.source.file} does not have an entry for each of {num_layers} layers")
     slides = reader.flag("use_sliding_window") and reader.get("sliding_window") is not None
     default = ["sliding_attention" if slides and not one else "full_attention" for one in rotated]
     kinds = reader.layer_types(num_layers) or default

@@ -271,6 +271,8 @@ def config_of(file: GgufFile) -> tuple[dict[str, Any], Source]:
     if reader.positive("num_hidden_layers") > len(file.tensors):
         raise ModelLoadError(f"{prefix}block_count {config['num_hidden_layers']} is more than the file's {len(file.tensors)} tensors")
     config["num_hidden_layers"] -= file.get(f"{prefix}nextn_predict_layers", int, 0)  # the last layers, which predict further tokens
+    if file.metadata.get(f"{prefix}attention.causal") is False:
+        raise NotNativeError(f"{prefix}attention.causal False in {file.path.name} is not supported: it is no model that continues texts")
     heads = reader.positive("num_attention_heads")
     config["num_key_value_heads"] = reader.positive("num_key_value_heads", heads)
     config["head_dim"] = reader.positive("head_dim", reader.positive("hidden_size") // heads)
