@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from aengine.errors import ConfigError
+from aengine.kernels.cpu import levels
 from aengine.kernels.cpu.compiler import build, prebuilt_name
 from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, select_level, supported_levels
 from aengine.kernels.cpu.library import load_kernels
@@ -159,7 +161,7 @@ def test_two_processes_at_once(tmp_path: pathlib.Path, sources: pathlib.Path, en
 
 
 def test_the_level_of_the_environment() -> None:
-    best, *_, least = supported_levels()
+    best, *_, least = (level for level in supported_levels() if level is not Level.AMX)
     assert select_level({}) is best
     assert select_level({"AENGINE_CPU_LEVEL": least.value}) is least is Level.PORTABLE
     with pytest.raises(KernelsUnavailableError, match="AENGINE_CPU_LEVEL is torch"):
@@ -167,8 +169,17 @@ def test_the_level_of_the_environment() -> None:
     with pytest.raises(ConfigError, match="'sse9' is not one of portable, neon, avx2"):
         select_level({"AENGINE_CPU_LEVEL": "sse9"})
     impossible = next(level for level in Level if level not in supported_levels())
-    with pytest.raises(ConfigError, match=f"'{impossible.value}' is not possible on this CPU; possible are {best.value}"):
+    with pytest.raises(ConfigError, match=f"'{impossible.value}' is not possible on this CPU; possible are {supported_levels()[0].value}"):
         select_level({"AENGINE_CPU_LEVEL": impossible.value})
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs x86-64")
+def test_amx_takes_the_permission_of_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        levels, "_cpu_features", lambda: frozenset(feature for _, needed in levels._REQUIREMENTS.values() for feature in needed)
+    )
+    assert select_level({}) is Level.AVX512_BF16
+    assert (Level.AMX in supported_levels()) == levels._may_use_tiles()
 
 
 def test_a_library_of_another_version_is_refused(tmp_path: pathlib.Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +199,12 @@ def test_torch_and_the_kernels_share_one_openmp(kernels) -> None:
     with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
         runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libomp" in line or "libiomp" in line}
     assert len(runtimes) == 1, runtimes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs x86-64")
+def test_amx_compiles(tmp_path: pathlib.Path) -> None:
+    assert prebuild(Level.AMX, os.environ, directory=tmp_path).is_file()
 
 
 CROSS_COMPILER = "aarch64-linux-gnu-g++"

@@ -5,6 +5,7 @@ Owns the names, the compiler flags, and what a CPU must have for each. Compiles 
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import pathlib
 import platform
@@ -30,6 +31,7 @@ class Level(enum.Enum):
     AVX512 = "avx512"
     AVX512_VNNI = "avx512vnni"
     AVX512_BF16 = "avx512bf16"
+    AMX = "amx"  # has been run on a model of its instructions only, so it is not used unless it is named
 
 
 _AVX512 = ("fma", "avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl")
@@ -41,19 +43,20 @@ _REQUIREMENTS: Mapping[Level, tuple[str | None, tuple[str, ...]]] = {
     Level.AVX512: ("x86_64", _AVX512),
     Level.AVX512_VNNI: ("x86_64", (*_AVX512, "avx512_vnni")),
     Level.AVX512_BF16: ("x86_64", (*_AVX512, "avx512_vnni", "avx512_bf16")),
+    Level.AMX: ("x86_64", (*_AVX512, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")),
 }
 
 
 def level_flags(level: Level) -> tuple[str, ...]:
-    """The compiler flags of a level. Linux's avx512_vnni is -mavx512vnni for compilers."""
-    return tuple(f"-m{feature.replace('_', '')}" for feature in _REQUIREMENTS[level][1])
+    """The compiler flags of a level. Linux's avx512_vnni is -mavx512vnni for compilers, and amx_tile -mamx-tile."""
+    return tuple(f"-m{feature.replace('amx_', 'amx-').replace('_', '')}" for feature in _REQUIREMENTS[level][1])
 
 
 def supported_levels() -> tuple[Level, ...]:
     """The levels that this CPU can run, the best first."""
     here, present = platform.machine(), _cpu_features()
     fitting = [level for level, (machine, features) in _REQUIREMENTS.items() if machine in (None, here) and present.issuperset(features)]
-    return tuple(reversed(fitting))
+    return tuple(level for level in reversed(fitting) if level is not Level.AMX or _may_use_tiles())
 
 
 def select_level(environ: Mapping[str, str]) -> Level:
@@ -64,7 +67,7 @@ def select_level(environ: Mapping[str, str]) -> Level:
     supported = supported_levels()
     name = environ.get(LEVEL_VARIABLE)
     if not name:
-        return supported[0]
+        return next(level for level in supported if level is not Level.AMX)
     if name == _NO_KERNELS:
         raise KernelsUnavailableError(f"{LEVEL_VARIABLE} is {_NO_KERNELS}")
     names = [level.value for level in Level]
@@ -85,3 +88,8 @@ def _cpu_features() -> frozenset[str]:
         return frozenset()
     flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
     return frozenset(flags[1].split() if flags else ())
+
+
+def _may_use_tiles() -> bool:
+    """Asks Linux to let all threads of this process use the tiles of AMX: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)."""
+    return int(ctypes.CDLL(None).syscall(158, 0x1023, 18)) == 0

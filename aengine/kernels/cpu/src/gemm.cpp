@@ -4,6 +4,7 @@
 // depth, so a row's result does not depend on its neighbours.
 #include "gemm.h"
 
+#include "amx.h"
 #include "codes.h"
 #include "dot.h"
 #include "panel_tiles.h"
@@ -11,14 +12,6 @@
 namespace aengine {
 
 namespace {
-
-// Rows of activations in the form that a Dot multiplies.
-template <class Dot>
-struct Prepared {
-  const typename Dot::X* data;
-  i64 stride;
-  const float* scales;  // per row, of int8
-};
 
 // What a pass over a panel prefetches meanwhile: `lines` cache lines per step, from `words` on. A panel has PANEL_LINES per step.
 struct Prefetch {
@@ -67,9 +60,11 @@ AE_NOINLINE void multiply_panel(const typename Dot::X* const* rows, const u32* p
 }
 
 // A sum as a number: as it is, or scaled back from int8.
+template <class Dot>
 AE_INLINE VecF value_of(VecF sum, const PackedLinear&, i64, float) { return sum; }
+template <class Dot>
 AE_INLINE VecF value_of(VecI sum, const PackedLinear& w, i64 column, float row_scale) {
-  if (Int8Dot::OFFSET) sum -= load_as<VecI>(w.offsets + column);
+  if (Dot::OFFSET) sum -= load_as<VecI>(w.offsets + column);
   return __builtin_convertvector(sum, VecF) * (load(w.scales + column) * row_scale);
 }
 
@@ -136,6 +131,22 @@ void multiply_unpacked(const Prepared<Dot>& x, const PanelTiles& tiles, i64 step
   }
 }
 
+// The sums of a panel for the rows of one tile.
+template <class Dot>
+void multiply_tile(const Prepared<Dot>& x, const PanelTile& tile, i64 steps, typename Dot::Sum (*sums)[PANEL / LANES]) {
+  const typename Dot::X* rows[TILE_ROWS];
+  for (i64 i = 0; i < tile.count; i++) rows[i] = x.data + tile.source(i) * x.stride + tile.group.column;
+  const Prefetch prefetch =
+      tile.passes == 1 ? Prefetch{tile.words + WORDS_AHEAD, PANEL_LINES} : prefetch_part(tile.next, steps, tile.pass, tile.passes);
+  with_rows(tile.count, [&](auto n) {
+    constexpr int OF_NEXT = n > 2 ? 2 : PANEL_LINES;  // tiles that share a panel have three rows at least
+    constexpr int NOTHING = n > 2 ? 0 : PANEL_LINES;
+    const auto ahead = multiply_panel<Dot, n, PANEL_LINES>, of_next = multiply_panel<Dot, n, OF_NEXT>;
+    const auto multiply = tile.passes == 1 ? ahead : prefetch.lines ? of_next : multiply_panel<Dot, n, NOTHING>;
+    multiply(rows, tile.words, steps, prefetch, sums);
+  });
+}
+
 template <class Dot>
 void gemm(const Member& member, const Prepared<Dot>& x, const Groups& groups, const PackedLinear& shape, const Output& output) {
   using Sums = typename Dot::Sum (*)[PANEL / LANES];
@@ -148,44 +159,37 @@ void gemm(const Member& member, const Prepared<Dot>& x, const Groups& groups, co
       const float row_scale = x.scales ? x.scales[tile.source(i)] : 1.f;
       for (int j = 0; j < PANEL / LANES; j++) {
         const i64 column = tile.panel * PANEL + j * LANES;
-        VecF value = value_of(sums[i][j], w, column, row_scale);
+        VecF value = value_of<Dot>(sums[i][j], w, column, row_scale);
         if (w.bias) value += load(w.bias + column);
         store(values[i] + j * LANES, value);
       }
     }
     output.put(tile.group, tile.row, tile.count, tile.panel, values);
   };
-  const auto multiply_few = [&](const PanelTile& tile) {
-    const typename Dot::X* rows[TILE_ROWS];
-    for (i64 i = 0; i < tile.count; i++) rows[i] = x.data + tile.source(i) * x.stride + tile.group.column;
-    typename Dot::Sum sums[TILE_ROWS][PANEL / LANES];
-    const Prefetch prefetch =
-        tile.passes == 1 ? Prefetch{tile.words + WORDS_AHEAD, PANEL_LINES} : prefetch_part(tile.next, steps, tile.pass, tile.passes);
-    with_rows(tile.count, [&](auto n) {
-      constexpr int OF_NEXT = n > 2 ? 2 : PANEL_LINES;  // tiles that share a panel have three rows at least
-      constexpr int NOTHING = n > 2 ? 0 : PANEL_LINES;
-      const auto ahead = multiply_panel<Dot, n, PANEL_LINES>, of_next = multiply_panel<Dot, n, OF_NEXT>;
-      const auto multiply = tile.passes == 1 ? ahead : prefetch.lines ? of_next : multiply_panel<Dot, n, NOTHING>;
-      multiply(rows, tile.words, steps, prefetch, sums);
-    });
-    put(tile, sums);
-  };
   each_panel(member, groups, shape, steps * PANEL, [&](const PanelTiles& tiles) {
-    if constexpr (UNPACKS<Dot>) {
-      if (tiles.num_rows() >= MANY_ROWS) {
-        VecF sums[SPAN_ROWS][PANEL / LANES];
-        multiply_unpacked(x, tiles, steps, sums);
+    if constexpr (IN_AMX_TILES<Dot> || UNPACKS<Dot>) {
+      if (IN_AMX_TILES<Dot> || tiles.num_rows() >= MANY_ROWS) {
+        typename Dot::Sum sums[SPAN_ROWS][PANEL / LANES];
+        if constexpr (IN_AMX_TILES<Dot>) multiply_in_amx_tiles(x, tiles, steps, sums);
+        else multiply_unpacked(x, tiles, steps, sums);
         return tiles.each([&](const PanelTile& tile) { put(tile, sums + tile.row - tiles.first_row()); });
       }
     }
-    tiles.each(multiply_few);
+    if constexpr (!IN_AMX_TILES<Dot>) {
+      tiles.each([&](const PanelTile& tile) {
+        typename Dot::Sum sums[TILE_ROWS][PANEL / LANES];
+        multiply_tile(x, tile, steps, sums);
+        put(tile, sums);
+      });
+    }
   });
 }
 
-// Activations as Bf16Dot, F32Dot or Int8Dot reads them: in place, or converted into the workspace by all threads.
+// Activations as a Dot reads them: in place, or converted into the workspace by all threads.
 template <class Dot, class E>
 Prepared<Dot> prepare(const Member& member, const E* x, i64 stride, i64 rows, i64 width, const Buffers& space) {
   using X = typename Dot::X;
+  constexpr bool IS_INT8 = std::is_same_v<typename Dot::Sum, VecI>;
   if constexpr (std::is_same_v<X, E>) {
     return {x, stride, nullptr};
   } else {
@@ -194,14 +198,14 @@ Prepared<Dot> prepare(const Member& member, const E* x, i64 stride, i64 rows, i6
     float* scales = space.row_scales.as<float>();
     member.each_run(rows, 8, [&](i64 begin, i64 end) {
       for (i64 row = begin; row < end; row++) {
-        if constexpr (std::is_same_v<Dot, Int8Dot>) {
-          scales[row] = quantise_row(x + row * stride, out + row * padded, padded);
+        if constexpr (IS_INT8) {
+          scales[row] = quantise_row<Dot>(x + row * stride, out + row * padded, padded);
         } else {
           for (i64 i = 0; i < padded; i += LANES) store(out + row * padded + i, load(x + row * stride + i));
         }
       }
     });
-    return {out, padded, std::is_same_v<Dot, Int8Dot> ? scales : nullptr};
+    return {out, padded, IS_INT8 ? scales : nullptr};
   }
 }
 
@@ -217,11 +221,11 @@ void multiply_groups(const Member& member, const E* x, i64 stride, i64 rows, i64
   if (shape.format >= INT4_CODES) {
     multiply_codes(member, x, stride, rows, width, groups, shape, output, space);
   } else if (shape.format == INT8_QUADS) {
-    multiply_as(Int8Dot{});
+    multiply_as(LevelInt8Dot{});
   } else if (shape.format == F32_WORDS) {
     multiply_as(F32Dot{});
   } else if constexpr (std::is_same_v<E, Bf16>) {
-    multiply_as(Bf16Dot{});
+    multiply_as(LevelBf16Dot{});
   }
 }
 
