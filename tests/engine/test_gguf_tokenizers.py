@@ -91,6 +91,9 @@ def test_special_tokens(tmp_path: pathlib.Path) -> None:
         ("qwen2", ["it", "'s", " ", "1", "2", "3", "4", "5", " IT", "'S", " HelloWorld", " ...\n\n", "x"]),
         ("smollm", ["it", "'s", " ", "1", "2", "3", "4", "5", " IT", "'", "S", " HelloWorld", " ...", "\n", "\n", "x"]),
         ("tekken", ["it", "'s", " ", "1", "2", "3", "4", "5", " IT", "'S", " Hello", "World", " ...\n\n", "x"]),
+        ("deepseek-llm", ["it", "'", "s", " ", "12345", " IT", "'", "S", " HelloWorld", " ...", "\n", "\n", "x"]),
+        ("deepseek-coder", ["it", "'", "s", " ", "1", "2", "3", "4", "5", " IT", "'", "S", " HelloWorld", " ...", "\n", "\n", "x"]),
+        ("deepseek-v3", ["it", "'s", " ", "123", "45", " IT", "'S", " HelloWorld", " ...\n\n", "x"]),
         ("gpt-4o", ["it's", " ", "123", "45", " IT'S", " Hello", "World", " ...\n\n", "x"]),
     ],
 )

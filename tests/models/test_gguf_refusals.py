@@ -194,6 +194,7 @@ def test_a_model_is_found_by_its_name(path: pathlib.Path) -> None:
         find_spec(path, "transformers")
 
 
+PIECES = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a", "b", "ab"], "tokenizer.ggml.scores": [1.0, 0.0, 0.0]}
 TOKENS = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.tokens": ["a", "b", "ab"]}
 
 
@@ -220,7 +221,19 @@ def test_tokenizers(path: pathlib.Path, metadata: dict[str, Any], message: str) 
         read_tokenizer(path)
 
 
+def test_strings_are_decoded_when_they_are_asked_for(path: pathlib.Path) -> None:
+    metadata = {**LLAMA, **TOKENS, "tokenizer.ggml.tokens": ["a", "XY", "ab"]}
+    path.write_bytes(gguf_bytes(metadata, TENSORS).replace(b"XY", b"\xff\xfe"))
+    load(path)
+    tokens = open_gguf(path).metadata["tokenizer.ggml.tokens"]
+    assert (len(tokens), tokens[0], tokens[-1], tokens[::2]) == (3, "a", "ab", ["a", "ab"])
+    with pytest.raises(ModelLoadError, match=r"tokenizer.ggml.tokens in .* has an entry 1 that is not UTF-8"):
+        read_tokenizer(path)
+
+
 def test_a_file_without_a_tokenizer_has_none(path: pathlib.Path) -> None:
+    path.write_bytes(gguf_bytes({**LLAMA, "tokenizer.ggml.model": "no_vocab"}, TENSORS))
+    assert read_tokenizer(path) is None
     path.write_bytes(BYTES)
     assert read_tokenizer(path) is None
     assert open_gguf(path).metadata["llama.context_length"] == 64
