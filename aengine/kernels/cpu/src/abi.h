@@ -205,8 +205,8 @@ constexpr i64 KV_SCALE_BYTES = 8;
 // Pages of layers_per_page layers: each layer has a place in the pages of its group. Where page_size is a multiple of 16 a page of a layer
 // is, for each KV head, blocks of 16 tokens: keys [key_dim / 2][16][2] and values [8][value_dim][2] in bf16, keys [key_dim][16] and values
 // [16][value_dim] in float32. Otherwise it is [kv_heads][page_size][key_dim], and the same of values. Both widths are multiples
-// of 16; what a head does not fill is zero. INT8 is the bytes of integers in -127 .. 127, four in a word (see kv.h): a key ends with two more words,
-// the float32 scales that its integers and those of the value are to be multiplied with.
+// of 16; what a head does not fill is zero. INT8 is the bytes of integers in -127 .. 127, four in a word (see kv.h): a key ends with two
+// more words, the float32 scales that its integers and those of the value are to be multiplied with.
 struct Pool {
   void* const* keys;  // [layers_per_page]
   void* const* values;

@@ -60,7 +60,8 @@ AE_NOINLINE void score(const typename Dot::X* query, i64 dim, const KvRun& run, 
 }
 
 // weighted[i][d .. d + VECTORS * LANES] = itself * factors[i] + sum over tokens of weights[i][token] * value. Or, where these are integers,
-// itself + sum * factors[i]. Only words that hold tokens before run.end are read. The upper half of a last odd pair is taken as zero, since it may be NaN; integers have weights of zero there.
+// itself + sum * factors[i]. Only words that hold tokens before run.end are read. The upper half of a last odd pair is taken as zero, since
+// it may be NaN; integers have weights of zero there.
 template <class Dot, int ROWS, int VECTORS>
 AE_INLINE void add_weighted_columns(const typename Dot::X* weights, i64 dim, i64 d, const KvRun& run, bool prefetch, const float* factors,
                                     float* weighted) {
@@ -214,6 +215,10 @@ class TileAttention {
       } else if (b < next_blocks && next_at < end_) {
         run.next[b] = key_block(next_at, last ? next_head : head_);
       }
+      if (QUANTISED && run.next[b]) {
+        __builtin_prefetch(pages_.key_scales(run.next[b]), 0, 2);
+        __builtin_prefetch(pages_.value_scales(run.next[b]), 0, 2);
+      }
     }
     return run;
   }
@@ -229,18 +234,15 @@ class TileAttention {
       with_rows(rows, [&](auto n) { score<Dot, n>(query_ + r0 * key_dim, key_dim, run, part == 0 && pages_.blocked(), scores); });
       for (i64 i = 0; i < rows; i++) {
         const i64 r = r0 + i, high = smaller(position(r) + 1, run.end);
-        float *own_scores = scores + i * KV_RUN, &maximum = softmax.maximum[r], &total = softmax.total[r];
-        const auto softmax_into = [&](auto* to) {
-          return softmax_weights(own_scores, to, run.first, run.end, lowest(r), high, op_.scale, op_.soft_cap, maximum, total);
+        const auto weigh = [&](auto&& scales, auto&& put) __attribute__((always_inline)) {
+          return softmax_weights(scores + i * KV_RUN, scales, put, run.first, run.end, lowest(r), high, op_.soft_cap, softmax.maximum[r],
+                                 softmax.total[r]);
         };
         if constexpr (QUANTISED) {
-          scale_scores(run, query_scales_[r], own_scores);
-          const float rescale = softmax_into(own_scores);
-          float* weighted = softmax.weighted + r * value_dim;
-          for (i64 d = 0; d < value_dim; d += LANES) store(weighted + d, load(weighted + d) * rescale);
-          factors[i] = quantise_weights(run, own_scores, weights + i * KV_RUN);
+          factors[i] = weigh_tokens(run, query_scales_[r] * op_.scale, weigh, scores + i * KV_RUN, weights + i * KV_RUN,
+                                    softmax.weighted + r * value_dim);
         } else {
-          factors[i] = softmax_into(weights + i * KV_RUN);
+          factors[i] = weigh([&](i64) { return splat(op_.scale); }, [&](i64 t, VecF e) { store(weights + i * KV_RUN + t, e); });
         }
       }
       with_rows(rows, [&](auto n) {
@@ -249,22 +251,20 @@ class TileAttention {
     }
   }
 
-  // Multiplies a query's scores by the scales of the keys and of the query.
-  void scale_scores(const KvRun& run, float query_scale, float* scores) const {
-    for (i64 t = 0; t < round_up(run.end - run.first, BLOCK); t += LANES) {
-      store(scores + t, load(scores + t) * (load(pages_.key_scales(run.keys[t / BLOCK]) + t % BLOCK) * query_scale));
-    }
-  }
-
-  // Softmax weights times the scales of the values as integers; those of masked keys, whose scales may be anything, are zero. Returns the
-  // scale of the integers.
-  float quantise_weights(const KvRun& run, float* weights, X* integers) const {
-    const i64 width = round_up(run.end - run.first, BLOCK);
-    for (i64 t = 0; t < width; t += LANES) {
-      const VecF weight = load(weights + t), scaled = weight * load(pages_.value_scales(run.keys[t / BLOCK]) + t % BLOCK);
-      store(weights + t, weight == 0.f ? splat(0.f) : scaled);
-    }
-    return quantise_row<Dot>(weights, integers, width, WEIGHT_LIMIT);
+  // Over int8 pages: scores are multiplied by `scale` and the scales of the keys. Softmax weights times the scales of the values become
+  // integers, whose scale is returned; those of masked keys, whose scales may be anything, are zero. Rescales what was `weighted` before.
+  template <class Weigh>
+  float weigh_tokens(const KvRun& run, float scale, const Weigh& weigh, float* scores, X* integers, float* weighted) const {
+    VecF largest = {}, not_finite = {};
+    const auto key_scales = [&](i64 t) { return load(pages_.key_scales(run.keys[t / BLOCK]) + t % BLOCK) * scale; };
+    const float rescale = weigh(key_scales, [&](i64 t, VecF e) {
+      const VecF weights = e == 0.f ? splat(0.f) : e * load(pages_.value_scales(run.keys[t / BLOCK]) + t % BLOCK);
+      store(scores + t, weights);
+      largest = larger(largest, weights);
+      not_finite += weights * 0.f;
+    });
+    for (i64 d = 0; d < pages_.value_dim; d += LANES) store(weighted + d, load(weighted + d) * rescale);
+    return round_row<Dot>(scores, integers, round_up(run.end - run.first, BLOCK), largest, not_finite, WEIGHT_LIMIT);
   }
 
   const AttentionOp& op_;

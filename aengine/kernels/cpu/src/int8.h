@@ -98,7 +98,15 @@ AE_INLINE VecI round_scaled(VecF x, float factor, float limit = INT8_MAX_VALUE) 
 }
 
 // One row of `size` elements, a multiple of 16 -> its integers as `To` stores them, and the scale that they are to be multiplied with. The
-// largest becomes `limit`. A row with a NaN or an infinity has the scale NaN, so that it does not turn into numbers.
+// largest becomes `limit`. `maximum` has the largest magnitude in one of its lanes, `not_finite` a NaN if the row has a NaN or an infinity:
+// its scale is NaN then, so that it does not turn into numbers.
+template <class To, class E>
+AE_INLINE float round_row(const E* x, typename To::X* out, i64 size, VecF maximum, VecF not_finite, float limit) {
+  const float absmax = largest(maximum), factor = absmax > 0 ? limit / absmax : 0.f;
+  for (i64 i = 0; i < size; i += LANES) To::put(out + i, round_scaled(load(x + i), factor, limit));
+  return absmax / limit + sum(not_finite);
+}
+
 template <class To = Int8Dot, class E>
 float quantise_row(const E* x, typename To::X* out, i64 size, float limit = INT8_MAX_VALUE) {
   VecF maximum = {}, not_finite = {};
@@ -107,10 +115,7 @@ float quantise_row(const E* x, typename To::X* out, i64 size, float limit = INT8
     maximum = larger(maximum, larger(v, -v));
     not_finite += v * 0.f;
   }
-  const float absmax = largest(maximum);
-  const float factor = absmax > 0 ? limit / absmax : 0.f;
-  for (i64 i = 0; i < size; i += LANES) To::put(out + i, round_scaled(load(x + i), factor, limit));
-  return absmax / limit + sum(not_finite);
+  return round_row<To>(x, out, size, maximum, not_finite, limit);
 }
 
 }  // namespace aengine

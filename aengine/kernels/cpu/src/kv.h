@@ -1,8 +1,8 @@
 // Where the keys and values of a token lie in a layer's pages; see `Pool` for the layouts.
 //
 // A block is 16 tokens of one KV head as words of 32 bits: keys [key_width / per_word][16], values [16 / per_word][value_dim], where
-// per_word is 2 in bf16, 1 in float32 and 4 in int8, in the order 0, 2, 1, 3 (see Int16Dot). So one vector of key words is the same depths of LANES tokens, and scores need no
-// horizontal sums; one vector of value words is the same tokens at LANES depths.
+// per_word is 2 in bf16, 1 in float32 and 4 in int8, in the order 0, 2, 1, 3 (see Int16Dot). So one vector of key words is the same depths
+// of LANES tokens, and scores need no horizontal sums; one vector of value words is the same tokens at LANES depths.
 #pragma once
 #include "simd.h"
 

@@ -28,16 +28,16 @@ inline AE_NOINLINE void merge_row(float& maximum, float& total, float* weighted,
   maximum = top;
 }
 
-// Scores of one query row -> weights e^(score - maximum) of its tokens low .. high, zero for all others up to the end of the last block.
-// Returns the factor for what was weighted before. `weights` may be `scores`.
-template <class X>
-AE_INLINE float softmax_weights(float* scores, X* weights, i64 first, i64 end, i64 low, i64 high, float scale, float soft_cap,
+// Scores of one query row, times `scales(t)` for LANES tokens from first + t on -> weights e^(score - maximum) of its tokens low .. high, zero
+// for all others up to the end of the last block: put(t, weights). Returns the factor for what was weighted before.
+template <class Scales, class Put>
+AE_INLINE float softmax_weights(float* scores, const Scales& scales, const Put& put, i64 first, i64 end, i64 low, i64 high, float soft_cap,
                                 float& maximum, float& total) {
   const i64 width = round_up(end - first, BLOCK);
   const bool partly = low > first || high < first + width;
   VecF top = splat(maximum);
   for (i64 t = 0; t < width; t += LANES) {
-    VecF s = load(scores + t) * scale;
+    VecF s = load(scores + t) * scales(t);
     if (soft_cap > 0) s = tanh(s / soft_cap) * soft_cap;
     if (partly) {
       const VecI token = lane_numbers() + (i32)(first + t);
@@ -53,7 +53,7 @@ AE_INLINE float softmax_weights(float* scores, X* weights, i64 first, i64 end, i
     const VecF s = load(scores + t);
     const VecF e = s == MASKED ? splat(0.f) : exp(s - new_maximum);
     added += e;
-    store(weights + t, e);
+    put(t, e);
   }
   const float rescale = std::exp(maximum - new_maximum);
   total = total * rescale + sum(added);
