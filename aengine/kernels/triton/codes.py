@@ -217,8 +217,8 @@ def _linear_codes(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Grid (blocks of columns, blocks of rows, splits of the depth). Several splits store `sums` [splits, rows, columns]; their number is no
-    constant, so that few variants do for all numbers of rows."""
+    """Grid (blocks of columns, blocks of rows, splits of the depth). Several splits store `sums` [splits, rows, columns]; their number is
+    no constant, so that few variants do for all numbers of rows."""
     row = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     present, inside = row < rows, column < columns
