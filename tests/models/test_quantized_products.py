@@ -9,6 +9,7 @@ import pytest
 import torch
 from driver import Driver, record_logits
 from family_cases import Case
+from quantized_cases import Kind
 from quantized_layouts import LAYOUTS
 from slow_cases import slow_but
 from test_quantized_formats import rewrite
@@ -121,6 +122,21 @@ def test_products_of_float8(device: str, rows: int) -> None:
     expected = (of_rows.codes.float() * of_rows.scales) @ weight.t() + bias.float()
     torch.testing.assert_close(method(x, bias).float(), expected, rtol=1e-2, atol=2e-2)
     assert torch.equal(method(of_rows, bias), method(x, bias))
+
+
+def test_products_of_float8_blocks(device: str) -> None:
+    """In Triton; not for groups of 16, since a product takes 32 columns at least."""
+    linears = QuantizedLinears(torch.bfloat16, CPU, Float8Rows.of)
+    method = linears.linear([Kind("float8", 32).rows(40, 96)])
+    assert method is not None
+    assert method.takes_float8
+    of_rows, bias = Float8Rows.of(torch.randn(3, 96)), torch.randn(40).bfloat16()
+    expected = (of_rows.codes.float() * of_rows.scales) @ Kind("float8", 32).rows(40, 96).dequantized().t() + bias.float()
+    torch.testing.assert_close(method(of_rows, bias).float(), expected, rtol=1e-2, atol=1e-2 * expected.abs().max().item())
+    for kind in (Kind("float8", 16), Kind("int8", 32)):
+        method = linears.linear([kind.rows(40, 96)])
+        assert method is not None
+        assert not method.takes_float8
 
 
 @needs_float8
