@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+_CHUNK_ROWS = 1024  # that are dequantised at a time
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizedRows:
@@ -56,16 +58,23 @@ class QuantizedRows:
         extra = sum(tensor.nbytes for tensor in (self.scales, self.offsets) if tensor is not None)
         return self.codes.numel() * self.bits // 8 + extra
 
-    def dequantized(self) -> Tensor:
-        """[rows, columns] float32 in the order of the model's columns: what every kernel's product is compared with."""
+    def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[rows, columns] in the order of the model's columns; in float32 it is what every kernel's product is compared with. Takes little
+        more memory than the result."""
+        values = torch.empty(self.shape, dtype=dtype, device=self.codes.device)
+        for begin in range(0, len(self), _CHUNK_ROWS):
+            values[begin : begin + _CHUNK_ROWS] = self[begin : begin + _CHUNK_ROWS]._numbers()
+        return values
+
+    def _numbers(self) -> Tensor:
         numbers = self.codes.float() if self.table is None else self.table[self.codes.long()]
         columns = torch.arange(self.codes.shape[1]) // self.group_size
-        values = numbers * self.scales[:, columns]
+        numbers *= self.scales[:, columns]
         if self.offsets is not None:
-            values += self.offsets[:, columns]
+            numbers += self.offsets[:, columns]
         if self.order is None:
-            return values
-        return torch.empty_like(values).index_copy_(1, self.order, values)
+            return numbers
+        return torch.empty_like(numbers).index_copy_(1, self.order, numbers)
 
 
 Rows = Tensor | QuantizedRows

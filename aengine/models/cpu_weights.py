@@ -74,14 +74,14 @@ class PackedWeights:
     ) -> None:
         """`count`: of how many matrices the rows are; None: of one."""
         if stem in _TABLES:
-            table = _dequantized(rows)
+            table = _dequantized(rows, self.dtype)
             self.tables[stem] = (table[0] if len(table) == 1 else torch.cat(table)).to(self.dtype).contiguous()
             if stem != "embedding" or not self.spec.tied_head:
                 return
             stem = "head"
         layer, _, name = stem.rpartition(".")
         if name in ("router", "shared_gate"):
-            self._routers.setdefault(f"{layer}.router", []).extend(_dequantized(rows))
+            self._routers.setdefault(f"{layer}.router", []).extend(_dequantized(rows, torch.float32))
             return
         quantizable = name not in NEVER_QUANTIZED
         in_int8 = quantization == "int8" or (quantization == "int4" and stem == "head")
@@ -89,7 +89,7 @@ class PackedWeights:
             rows = [quantize_matrix(workspace, part, quantization) if isinstance(part, Tensor) else part for part in rows]
         # What the kernels have no format for, such as parts with groups of several sizes, is as wide as the activations.
         has_codes = quantizable and are_packable(rows)
-        parts: Sequence[Rows] = rows if has_codes else _dequantized(rows)
+        parts: Sequence[Rows] = rows if has_codes else _dequantized(rows, self.dtype)
         kernels, dtype, threads = workspace.kernels, self.dtype, workspace.threads
         options: dict[str, Any] = {"interleaved": name == "gate_up", "int8": quantizable and in_int8 and not has_codes}
         if has_codes:
@@ -111,5 +111,6 @@ class PackedWeights:
         self.linears[stem] = router
 
 
-def _dequantized(rows: Sequence[Rows]) -> list[Tensor]:
-    return [part if isinstance(part, Tensor) else part.dequantized() for part in rows]
+def _dequantized(rows: Sequence[Rows], dtype: torch.dtype) -> list[Tensor]:
+    """Those that are quantised in `dtype`, the others as they are."""
+    return [part if isinstance(part, Tensor) else part.dequantized(dtype) for part in rows]

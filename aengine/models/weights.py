@@ -146,7 +146,7 @@ def fused(
             target = torch.empty((sum(len(part) for part in parts), *first.shape[1:]), dtype=wanted, device=device)
             row = 0
             for part in parts:
-                target[row : row + len(part)].copy_(part if isinstance(part, Tensor) else part.dequantized())
+                target[row : row + len(part)].copy_(part if isinstance(part, Tensor) else part.dequantized(wanted))
                 row += len(part)
         else:
             target = first

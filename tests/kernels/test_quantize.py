@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from aengine.kernels.quantize import INT4_GROUP, quantize_rows
+from aengine.kernels.quantized import QuantizedRows
 
 
 @pytest.mark.parametrize(("quantization", "most"), [("int4", 0.09), ("fp8", 0.03)])
@@ -34,3 +35,17 @@ def test_int4_finds_numbers_that_4_bits_hold() -> None:
     codes[..., 0] = -8.0
     matrix = (codes * torch.tensor([0.5, 1.0, 0.25, -2.0])[:, None]).flatten(1)
     assert torch.equal(quantize_rows(matrix, "int4").dequantized(), matrix)
+
+
+def test_many_rows_are_dequantized_as_few() -> None:
+    """With offsets, in several dtypes, in another order of columns."""
+    torch.manual_seed(0)
+    order = torch.randperm(40)
+    codes, scales, offsets = torch.randint(0, 16, (2500, 40), dtype=torch.uint8), torch.rand(2500, 3), torch.randn(2500, 3)
+    rows = QuantizedRows(codes, scales, 16, 4, offsets, order=order)
+    columns = torch.arange(40) // 16
+    expected = torch.empty(2500, 40)
+    expected[:, order] = codes * scales[:, columns] + offsets[:, columns]
+    assert torch.equal(rows.dequantized(), expected)
+    assert torch.equal(rows.dequantized(torch.bfloat16), expected.bfloat16())
+    assert torch.equal(rows[2000:].dequantized(), expected[2000:])
