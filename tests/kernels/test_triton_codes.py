@@ -133,9 +133,14 @@ def test_float8_activations(device: str, dtype: torch.dtype, size: int) -> None:
         (ops.silu_mul_float8(gate_up), ops.silu_mul(gate_up)),
     ):
         expected = Float8Rows.of(values)
-        assert torch.equal(found.scales, expected.scales)
-        differ = found.codes.float() != expected.codes.float()
-        carried = (expected.codes.view(torch.uint8) & 7 == 0) & INTERPRETED
-        assert (differ & ~carried).float().mean() < 0.01
+        torch.testing.assert_close(found.scales, expected.scales, rtol=0 if INTERPRETED else 2e-3, atol=0)
+        if INTERPRETED:
+            differ = found.codes.float() != expected.codes.float()
+            carried = expected.codes.view(torch.uint8) & 7 == 0
+            assert (differ & ~carried).float().mean() < 0.01
+        else:
+            wide = values.float()
+            rounding = torch.maximum(wide.abs() / 16, found.scales / 512)  # half of the last place, and of the smallest number
+            assert ((found.codes.float() * found.scales - wide).abs() <= 1.01 * rounding).all()
     assert torch.equal(total, expected_total)
     assert not len(ops.float8(x[:0]))
