@@ -168,7 +168,10 @@ def test_weights_that_are_quantised_at_load(device: str, quantization: str, tmp_
     made = fused(spec, iter(weights.items()), torch.float32, CPU, linears, quantization)
     quantized = {name for name, weight in made.items() if not isinstance(weight, Tensor)}
     assert quantized == {"head.weight", *(f"layers.0.{name}.weight" for name in ("qkv", "output", "gate_up", "down"))}
-    Decoder(spec, made, 4, TritonOps())
+    decoder, hidden = Decoder(spec, made, 4, TritonOps()), torch.randn(2, spec.hidden_size)
+    out = torch.zeros(2, decoder.head_shape[0])
+    assert torch.equal(decoder.head_product(hidden, out), made["head.weight"](hidden, None))
+    assert torch.equal(out, decoder.head_product(hidden))
     for name, source, how in (
         ("layers.0.down.weight", "layers.0.down.weight", quantization),
         ("head.weight", "embedding.weight", "int8" if quantization == "int4" else quantization),
