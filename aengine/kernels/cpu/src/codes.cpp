@@ -15,6 +15,10 @@ constexpr i64 PANEL_VECTORS = PANEL / LANES;
 constexpr i64 MAX_BLOCK_BYTES = MAX_ACTIVATION_GROUP * PANEL * (i64)sizeof(float), BLOCK_BYTES = MAX_BLOCK_BYTES / 2;  // of unpacked weights
 constexpr i64 MAX_BLOCK_GROUPS = BLOCK_BYTES / (16 * PANEL);
 
+// Fewer tiles than these unpack in registers. With vectors of 64 bytes that costs bytes and nibbles little.
+template <class Step>
+constexpr i64 MANY_TILES = LANES == 16 && std::is_same_v<typename Step::Sum, VecI> ? 3 : 2;
+
 // A row of activations as a Step multiplies it: elements, and for each group its scale and its total.
 template <class Step>
 struct CodeRow {
@@ -72,7 +76,7 @@ struct UnpackedWords {
   template <int VECTORS>
   AE_INLINE void prefetch(i64, i64) const {}
   template <int>
-  AE_INLINE typename Step::W weights(i64 step, i64 column) const { return load_as<typename Step::W>(weights_of_steps + step * PANEL_VECTORS + column / LANES); }
+  AE_INLINE typename Step::W weights(i64 step, i64 column) const { return weights_of_steps[step * PANEL_VECTORS + column / LANES]; }
 };
 
 // Adds the products of one group with ROWS rows and the columns of VECTORS vectors to `totals`, which are in registers as all sums are: every
@@ -139,7 +143,7 @@ AE_NOINLINE void multiply_packed(const CodeRow<typename Dot::Step>* rows, const 
       load_group_scales(w, from, scales);
     }
     const PackedWords<Dot> words{dot, groups.words_of(panel, group), ahead};
-    constexpr int VECTORS = tile_vectors(ROWS);
+    constexpr int VECTORS = tile_vectors(2 * ROWS);  // sums and totals are both in registers
     for (int column = 0; column < PANEL; column += VECTORS * LANES) {
       with_totals<ROWS, VECTORS>(out, column, [&](auto* totals) AE_ALWAYS_INLINE {
         multiply_group<Dot::STEPS, ROWS, VECTORS, typename Dot::Step>(dot, rows, group, group * groups.size, groups.num_words(group), words,
@@ -167,8 +171,7 @@ AE_NOINLINE void unpack(const CodeGroups& groups, const u32* panel, Block<typena
     for (i64 word = groups.num_words(group); word > 0; word--, words += PANEL) {
       repeat<Dot::STEPS>([&](auto n) AE_ALWAYS_INLINE {
         for (int column = 0; column < PANEL; column += LANES) {
-          const typename Dot::W w = dot.template weights<n>(load_words(words + column));
-          memcpy(static_cast<void*>(out++), &w, sizeof w);
+          *out++ = dot.template weights<n>(load_words(words + column));
         }
       });
     }
@@ -181,7 +184,7 @@ AE_NOINLINE void multiply_block(const CodeRow<Step>* rows, const CodeGroups& gro
   const Step step(groups.w);
   const bool with_offsets = groups.w.with_offsets;
   const i64 word_steps = elements_per_word(groups.w.format) / Step::X_PER_STEP, last = block.end;
-  constexpr int VECTORS = tile_vectors(2 * ROWS);  // sums and totals are both in registers
+  constexpr int VECTORS = tile_vectors(2 * ROWS);
   for (int column = 0; column < PANEL; column += VECTORS * LANES) {
     with_totals<ROWS, VECTORS>(out, column, [&](auto* totals) AE_ALWAYS_INLINE {
       UnpackedWords<Step> words{block.weights};
@@ -271,12 +274,14 @@ void gemm_codes(const Member& member, const E* x, i64 stride, i64 rows, i64 widt
       const i64 row = tiles.source(i), group = row * num_groups + first_group;
       return CodeRow<Step>{all.data + row * padded + group_column, all.scales + group, all.totals + group};
     };
-    if (tiles.size() > 1) return multiply_unpacked<Dot>(tiles, row_of, put);
+    if (tiles.size() >= MANY_TILES<Step>) return multiply_unpacked<Dot>(tiles, row_of, put);
     tiles.each([&](const PanelTile& tile) {
       CodeRow<Step> x_rows[TILE_ROWS];
       for (i64 i = 0; i < tile.count; i++) x_rows[i] = row_of(tile.row + i);
       alignas(64) float values[TILE_ROWS][PANEL];
-      with_rows(tile.count, [&](auto n) { multiply_packed<Dot, n>(x_rows, *tile.group.w, tile.words, WORDS_AHEAD, values); });
+      // The second pass finds the panel in the caches, and fetches the next one.
+      const i64 ahead = tile.pass == 0 ? WORDS_AHEAD : tile.next ? tile.next - tile.words : PANEL;
+      with_rows(tile.count, [&](auto n) { multiply_packed<Dot, n>(x_rows, *tile.group.w, tile.words, ahead, values); });
       put(tile, values);
     });
   });
