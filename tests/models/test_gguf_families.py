@@ -50,6 +50,7 @@ class Written:
     metadata: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)  # beside those of the model
     cut: Callable[[str, Tensor], dict[str, Tensor]] = lambda name, tensor: {name: tensor}  # one of the model's becomes these
+    one_qkv: bool = False  # q, k and v are one tensor
 
 
 def _cut_gpt_oss(name: str, tensor: Tensor) -> dict[str, Tensor]:
@@ -159,6 +160,9 @@ CASES = {
     ),
     "mistral3": Written("mistral3", "Llama", {"head_dim": 32}),
     "chatglm": Written("chatglm", "Glm", {"head_dim": 16, "attention_bias": True}, metadata={"chatglm.rope.dimension_count": 8}),
+    "chatglm-qkv": Written(
+        *("chatglm", "Glm", {"head_dim": 16, "attention_bias": True}), metadata={"chatglm.rope.dimension_count": 8}, one_qkv=True
+    ),
     "gptneox": Written(
         *("gptneox", "GPTNeoX", {"rotary_pct": 0.5, "num_key_value_heads": 4}),
         keys=(("use_parallel_residual", "use_parallel_residual"), _LAYER_NORM),
@@ -315,6 +319,9 @@ def converted(model_dir: pathlib.Path, written: Written, kind: str = "F32") -> b
         tensors[converted_name(name, written.modules)] = stored(
             tensor, kind, quantize if kind == "Q8_0" and not name.endswith("bias") else None
         )
+    for name in [name for name in tensors if written.one_qkv and ".attn_q." in name]:
+        kinds, shapes, data = zip(*(tensors.pop(name.replace("attn_q", f"attn_{one}")) for one in "qkv"), strict=True)
+        tensors[name.replace("attn_q", "attn_qkv")] = (kinds[0], (sum(shape[0] for shape in shapes), *shapes[0][1:]), b"".join(data))
     return gguf_bytes({**config_metadata(written.architecture, config, written.keys), **written.metadata}, tensors)
 
 
@@ -348,7 +355,9 @@ def test_spec_and_weights_are_those_of_the_directory(name: str, tmp_path: pathli
     assert_same(tmp_path / "model.gguf", tmp_path / "model", written.architecture)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gptneox", "llama", "mixtral", "phi3", "stablelm-parallel", "gpt-oss", "deepseek2"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "gptneox", "llama", "chatglm-qkv", "mixtral", "phi3", "stablelm-parallel", "gpt-oss", "deepseek2"]
+)
 def test_quantised_matrices_have_the_same_layouts(name: str, tmp_path: pathlib.Path) -> None:
     """Rows stay quantised, whatever order or tensor they are in; 8 bits are within half a step of 1/127 of a group's largest."""
     written = CASES[name]
