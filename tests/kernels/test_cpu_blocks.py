@@ -11,7 +11,18 @@ import pytest
 import torch
 from cpu_ops import NO_LAST_TOKENS
 from slow_cases import slow_but
-from test_cpu_stack import hidden_states, layouts, pool_of, random_weights, run_step, stack_of, token_ids, torch_logits
+from test_cpu_stack import (
+    check_bf16_is_as_near_as_torch,
+    distance,
+    hidden_states,
+    layouts,
+    pool_of,
+    random_weights,
+    run_step,
+    stack_of,
+    token_ids,
+    torch_logits,
+)
 
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import CpuKernels, Workspace
@@ -172,12 +183,6 @@ def weights_of(spec: ModelSpec) -> dict[str, torch.Tensor]:
     return weights
 
 
-def distance(spec: ModelSpec, logits: torch.Tensor, exact: torch.Tensor) -> float:
-    """Rounding makes routers choose other experts for some tokens: of a mixture the median token counts."""
-    rows = (logits - exact).norm(dim=-1)
-    return float(rows.median() if any(isinstance(layer.mlp, Experts) for layer in spec.layers) else rows.norm())
-
-
 @pytest.mark.parametrize("page_size", slow_but([16], [4, 16]))
 @pytest.mark.parametrize("name", MODELS)
 def test_float32_gives_the_decoders_logits(kernels: CpuKernels, name: str, page_size: int) -> None:
@@ -193,14 +198,7 @@ def test_float32_gives_the_decoders_logits(kernels: CpuKernels, name: str, page_
 @pytest.mark.parametrize("name", slow_but(["gemma", "stablelm"], MODELS))
 def test_bf16_is_as_near_to_float32_as_torch(some_kernels: CpuKernels, name: str) -> None:
     spec = spec_of(name)
-    weights, steps = weights_of(spec), layouts(16)
-    rounded = {name: weight.bfloat16().float() for name, weight in weights.items()}
-    exact = torch.cat(torch_logits(spec, rounded, torch.float32, steps))
-    torchs = torch.cat(torch_logits(spec, weights, torch.bfloat16, steps))
-    workspace = Workspace(some_kernels, 2)
-    stack = stack_of(workspace, spec, weights, torch.bfloat16)
-    hidden = torch.cat(hidden_states(workspace, stack, pool_of(spec, torch.bfloat16, 16), steps))
-    assert distance(spec, stack.logits(workspace, hidden), exact) <= 1.05 * distance(spec, torchs, exact)
+    check_bf16_is_as_near_as_torch(some_kernels, spec, weights_of(spec))
 
 
 @pytest.mark.parametrize("name", slow_but(["gemma"], MODELS))

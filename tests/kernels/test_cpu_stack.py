@@ -20,7 +20,7 @@ from aengine.kernels.cpu.pool import KvPool
 from aengine.models.cpu_stack import DecoderStack, unsupported
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.models.model_config import read_spec
-from aengine.models.spec import ModelSpec
+from aengine.models.spec import Experts, ModelSpec
 from aengine.models.weights import fused
 from aengine.models.weights import random_weights as initial_weights
 
@@ -186,17 +186,28 @@ def test_layers_in_groups_give_the_same_bits(kernels: CpuKernels, page_size: int
         hidden_states(workspace, stack, big, steps)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
-def test_bf16_is_as_near_to_float32_as_torch(kernels: CpuKernels, family: str) -> None:
-    spec = tiny_spec(family)
-    weights, steps = random_weights(spec), layouts(16)
+def distance(spec: ModelSpec, logits: torch.Tensor, exact: torch.Tensor) -> float:
+    """Rounding makes routers choose other experts for some tokens: of a mixture the median token counts."""
+    rows = (logits - exact).norm(dim=-1)
+    return float(rows.median() if any(isinstance(layer.mlp, Experts) for layer in spec.layers) else rows.norm())
+
+
+def check_bf16_is_as_near_as_torch(kernels: CpuKernels, spec: ModelSpec, weights: dict[str, Tensor]) -> None:
+    """Both round activations at the same places, to different bits: the distances to float32 are equal within 5 %."""
+    steps = layouts(16)
     rounded = {name: weight.bfloat16().float() for name, weight in weights.items()}
     exact = torch.cat(torch_logits(spec, rounded, torch.float32, steps))
     torchs = torch.cat(torch_logits(spec, weights, torch.bfloat16, steps))
     workspace = Workspace(kernels, 2)
     stack = stack_of(workspace, spec, weights, torch.bfloat16)
     hidden = torch.cat(hidden_states(workspace, stack, pool_of(spec, torch.bfloat16, 16), steps))
-    assert (stack.logits(workspace, hidden) - exact).norm() <= (torchs - exact).norm()
+    assert distance(spec, stack.logits(workspace, hidden), exact) <= 1.05 * distance(spec, torchs, exact)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+def test_bf16_is_as_near_to_float32_as_torch(kernels: CpuKernels, family: str) -> None:
+    spec = tiny_spec(family)
+    check_bf16_is_as_near_as_torch(kernels, spec, random_weights(spec))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

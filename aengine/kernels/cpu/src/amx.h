@@ -48,7 +48,7 @@ template <class Dot>
 constexpr bool IN_AMX_TILES = std::is_same_v<Dot, AmxBf16Dot> || std::is_same_v<Dot, AmxInt8Dot>;
 
 constexpr i64 AMX_ROWS = 16, AMX_WORDS = 16;   // of a tile
-constexpr i64 AMX_SLAB = 8 * AMX_WORDS;        // steps of a panel that stay in the L1 cache while all rows are multiplied with them
+constexpr i64 AMX_BLOCK = 8 * AMX_WORDS;        // steps of a panel that stay in the L1 cache while all rows are multiplied with them
 constexpr i64 PANEL_BYTES = PANEL * sizeof(u32);  // of a step
 
 // What `ldtilecfg` reads.
@@ -87,8 +87,8 @@ void multiply_in_amx_tiles(const Prepared<Dot>& x, const PanelTiles& tiles, i64 
   const i64 whole = steps / AMX_WORDS * AMX_WORDS;
   memcpy(last_words, tiles.words + whole * PANEL, (size_t)((steps - whole) * PANEL_BYTES));
   memset(sums, 0, (size_t)tiles.num_rows() * sizeof *sums);
-  for (i64 first = 0; first < steps; first += AMX_SLAB) {
-    const i64 end = smaller(steps, first + AMX_SLAB);
+  for (i64 first = 0; first < steps; first += AMX_BLOCK) {
+    const i64 end = smaller(steps, first + AMX_BLOCK);
     for (i64 row = 0; row < tiles.num_rows(); row += AMX_ROWS) {
       const i64 count = smaller(AMX_ROWS, tiles.num_rows() - row), from = tiles.first_row() + row;
       const AmxConfig config(count);
@@ -102,15 +102,14 @@ void multiply_in_amx_tiles(const Prepared<Dot>& x, const PanelTiles& tiles, i64 
       for (i64 step = first; step < end; step += AMX_WORDS) {
         const u32* words = step < whole ? tiles.words + step * PANEL : last_words[0];
         if (row == 0) {
-          for (i64 i = 0; i < AMX_WORDS * PANEL; i += LINE_WORDS) __builtin_prefetch(words + AMX_SLAB * PANEL + i, 0, 2);
+          for (i64 i = 0; i < AMX_WORDS * PANEL; i += LINE_WORDS) __builtin_prefetch(words + AMX_BLOCK * PANEL + i, 0, 2);
         }
         const i64 column = group.column + step * Dot::X_PER_WORD;
         if (group.rows || step >= whole) {
           const i64 size = smaller(AMX_WORDS, steps - step) * 4;  // bytes
           if (step >= whole) memset(activations, 0, sizeof activations);
           for (i64 i = 0; i < count; i++) {
-            const i64 source = group.rows ? group.rows[from + i] : group.first + from + i;
-            memcpy(activations[i], x.data + source * x.stride + column, (size_t)size);
+            memcpy(activations[i], x.data + tiles.source(from + i) * x.stride + column, (size_t)size);
           }
           before_tiles_are_read();
           _tile_loadd(4, activations, 64);

@@ -68,16 +68,16 @@ AE_INLINE VecF value_of(VecI sum, const PackedLinear& w, i64 column, float row_s
   return __builtin_convertvector(sum, VecF) * (load(w.scales + column) * row_scale);
 }
 
-// Products of MANY_ROWS or more unpack a panel once for all of them, SLAB depths of it at a time, which stay in the L1 cache until every
+// Products of MANY_ROWS or more unpack a panel once for all of them, BLOCK_DEPTHS of it at a time, which stay in the L1 cache until every
 // row was multiplied with them. With fewer rows it takes longer to write unpacked weights than to unpack them for each tile. Measured with
 // AVX2. Of AVX-512 counted for CPUs without BF16 instructions, on which the two ports that multiply also unpack.
-constexpr i64 MANY_ROWS = LANES == 16 ? 24 : 12, SLAB = 96;
+constexpr i64 MANY_ROWS = LANES == 16 ? 24 : 12, BLOCK_DEPTHS = 96;
 template <class Dot>
 constexpr bool UNPACKS = std::is_same_v<typename Dot::X, float> && Dot::PARTS > 1;
 
 // Adds to the sums of ROWS rows their products with float32 weights of `depth` depths; prefetches a cache line of `ahead` per depth.
 template <int ROWS, bool PREFETCH>
-AE_NOINLINE void multiply_slab(const float* const* rows, const float (*weights)[PANEL], i64 depth, const u32* ahead,
+AE_NOINLINE void multiply_block(const float* const* rows, const float (*weights)[PANEL], i64 depth, const u32* ahead,
                                VecF (*sums)[PANEL / LANES]) {
   const float* x[ROWS];
   for (int i = 0; i < ROWS; i++) x[i] = rows[i];
@@ -105,11 +105,11 @@ AE_NOINLINE void multiply_slab(const float* const* rows, const float (*weights)[
 // The sums of a panel for all rows of a task, equal to those of `multiply_panel`.
 template <class Dot>
 void multiply_unpacked(const Prepared<Dot>& x, const PanelTiles& tiles, i64 steps, VecF (*sums)[PANEL / LANES]) {
-  constexpr i64 SLAB_STEPS = SLAB / Dot::PARTS;
-  alignas(64) float weights[SLAB][PANEL];
+  constexpr i64 BLOCK_STEPS = BLOCK_DEPTHS / Dot::PARTS;
+  alignas(64) float weights[BLOCK_DEPTHS][PANEL];
   memset(sums, 0, (size_t)tiles.num_rows() * sizeof *sums);
-  for (i64 first = 0; first < steps; first += SLAB_STEPS) {
-    const i64 count = smaller(SLAB_STEPS, steps - first), depth = count * Dot::PARTS;
+  for (i64 first = 0; first < steps; first += BLOCK_STEPS) {
+    const i64 count = smaller(BLOCK_STEPS, steps - first), depth = count * Dot::PARTS;
     const u32* words = tiles.words + first * PANEL;
     for (i64 step = 0; step < count; step++) {
       for (int j = 0; j < PANEL; j += LANES) {
@@ -124,7 +124,7 @@ void multiply_unpacked(const Prepared<Dot>& x, const PanelTiles& tiles, i64 step
       const float* rows[TILE_ROWS];
       for (i64 i = 0; i < tile.count; i++) rows[i] = x.data + tile.source(i) * x.stride + tile.group.column + first * Dot::PARTS;
       with_rows(tile.count, [&](auto n) {
-        const auto multiply = next && tile.pass < PANEL_LINES / Dot::PARTS ? multiply_slab<n, true> : multiply_slab<n, false>;
+        const auto multiply = next && tile.pass < PANEL_LINES / Dot::PARTS ? multiply_block<n, true> : multiply_block<n, false>;
         multiply(rows, weights, depth, next + tile.pass * depth * LINE_WORDS, sums + tile.row - tiles.first_row());
       });
     });
