@@ -13,7 +13,8 @@ from torch import Tensor
 
 from aengine.kernels.float8 import Float8Rows
 from aengine.kernels.quantized import QuantizedRows, Rows
-from aengine.kernels.triton.codes import FLOATS, Codes, code_linear
+from aengine.kernels.triton.code_products import code_linear
+from aengine.kernels.triton.codes import FLOATS, Codes
 from aengine.layers.ops import Activations, LinearMethod
 
 _ALIGNMENT = 16  # of both dimensions of a float8 matrix, which torch._scaled_mm asks for
@@ -80,7 +81,8 @@ class _WeightOnly:
         """`float8`: the device has products of float8, which are of 32 columns at least."""
         self._codes = codes
         self._dtype = dtype
-        is_float8 = codes.kind == FLOATS and codes.bits == 8 and codes.group_size % 32 == 0
+        form = codes.format
+        is_float8 = form.kind == FLOATS and form.bits == 8 and form.group_size % 32 == 0
         self.takes_float8 = float8 and is_float8 and dtype is torch.bfloat16
         self.nbytes = codes.nbytes
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from triton_mode import DEVICES, INTERPRETED
 
 from aengine.kernels.float8 import Float8Rows
-from aengine.kernels.triton.codes import Codes, code_linear
+from aengine.kernels.triton.code_products import code_linear
+from aengine.kernels.triton.codes import Codes
 from aengine.kernels.triton.experts import Grouping, grouped_linear
 from aengine.kernels.triton.layer_ops import TritonOps
 
@@ -112,7 +113,7 @@ def test_what_no_kernel_reads(device: str) -> None:
 def test_bytes(device: str) -> None:
     """4 bits each, and bfloat16 scales where these have them exactly; an offset that is a common zero point takes none."""
     codes = packed([Kind("int4", 32, "zero", scale_dtype=torch.bfloat16).rows(64, 256)], 1, device)
-    assert (codes.zero, codes.offsets, codes.nbytes) == (8, None, 64 * 256 // 2 + 64 * 8 * 2)
+    assert (codes.format.zero, codes.offsets, codes.nbytes) == (8, None, 64 * 256 // 2 + 64 * 8 * 2)
 
 
 @pytest.mark.parametrize("dtype", slow_but([torch.float16], [torch.float16, torch.float32, torch.bfloat16]), ids=str)

@@ -39,7 +39,8 @@ def experts(dtype, tokens, hidden, inner, num_experts, top_k, biased):
 _CODES = """
 import torch
 from quantized_cases import Kind
-from aengine.kernels.triton.codes import Codes, code_linear
+from aengine.kernels.triton.code_products import code_linear
+from aengine.kernels.triton.codes import Codes
 from aengine.kernels.triton.experts import Grouping, grouped_linear
 from aengine.kernels.triton.layer_ops import TritonOps
 

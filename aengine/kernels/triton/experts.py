@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.triton.codes import Codes, code_options, code_sums
+from aengine.kernels.triton.code_products import code_options, code_sums
+from aengine.kernels.triton.codes import Codes
 
 _FEW, _MANY = 16, 64  # choices of a block
 _COLUMNS = 64
