@@ -214,7 +214,8 @@ class Program:
         """From `source` to the residual."""
         weights, norm = self._weights, layer.post_mlp_norm
         correction = weights.vectors[f"{name}router_correction"].data_ptr() if experts.correction else None
-        addresses = [ctypes.addressof(weights.grouped[f"{name}experts.{which}"].c) for which in ("gate_up", "down")]
+        matrices = [weights.grouped[f"{name}experts.{which}"] for which in ("gate_up", "down")]
+        addresses = [ctypes.addressof(each.c) for each in matrices]
         if experts.shared is not None:
             addresses += [ctypes.addressof(weights.linears[f"{name}shared.{which}"].c) for which in ("gate_up", "down")]
         out = self._buffer("residual" if norm is None else "branch", self._spec.hidden_size)
@@ -223,6 +224,7 @@ class Program:
             *(experts.num_experts, experts.top_k, experts.num_groups, experts.top_groups, experts.group_top, experts.scaling),
             *(_SCORINGS[experts.scoring], experts.normalize, experts.shared_gate, self._buffers[source], out),
             *(library.ADD if norm is None else library.STORE, _ACTIVATIONS[experts.expert.activation], layer.residual_multiplier),
+            *(None if each.orders is None else each.orders.data_ptr() for each in matrices),
         )
         self._add(library.EXPERTS, op)
         if norm is not None:

@@ -88,7 +88,7 @@ class PackedWeights:
         if quantizable and not in_int8 and quantization != "none":
             rows = [quantize_matrix(workspace, part, quantization) if isinstance(part, Tensor) else part for part in rows]
         # What the kernels have no format for, such as parts with groups of several sizes, is as wide as the activations.
-        has_codes = quantizable and are_packable(rows)
+        has_codes = quantizable and are_packable(rows, count)
         parts: Sequence[Rows] = rows if has_codes else _dequantized(rows, self.dtype)
         kernels, dtype, threads = workspace.kernels, self.dtype, workspace.threads
         options: dict[str, Any] = {"interleaved": name == "gate_up", "int8": quantizable and in_int8 and not has_codes}

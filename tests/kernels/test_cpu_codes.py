@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import cpu_ops
 import cpu_reference
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import SOFTMAX, CExpertsOp, CpuKernels, Workspace
-from aengine.kernels.cpu.packing import PackedLinear, PackedLinears
+from aengine.kernels.cpu.packing import PackedLinear, PackedLinears, are_packable
 from aengine.kernels.quantized import QuantizedRows
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -133,25 +134,34 @@ def test_interleaved_codes(kernels: CpuKernels) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int4", "zeros4", "table", "fp4", "int8"])
-def test_experts_of_codes(kernels: CpuKernels, kind: str) -> None:
-    """The grouped products of experts, which are of several matrices, as those of each matrix by itself."""
+@pytest.mark.parametrize("ordered", [False, True])
+def test_experts_of_codes(kernels: CpuKernels, kind: str, ordered: bool) -> None:
+    """The grouped products of experts, which are of several matrices, as those of each matrix by itself; also if the columns of each are in
+    an order of their own."""
     torch.manual_seed(3)
     experts, hidden, inner, workspace = 6, 64, 48, Workspace(kernels, 2)
     gate_up, down = draw(kind, experts * 2 * inner, hidden, 32), draw(kind, experts * hidden, inner, 16)
     options = {"dtype": torch.float32, "threads": 2}
-    packed_gate_up = PackedLinears(kernels, [gate_up[:100], gate_up[100:]], experts, interleaved=True, **options)
-    packed_down = PackedLinears(kernels, [down], experts, **options)
+    gate_ups, downs = [gate_up[:100], gate_up[100:]], [down]
+    if ordered:
+        gate_ups, downs = in_orders(gate_up, experts), in_orders(down, experts)
+    packed_gate_up = PackedLinears(kernels, gate_ups, experts, interleaved=True, **options)
+    packed_down = PackedLinears(kernels, downs, experts, **options)
+    assert (packed_gate_up.orders is not None, packed_down.orders is not None) == (ordered, ordered)
     router = torch.randn(experts, hidden)
     packed_router = PackedLinear(kernels, [router], **options)
     pointers = [ctypes.addressof(packed_router.c), None, ctypes.addressof(packed_gate_up.c), ctypes.addressof(packed_down.c), None, None]
     op = CExpertsOp(*pointers, experts, 2, 1, 1, 1, 1.0, SOFTMAX, True, False, multiplier=1.0)
+    if ordered:
+        op.gate_up_orders, op.down_orders = packed_gate_up.orders.data_ptr(), packed_down.orders.data_ptr()
     x = torch.randn(37, hidden) / 10
     chosen, weights = cpu_reference.route(cpu_reference.linear(x, router), 2, normalize=True)
     expected = torch.zeros(37, hidden)
     for expert in range(experts):
-        gated = cpu_ops.gated_linear(workspace, x, packed_gate_up.linears[expert])
+        first, second = (torch.arange(size) if not ordered else order(expert, size) for size in (hidden, inner))
+        gated = cpu_ops.gated_linear(workspace, x[:, first].contiguous(), packed_gate_up.linears[expert])
         share = (weights * (chosen == expert)).sum(-1, keepdim=True)
-        expected += share * cpu_ops.linear(workspace, gated, packed_down.linears[expert])
+        expected += share * cpu_ops.linear(workspace, gated[:, second].contiguous(), packed_down.linears[expert])
     result = cpu_ops.experts(workspace, x, op)
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
 
@@ -165,6 +175,25 @@ def test_tables_of_integers_take_quantised_activations(kernels: CpuKernels) -> N
         "wide4": (0, False, 120),
     }
     assert packed["table"].float_activations == 1
+
+
+def order(expert: int, columns: int) -> torch.Tensor:
+    return torch.randperm(columns, generator=torch.Generator().manual_seed(expert))
+
+
+def in_orders(matrices: QuantizedRows, count: int) -> list[QuantizedRows]:
+    """The rows of each of `count` matrices, in an order of its columns."""
+    parts = zip(range(count), torch.arange(len(matrices)).chunk(count), strict=True)
+    return [replace(matrices[rows], order=order(number, matrices.shape[1])) for number, rows in parts]
+
+
+def test_orders_within_a_matrix_are_one(kernels: CpuKernels) -> None:
+    halves = in_orders(draw("int4", 64, 64, 32), 4)
+    assert are_packable(halves, 4)
+    assert not are_packable(halves, 2)
+    assert not are_packable(halves)
+    with pytest.raises(ValueError, match="differ in the order of columns"):
+        PackedLinears(kernels, halves, 2, dtype=torch.float32, threads=1)
 
 
 def test_bytes_in_memory(kernels: CpuKernels) -> None:

@@ -101,6 +101,7 @@ class CExpertsOp(Structure):
         (c_float, "scaling"),
         (c_int32, "scoring normalize shared_gate in out epilogue activation"),
         (c_float, "multiplier"),
+        (c_void_p, "gate_up_orders down_orders"),
     )
 
 

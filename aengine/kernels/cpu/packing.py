@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,10 +17,10 @@ from torch import Tensor
 
 from aengine.kernels.cpu.library import BF16_PAIRS, BLOCK, ELEMENTS, F32_WORDS, INT8_QUADS, PANEL, CPackedLinear, CPart, CpuKernels
 from aengine.kernels.cpu.packed_codes import CodeFormat, pack_codes
-from aengine.kernels.quantized import QuantizedRows, Rows
+from aengine.kernels.quantized import QuantizedRows, Rows, equal
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 
-_Rows = TypeVar("_Rows", Tensor, Rows)
+_Rows = TypeVar("_Rows", Tensor, QuantizedRows, Rows)
 _PER_WORD = {BF16_PAIRS: 2, F32_WORDS: 1, INT8_QUADS: 4}
 _MAX_INT8_FEATURES = 65536  # with more columns a sum of products could overflow 32 bits
 
@@ -143,6 +144,8 @@ class PackedLinears:
                 memory.append(allocate(count * size))
             return memory[0][len(self.linears) * size :][:size]
 
+        parts, self.orders = _without_orders(parts, rows)
+        """Of the columns of each matrix, [count, in_features] int32, where these differ; None: the matrices have theirs."""
         quantized = [part for part in parts if isinstance(part, QuantizedRows)]
         code_format = CodeFormat.of(quantized, float32) if quantized else None
         options: dict[str, Any] = {
@@ -177,16 +180,32 @@ def as_packable(parts: Sequence[Rows], dtype: torch.dtype) -> Sequence[Rows]:
     return [part.to(dtype) if isinstance(part, Tensor) else part for part in parts]
 
 
-def are_packable(parts: Sequence[Rows]) -> bool:
-    """Whether all parts are quantised, in a way that the kernels have a format for."""
-    quantized = [part for part in parts if isinstance(part, QuantizedRows)]
-    if len(quantized) < len(parts):
+def are_packable(parts: Sequence[Rows], count: int | None = None) -> bool:
+    """Whether all parts are quantised, in a way that the kernels have a format for: as the rows of one matrix, or of `count` matrices."""
+    if not all(isinstance(part, QuantizedRows) for part in parts):
         return False
     try:
-        CodeFormat.of(quantized, float32=False)
+        if count is not None:
+            parts, _ = _without_orders(parts, sum(len(part) for part in parts) // count)
+        CodeFormat.of([part for part in parts if isinstance(part, QuantizedRows)], float32=False)
     except ValueError:
         return False
     return True
+
+
+def _without_orders(parts: Sequence[Rows], rows: int) -> tuple[Sequence[Rows], Tensor | None]:
+    """Parts of matrices of so many rows, and None; or, if the columns of the matrices have several orders, the parts as if they had none,
+    and the orders, [matrices, columns] int32. Raises ValueError for a matrix with several orders."""
+    quantized = [part for part in parts if isinstance(part, QuantizedRows)]
+    if not quantized or all(equal(part.order, quantized[0].order) for part in quantized):
+        return parts, None
+    orders = []
+    for begin in range(0, sum(map(len, quantized)), rows):
+        of_matrix = [part.order for part in _cut(quantized, begin, begin + rows)]
+        if not all(equal(order, of_matrix[0]) for order in of_matrix):
+            raise ValueError("quantised parts of one matrix differ in the order of columns")
+        orders.append(torch.arange(quantized[0].shape[1]) if of_matrix[0] is None else of_matrix[0])
+    return [replace(part, order=None) for part in quantized], torch.stack(orders).int()
 
 
 def _cut(parts: Sequence[_Rows], begin: int, end: int) -> list[_Rows]:

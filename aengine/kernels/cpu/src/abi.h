@@ -179,6 +179,8 @@ struct ExpertsOp {
   i32 shared_gate;  // the last output of the router is a logit, the sigmoid of which is the weight of the shared MLP, otherwise 1
   i32 in, out, epilogue, activation;
   float multiplier;
+  const i32* gate_up_orders;  // [num_experts, in_features], as `order` of a PackedLinear, where experts have orders of their own; null: they
+  const i32* down_orders;     // have none, or that of their matrices
 };
 
 // A matrix for each head: from `in_features` elements (a multiple of 16) at column in_first + head * in_stride of `in` to those at column

@@ -39,7 +39,7 @@ struct Buffers {
   Buffer activations[MAX_BUFFERS];                // of a step
   Buffer prepared, row_scales;                    // activations as a Dot reads them
   Buffer tiles, tasks, partials, gathered;        // attention
-  Buffer routing, choices, groups, expert_gated, expert_outputs;  // of experts
+  Buffer routing, choices, groups, expert_ordered, expert_gated, expert_outputs;  // of experts
   Buffer logits, chunk_best, block_best, block_mass, listed;  // of random sampling
 };
 

@@ -115,7 +115,7 @@ void group_choices(const ExpertsOp& e, const ExpertBuffers<E>& b) {
   for (i64 expert = 0; expert < e.num_experts; expert++) {
     const i64 count = ends[expert];
     if (count) {
-      *gate_up++ = {e.gate_up + expert, b.tokens + place, count, place, 0};
+      *gate_up++ = {e.gate_up + expert, e.gate_up_orders ? nullptr : b.tokens + place, count, place, 0};
       *down++ = {e.down + expert, nullptr, count, place, 0};
     }
     ends[expert] = place;
@@ -127,6 +127,25 @@ void group_choices(const ExpertsOp& e, const ExpertBuffers<E>& b) {
     b.places[i] = (i32)ends[b.chosen[i]]++;
     b.tokens[b.places[i]] = (i32)(i / e.top_k);
   }
+}
+
+// The rows of `in` with the columns in the order of the expert that reads them, one for each choice's place. `tokens`: the row of each
+// place; null: the same.
+template <class E>
+Rows<E> order_columns(const Member& member, const Groups& groups, const PackedLinear* experts, const i32* orders, const Rows<E>& in,
+                      const i32* tokens, const Buffers& space) {
+  const i64 width = experts->in_features;
+  const Rows<E> out = {space.expert_ordered.as<E>(), round_up(width, PANEL)};
+  member.each(groups.size, [&](i64 index) {
+    const Group& group = groups.list[index];
+    const i32* order = orders + (group.count ? group.w - experts : 0) * width;
+    for (i64 place = group.first; place < group.first + group.count; place++) {
+      const E* from = in.row(tokens ? tokens[place] : place);
+      for (i64 i = 0; i < width; i++) out.row(place)[i] = from[order[i]];
+      std::fill(out.row(place) + width, out.row(place) + out.stride, E{});
+    }
+  });
+  return out;
 }
 
 // The sum of a token's choices from column `begin` on, to `out`.
@@ -151,7 +170,9 @@ bool reserve_experts(Buffers& space, const ExpertsOp& e, i64 rows) {
   const ExpertSizes n(e, rows);
   return space.routing.reserve<float>(rows * (n.logits_stride + e.top_k + 1)) && space.choices.reserve<i32>(3 * n.choices) &&
          space.groups.reserve<Group>(2 * n.num_groups) && reserve_prepared(space, rows, larger(e.gate_up->in_features, n.shared_stride)) &&
-         reserve_prepared(space, n.choices, n.gated_stride) &&
+         reserve_prepared(space, n.choices, n.gated_stride) && (!e.gate_up_orders || reserve_prepared(space, n.choices, e.gate_up->in_features)) &&
+         space.expert_ordered.reserve<E>(n.choices * larger(e.gate_up_orders ? round_up(e.gate_up->in_features, PANEL) : 0,
+                                                            e.down_orders ? n.gated_stride : 0)) &&
          space.expert_gated.reserve<E>(n.choices * n.gated_stride + rows * n.shared_stride) &&
          space.expert_outputs.reserve<float>((n.choices + rows) * n.out_stride);
 }
@@ -169,11 +190,15 @@ void run_experts(const Member& member, const ExpertsOp& e, const StepRows<E>& bu
     }
   });
   member.each(1, [&](i64) { group_choices(e, b); });
+  const i32* orders = e.gate_up_orders;
+  const Rows<E> x = orders ? order_columns(member, gate_up, e.gate_up, orders, in, b.tokens, space) : in;
   with_activation(e.activation, [&](auto kind) {
-    multiply_groups(member, in.data, in.stride, rows, e.gate_up->in_features, gate_up, *e.gate_up, StoreGated<E, kind>(b.gated), space);
+    multiply_groups(member, x.data, x.stride, orders ? b.choices : rows, e.gate_up->in_features, gate_up, *e.gate_up,
+                    StoreGated<E, kind>(b.gated), space);
     if (e.shared_down) multiply(member, in.data, in.stride, rows, *e.shared_gate_up, StoreGated<E, kind>(b.shared), space);
   });
-  multiply_groups(member, b.gated.data, b.gated_stride, b.choices, e.down->in_features, down, *e.down,
+  const Rows<E> gated = e.down_orders ? order_columns(member, down, e.down, e.down_orders, b.gated, nullptr, space) : b.gated;
+  multiply_groups(member, gated.data, gated.stride, b.choices, e.down->in_features, down, *e.down,
                   StoreRows<float, false>(b.outputs, 1.f), space);
   if (e.shared_down) {
     multiply(member, b.shared.data, b.shared_stride, rows, *e.shared_down, StoreRows<float, false>(shared_outputs, 1.f), space);
