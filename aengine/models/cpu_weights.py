@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,11 +13,13 @@ from torch import Tensor
 from aengine.kernels.cpu.library import Workspace
 from aengine.kernels.cpu.packed_codes import quantize_matrix
 from aengine.kernels.cpu.packing import PackedLinear, PackedLinears, are_packable, as_packable
-from aengine.kernels.quantized import Rows
+from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.kernels.warm_memory import Allocate
+from aengine.models.checkpoint_files import shortened
 from aengine.models.named_weights import NEVER_QUANTIZED, named_weights
 from aengine.models.spec import ModelSpec
 
+_log = logging.getLogger("aengine")
 _TABLES = ("embedding", "positions")  # rows are read by number
 
 
@@ -31,6 +34,7 @@ class PackedWeights:
         self.tables: dict[str, Tensor] = {}  # not packed
         self.vectors: dict[str, Tensor] = {}  # float32, among them the biases of norms
         self._routers: dict[str, list[Tensor]] = {}
+        self._dequantized: list[str] = []
 
     @property
     def nbytes(self) -> int:
@@ -68,6 +72,10 @@ class PackedWeights:
             raise ValueError(f"{next(iter(missing))} is missing")
         while self._routers:
             self._pack_router(workspace, *self._routers.popitem())
+        if self._dequantized:
+            _log.warning(
+                "no kernel has a format for these quantised matrices, which are as wide as activations: %s", shortened(self._dequantized)
+            )
 
     def _take_matrix(
         self, workspace: Workspace, stem: str, rows: Sequence[Rows], count: int | None, quantization: str, allocate: Allocate
@@ -89,6 +97,8 @@ class PackedWeights:
             rows = [quantize_matrix(workspace, part, quantization) if isinstance(part, Tensor) else part for part in rows]
         # What the kernels have no format for, such as parts with groups of several sizes, is as wide as the activations.
         has_codes = quantizable and are_packable(rows, count)
+        if quantizable and not has_codes and any(isinstance(part, QuantizedRows) for part in rows):
+            self._dequantized.append(stem)
         parts: Sequence[Rows] = rows if has_codes else _dequantized(rows, self.dtype)
         kernels, dtype, threads = workspace.kernels, self.dtype, workspace.threads
         options: dict[str, Any] = {"interleaved": name == "gate_up", "int8": quantizable and in_int8 and not has_codes}

@@ -44,12 +44,12 @@ class Grouped:
 
 
 def grouped(
-    weight: Tensor, bits: int, size: int, *, symmetric: bool, shuffled: bool = False, dtype: torch.dtype = torch.float16
+    weight: Tensor, bits: int, size: int, *, symmetric: bool, shuffled: bool = False, dtype: torch.dtype = torch.float16, seed: int = 0
 ) -> Grouped:
     rows, columns = weight.shape
     g_idx = torch.arange(columns) // size
     if shuffled:
-        g_idx = g_idx[torch.randperm(columns, generator=torch.Generator().manual_seed(columns))]
+        g_idx = g_idx[torch.randperm(columns, generator=torch.Generator().manual_seed(columns + 1000 * seed))]
     groups, top = -(-columns // size), (1 << bits) - 1
     scales, zeros = torch.zeros(rows, groups, dtype=dtype), torch.zeros(rows, groups, dtype=torch.int64)
     for group in range(groups):
@@ -66,8 +66,8 @@ def grouped(
 
 
 def gptq(bits: int, size: int, *, symmetric: bool = True, act_order: bool = False, version: int = 1, **config: Any) -> Layout:
-    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
-        found = grouped(weight, bits, weight.shape[1] if size == -1 else size, symmetric=symmetric, shuffled=act_order)
+    def write(weight: Tensor, seed: int = 0) -> tuple[Tensors, Tensor]:
+        found = grouped(weight, bits, weight.shape[1] if size == -1 else size, symmetric=symmetric, shuffled=act_order, seed=seed)
         zeros = (found.zeros - 1) % (1 << bits) if version == 1 else found.zeros
         tensors = {
             ".qweight": packed(found.codes, bits).t(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 from collections.abc import Callable
@@ -11,14 +12,16 @@ import torch
 import transformers
 from driver import Driver
 from family_cases import TINY, randomize
-from quantized_layouts import LAYOUTS, Layout, Tensors, compressed, mxfp4, pack_quantized
+from quantized_layouts import LAYOUTS, Layout, Tensors, compressed, gptq, mxfp4, pack_quantized
 from safetensors.torch import load_file, save_file
 from test_families import record_logits
 from test_weights import CPU
 
 from aengine.config import EngineConfig
 from aengine.engine.loading import load_model
-from aengine.kernels.cpu.library import INT4_CODES, INT8_QUADS
+from aengine.kernels.cpu.library import BF16_PAIRS, FLOAT8_CODES, INT4_CODES, INT8_CODES, INT8_QUADS, Workspace, load_kernels
+from aengine.kernels.warm_memory import lazy_bytes
+from aengine.models.cpu_weights import PackedWeights
 from aengine.models.hub import resolve_model
 from aengine.models.model_config import load_spec
 from aengine.models.quantization.config import load_quantization, read_quantization
@@ -245,14 +248,106 @@ def test_logits_of_the_demo_model(tmp_path: pathlib.Path, demo, name: str, backe
     check_logits(demo, tmp_path, backend)
 
 
-@pytest.mark.parametrize(("model", "name"), [("gpt_neox", "gptq 4 bits, act-order"), ("qwen3_moe", "awq"), ("deepseek_v3", "fp8, blocks")])
+OF_EXPERTS = (
+    "int-quantized, channels",
+    "pack-quantized 8 bits, asymmetric",
+    "float-quantized, blocks",
+    "mxfp4-pack-quantized",
+    "awq",
+    "nf4",
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("gpt_neox", "gptq 4 bits, act-order"), ("deepseek_v3", "fp8, blocks"), *(("qwen3_moe", name) for name in OF_EXPERTS)],
+)
 def test_logits_of_families(tmp_path: pathlib.Path, models, model: str, name: str) -> None:
-    meant = rewrite(models(model), tmp_path, LAYOUTS[name])
-    (plain := tmp_path / "plain").mkdir()
-    (plain / "config.json").write_text((models(model) / "config.json").read_text())
-    save_file(meant, plain / "model.safetensors", {"format": "pt"})
-    reference = transformers.AutoModelForCausalLM.from_pretrained(plain, attn_implementation="eager", dtype=torch.float32)
-    check_logits(reference, tmp_path, "auto")
+    check_logits(plain(models(model), tmp_path, rewrite(models(model), tmp_path, LAYOUTS[name])), tmp_path, "auto")
+
+
+def plain(source: pathlib.Path, folder: pathlib.Path, meant: Tensors) -> transformers.PreTrainedModel:
+    """The model of `source` with the weights `meant`, in a folder below `folder`."""
+    (inner := folder / "plain").mkdir()
+    (inner / "config.json").write_text((source / "config.json").read_text())
+    save_file(meant, inner / "model.safetensors", {"format": "pt"})
+    return transformers.AutoModelForCausalLM.from_pretrained(inner, attn_implementation="eager", dtype=torch.float32)
+
+
+def packed(folder: pathlib.Path) -> PackedWeights:
+    """The weights of a checkpoint as the CPU kernels have them in a bfloat16 model."""
+    spec = load_spec(folder)
+    weights = PackedWeights(spec, torch.bfloat16)
+    weights.take(Workspace(load_kernels(), 1), stored_weights(spec, folder, "auto", load_quantization(folder)), "none", lazy_bytes)
+    return weights
+
+
+CODES = (INT4_CODES, INT8_CODES, FLOAT8_CODES)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_codes_stay_codes(tmp_path: pathlib.Path, models, caplog, name: str) -> None:
+    """On the CPU a matrix, and all experts together, take the bytes of their codes, and of a scale and a zero point per group at most."""
+    rewrite(models("qwen3_moe"), tmp_path, LAYOUTS[name])
+    weights = packed(tmp_path)
+    four = any(word in name for word in ("4 bits", "awq", "nf4", "mxfp4", "version 2", "auto-round", "pack-quantized 4"))
+    products = {stem: (weights.linears[f"layers.0.{stem}"], 1, 64) for stem in ("qkv", "output")}
+    products |= {stem: (weights.grouped[f"layers.0.experts.{stem}"], 3, columns) for stem, columns in (("gate_up", 64), ("down", 32))}
+    for stem, (product, count, columns) in products.items():
+        first = product if count == 1 else product.linears[0]
+        numbers = count * first.padded_features * columns
+        assert first.c.format in CODES, stem
+        assert 0 < product.nbytes - numbers // (2 if four else 1) <= numbers // 32 * 8, stem
+    assert not caplog.messages
+
+
+def test_experts_with_orders_of_their_own(tmp_path: pathlib.Path, models, caplog) -> None:
+    """Act-order: the modules of an expert have an order, which experts need not share. Parts of one matrix with several are dequantised."""
+    layout, calls = gptq(4, 16, symmetric=False, act_order=True), itertools.count()
+    meant = rewrite(models("qwen3_moe"), tmp_path, Layout(layout.config, lambda weight: layout.write(weight, next(calls) // 3)))
+    weights = packed(tmp_path)
+    for stem in ("gate_up", "down"):
+        experts = weights.grouped[f"layers.0.experts.{stem}"]
+        assert experts.linears[0].c.format == INT4_CODES
+        assert len({tuple(order) for order in experts.orders.tolist()}) == 3
+    assert caplog.messages == ["no kernel has a format for these quantised matrices, which are as wide as activations: layers.0.qkv"]
+    check_logits(plain(models("qwen3_moe"), tmp_path, meant), tmp_path, "auto")
+
+
+def test_parts_of_several_settings(tmp_path: pathlib.Path, models, caplog) -> None:
+    """A matrix is fused of modules; if those differ in bits or groups, it is dequantised, and the log says so."""
+    layout, eight = LAYOUTS["gptq 4 bits"], gptq(8, 16)
+    config = {**layout.config, "dynamic": {r"+:.*\.[vo]_proj": {"bits": 8, "group_size": 16}}}
+    calls = itertools.count()  # of the modules that are quantised v_proj is the last, o_proj the second of attention
+    write = {10: eight.write, 12: eight.write}
+    meant = rewrite(models("qwen3_moe"), tmp_path, Layout(config, lambda weight: write.get(next(calls), layout.write)(weight)))
+    weights = packed(tmp_path)
+    assert weights.linears["layers.0.output"].c.format == INT8_CODES
+    assert weights.linears["layers.0.qkv"].c.format == BF16_PAIRS
+    assert caplog.messages[0].endswith(": layers.0.qkv")
+    check_logits(plain(models("qwen3_moe"), tmp_path, meant), tmp_path, "auto")
+
+
+@pytest.mark.parametrize("name", ["pack-quantized 4 bits, groups of 32", "gptq 4 bits, act-order", "fp8, blocks", "nf4"])
+def test_heads_of_latent_attention_are_dequantised(tmp_path: pathlib.Path, models, caplog, name: str) -> None:
+    """kv_b_proj is cut into key_up, which is transposed, and value_up."""
+    meant = rewrite(models("deepseek_v3"), tmp_path, LAYOUTS[name])
+    weights = packed(tmp_path)
+    assert {weights.grouped[f"layers.0.{stem}"].linears[0].c.format for stem in ("key_up", "value_up")} == {BF16_PAIRS}
+    assert {weights.linears[f"layers.0.{stem}"].c.format for stem in ("q_down", "q_up", "kv_down", "output")} <= set(CODES)
+    assert not caplog.messages
+    check_logits(plain(models("deepseek_v3"), tmp_path, meant), tmp_path, "auto")
+
+
+def test_a_tied_head_reads_the_codes_of_the_embedding(tmp_path: pathlib.Path, models) -> None:
+    layout = pack_quantized(4, 32)
+    group = {**layout.config["config_groups"]["group_0"], "targets": ["Linear", "Embedding"]}
+    layout = Layout({**layout.config, "config_groups": {"all": group}, "ignore": []}, layout.write)
+    meant = rewrite(models("cohere2"), tmp_path, layout, ("norm",))
+    weights = packed(tmp_path)
+    assert weights.linears["head"].c.format == INT4_CODES
+    assert torch.equal(weights.tables["embedding"], meant["model.embed_tokens.weight"].bfloat16())
+    check_logits(plain(models("cohere2"), tmp_path, meant), tmp_path, "auto")
 
 
 @pytest.mark.parametrize(
