@@ -282,6 +282,12 @@ def packed(folder: pathlib.Path) -> PackedWeights:
     return weights
 
 
+def dequantized(caplog) -> str:
+    """The matrices that the log names as such."""
+    found = [record.args[0] for record in caplog.records if "no kernel has a format" in record.msg]
+    return found[0] if found else ""
+
+
 CODES = (INT4_CODES, INT8_CODES, FLOAT8_CODES)
 
 
@@ -298,7 +304,7 @@ def test_codes_stay_codes(tmp_path: pathlib.Path, models, caplog, name: str) -> 
         numbers = count * first.padded_features * columns
         assert first.c.format in CODES, stem
         assert 0 < product.nbytes - numbers // (2 if four else 1) <= numbers // 32 * 8, stem
-    assert not caplog.messages
+    assert not dequantized(caplog)
 
 
 def test_experts_with_orders_of_their_own(tmp_path: pathlib.Path, models, caplog) -> None:
@@ -310,7 +316,7 @@ def test_experts_with_orders_of_their_own(tmp_path: pathlib.Path, models, caplog
         experts = weights.grouped[f"layers.0.experts.{stem}"]
         assert experts.linears[0].c.format == INT4_CODES
         assert len({tuple(order) for order in experts.orders.tolist()}) == 3
-    assert caplog.messages == ["no kernel has a format for these quantised matrices, which are as wide as activations: layers.0.qkv"]
+    assert dequantized(caplog) == "layers.0.qkv"
     check_logits(plain(models("qwen3_moe"), tmp_path, meant), tmp_path, "auto")
 
 
@@ -324,7 +330,7 @@ def test_parts_of_several_settings(tmp_path: pathlib.Path, models, caplog) -> No
     weights = packed(tmp_path)
     assert weights.linears["layers.0.output"].c.format == INT8_CODES
     assert weights.linears["layers.0.qkv"].c.format == BF16_PAIRS
-    assert caplog.messages[0].endswith(": layers.0.qkv")
+    assert dequantized(caplog) == "layers.0.qkv"
     check_logits(plain(models("qwen3_moe"), tmp_path, meant), tmp_path, "auto")
 
 
@@ -335,7 +341,7 @@ def test_heads_of_latent_attention_are_dequantised(tmp_path: pathlib.Path, model
     weights = packed(tmp_path)
     assert {weights.grouped[f"layers.0.{stem}"].linears[0].c.format for stem in ("key_up", "value_up")} == {BF16_PAIRS}
     assert {weights.linears[f"layers.0.{stem}"].c.format for stem in ("q_down", "q_up", "kv_down", "output")} <= set(CODES)
-    assert not caplog.messages
+    assert not dequantized(caplog)
     check_logits(plain(models("deepseek_v3"), tmp_path, meant), tmp_path, "auto")
 
 
