@@ -96,12 +96,13 @@ class ModelRunner:
         self._page_table = np.zeros((len(self.windows), self.max_num_seqs, columns), dtype=np.int32)
         self._layouts = Layouts(self._page_table, self.page_size)
         _log.info(
-            "%s: %s weights on %s, %d KV pages of %d tokens (%s)",
+            "%s: %s weights on %s, %d KV pages of %d tokens%s (%s)",
             self.spec.architecture,
             quantization_of(config, model_dir) or str(self.dtype).removeprefix("torch."),
             self.device,
             self.num_pages,
             self.page_size,
+            "" if config.kv_cache_dtype == "auto" else f" in {config.kv_cache_dtype}",
             show_bytes(self.num_pages * bytes_per_page),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 from collections.abc import Sequence
@@ -101,6 +102,15 @@ def test_both_executors(family: str, tmp_path: pathlib.Path) -> None:
     if not LEVEL_IS_TORCH:
         assert torch.equal(logits_after(tmp_path, prompts, 7, page_size=4, **INT8), whole)
         assert torch.equal(torch.cat([logits_after(tmp_path, [prompt], **INT8) for prompt in prompts[1:3]]), whole[1:3])
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch_native"])
+def test_what_the_log_says(demo: tuple[pathlib.Path, list[list[int]]], backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    """5 layers, 2 KV heads, 16 tokens, K and V with 64 bytes and a scale of 4 each: 21,760 bytes a page."""
+    caplog.set_level(logging.INFO, logger="aengine")
+    runner = make_runner(demo[0], **INT8, attention_backend=backend, kv_cache_memory=10 * 21_760 + 5)
+    assert (runner.num_pages, runner.kv_bytes_per_token) == (10, 1360)
+    assert caplog.messages[-1].endswith("10 KV pages of 16 tokens in int8 (212.50 KiB)")
 
 
 def test_other_devices_refuse_it(demo: tuple[pathlib.Path, list[list[int]]]) -> None:
