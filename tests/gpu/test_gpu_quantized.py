@@ -9,9 +9,9 @@ import pytest
 import torch
 from gpu_cases import ON_CPU, ON_CUDA, Case, Tolerance, params, save_small
 from quantized_layouts import LAYOUTS
+from quantized_models import rewrite
 from slow_cases import slow_but
 from test_gpu_families import assert_generates
-from test_quantized_formats import rewrite
 
 from aengine.kernels.float8 import Float8Rows
 from aengine.kernels.quantize import quantize_rows

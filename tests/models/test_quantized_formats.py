@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import pathlib
@@ -10,11 +11,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import transformers
-from driver import Driver
 from family_cases import TINY, randomize
-from quantized_layouts import LAYOUTS, Layout, Tensors, compressed, gptq, mxfp4, pack_quantized
-from safetensors.torch import load_file, save_file
-from test_families import record_logits
+from quantized_layouts import LAYOUTS, Layout, Tensors, gptq, mxfp4, pack_quantized
+from quantized_models import MODELS, check_logits, plain, random_model, rewrite, rows_of
+from safetensors.torch import save_file
 from test_weights import CPU
 
 from aengine.config import EngineConfig
@@ -24,7 +24,7 @@ from aengine.kernels.warm_memory import lazy_bytes
 from aengine.models.cpu_weights import PackedWeights
 from aengine.models.hub import resolve_model
 from aengine.models.model_config import load_spec
-from aengine.models.quantization.config import load_quantization, read_quantization
+from aengine.models.quantization.config import load_quantization
 from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.weights import fused, stored_weights
 from aengine.runner.model_runner import ModelRunner
@@ -43,19 +43,6 @@ def test_rows(name: str, shape: tuple[int, int]) -> None:
     torch.testing.assert_close(rows.dequantized(), expected, rtol=1e-6, atol=1e-7)
     some = torch.tensor([3, 0, 7])
     assert torch.equal(rows[some].dequantized(), rows.dequantized()[some])
-
-
-def rows_of(config: dict, tensors: Tensors, shape: tuple[int, ...]):
-    quantization = read_quantization({"quantization_config": config})
-    assert quantization is not None
-    scheme = quantization.scheme("model.layers.0.mlp.experts.0.up_proj")
-    assert scheme is not None
-    expected = scheme.tensors(shape)
-    assert {ending for ending, tensor in expected.items() if not tensor.optional} <= tensors.keys() | {".weight_scale_inv"}
-    named = {next((e for e, t in expected.items() if t.other_name == ending), ending): tensor for ending, tensor in tensors.items()}
-    return scheme.rows(
-        shape, {ending: named[ending].contiguous() for ending, tensor in expected.items() if tensor.dtypes and ending in named}
-    )
 
 
 def test_blocks_of_nf4_may_end_within_rows() -> None:
@@ -77,107 +64,10 @@ def test_mxfp4_is_that_of_transformers() -> None:
     assert torch.equal(rows.view(3, 16, 64), theirs.transpose(1, 2))
 
 
-@pytest.mark.parametrize(
-    ("form", "weights"),
-    [
-        ("pack-quantized", {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}),
-        ("pack-quantized", {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32}),
-        ("pack-quantized", {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}),
-        ("pack-quantized", {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "channel"}),
-        ("int-quantized", {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}),
-        ("float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}),
-        ("float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor"}),
-        ("float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "block", "block_structure": [16, 32]}),
-    ],
-)
-def test_what_compressed_tensors_writes(form: str, weights: dict) -> None:
-    library = pytest.importorskip("compressed_tensors", reason="the library that writes this format")
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from compressed_tensors.quantization.utils import calculate_qparams
-
-    arguments = QuantizationArgs(**weights)
-    weight = torch.randn(48, 64)
-    blocks = {"group": (1, 32), "channel": (1, 64), "tensor": (48, 64), "block": (16, 32)}[weights["strategy"]]
-    parts = weight.view(48 // blocks[0], blocks[0], 64 // blocks[1], blocks[1])
-    scale, zero = calculate_qparams(parts.amin((1, 3)), parts.amax((1, 3)), arguments)
-    if weights["strategy"] == "tensor":
-        scale, zero = scale.view(1), zero.view(1)
-    compressor = library.compressors.BaseCompressor.get_value_from_registry(form)
-    scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
-    stored = compressor.compress({"weight": weight, "weight_scale": scale, "weight_zero_point": zero}, scheme)
-    expected = compressor.decompress(dict(stored), scheme)["weight"].float()
-    rows = rows_of(compressed(form, **weights), {f".{name}": tensor for name, tensor in stored.items()}, (48, 64))
-    torch.testing.assert_close(rows.dequantized(), expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["nf4", "fp4"])
-@pytest.mark.parametrize("double", [False, True])
-def test_what_bitsandbytes_writes(kind: str, double: bool) -> None:
-    functional = pytest.importorskip("bitsandbytes.functional", reason="the library that writes this format")
-    codes, state = functional.quantize_4bit(torch.randn(40, 128), quant_type=kind, compress_statistics=double)
-    tensors = {".weight": codes, **{f".weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}}
-    config = {**LAYOUTS["nf4"].config, "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": double}
-    assert torch.equal(rows_of(config, tensors, (40, 128)).dequantized(), functional.dequantize_4bit(codes, state))
-
-
-def test_what_bitsandbytes_writes_in_8_bits() -> None:
-    functional = pytest.importorskip("bitsandbytes.functional", reason="the library that writes this format")
-    codes, scales, _ = functional.int8_vectorwise_quant(torch.randn(40, 128).half())
-    rows = rows_of(LAYOUTS["bitsandbytes int8"].config, {".weight": codes, ".SCB": scales}, (40, 128))
-    torch.testing.assert_close(rows.dequantized(), functional.int8_vectorwise_dequant(codes, scales))
-
-
-_LATENT = {
-    **{"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
-    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 2, "topk_group": 1},
-    **{"first_k_dense_replace": 1, "n_shared_experts": 1, "num_hidden_layers": 2},
-}
-MODELS: dict[str, tuple[str, dict]] = {
-    "gpt_neox": ("GPTNeoX", {"num_hidden_layers": 1}),  # rows of q, k and v change places
-    "qwen3_moe": ("Qwen3Moe", {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_hidden_layers": 1}),
-    "deepseek_v3": ("DeepseekV3", _LATENT),  # a matrix is cut in two, one of which is transposed
-    "gpt2": ("GPT2", {"n_layer": 1, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 64}),  # stores matrices transposed
-    "cohere2": ("Cohere2", {"num_hidden_layers": 1}),  # halves of rotated rows change places
-}
-LEFT_ALONE = ("wte", "wpe", "embed", "lm_head", "norm", "mlp.gate.", "bias", "sinks", "router")
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pathlib.Path]:
     """Folders of tiny random models, by a name in `MODELS`, made when they are asked for."""
-    made: dict[str, pathlib.Path] = {}
-
-    def folder(name: str) -> pathlib.Path:
-        if name not in made:
-            prefix, changes = MODELS[name]
-            config = getattr(transformers, f"{prefix}Config")(**(changes if name == "gpt2" else {**TINY, **changes}))
-            model = transformers.AutoModelForCausalLM.from_config(config)
-            randomize(model, 1)
-            made[name] = tmp_path_factory.mktemp(name)
-            model.save_pretrained(made[name])
-        return made[name]
-
-    return folder
-
-
-def rewrite(source: pathlib.Path, folder: pathlib.Path, layout: Layout, left_alone: tuple[str, ...] = LEFT_ALONE) -> Tensors:
-    """Writes the checkpoint of `source` to `folder` in a layout; returns the weights that it stands for, float32."""
-    tensors = load_file(source / "model.safetensors")
-    stored, meant = {}, {}
-    for name, tensor in tensors.items():
-        meant[name] = tensor.float()
-        if tensor.dim() != 2 or any(word in name for word in left_alone):
-            stored[name] = tensor
-            continue
-        transposed = ".c_" in name  # of GPT-2; a layout has [out_features, in_features] of it, too
-        parts, matrix = layout.write(tensor.float().t() if transposed else tensor.float())
-        meant[name] = matrix.t().contiguous() if transposed else matrix
-        stored |= {name.removesuffix(".weight") + ending: part.contiguous() for ending, part in parts.items()}
-    assert len(stored) > len(tensors)
-    config = json.loads((source / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": layout.config}))
-    save_file(stored, folder / "model.safetensors")
-    return meant
+    return functools.cache(lambda name: random_model(name, tmp_path_factory.mktemp(name)))
 
 
 def load(folder: pathlib.Path) -> Tensors:
@@ -264,14 +154,6 @@ OF_EXPERTS = (
 )
 def test_logits_of_families(tmp_path: pathlib.Path, models, model: str, name: str) -> None:
     check_logits(plain(models(model), tmp_path, rewrite(models(model), tmp_path, LAYOUTS[name])), tmp_path, "auto")
-
-
-def plain(source: pathlib.Path, folder: pathlib.Path, meant: Tensors) -> transformers.PreTrainedModel:
-    """The model of `source` with the weights `meant`, in a folder below `folder`."""
-    (inner := folder / "plain").mkdir()
-    (inner / "config.json").write_text((source / "config.json").read_text())
-    save_file(meant, inner / "model.safetensors", {"format": "pt"})
-    return transformers.AutoModelForCausalLM.from_pretrained(inner, attn_implementation="eager", dtype=torch.float32)
 
 
 def packed(folder: pathlib.Path) -> PackedWeights:
@@ -382,15 +264,3 @@ def test_what_a_checkpoint_leaves_alone_is_quantized_at_load(tmp_path: pathlib.P
         assert linear.nbytes == pytest.approx(expected["embedding.weight" if stem == "head" else f"{stem}.weight"], rel=0.1), (
             stem
         )  # zero points and g_idx of the file
-
-
-def check_logits(reference: transformers.PreTrainedModel, folder: pathlib.Path, backend: str) -> None:
-    """Of the last token of a prompt, to 1e-4 of the largest."""
-    prompt = list(range(5, 24))
-    options = {"dtype": "float32", "device": "cpu", "kv_cache_memory": 4 << 20, "max_num_seqs": 2, "attention_backend": backend}
-    runner = ModelRunner(EngineConfig(model=str(folder), **options), folder)
-    seen = record_logits(runner)
-    Driver(runner).generate([prompt], 1)
-    with torch.no_grad():
-        expected = reference(torch.tensor([prompt])).logits[0, -1]
-    assert (seen[0][0] - expected).abs().max() < 1e-4 * expected.abs().max()

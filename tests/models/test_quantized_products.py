@@ -11,8 +11,8 @@ from driver import Driver, record_logits
 from family_cases import Case
 from quantized_cases import Kind
 from quantized_layouts import LAYOUTS
+from quantized_models import rewrite
 from slow_cases import slow_but
-from test_quantized_formats import rewrite
 from torch import Tensor
 from triton_mode import DEVICES  # before triton is imported
 

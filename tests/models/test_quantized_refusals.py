@@ -290,11 +290,11 @@ def refusal(config: dict) -> str | None:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_key_that_is_read(name: str) -> None:
-    """A value of another type is refused by its key, or not looked at."""
+    """A value of another type, or out of range, is refused by its key, or not looked at."""
     config = {**copy.deepcopy(LAYOUTS[name].config), "dynamic": {"+:a": {"bits": 4}}, "kv_cache_scheme": {"type": "float", "num_bits": 8}}
     for part in objects(config):
         for key, value in list(part.items()):
-            for wrong in ("x", 5, 1.5, ["x"], [[]], {"other": 1}, True, [True, 2]):
+            for wrong in ("x", 5, 1.5, ["x"], [[]], {"other": 1}, True, [True, 2], -3, 0, float("nan"), 10**30, [0, 32], None):
                 part[key] = wrong
                 message = refusal(config)
                 named = message is None or key.strip("+:") in message or (isinstance(wrong, dict) and "other" in message)
