@@ -1,8 +1,8 @@
-// Products with matrices of codes. The sum of each group of activations is taken by itself, in int32 or float32, and added to the row's with
-// the scales in the order of the depth, so a row's result does not depend on its neighbours.
+// Products with matrices of codes. The sum of each group of activations is taken by itself, in int32 or float32, and added to the row's
+// with the scales in the order of the depth, so a row's result does not depend on its neighbours.
 //
-// Few rows, which are bound by memory bandwidth, unpack words in registers. For more of them a block of a panel is unpacked once, and stays in
-// the L1 cache while all rows of the task are multiplied with it.
+// Few rows, which are bound by memory bandwidth, unpack words in registers. For more of them a block of a panel is unpacked once, and stays
+// in the L1 cache while all rows of the task are multiplied with it.
 #include "codes.h"
 
 #include "panel_tiles.h"
@@ -12,7 +12,8 @@ namespace aengine {
 namespace {
 
 constexpr i64 PANEL_VECTORS = PANEL / LANES;
-constexpr i64 MAX_BLOCK_BYTES = MAX_ACTIVATION_GROUP * PANEL * (i64)sizeof(float), BLOCK_BYTES = MAX_BLOCK_BYTES / 2;  // of unpacked weights
+// Of unpacked weights: at most, and unless a group takes more.
+constexpr i64 MAX_BLOCK_BYTES = MAX_ACTIVATION_GROUP * PANEL * (i64)sizeof(float), BLOCK_BYTES = MAX_BLOCK_BYTES / 2;
 constexpr i64 MAX_BLOCK_GROUPS = BLOCK_BYTES / (16 * PANEL);
 
 // Fewer tiles than these unpack in registers. With vectors of 64 bytes that costs bytes and nibbles little.
@@ -79,14 +80,13 @@ struct UnpackedWords {
   AE_INLINE typename Step::W weights(i64 step, i64 column) const { return weights_of_steps[step * PANEL_VECTORS + column / LANES]; }
 };
 
-// Adds the products of one group with ROWS rows and the columns of VECTORS vectors to `totals`, which are in registers as all sums are: every
-// loop over them is unrolled. A word has STEPS steps; the group begins with element `first`; `offsets` null: none.
+// The sums of one group for ROWS rows and the columns of VECTORS vectors, in registers: every loop over them is unrolled. A word has STEPS
+// steps; the group begins with element `first`.
 template <int STEPS, int ROWS, int VECTORS, class Step, class Words>
-AE_INLINE void multiply_group(const Step& step, const CodeRow<Step>* rows, i64 group, i64 first, i64 num_words, const Words& words,
-                              const float* scales, const float* offsets, int column, VecF (*totals)[VECTORS]) {
+AE_INLINE void sum_group(const Step& step, const CodeRow<Step>* rows, i64 group, i64 first, i64 num_words, const Words& words, int column,
+                         typename Step::Sum (*sums)[VECTORS]) {
   const typename Step::X* x[ROWS];
   for (int i = 0; i < ROWS; i++) x[i] = rows[i].data + first;
-  typename Step::Sum sums[ROWS][VECTORS];
   AE_UNROLL for (int i = 0; i < ROWS; i++) {
     const auto begin = step.first_sum(rows[i].totals[group]);
     AE_UNROLL for (int j = 0; j < VECTORS; j++) sums[i][j] = begin;
@@ -102,6 +102,12 @@ AE_INLINE void multiply_group(const Step& step, const CodeRow<Step>* rows, i64 g
       }
     });
   }
+}
+
+// Adds the sums of a group with their scales, and what offsets make of them, to the totals; `offsets` null: none.
+template <int ROWS, int VECTORS, class Step, class Sum>
+AE_INLINE void add_group(const CodeRow<Step>* rows, i64 group, const float* scales, const float* offsets, int column,
+                         const Sum (*sums)[VECTORS], VecF (*totals)[VECTORS]) {
   AE_UNROLL for (int j = 0; j < VECTORS; j++) {
     const VecF scale = load(scales + column + j * LANES);
     AE_UNROLL for (int i = 0; i < ROWS; i++) {
@@ -115,9 +121,10 @@ AE_INLINE void multiply_group(const Step& step, const CodeRow<Step>* rows, i64 g
   }
 }
 
-// Calls f(totals) with those of ROWS rows in registers.
+// Calls f(totals) with those of ROWS rows in registers, where they are no longer than that.
 template <int ROWS, int VECTORS, class F>
 AE_INLINE void with_totals(float (*values)[PANEL], int column, F&& f) {
+  asm volatile("" ::: "memory");
   VecF totals[ROWS][VECTORS];
   AE_UNROLL for (int i = 0; i < ROWS; i++) {
     AE_UNROLL for (int j = 0; j < VECTORS; j++) totals[i][j] = load(values[i] + column + j * LANES);
@@ -126,12 +133,13 @@ AE_INLINE void with_totals(float (*values)[PANEL], int column, F&& f) {
   AE_UNROLL for (int i = 0; i < ROWS; i++) {
     AE_UNROLL for (int j = 0; j < VECTORS; j++) store(values[i] + column + j * LANES, totals[i][j]);
   }
-  asm volatile("" ::: "memory");  // they do not stay in registers longer than this
+  asm volatile("" ::: "memory");
 }
 
 // The products of one panel with ROWS rows.
 template <class Dot, int ROWS>
-AE_NOINLINE void multiply_packed(const CodeRow<typename Dot::Step>* rows, const PackedLinear& w, const u32* panel, i64 ahead, float (*out)[PANEL]) {
+AE_NOINLINE void multiply_packed(const CodeRow<typename Dot::Step>* rows, const PackedLinear& w, const u32* panel, i64 ahead,
+                                 float (*out)[PANEL]) {
   const Dot dot(w);
   const CodeGroups groups{w};
   alignas(64) float scales[2][PANEL];
@@ -143,11 +151,13 @@ AE_NOINLINE void multiply_packed(const CodeRow<typename Dot::Step>* rows, const 
       load_group_scales(w, from, scales);
     }
     const PackedWords<Dot> words{dot, groups.words_of(panel, group), ahead};
-    constexpr int VECTORS = tile_vectors(2 * ROWS);  // sums and totals are both in registers
+    constexpr int VECTORS = tile_vectors(LANES == 16 && ROWS < TILE_ROWS ? ROWS : 2 * ROWS);  // as measured
     for (int column = 0; column < PANEL; column += VECTORS * LANES) {
+      typename Dot::Sum sums[ROWS][VECTORS];
+      sum_group<Dot::STEPS, ROWS, VECTORS, typename Dot::Step>(dot, rows, group, group * groups.size, groups.num_words(group), words,
+                                                              column, sums);
       with_totals<ROWS, VECTORS>(out, column, [&](auto* totals) AE_ALWAYS_INLINE {
-        multiply_group<Dot::STEPS, ROWS, VECTORS, typename Dot::Step>(dot, rows, group, group * groups.size, groups.num_words(group), words,
-                                                                     scales[0], w.with_offsets ? scales[1] : nullptr, column, totals);
+        add_group<ROWS, VECTORS, typename Dot::Step>(rows, group, scales[0], w.with_offsets ? scales[1] : nullptr, column, sums, totals);
       });
     }
   }
@@ -184,15 +194,16 @@ AE_NOINLINE void multiply_block(const CodeRow<Step>* rows, const CodeGroups& gro
   const Step step(groups.w);
   const bool with_offsets = groups.w.with_offsets;
   const i64 word_steps = elements_per_word(groups.w.format) / Step::X_PER_STEP, last = block.end;
-  constexpr int VECTORS = tile_vectors(2 * ROWS);
+  constexpr int VECTORS = tile_vectors(2 * ROWS);  // sums and totals are both in registers
   for (int column = 0; column < PANEL; column += VECTORS * LANES) {
     with_totals<ROWS, VECTORS>(out, column, [&](auto* totals) AE_ALWAYS_INLINE {
       UnpackedWords<Step> words{block.weights};
       for (i64 group = block.first; group < last; group++) {
         const i64 steps = groups.num_words(group) * word_steps;
         const float(*scales)[PANEL] = block.scales[group - block.first];
-        multiply_group<1, ROWS, VECTORS, Step>(step, rows, group, group * groups.size, steps, words, scales[0],
-                                               with_offsets ? scales[1] : nullptr, column, totals);
+        typename Step::Sum sums[ROWS][VECTORS];
+        sum_group<1, ROWS, VECTORS, Step>(step, rows, group, group * groups.size, steps, words, column, sums);
+        add_group<ROWS, VECTORS, Step>(rows, group, scales[0], with_offsets ? scales[1] : nullptr, column, sums, totals);
         words.weights_of_steps += steps * PANEL_VECTORS;
       }
     });
@@ -204,8 +215,8 @@ inline void prefetch_lines(const u32* words, i64 count) {
   for (i64 i = 0; i < count; i++) __builtin_prefetch(words + i * LINE_WORDS, 0, 2);
 }
 
-// The products of a panel with all rows of a task; `row_of(i)` is that of number i of the group, `done(tile, values)` takes the products of a
-// tile. Meanwhile it prefetches the words of the next block, so that memory is never idle.
+// The products of a panel with all rows of a task; `row_of(i)` is that of number i of the group, `done(tile, values)` takes the products of
+// a tile. Meanwhile it prefetches the words of the next block, so that memory is never idle.
 template <class Dot, class RowOf, class Done>
 void multiply_unpacked(const PanelTiles& tiles, RowOf&& row_of, Done&& done) {
   using Step = typename Dot::Step;

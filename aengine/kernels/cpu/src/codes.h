@@ -42,8 +42,8 @@ AE_INLINE void load_group_scales(const PackedLinear& w, const u32* block, float 
   }
 }
 
-// How activations meet unpacked weights, one step of the depth after another: a step multiplies X_PER_STEP activations, stored as X, with one
-// W for each vector of columns. `put_group` stores `size` elements of a row, a multiple of 16, as X, and returns what their sums are to be
+// How activations meet unpacked weights, one step of the depth after another: a step multiplies X_PER_STEP activations, stored as X, with
+// one W for each vector of columns. `put_group` stores `size` elements of a row, a multiple of 16, as X, and returns what their sums are to be
 // multiplied with; `total` becomes the sum of what was stored.
 
 // Activations that are quantised to int8, so that sums are exact. `Store` says how they are stored.
@@ -182,11 +182,11 @@ struct Int4Dot : QuantisedStep<Int8Values> {
   }
   static AE_INLINE VecI multiply_add(VecI sum, const W& x, const W& w) {
 #if defined(__AVX512BW__)
-    const __m512i pairs = _mm512_add_epi16(_mm512_maddubs_epi16((__m512i)w.low, (__m512i)x.low), _mm512_maddubs_epi16((__m512i)w.high, (__m512i)x.high));
-    return sum + (VecI)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+    const __m512i low = _mm512_maddubs_epi16((__m512i)w.low, (__m512i)x.low), high = _mm512_maddubs_epi16((__m512i)w.high, (__m512i)x.high);
+    return sum + (VecI)_mm512_madd_epi16(_mm512_add_epi16(low, high), _mm512_set1_epi16(1));
 #else
-    const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16((__m256i)w.low, (__m256i)x.low), _mm256_maddubs_epi16((__m256i)w.high, (__m256i)x.high));
-    return sum + (VecI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    const __m256i low = _mm256_maddubs_epi16((__m256i)w.low, (__m256i)x.low), high = _mm256_maddubs_epi16((__m256i)w.high, (__m256i)x.high);
+    return sum + (VecI)_mm256_madd_epi16(_mm256_add_epi16(low, high), _mm256_set1_epi16(1));
 #endif
   }
   template <int STEP>
