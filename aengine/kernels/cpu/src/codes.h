@@ -43,8 +43,8 @@ AE_INLINE void load_group_scales(const PackedLinear& w, const u32* block, float 
 }
 
 // How activations meet unpacked weights, one step of the depth after another: a step multiplies X_PER_STEP activations, stored as X, with
-// one W for each vector of columns. `put_group` stores `size` elements of a row, a multiple of 16, as X, and returns what their sums are to be
-// multiplied with; `total` becomes the sum of what was stored.
+// one W for each vector of columns. `put_group` stores `size` elements of a row, a multiple of 16, as X, and returns what their sums are to
+// be multiplied with; `total` becomes the sum of what was stored.
 
 // Activations that are quantised to int8, so that sums are exact. `Store` says how they are stored.
 template <class Store>
