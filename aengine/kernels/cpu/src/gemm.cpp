@@ -68,10 +68,11 @@ AE_INLINE VecF value_of(VecI sum, const PackedLinear& w, i64 column, float row_s
   return __builtin_convertvector(sum, VecF) * (load(w.scales + column) * row_scale);
 }
 
-// Products of MANY_ROWS or more unpack a panel once for all of them, BLOCK_DEPTHS of it at a time, which stay in the L1 cache until every
-// row was multiplied with them. With fewer rows it takes longer to write unpacked weights than to unpack them for each tile. Measured with
-// AVX2. Of AVX-512 counted for CPUs without BF16 instructions, on which the two ports that multiply also unpack.
-constexpr i64 MANY_ROWS = LANES == 16 ? 24 : 12, BLOCK_DEPTHS = 96;
+// Products of MANY_ROWS or more unpack words for more rows than those of a tile. With AVX-512 tiles are twice as high and half as wide.
+// Otherwise a panel is unpacked once for all rows, BLOCK_DEPTHS of it at a time, which stay in the L1 cache until every row was multiplied
+// with them; with fewer rows it takes longer to write unpacked weights than to unpack them for each tile (measured).
+constexpr bool HIGH_TILES = LANES == 16;
+constexpr i64 MANY_ROWS = HIGH_TILES ? 2 * (TILE_ROWS + 1) : 2 * TILE_ROWS, BLOCK_DEPTHS = 96;
 template <class Dot>
 constexpr bool UNPACKS = std::is_same_v<typename Dot::X, float> && Dot::PARTS > 1;
 
@@ -131,6 +132,22 @@ void multiply_unpacked(const Prepared<Dot>& x, const PanelTiles& tiles, i64 step
   }
 }
 
+// The sums of a panel for all rows of a task, in tiles of 7 to 12.
+template <class Dot>
+void multiply_high_tiles(const Prepared<Dot>& x, const PanelTiles& tiles, i64 steps, VecF (*sums)[PANEL / LANES]) {
+  const i64 num_rows = tiles.num_rows(), passes = ceil_div(num_rows, 2 * TILE_ROWS);
+  for (i64 pass = 0; pass < passes; pass++) {
+    const i64 first = pass * num_rows / passes, count = (pass + 1) * num_rows / passes - first;
+    const typename Dot::X* rows[2 * TILE_ROWS];
+    for (i64 i = 0; i < count; i++) rows[i] = x.data + tiles.source(tiles.first_row() + first + i) * x.stride + tiles.group.column;
+    const Prefetch prefetch = prefetch_part(tiles.next, steps, pass, passes);
+    with_rows(count - TILE_ROWS, [&](auto n) {
+      const auto multiply = prefetch.lines ? multiply_panel<Dot, TILE_ROWS + n, 2> : multiply_panel<Dot, TILE_ROWS + n, 0>;
+      multiply(rows, tiles.words, steps, prefetch, sums + first);
+    });
+  }
+}
+
 // The sums of a panel for the rows of one tile.
 template <class Dot>
 void multiply_tile(const Prepared<Dot>& x, const PanelTile& tile, i64 steps, typename Dot::Sum (*sums)[PANEL / LANES]) {
@@ -171,6 +188,7 @@ void gemm(const Member& member, const Prepared<Dot>& x, const Groups& groups, co
       if (IN_AMX_TILES<Dot> || tiles.num_rows() >= MANY_ROWS) {
         typename Dot::Sum sums[SPAN_ROWS][PANEL / LANES];
         if constexpr (IN_AMX_TILES<Dot>) multiply_in_amx_tiles(x, tiles, steps, sums);
+        else if constexpr (HIGH_TILES) multiply_high_tiles(x, tiles, steps, sums);
         else multiply_unpacked(x, tiles, steps, sums);
         return tiles.each([&](const PanelTile& tile) { put(tile, sums + tile.row - tiles.first_row()); });
       }
