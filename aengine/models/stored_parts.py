@@ -35,7 +35,9 @@ class StoredPart:
         named = {ending: tensor for ending, tensor in zip(self.endings.values(), tensors, strict=True) if isinstance(tensor, Tensor)}
         try:
             _check_finite(named)
-            return self.part.rows(self.scheme.rows(self.part.matrix_shape, named))
+            rows = self.scheme.rows(self.part.matrix_shape, named)
+            _check_finite({"a product of its scales": rows.scales if rows.offsets is None else rows.scales + rows.offsets})
+            return self.part.rows(rows)
         except ValueError as error:
             raise ModelLoadError(f"the quantized weight of {_module(self.part)} is not what it should be: {error}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pathlib
+import random
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -162,6 +163,12 @@ LIES: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
     ),
     "no zero points": ("int-quantized 4 bits, asymmetric", drop(f"{UP}.weight_zero_point"), rf"it lacks {UP}.weight_zero_point$"),
     "no largest numbers": ("bitsandbytes int8", drop(f"{UP}.SCB"), rf"it lacks {UP}.SCB$"),
+    "a state of blocks without end": ("nf4", nf4_state(blocksize=1 << 70), f"{FALSE}.*has blocksize 1180591620717411303424"),
+    "scales that overflow": (
+        "auto-round",
+        put(f"{UP}.scales", torch.full((2, 96), 3e38)),
+        f"{FALSE}a product of its scales has numbers that are not finite",
+    ),
     "half of a state": ("nf4, double", nf4_state(), f"{FALSE}.*with shape, blocksize, nested_blocksize, nested_offset"),
 }
 
@@ -186,6 +193,46 @@ def test_scales_of_mxfp4_that_are_no_numbers(tmp_path: pathlib.Path) -> None:
     written(tmp_path, mxfp4(), drop(f"{experts}_scales"), GPT_OSS)
     with pytest.raises(ModelLoadError, match=f"it lacks {experts}_scales$"):
         load(tmp_path)
+
+
+def test_blocks_that_are_larger_than_the_matrix(tmp_path: pathlib.Path) -> None:
+    layout = LAYOUTS["fp8, tensor"]
+
+    def as_block(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        tensors, matrix = layout.write(weight)
+        return {".weight": tensors[".weight"], ".weight_scale_inv": tensors[".weight_scale_inv"].view(1, 1)}, matrix
+
+    written(tmp_path, layout, lambda tensors: None, QWEN)
+    expected = load(tmp_path)
+    written(tmp_path, Layout({**layout.config, "weight_block_size": [10**30, 10**30]}, as_block), lambda tensors: None, QWEN)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in load(tmp_path).items())
+
+
+def spoil(tensors: Tensors, rng: random.Random) -> None:
+    """One tensor of a module is missing, of another dtype or shape, or of random bytes."""
+    name = rng.choice([name for name in tensors if "_proj" in name])
+    tensor = tensors.pop(name)
+    shape = [max(0, size + rng.choice([-1, 0, 1, 7])) for size in tensor.shape]
+    dtype = rng.choice([torch.float32, torch.float16, torch.int8, torch.uint8, torch.int32, torch.int64, torch.float8_e4m3fn])
+    random_bytes = torch.frombuffer(bytearray(rng.randbytes(max(tensor.nbytes, 1))), dtype=torch.uint8)[: tensor.nbytes]
+    others = [torch.ones(tensor.shape).to(dtype), torch.ones(shape).to(tensor.dtype), tensor.flatten(), random_bytes]
+    kind = rng.randrange(5)
+    if kind < 4:
+        tensors[name] = others[kind] if kind < 3 else random_bytes.view(tensor.dtype).view(tensor.shape)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_lies(tmp_path: pathlib.Path, seed: int) -> None:
+    """A spoiled checkpoint is read, or refused in one line that names the tensor or its module."""
+    rng, messages = random.Random(seed), []
+    for name in rng.sample(list(LAYOUTS), 12):
+        written(tmp_path, LAYOUTS[name], lambda tensors: spoil(tensors, rng), QWEN)
+        try:
+            load(tmp_path)
+        except ModelLoadError as error:
+            messages.append(str(error))
+    assert len(messages) > 4
+    assert all("_proj" in message and "\n" not in message for message in messages)
 
 
 def test_zero_biases_that_the_model_does_not_have(tmp_path: pathlib.Path) -> None:

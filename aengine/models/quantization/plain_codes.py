@@ -49,18 +49,19 @@ class PlainCodes(Scheme):
     def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:
         rows, columns = matrix(shape)
 
+        high, wide = min(self.block_rows or rows, rows), min(self.block_columns or columns, columns)
+
         def by_row(blocks: Tensor) -> Tensor:
             """-> [rows, groups] float32"""
-            size = self.block_rows or rows
-            by_block = blocks.float().reshape(math.ceil(rows / size), -1)
-            return by_block.repeat_interleave(size, 0)[:rows].contiguous()
+            by_block = blocks.float().reshape(math.ceil(rows / high), -1)
+            return by_block.repeat_interleave(high, 0)[:rows].contiguous()
 
         scales = by_row(tensors[self.scale]) * self.unit
         zeros = None if self.symmetric else by_row(tensors[".weight_zero_point"])
         codes = tensors[".weight"]
         if self.bits == 8:
-            return QuantizedRows(codes, scales, self.block_columns or columns, 8, None if zeros is None else -scales * zeros)
+            return QuantizedRows(codes, scales, wide, 8, None if zeros is None else -scales * zeros)
         if bool(((codes < -8) | (codes > 7)).any()):
             raise ValueError(".weight has numbers that are not from -8 to 7")
         middle = -scales * 8.0 if zeros is None else -scales * (zeros + 8.0)
-        return QuantizedRows((codes + 8).view(torch.uint8), scales, self.block_columns or columns, 4, middle)
+        return QuantizedRows((codes + 8).view(torch.uint8), scales, wide, 4, middle)

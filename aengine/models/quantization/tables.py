@@ -100,7 +100,7 @@ class BitsAndBytes4(Scheme):
             raise ValueError(f"{_STATE}{self.kind} is of {state.get('quant_type')} and shape {list(stored_shape)} instead of {list(shape)}")
         for key in keys:
             value, is_size = found[key], key.endswith("blocksize")
-            if not is_number(value) or (is_size and (value < 1 or not isinstance(value, int))):
+            if not is_number(value) or (is_size and (not isinstance(value, int) or not 0 < value < 1 << 31)):
                 raise ValueError(f"{_STATE}{self.kind} has {key} {value!r}")
         return found
 
