@@ -56,8 +56,6 @@ class Gptq(Scheme):
         if self.version == 1:
             zeros = zeros + 1 & (1 << self.bits) - 1
         order = column_order(tensors[".g_idx"], self.group_size, ".g_idx") if ".g_idx" in tensors else None
-        if order is not None:
-            codes = codes[:, order]
         return integer_rows(codes, zeros, tensors[".scales"].t(), self.bits, self.group_size, order)
 
 
@@ -117,6 +115,4 @@ class PackQuantized(Scheme):
         codes = unpacked(tensors[".weight_packed"], self.bits)[:, : shape[1]]
         zeros = None if self.symmetric else unpacked(tensors[".weight_zero_point"].t(), self.bits).t()[: shape[0]]
         order = column_order(tensors[".weight_g_idx"], self.group_size, ".weight_g_idx") if self.act_order else None
-        if order is not None:
-            codes = codes[:, order]
         return integer_rows(codes, zeros, tensors[".weight_scale"], self.bits, self.group_size, order)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.quantized import QuantizedRows
-from aengine.models.quantization.scheme import SCALES, Scheme, Shape, Stored, matrix
+from aengine.models.quantization.scheme import SCALES, Scheme, Shape, Stored, integer_rows, matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,5 +63,4 @@ class PlainCodes(Scheme):
             return QuantizedRows(codes, scales, wide, 8, None if zeros is None else -scales * zeros)
         if bool(((codes < -8) | (codes > 7)).any()):
             raise ValueError(".weight has numbers that are not from -8 to 7")
-        middle = -scales * 8.0 if zeros is None else -scales * (zeros + 8.0)
-        return QuantizedRows((codes + 8).view(torch.uint8), scales, wide, 4, middle)
+        return integer_rows((codes + 8).view(torch.uint8), None if zeros is None else zeros + 8, scales, 4, wide)

@@ -72,10 +72,12 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
 def integer_rows(
     codes: Tensor, zeros: Tensor | None, scales: Tensor, bits: int, group_size: int | None, order: Tensor | None = None
 ) -> QuantizedRows:
-    """value = (code - zero) * scale, of [rows, columns] uint8 codes and [rows, groups] zeros and scales.
+    """value = (code - zero) * scale, of [rows, columns] uint8 codes and [rows, groups] zeros and scales; groups are of columns in `order`.
 
     Zeros that are None are all the middle, 2 ** (bits - 1); 8-bit codes of those become signed numbers.
     """
+    if order is not None:
+        codes = codes[:, order]
     scales, middle, offsets = scales.float().contiguous(), 1 << (bits - 1), None
     if bits == 8 and (zeros is None or bool((zeros == middle).all())):
         codes = (codes ^ middle).view(torch.int8)
