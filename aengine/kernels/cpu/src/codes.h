@@ -271,9 +271,8 @@ struct Float8Dot : FloatStep {
   static constexpr int STEPS = 4;
   template <int STEP>
   AE_INLINE VecF weights(VecU words) const {
-    const VecU codes = words >> (8 * STEP);
-    const VecF magnitude = (VecF)((codes & 0x7fu) << 20) * 0x1p120f;
-    return (VecF)((VecU)magnitude | ((codes & 0x80u) << 24));
+    const VecI at_top = (VecI)(words << (24 - 8 * STEP));
+    return (VecF)((VecU)(at_top >> 4) & 0x87f00000u) * 0x1p120f;
   }
 };
 
