@@ -46,6 +46,7 @@ _LIMITS = {
     Level.AVX512: _Limits("avx512", "AVX512_CORE", "AVX512"),
     Level.AVX512_VNNI: _Limits("avx512", "AVX512_CORE_VNNI", "AVX512"),
     Level.AVX512_BF16: _Limits("avx512", "AVX512_CORE_BF16", "AVX512"),
+    Level.AMX: _Limits("avx512", "AVX512_CORE_AMX", "AVX512"),
 }
 
 
