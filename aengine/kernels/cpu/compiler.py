@@ -25,8 +25,8 @@ SOURCES = pathlib.Path(__file__).parent / "src"
 PREBUILT = pathlib.Path(__file__).parent / "prebuilt"
 _log = logging.getLogger("aengine")
 _UNITS = (("attention.cpp", "experts.cpp", "draw.cpp"), ("codes.cpp",), ("gemm.cpp", "kernels.cpp"))
-"""Files that are compiled as one translation unit. The units are compiled in parallel and take equally long; more of them would spend most
-time on headers."""
+"""Files that are compiled as one translation unit. The units are compiled in parallel, and codes take the longest; more units would spend
+most time on headers."""
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = (
     "-std=c++17",
