@@ -43,7 +43,7 @@ def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel
             stack.enter_context(warm)
         with paused_collection():  # it would traverse the many objects that torch creates, again and again
             # Imported here, because it imports torch, which importing the engine should not do.
-            from aengine.models.choice import implementation_of, parameter_counts, quantization_of
+            from aengine.models.choice import implementation_of, parameter_counts
             from aengine.runner.model_runner import ModelRunner
         check()
         runner = ModelRunner(config, model_dir, warm=warm, check=check)
@@ -70,7 +70,7 @@ def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel
         executor=runner.executor_name,
         num_active_parameters=num_active_parameters,
         kv_bytes_per_token=runner.kv_bytes_per_token,
-        quantization=quantization_of(config, model_dir),
+        quantization=runner.quantization,
         layer_groups=tuple(LayerGroup(count, window) for window, count in Counter(runner.spec.windows).items()),
     )
     _log.info("%s", info.describe())

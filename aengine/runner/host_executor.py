@@ -19,7 +19,6 @@ from aengine.kernels.cpu.levels import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.cpu.pool import KvPool, page_bytes
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
-from aengine.models.choice import quantization_of
 from aengine.models.cpu_stack import DecoderStack, LastTokens, PreparedStep, unsupported
 from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.runner.base import InFlightStep, IntArray, Step
@@ -83,7 +82,7 @@ class HostExecutor:
             kernels.level.value,
             workspace.threads,
             show_bytes(self._stack.nbytes),
-            quantization_of(setup.config, setup.model_dir) or str(dtype).removeprefix("torch."),
+            setup.weight_form,
             time.perf_counter() - start,
         )
 

@@ -70,6 +70,7 @@ class ModelRunner:
         elif capture is None and not config.eager:
             capture = CudaCapture
         self.dtype = _dtype(config, self.spec, model_dir)
+        self.quantization = quantization_of(config, model_dir)
         setup = ExecutorSetup(
             config=config,
             spec=self.spec,
@@ -79,6 +80,7 @@ class ModelRunner:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=requested_len,
+            quantization=self.quantization,
             capture=capture,
         )
         self._executor = build_executor(setup, warm, check)
@@ -98,7 +100,7 @@ class ModelRunner:
         _log.info(
             "%s: %s weights on %s, %d KV pages of %d tokens%s (%s)",
             self.spec.architecture,
-            quantization_of(config, model_dir) or str(self.dtype).removeprefix("torch."),
+            setup.weight_form,
             self.device,
             self.num_pages,
             self.page_size,

@@ -36,6 +36,7 @@ class ExecutorSetup:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int  # tokens of the longest sequence, unless the KV cache turns out to hold less
+    quantization: str = ""  # as in `ModelInfo`
     capture: Callable[[torch.device], Capture] | None = None  # makes what records graphs; None: there are none
 
     @property
@@ -48,6 +49,11 @@ class ExecutorSetup:
     def kv_dtype(self) -> torch.dtype | None:
         """Of the KV cache; None: `dtype`."""
         return {"fp8": torch.float8_e4m3fn, "int8": torch.int8}.get(self.config.kv_cache_dtype)
+
+    @property
+    def weight_form(self) -> str:
+        """What logs call the weights: how they are quantised, or their dtype."""
+        return self.quantization or str(self.dtype).removeprefix("torch.")
 
     @property
     def groups(self) -> LayerGroups:
