@@ -37,13 +37,16 @@ class QuantizedLinears:
         methods = [self._method([part]) for part in parts]
         if not any(methods):
             return None
-        plain = (part if isinstance(part, Tensor) else part.dequantized() for part in parts)
-        return _Joined([method or _Plain(part.to(self._device, self._dtype)) for method, part in zip(methods, plain, strict=True)])
+        return _Joined([method or self._plain(part) for method, part in zip(methods, parts, strict=True)])
 
     def experts(self, parts: Sequence[Rows], count: int) -> Codes | None:
         """The `count` matrices of the rows of all parts, one matrix after another. None: no product reads them as they are."""
         quantized = [part for part in parts if isinstance(part, QuantizedRows)]
         return Codes.of(quantized, count, self._device) if len(quantized) == len(parts) else None
+
+    def _plain(self, part: Rows) -> LinearMethod:
+        numbers = part if isinstance(part, Tensor) else part.dequantized()
+        return _Plain(numbers.to(self._device, self._dtype))
 
     def _method(self, parts: Sequence[Rows]) -> LinearMethod | None:
         quantized = [part for part in parts if isinstance(part, QuantizedRows)]
