@@ -241,7 +241,7 @@ def _plan(runner: ModelRunner, case: Case, step: int, *, given_tokens: bool, new
         num_decodes=case.rows if decodes else 0,
         starts=np.full(case.rows, case.context, np.int32),
         lengths=np.full(case.rows, case.length, np.int32),
-        samples=np.ones(case.rows, np.bool_),
+        num_sampled=np.ones(case.rows, np.int32),
         token_ids=empty if decodes else np.random.default_rng(step).integers(vocab_size, size=case.rows * case.length, dtype=np.int32),
         new_rows=tuple(NewRow(row, GREEDY, prompt_len=case.context) for row in range(case.rows)) if new_rows else (),
         page_groups=groups,

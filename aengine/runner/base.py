@@ -63,23 +63,41 @@ class Runner(Protocol):
 @dataclass(frozen=True, slots=True)
 class Step:
     """The model's input of a `StepPlan`, on the host. Of its n rows the first `layout.num_decodes` go on from their last tokens, which the
-    executor holds. For m of the n rows a token is sampled."""
+    executor holds. From the logits of m tokens the token behind each is sampled."""
 
     number: int
     layout: StepLayout
     rows: IntArray  # [n]
-    token_ids: IntArray  # of the prompt chunks, in the order of rows
+    token_ids: IntArray  # of the chunks, in the order of rows
     logits_indices: IntArray  # [m], the tokens of the step from whose logits the next token is sampled
-    sampled_rows: IntArray  # [m], their rows
+    sampled_rows: IntArray  # [m], their rows; several tokens of a row follow each other
     next_positions: IntArray  # [m], positions of the tokens to be sampled
+    drafts: IntArray | None = None  # [m], the drafts at these positions, -1 where there is none; None: there are none at all
 
     @classmethod
-    def of(cls, number: int, layout: StepLayout, rows: IntArray, samples: NDArray[np.bool_], token_ids: IntArray) -> Step:
-        """Arguments as the fields of a `StepPlan`. A row with `samples` is sampled from the logits of its last token."""
+    def of(cls, number: int, layout: StepLayout, rows: IntArray, num_sampled: IntArray, token_ids: IntArray) -> Step:
+        """Arguments as the fields of a `StepPlan`."""
         if layout.num_decodes == len(rows):
             return cls(number, layout, rows, token_ids, layout.qo_indptr[:-1], rows, layout.seq_lens)
-        sampled = samples.nonzero()[0]
-        return cls(number, layout, rows, token_ids, layout.qo_indptr[1:][sampled] - 1, rows[sampled], layout.seq_lens[sampled])
+        if not np.count_nonzero(num_sampled > 1):
+            sampled = num_sampled.nonzero()[0]
+            return cls(number, layout, rows, token_ids, layout.qo_indptr[1:][sampled] - 1, rows[sampled], layout.seq_lens[sampled])
+        firsts = np.cumsum(num_sampled, dtype=np.int32) - num_sampled
+        indices = np.arange(num_sampled.sum(), dtype=np.int32) + np.repeat(layout.qo_indptr[1:] - num_sampled - firsts, num_sampled)
+        drafts = np.append(token_ids, -1)[indices + 1 - layout.num_decodes]
+        drafts[(firsts + num_sampled - 1)[num_sampled > 0]] = -1
+        return cls(number, layout, rows, token_ids, indices, np.repeat(rows, num_sampled), layout.positions[indices] + 1, drafts)
+
+    def accepted(self, tokens: NDArray[np.int32 | np.int64]) -> IntArray:
+        """Of a step with drafts and [m] sampled tokens: how many of each row's tokens count, as in `StepResult`."""
+        assert self.drafts is not None
+        ends = np.flatnonzero(tokens != self.drafts)  # a row's last token has no draft
+        firsts = self.first_samples()
+        return (ends[np.searchsorted(ends, firsts)] - firsts + 1).astype(np.int32)
+
+    def first_samples(self) -> NDArray[np.int64]:
+        """[sampled rows], the index of each row's first among the m tokens."""
+        return np.flatnonzero(np.append(True, self.sampled_rows[1:] != self.sampled_rows[:-1]))
 
 
 class Executor(Protocol):

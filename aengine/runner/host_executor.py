@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.kernels.cpu import ops
@@ -153,7 +154,20 @@ class HostExecutor:
     def _kernel_result(self, step: Step, call: PreparedStep) -> StepResult:
         """The result of a step that the kernels sampled. The next step waits for this, so it uses nothing of torch."""
         assert call.sampled is not None
-        return StepResult(step.number, call.sampled.astype(np.int32))
+        tokens = call.sampled.astype(np.int32)
+        if step.drafts is None:
+            return StepResult(step.number, tokens)
+        accepted = step.accepted(tokens)
+        self._keep_last_tokens(step, tokens, accepted)
+        return StepResult(step.number, tokens, accepted=accepted)
+
+    def _keep_last_tokens(self, step: Step, tokens: NDArray[np.int32 | np.int64], accepted: IntArray | None) -> None:
+        """Of [m] sampled tokens."""
+        if accepted is None:
+            self._last_tokens[step.sampled_rows] = tokens
+        else:
+            firsts = step.first_samples()
+            self._last_tokens[step.sampled_rows[firsts]] = tokens[firsts + np.maximum(accepted - 1, 0)]
 
     def _torch_result(self, step: Step, call: PreparedStep, scores_prompts: bool) -> StepResult:
         """Scores prompts and samples, from the hidden states of a step that the kernels did not sample."""
@@ -168,6 +182,7 @@ class HostExecutor:
             if len(step.sampled_rows):
                 rows, positions = torch.from_numpy(step.sampled_rows), torch.from_numpy(step.next_positions)
                 sampled_logits = logits(torch.from_numpy(step.logits_indices))
-                sampled = self._sampler.sample(sampled_logits, step.sampled_rows, step.next_positions, rows, positions)
-                self._last_tokens[step.sampled_rows] = sampled.tokens.numpy()
+                sample = self._sampler.sample if step.drafts is None else functools.partial(self._sampler.verify, drafts=step.drafts)
+                sampled = sample(sampled_logits, step.sampled_rows, step.next_positions, rows, positions)
+                self._keep_last_tokens(step, sampled.tokens.numpy(), sampled.accepted)
             return step_result(step, sampled, scores, self._sampler)

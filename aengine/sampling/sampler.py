@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ class SampledTokens:
     impossible: Tensor | None = None  # [p] bool: of the rows whose logits were processed, those that were left no token
     failures: Mapping[int, Exception] = field(default_factory=dict)  # what grammars and custom code raised, by row
     postponed: frozenset[int] = frozenset()  # rows for which there was no time
+    accepted: NDArray[np.int32] | None = None  # [rows], of a step with drafts: how many of each row's tokens count
 
 
 class Sampler:
@@ -102,12 +103,75 @@ class Sampler:
         `positions` [m] are those of the tokens to be sampled, and key their noise; `device_*` are the same on the device. Logits of
         rows with processors are changed in place; they must then be contiguous.
         """
-        features, num_logprobs = self._features[rows], self._num_logprobs[rows]
-        processed, logprob_rows = np.flatnonzero(features & _PROCESSED), np.flatnonzero(num_logprobs >= 0)
-        raw: Tensor | None = None
-        if len(logprob_rows):
-            unchanged = len(processed) == 0 and len(logprob_rows) == len(rows)
-            raw = logits if unchanged else logits.index_select(0, self._put(logprob_rows))
+        logprob_rows, raw = self._raw_logits(logits, rows)
+        sampled = self._choose(logits, rows, positions, device_rows, device_positions)
+        return self._with_logprobs(sampled, rows, logprob_rows, raw)
+
+    def verify(
+        self,
+        logits: Tensor,
+        rows: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        device_rows: Tensor,
+        device_positions: Tensor,
+        drafts: NDArray[np.int32],
+    ) -> SampledTokens:
+        """As `sample`, for m consecutive tokens of some rows, with [m] drafts of them, -1 for a row's last. What is sampled at a position
+        counts while all drafts before it are what was sampled.
+
+        Where logits are processed, position by position, since a token depends on those before it: this waits for the device. The tokens
+        are observed. A row that fails behind an accepted draft gets no failure: it fails in the next step, where it begins with that.
+        """
+        logprob_rows, raw = self._raw_logits(logits, rows)
+        firsts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
+        if not np.count_nonzero(self._features[rows] & _PROCESSED):
+            sampled = self._choose(logits, rows, positions, device_rows, device_positions)
+            ends = np.flatnonzero(sampled.tokens.cpu().numpy() != drafts)
+            accepted = (ends[np.searchsorted(ends, firsts)] - firsts + 1).astype(np.int32)
+            return self._with_logprobs(replace(sampled, accepted=accepted), rows, logprob_rows, raw)
+        tokens = torch.zeros(len(rows), dtype=torch.int64, device=self.device)
+        accepted, alive = np.zeros(len(firsts), np.int32), np.arange(len(firsts))
+        failures: dict[int, Exception] = {}
+        for number in range(len(rows)):
+            index = firsts[alive] + number
+            if not len(index):
+                break
+            at = self._put(index)
+            chosen = self._choose(logits[at], rows[index], positions[index], device_rows[at], device_positions[at])
+            failed = self.observe(rows[index], positions[index], chosen)
+            tokens[at] = chosen.tokens
+            counts = ~np.isin(rows[index], [*failed, *chosen.postponed])
+            if number == 0:
+                failures = failed
+                counts |= np.isin(rows[index], [*failed])
+            accepted[alive] += counts
+            alive = alive[counts & (chosen.tokens.cpu().numpy() == drafts[index])]
+        sampled = SampledTokens(tokens, failures=failures, accepted=accepted)
+        return self._with_logprobs(sampled, rows, logprob_rows, raw)
+
+    def _raw_logits(self, logits: Tensor, rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], Tensor | None]:
+        """Which of the m ask for logprobs, and [w, vocab_size] their logits as they are now; None if there are none."""
+        logprob_rows = np.flatnonzero(self._num_logprobs[rows] >= 0)
+        if not len(logprob_rows):
+            return logprob_rows, None
+        unchanged = len(logprob_rows) == len(rows) and not np.count_nonzero(self._features[rows] & _PROCESSED)
+        return logprob_rows, logits if unchanged else logits.index_select(0, self._put(logprob_rows))
+
+    def _with_logprobs(
+        self, sampled: SampledTokens, rows: NDArray[np.int32], logprob_rows: NDArray[np.int64], raw: Tensor | None
+    ) -> SampledTokens:
+        if raw is None:
+            return sampled
+        tokens = sampled.tokens if len(logprob_rows) == len(rows) else sampled.tokens.index_select(0, self._put(logprob_rows))
+        logprobs = token_logprobs(raw, tokens, int(self._num_logprobs[rows].max()))
+        return replace(sampled, logprobs=logprobs, logprob_rows=logprob_rows)
+
+    def _choose(
+        self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32], device_rows: Tensor, device_positions: Tensor
+    ) -> SampledTokens:
+        """As `sample`, without logprobs. Rows whose logits are processed are distinct."""
+        features = self._features[rows]
+        processed = np.flatnonzero(features & _PROCESSED)
         step = StepRows(rows, positions)
         if len(processed):
             for processor in self._processors:
@@ -129,18 +193,7 @@ class Sampler:
                 penalised = penalised[~np.isin(rows[penalised], list(step.postponed))]
             if len(penalised):
                 self._penalties.record(step, penalised, tokens)
-        logprobs: DeviceLogprobs | None = None
-        if raw is not None:
-            sampled = tokens if len(logprob_rows) == len(rows) else tokens.index_select(0, self._put(logprob_rows))
-            logprobs = token_logprobs(raw, sampled, int(num_logprobs.max()))
-        return SampledTokens(
-            tokens=tokens,
-            logprobs=logprobs,
-            logprob_rows=None if logprobs is None else logprob_rows,
-            impossible=impossible,
-            failures=step.failures,
-            postponed=frozenset(step.postponed),
-        )
+        return SampledTokens(tokens, impossible=impossible, failures=step.failures, postponed=frozenset(step.postponed))
 
     def observe(self, rows: NDArray[np.int32], positions: NDArray[np.int32], sampled: SampledTokens) -> dict[int, Exception]:
         """What was sampled for [m] rows at `positions` is in host memory. Must precede the next step of rows with `Features.LAST_TOKEN`.

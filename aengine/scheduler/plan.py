@@ -98,8 +98,9 @@ class StepPlan:
     The first `num_decodes` rows compute one token each: the one that the runner sampled last for that row (the scheduler may
     not know it yet). The other rows compute the given ids. `positions` of a row's tokens are
     `starts[i] .. starts[i] + lengths[i] - 1`; their KV goes to the row's pages at these positions, and they attend to
-    everything of the row at or before their own position. A row with `samples[i]` gets a next token from the logits of its
-    last token; that token's position (which keys its noise) is `starts[i] + lengths[i]`.
+    everything of the row at or before their own position. From the logits of each of a row's last `num_sampled[i]` tokens the
+    token behind it is sampled; its position keys its noise. Where several are sampled, the row's ids are its last token and
+    `num_sampled[i] - 1` drafts: what is sampled behind a draft counts only if all drafts up to there are what was sampled.
     """
 
     step: int  # counts from 0 without gaps
@@ -107,7 +108,7 @@ class StepPlan:
     num_decodes: int
     starts: IntArray  # [n]
     lengths: IntArray  # [n], >= 1; 1 for decodes
-    samples: NDArray[np.bool_]  # [n]; True for decodes
+    num_sampled: IntArray  # [n], 0 .. lengths[i]; 1 for decodes, lengths[i] for rows with drafts
     token_ids: IntArray  # [sum(lengths[num_decodes:])], in the order of rows
     new_rows: tuple[NewRow, ...]
     # Page-table writes that precede the step: in layer group page_groups[i], row page_rows[i] has page page_ids[i] at index page_cols[i].
@@ -146,20 +147,20 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step produced: `tokens[j]` is the token sampled for the j-th row with `samples`, in the order of the plan.
+    """What a step produced: the sampled tokens, in the order of the plan's rows and of a row's positions.
 
-    `logprobs` is not None if one of these rows asks for them: [samples.sum()] rows in the same order, k the most that any row asks for;
+    Of a row's tokens the first `accepted` count. With 0 there was no time to process its logits: it has to compute its last token again.
+    `logprobs` is not None if one of the sampled rows asks for them: in the order of `tokens`, k the most that any row asks for;
     what a row did not ask for is undefined. `prompt_logprobs` has one entry per chunk of a prompt that asks for them.
-    The token of a row in `failures` is undefined, for the given reason. So is that of a row in `postponed`, because there was no time to
-    process its logits: it has to compute its last token once more.
+    The tokens of a row in `failures` are undefined, for the given reason.
     """
 
     step: int
-    tokens: IntArray  # [samples.sum()]
+    tokens: IntArray  # [num_sampled.sum()]
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     failures: Mapping[int, BaseException] = field(default_factory=dict)  # by row
-    postponed: frozenset[int] = frozenset()  # rows
+    accepted: IntArray | None = None  # [rows with num_sampled > 0]; None: one of each
 
 
 class RowsFailed(Exception):

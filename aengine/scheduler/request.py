@@ -43,6 +43,7 @@ class Request:
     arrival: float = 0.0  # seconds on the scheduler's clock
     deadline: float | None = None  # seconds on the scheduler's clock
     cache_salt: str = ""
+    max_drafts: int = 0  # in a step
     num_forks: int = 0  # requests with the same prompt that name this one in `fork_of`
     fork_of: int | None = None  # key of a request with the same prompt, submitted before, whose prompt pages are shared
 

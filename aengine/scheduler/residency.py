@@ -208,6 +208,33 @@ class Residency:
             self.changes.write_pages(0, growing_rows, columns, pages)
         return True
 
+    def extend_by_drafts(self, row: int, num_drafts: int) -> int:
+        """Give a decoding row, which has a page for its next token, pages for drafts behind it. Returns for how many there are pages."""
+        rows, needs = self.rows, self.needs
+        begin = int(rows.num_pages[row])
+        first = int(rows.num_computed[row]) + 1  # position of the first draft
+        end = min(needs.columns(first + num_drafts), begin + self.cache.available // needs.num_groups)
+        if end > begin:
+            pages = self.cache.allocate(needs.num_groups * (end - begin)).reshape(-1, end - begin)
+            rows.page_table[:, row, begin:end] = pages
+            self.changes.write_row(0, row, begin, pages)
+            self._set_end(row, end)
+        return min(num_drafts, int(rows.num_pages[row]) * self.cache.page_size - first)
+
+    def give_back(self, drafted: IntArray) -> None:
+        """Take from rows the pages that only rejected drafts are in."""
+        rows, needs = self.rows, self.needs
+        ends = needs.columns(rows.num_tokens[drafted])
+        for row, end in zip(drafted.tolist(), ends.tolist(), strict=True):
+            if end < rows.num_pages[row]:
+                self.cache.release(rows.page_table[:, row, end : rows.num_pages[row]].T.ravel())
+                self._set_end(row, end)
+
+    def _set_end(self, row: int, end: int) -> None:
+        self.rows.num_pages[row] = end
+        if self.needs.kinds:
+            self.rows.window_ends[row] = end
+
     def extend(self, row: int, start: int, length: int) -> int:
         """Give a row pages for a chunk of `length` tokens from position `start` on, in the groups with windows. Returns for how many of
         the tokens there are pages."""
@@ -229,7 +256,7 @@ class Residency:
         """Give back the pages that no query of the rows, which have `committed` tokens now, will read again because of its window."""
         rows = self.rows
         for number, kind in enumerate(self.needs.kinds):
-            begins = kind.first_column(committed - 1)  # for a fork, or a postponed row, computes the last token again
+            begins = kind.first_column(committed - 1)  # for a fork, or a row without a token, computes the last token again
             due = (begins > rows.window_begins[number, plan_rows]) & rows.active[plan_rows]
             for row, begin in zip(plan_rows[due].tolist(), begins[due].tolist(), strict=True):
                 old = int(rows.window_begins[number, row])

@@ -38,6 +38,7 @@ class RowTable:
         self.parked = np.zeros(num_rows, np.bool_)
         self._ready = np.zeros(num_rows, np.bool_)  # active, decoding and not parked
         self.lockstep = np.zeros(num_rows, np.bool_)  # the next step needs the token of the one before: never two in flight
+        self.max_drafts = np.zeros(num_rows, np.int32)  # in a step; 0: none, and the row need not be in lock step because of them
         self.tenants = np.zeros(num_rows, np.int32)
         # Large tables are mapped lazily: only the parts that are used take memory.
         self._kinds = needs.kinds
@@ -66,7 +67,8 @@ class RowTable:
         self.active[row] = True
         self.decoding[row] = self._ready[row] = False
         self.parked[row] = sequence.parked
-        self.lockstep[row] = bool(request.params.features & Features.LAST_TOKEN)
+        self.max_drafts[row] = request.max_drafts
+        self.lockstep[row] = bool(request.params.features & Features.LAST_TOKEN) or request.max_drafts > 0
         self.tenants[row] = tenant
         self.tokens[row, :num_tokens] = sequence.tokens
         stop_ids = sorted(request.stop_token_ids | request.eos_token_ids)

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aengine.cache import PageCache, PageChain, PageNeeds
 from aengine.outputs import EngineStats, FinishReason
+from aengine.scheduler.drafter import Drafter
+from aengine.scheduler.new_tokens import new_tokens
 from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan, StepResult
 from aengine.scheduler.queue import WaitingQueue
 from aengine.scheduler.request import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
@@ -27,19 +28,21 @@ from aengine.scheduler.rows import RowTable
 
 @dataclass(slots=True)
 class _Chunk:
-    """The tokens of one prefilling sequence in the step being planned."""
+    """The tokens of one sequence in the step being planned: a part of its prompt, or its last token with drafts."""
 
     row: int
     start: int
     length: int
-    samples: bool
+    num_sampled: int
+    drafts: IntArray = field(default_factory=lambda: NO_INTS)  # the last of its tokens, which are not the sequence's yet
 
 
 class Scheduler:
-    """`clock` tells seconds; deadlines and arrivals are on it."""
+    """`clock` tells seconds; deadlines and arrivals are on it. `drafter`: None without speculation."""
 
-    def __init__(self, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic, drafter: Drafter | None = None) -> None:
         self._config = config
+        self._drafter = drafter
         self._clock = clock
         needs = PageNeeds(config.windows, config.page_size, config.max_num_batched_tokens)
         self._rows = RowTable(config.max_num_seqs, config.max_model_len, needs)
@@ -56,8 +59,7 @@ class Scheduler:
         self._num_prompt_tokens = 0
         self._num_cached_prompt_tokens = 0
         self._updates = Updates()
-        self._ones = np.ones(config.max_num_seqs, np.int32)  # of a step of decodes alone: their lengths, and that each samples
-        self._trues = np.ones(config.max_num_seqs, np.bool_)
+        self._ones = np.ones(config.max_num_seqs, np.int32)  # of a step of decodes alone: their lengths, and how many tokens each samples
         self._sent = RowChanges()  # in the latest plan
 
     # ---- requests ----------------------------------------------------------------------------------------------------
@@ -138,7 +140,10 @@ class Scheduler:
             decodes = self._plan_decodes()
             if decodes is None:
                 return None
-            chunks = self._plan_prefills(self._config.max_num_batched_tokens - len(decodes), now)
+            budget = self._config.max_num_batched_tokens - len(decodes)
+            chunks = self._plan_prefills(budget, now)
+            if self._drafter is not None and len(decodes):
+                decodes = self._plan_drafts(decodes, budget - sum(chunk.length for chunk in chunks), chunks)
             if len(decodes) or chunks:
                 return self._make_plan(decodes, chunks)
             if self._num_in_flight or not self._residency.short:
@@ -195,6 +200,8 @@ class Scheduler:
         self._residency.admit(sequence, hits, self._queue.tenant_id(sequence), primary)
         sequence.state = SequenceState.RUNNING
         self._prefilling.append(sequence)
+        if self._drafter is not None and sequence.request.max_drafts:
+            self._drafter.assign(sequence.row)
         if not sequence.started:
             sequence.started = True
             num_cached = int(self._rows.num_computed[sequence.row])
@@ -211,28 +218,53 @@ class Scheduler:
         length = self._residency.extend(row, start, min(missing, budget))
         if not length:
             return 0
-        chunks.append(_Chunk(row, start, length, samples=length == missing))
+        chunks.append(_Chunk(row, start, length, num_sampled=int(length == missing)))
         rows.set_decoding(row, length == missing)
         return length
+
+    def _plan_drafts(self, decodes: IntArray, budget: int, chunks: list[_Chunk]) -> IntArray:
+        """Adds chunks of drafts with what is left of the budget, and of the pages. Returns the rows that decode without."""
+        assert self._drafter is not None
+        rows = self._rows
+        drafted: list[int] = []
+        for row in decodes[(rows.max_drafts[decodes] > 0) & (rows.flights[decodes] == 0)].tolist():
+            num_tokens = int(rows.num_tokens[row])
+            most = min(
+                int(rows.max_drafts[row]), budget, int(rows.limit[row]) - num_tokens - 1
+            )  # the last token of a sequence is sampled behind no draft
+            if most <= 0:
+                continue
+            drafts = self._drafter.propose(row, rows.tokens[row, :num_tokens], most)
+            length = self._residency.extend_by_drafts(row, len(drafts)) if len(drafts) else 0
+            if length:
+                chunks.append(_Chunk(row, num_tokens - 1, length + 1, length + 1, drafts[:length]))
+                drafted.append(row)
+                budget -= length
+        return np.setdiff1d(decodes, drafted, assume_unique=True) if drafted else decodes
 
     def _make_plan(self, decodes: IntArray, chunks: list[_Chunk]) -> StepPlan:
         rows = self._rows
         num_decodes, num_rows = len(decodes), len(decodes) + len(chunks)
+        plan_rows, lengths = decodes, self._ones[:num_rows]
+        num_sampled = num_certain = lengths  # certain: tokens that are the sequence's, which drafts are not
+        charged = decodes
         if chunks:
-            plan_rows = np.empty(num_rows, np.int32)
-            lengths = np.ones(num_rows, np.int32)
-            samples = np.ones(num_rows, np.bool_)
-            plan_rows[:num_decodes] = decodes
-            for i, chunk in enumerate(chunks, num_decodes):
-                plan_rows[i], lengths[i], samples[i] = chunk.row, chunk.length, chunk.samples
-        else:
-            plan_rows, lengths, samples = decodes, self._ones[:num_rows], self._trues[:num_rows]
+            added = np.array([(chunk.row, chunk.length, chunk.num_sampled) for chunk in chunks], np.int32)
+            plan_rows = np.concatenate((decodes, added[:, 0]))
+            lengths = np.concatenate((self._ones[:num_decodes], added[:, 1]))
+            num_sampled = np.concatenate((self._ones[:num_decodes], added[:, 2]))
+            num_certain = np.where(num_sampled > 1, 1, lengths)
+            charged = np.concatenate((decodes, plan_rows[num_sampled > 1]))
         starts = rows.num_computed[plan_rows]
-        rows.num_computed[plan_rows] = starts + lengths
-        rows.num_tokens[plan_rows] += samples
+        rows.num_computed[plan_rows] = starts + num_certain
+        rows.num_tokens[plan_rows] += num_sampled > 0
         rows.flights[plan_rows] += 1
-        self._queue.charge(rows.tenants[decodes])
-        pieces = [rows.tokens[chunk.row, chunk.start : chunk.start + chunk.length] for chunk in chunks]
+        self._queue.charge(rows.tenants[charged])
+        pieces = [
+            piece
+            for chunk in chunks
+            for piece in (rows.tokens[chunk.row, chunk.start : chunk.start + chunk.length - len(chunk.drafts)], chunk.drafts)
+        ]
         self._sent = changes = self._residency.changes
         self._residency.changes = RowChanges()
         page_groups = page_rows = page_cols = page_ids = copy_from = copy_to = NO_INTS
@@ -250,7 +282,7 @@ class Scheduler:
             num_decodes=num_decodes,
             starts=starts,
             lengths=lengths,
-            samples=samples,
+            num_sampled=num_sampled,
             token_ids=np.concatenate(pieces) if pieces else NO_INTS,
             new_rows=tuple(changes.new_rows.values()),
             page_groups=page_groups,
@@ -266,62 +298,59 @@ class Scheduler:
         rows = self._rows
         self._num_in_flight -= 1
         rows.flights[plan.rows] -= 1
-        committed = plan.starts + plan.lengths
-        if result.postponed:
-            committed -= self._postpone(plan, result.postponed)
+        new, committed = new_tokens(rows, plan, result)
         rows.num_committed[plan.rows] = committed
-        tokens, logprobs = result.tokens, result.logprobs
-        only_decodes = plan.num_decodes == len(plan.rows)
-        sampled, known = (plan.rows, committed) if only_decodes else (plan.rows[plan.samples], committed[plan.samples])
+        if result.accepted is not None:
+            self._settle_drafts(plan, committed)
         for prompt_logprobs in result.prompt_logprobs:
             if rows.active[prompt_logprobs.row]:
                 self._updates.prompt_logprobs.append((int(rows.keys[prompt_logprobs.row]), prompt_logprobs))
         if result.failures:
             self._fail_rows(result.failures)
-        if self._num_leaving or result.failures or result.postponed:  # who finished while the step was in flight gets no token from it
-            live = rows.active[sampled] & ~np.isin(sampled, list(result.postponed))
-            sampled, known, tokens = sampled[live], known[live], tokens[live]
-            logprobs = logprobs.select(live) if logprobs is not None else None
-        rows.tokens[sampled, known] = tokens
-        num_tokens = known + 1
-        rows.num_known[sampled] = num_tokens
-        self._updates.keys.extend(rows.keys[sampled].tolist())
-        self._updates.token_ids.extend(tokens.tolist())
-        self._updates.logprobs = logprobs
+        if self._num_leaving or result.failures:  # who finished while the step was in flight gets no token from it
+            new = new.select(rows.active[new.rows])
+        rows.tokens[new.rows, new.positions] = new.tokens
+        num_tokens = new.positions + 1
+        rows.num_known[new.rows] = num_tokens  # of a row with several: the last
+        self._updates.keys.extend(rows.keys[new.rows].tolist())
+        self._updates.token_ids.extend(new.tokens.tolist())
+        self._updates.logprobs = new.logprobs
         self._queue.push(*self._residency.publish(plan.rows, committed))
         self._residency.leave_behind(plan.rows, committed)
-        if not only_decodes:
-            self._settle_forks(plan, result.postponed)
-        stops, at_limit = rows.stop_ids[sampled] == tokens[:, None], num_tokens >= rows.limit[sampled]
+        if plan.num_decodes < len(plan.rows):
+            self._settle_forks(plan)
+        stops, at_limit = rows.stop_ids[new.rows] == new.tokens[:, None], num_tokens >= rows.limit[new.rows]
         if np.count_nonzero(stops) or np.count_nonzero(at_limit):
             stopped = stops.any(axis=1)
             for i in np.flatnonzero(stopped | at_limit).tolist():
-                self._end_of_tokens(int(sampled[i]), int(tokens[i]), stopped=bool(stopped[i]))
+                self._end_of_tokens(int(new.rows[i]), int(new.tokens[i]), stopped=bool(stopped[i]))
         if self._num_leaving:
             for row in plan.rows[~rows.active[plan.rows] & (rows.flights[plan.rows] == 0)].tolist():
                 sequence = rows.sequences[row]
                 if sequence is not None and sequence.state is SequenceState.LEAVING:
                     self._release(sequence)
 
-    def _postpone(self, plan: StepPlan, postponed: Set[int]) -> NDArray[np.bool_]:
-        """Take back the last token of rows that were computed and got none: it is a chunk of its own in the next step. Returns which of the
-        plan's rows [n] these are."""
+    def _settle_drafts(self, plan: StepPlan, committed: IntArray) -> None:
+        """A step has returned with drafts, or with rows that got no token: these compute their last token again in the next step, as a
+        chunk of its own."""
         rows = self._rows
-        late = np.isin(plan.rows, list(postponed))
-        rows.num_computed[plan.rows] -= late
-        rows.num_tokens[plan.rows] -= late
-        for row in plan.rows[late].tolist():
+        missing = plan.starts + np.where(plan.num_sampled > 1, 1, plan.lengths) - committed  # negative: as many drafts were accepted
+        rows.num_computed[plan.rows] -= missing
+        rows.num_tokens[plan.rows] -= missing
+        for row in plan.rows[missing == 1].tolist():
             sequence = rows.sequences[row]
             if sequence is not None and sequence.state is SequenceState.RUNNING:
                 rows.set_decoding(row, False)
                 self._prefilling.insert(0, sequence)
-        return late
+        self._queue.charge(np.repeat(rows.tenants[plan.rows], np.maximum(-missing, 0)))
+        self._residency.give_back(plan.rows[plan.num_sampled > 1])
 
-    def _settle_forks(self, plan: StepPlan, postponed: Set[int]) -> None:
+    def _settle_forks(self, plan: StepPlan) -> None:
         """Forks of a prompt that this step completed can start."""
-        for row in plan.rows[plan.num_decodes :][plan.samples[plan.num_decodes :]].tolist():
-            sequence = self._rows.sequences[row]
-            if sequence is not None and sequence.request.num_forks and row not in postponed:
+        rows = self._rows
+        for row in plan.rows[plan.num_decodes :][plan.num_sampled[plan.num_decodes :] == 1].tolist():
+            sequence = rows.sequences[row]
+            if sequence is not None and sequence.request.num_forks and rows.decoding[row]:
                 self._queue.push(*self._residency.prefixes.settle(sequence, fork_digest(sequence.request.key)))
 
     def _end_of_tokens(self, row: int, token: int, *, stopped: bool) -> None:
@@ -343,9 +372,10 @@ class Scheduler:
         self._num_in_flight -= 1
         rows.flights[plan.rows] -= 1
         rows.num_computed[plan.rows] = plan.starts
-        rows.num_tokens[plan.rows] -= plan.samples
-        self._queue.charge(rows.tenants[plan.rows[: plan.num_decodes]], -1)
-        completed = plan.rows[plan.num_decodes :][plan.samples[plan.num_decodes :]].tolist()  # prompts that this step was to finish
+        rows.num_tokens[plan.rows] -= plan.num_sampled > 0
+        drafted = plan.rows[plan.num_sampled > 1]
+        self._queue.charge(rows.tenants[np.concatenate((plan.rows[: plan.num_decodes], drafted))], -1)
+        completed = plan.rows[plan.num_decodes :][plan.num_sampled[plan.num_decodes :] == 1].tolist()  # prompts that it was to finish
         for row in completed:
             rows.set_decoding(row, False)
         self._prefilling[:0] = [sequence for row in completed if (sequence := rows.sequences[row]) is not None]

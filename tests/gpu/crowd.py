@@ -176,7 +176,7 @@ class Crowd:
             num_decodes=num_decodes,
             starts=np.array(starts, np.int32),
             lengths=np.array([length for _, length in entries], np.int32),
-            samples=np.array(samples, np.bool_),
+            num_sampled=np.array(samples, np.int32),
             token_ids=np.array(ids, np.int32),
             new_rows=tuple(new_rows),
             page_groups=page_groups,

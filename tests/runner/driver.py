@@ -67,7 +67,7 @@ class Driver:
         plan = self._plan(entries, len(decodes))
         result = self.runner.launch(plan).result()
         tokens = iter(result.tokens.tolist())
-        for (s, length), samples in zip(entries, plan.samples, strict=True):
+        for (s, length), samples in zip(entries, plan.num_sampled, strict=True):
             s.computed += length
             if samples:
                 s.output.append(next(tokens))
@@ -110,7 +110,7 @@ class Driver:
             num_decodes=num_decodes,
             starts=_int32(s.computed for s, _ in entries),
             lengths=_int32(length for _, length in entries),
-            samples=np.array([s.computed + length >= len(s.tokens) for s, length in entries], dtype=np.bool_),
+            num_sampled=_int32(s.computed + length >= len(s.tokens) for s, length in entries),
             token_ids=_int32(token for ids in prompt_ids for token in ids),
             new_rows=tuple(new_rows),
             page_groups=page_groups,

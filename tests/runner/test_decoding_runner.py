@@ -225,7 +225,7 @@ def test_page_copies_precede_the_step(tiny: Tiny) -> None:
         num_decodes=0,
         starts=ints(9, 9),
         lengths=ints(2, 2),
-        samples=np.array([True, True]),
+        num_sampled=np.ones(2, np.int32),
         token_ids=ints(prompt[9], 100, 150, 151),  # `first` overwrites what the copy was taken of
         new_rows=(NewRow(fork_row, GREEDY),),
         page_groups=ints(0, 0, 0),

@@ -70,11 +70,12 @@ class OracleError(AssertionError):
 
 
 class OracleFlight:
-    def __init__(self, runner: OracleRunner, plan: StepPlan, result: StepResult) -> None:
+    def __init__(self, runner: OracleRunner, plan: StepPlan, ends: list[int], result: StepResult) -> None:
+        """`ends`: of each row, the position of its first wrong draft, or behind its last token."""
         self._runner, self._plan, self._result = runner, plan, result
         self._reads = [
-            (runner.slots_of(row, group, first, start + length), runner.contents_of(row, group, first, start + length))
-            for row, start, length in zip(plan.rows.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True)
+            (runner.slots_of(row, group, first, end), runner.contents_of(row, group, first, end))
+            for row, start, end in zip(plan.rows.tolist(), plan.starts.tolist(), ends, strict=True)
             for group, window in enumerate(runner.windows)
             for first in [0 if window is None else max(0, start - window + 1)]
         ]
@@ -92,6 +93,8 @@ class OracleFlight:
 
 
 class OracleRunner:
+    rejected = 3  # what is sampled behind a wrong draft: a stop id of some requests
+
     def __init__(self, num_pages: int, page_size: int, max_num_seqs: int, max_num_batched_tokens: int, windows: Windows = (None,)) -> None:
         self.page_size = page_size
         self.windows = windows
@@ -125,7 +128,7 @@ class OracleRunner:
         assert int(plan.lengths.sum()) <= self.max_num_batched_tokens
         assert (plan.lengths >= 1).all()
         assert (plan.lengths[: plan.num_decodes] == 1).all()
-        assert plan.samples[: plan.num_decodes].all()
+        assert (plan.num_sampled[: plan.num_decodes] == 1).all()
         for source, target in zip(plan.copy_from.tolist(), plan.copy_to.tolist(), strict=True):
             size = self.page_size
             self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
@@ -136,29 +139,44 @@ class OracleRunner:
         for group, row, column, page in zip(*(array.tolist() for array in writes), strict=True):
             pages = self._pages[row][group]
             assert page or self.windows[group], "the reserved page was handed out"
-            assert not page or column == len(pages)
+            assert not page or column <= len(pages)
             pages[column : column + 1] = [page]
         given = 0
-        tokens = []
-        for i, (row, start, length) in enumerate(zip(plan.rows.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True)):
+        tokens: list[int] = []
+        accepted: list[int] = []
+        ends: list[int] = []
+        columns = (plan.rows, plan.starts, plan.lengths, plan.num_sampled)
+        for i, (row, start, length, num_sampled) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
             truth = self.truth_of(row)
             if i < plan.num_decodes:
                 ids = [self._last_token[row]]
             else:
                 ids = plan.token_ids[given : given + length].tolist()
                 given += length
-            if ids != truth.tokens[start : start + length].tolist():
+            num_drafts = max(num_sampled, 1) - 1
+            certain = length - num_drafts
+            if ids[:certain] != truth.tokens[start : start + certain].tolist():
                 raise OracleError(f"step {plan.step} computes other tokens than the sequence has at {start}")
+            right = 0  # drafts
+            while right < num_drafts and truth.tokens[start + certain + right : start + certain + right + 1].tolist() == [
+                ids[certain + right]
+            ]:
+                right += 1
             for group in range(len(self.windows)):
-                self.slots[self.slots_of(row, group, start, start + length)] = self.contents_of(row, group, start, start + length)
+                contents = np.full(length, -2)  # at wrong drafts, and behind them
+                contents[: certain + right] = self.contents_of(row, group, start, start + certain + right)
+                self.slots[self.slots_of(row, group, start, start + length)] = contents
+            ends.append(start + certain + right)
             self.num_computed += length
-            if plan.samples[i]:
+            if num_sampled:
                 # A row that ended in a step still in flight runs once more; what it samples is dropped.
-                token = int(truth.tokens[start + length]) if start + length < len(truth.tokens) else 0
-                self._last_token[row] = token
-                tokens.append(token)
+                tokens += (following[: right + 1] + [self.rejected] * num_sampled)[:num_sampled]
+                accepted.append(right + 1)
+                self._last_token[row] = tokens[len(tokens) - num_sampled + right]
         assert given == len(plan.token_ids)
-        return OracleFlight(self, plan, StepResult(plan.step, np.array(tokens, np.int32)))
+        any_drafts = bool((plan.num_sampled > 1).any())
+        result = StepResult(plan.step, np.array(tokens, np.int32), accepted=np.array(accepted, np.int32) if any_drafts else None)
+        return OracleFlight(self, plan, ends, result)
 
 
 def make_request(key: int, prompt: list[int], max_tokens: int, **fields: object) -> Request:

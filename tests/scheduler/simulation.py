@@ -25,13 +25,42 @@ class FakeClock:
         return self.now
 
 
+class RandomDrafts:
+    """Drafts that are right, wrong and half right, also behind the end of a sequence."""
+
+    def __init__(self, simulation: Simulation, rng: random.Random) -> None:
+        self._simulation = simulation
+        self._rng = rng
+        self._known: dict[int, list[int]] = {}  # by row
+
+    def assign(self, row: int) -> None:
+        self._known[row] = []
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> np.ndarray:
+        assert tokens[: len(self._known[row])].tolist() == self._known[row]
+        self._known[row] = tokens.tolist()
+        truth = self._simulation.runner.truth_of(row).tokens
+        num_tokens = self._rng.randint(0, most)
+        num_right = self._rng.choice([0, self._rng.randint(0, num_tokens), num_tokens])
+        right = truth[len(tokens) : len(tokens) + num_right].tolist()
+        return np.array((right + [self._rng.randrange(50) for _ in range(num_tokens)])[:num_tokens], np.int32)
+
+
 class Simulation:
-    def __init__(self, config: SchedulerConfig, *, overlap: bool = False, vocab_size: int = 50, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        overlap: bool = False,
+        vocab_size: int = 50,
+        rng: random.Random | None = None,
+        drafts: random.Random | None = None,
+    ) -> None:
         """With `rng`, one step in twenty fails for one of its rows before it runs, one in twenty is withdrawn before it begins, and one
         row in five that no step may run ahead of gets no token, for lack of time."""
         self.config = config
         self.clock = FakeClock()
-        self.scheduler = Scheduler(config, self.clock)
+        self.scheduler = Scheduler(config, self.clock, None if drafts is None else RandomDrafts(self, drafts))
         self.runner = OracleRunner(config.num_pages, config.page_size, config.max_num_seqs, config.max_num_batched_tokens, config.windows)
         self.overlap = overlap
         self.rng = rng
@@ -85,12 +114,13 @@ class Simulation:
         return worked
 
     def _postponed(self, plan: StepPlan, result: StepResult) -> StepResult:
-        rows = [row for row in plan.rows[plan.samples].tolist() if self.scheduler._rows.lockstep[row]]
-        if self.rng is None or not rows:
+        rows = plan.rows[plan.num_sampled > 0]
+        late = np.array([self.scheduler._rows.lockstep[row] and self.rng is not None and self.rng.random() < 0.2 for row in rows], np.bool_)
+        if not late.any():
             return result
-        late = frozenset(row for row in rows if self.rng.random() < 0.2)
-        tokens = np.where(np.isin(plan.rows[plan.samples], list(late)), 31, result.tokens)
-        return dataclasses.replace(result, tokens=tokens, postponed=late)
+        accepted = np.ones(len(rows), np.int32) if result.accepted is None else result.accepted
+        tokens = np.where(np.repeat(late, plan.num_sampled[plan.num_sampled > 0]), 31, result.tokens)
+        return dataclasses.replace(result, tokens=tokens, accepted=np.where(late, 0, accepted))
 
     def run(self, max_steps: int = 10_000) -> None:
         """Step until nothing is left to do."""

@@ -65,13 +65,14 @@ def random_request(rng: random.Random, key: int, prefixes: list[list[int]], conf
     )
     if rng.random() < 0.3:  # any object: it is the sampler's
         request = dataclasses.replace(request, params=dataclasses.replace(request.params, grammar="a grammar"))
-    return request
+    return dataclasses.replace(request, max_drafts=rng.choice([0, 1, 4, 20]))
 
 
 def run_workload(seed: int) -> Simulation:
     rng = random.Random(seed)
     config = random_config(rng)
-    simulation = Simulation(config, overlap=rng.random() < 0.5, rng=rng if rng.random() < 0.3 else None)
+    drafts = random.Random(seed) if seed % 2 else None
+    simulation = Simulation(config, overlap=rng.random() < 0.5, rng=rng if rng.random() < 0.3 else None, drafts=drafts)
     prefixes = [[rng.randrange(50) for _ in range(config.max_model_len)] for _ in range(rng.randint(1, 3))]
     p_submit, p_cancel, p_park = rng.choice([0.3, 1.0]), rng.choice([0.0, 0.0, 0.1]), rng.choice([0.0, 0.1, 0.3])
     p_flush = rng.choice([0.0, 0.0, 0.1])

@@ -65,7 +65,7 @@ class PacedRunner:
         self._call_soon = call_soon
 
     def launch(self, plan: StepPlan) -> _PacedStep:
-        lengths = (plan.starts + plan.lengths)[plan.samples]
+        lengths = (plan.starts + plan.lengths)[plan.num_sampled > 0]
         return _PacedStep(StepResult(plan.step, self._token_ids[lengths % len(self._token_ids)]), self._pace)
 
     def hold(self, held: bool) -> None:

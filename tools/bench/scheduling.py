@@ -75,7 +75,7 @@ def _submit(scheduler: Scheduler, key: int, rng: np.random.Generator, num_tokens
 
 
 def _result(plan: StepPlan, rng: np.random.Generator) -> StepResult:
-    return StepResult(plan.step, rng.integers(0, VOCAB_SIZE, int(np.count_nonzero(plan.samples))).astype(np.int32))
+    return StepResult(plan.step, rng.integers(0, VOCAB_SIZE, int(plan.num_sampled.sum())).astype(np.int32))
 
 
 def decode_cost(running: int, steps: int = 320) -> DecodeCost:
