@@ -84,7 +84,8 @@ class Step:
             return cls(number, layout, rows, token_ids, layout.qo_indptr[1:][sampled] - 1, rows[sampled], layout.seq_lens[sampled])
         firsts = np.cumsum(num_sampled, dtype=np.int32) - num_sampled
         indices = np.arange(num_sampled.sum(), dtype=np.int32) + np.repeat(layout.qo_indptr[1:] - num_sampled - firsts, num_sampled)
-        drafts = np.append(token_ids, -1)[indices + 1 - layout.num_decodes]
+        ids = np.concatenate((np.full(layout.num_decodes, -1, np.int32), token_ids, [-1]), dtype=np.int32)
+        drafts = ids[indices + 1]
         drafts[(firsts + num_sampled - 1)[num_sampled > 0]] = -1
         return cls(number, layout, rows, token_ids, indices, np.repeat(rows, num_sampled), layout.positions[indices] + 1, drafts)
 

@@ -2,43 +2,122 @@
 
 from __future__ import annotations
 
+import pathlib
 import random
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from driver import GREEDY, demo_runner
+import torch
+from driver import GREEDY
+from reference import save_tiny
+from test_greedy import make_runner
 
+from aengine.runner.base import InFlightStep
 from aengine.runner.model_runner import ModelRunner
-from aengine.scheduler.plan import RowParams, TokenLogprobs
+from aengine.scheduler.plan import RowParams, StepPlan
 from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
 
-NUM_PROMPTS = 12
+NUM_REQUESTS = 60
+Tokens = list[tuple[int, float | None]]  # with their logprobs
 
 
-def random_params(rng: random.Random, seed: int) -> RowParams:
-    params = GREEDY if rng.random() < 0.3 else replace(GREEDY, temperature=rng.choice([0.3, 1.0, 1.5]), seed=seed)
-    for changes in (
-        {"top_k": rng.choice([1, 5, 100])},
-        {"top_p": 0.8},
-        {"min_p": 0.05},
-        {"logprobs": rng.choice([0, 2])},
-        {"presence_penalty": 0.7, "frequency_penalty": 0.3},
-        {"repetition_penalty": 1.3},
-        {"logit_bias": ((rng.randrange(100), 4.0),)},
-        {"bad_words": ((rng.randrange(100), rng.randrange(100)), (rng.randrange(100),))},
-        {"min_tokens": 6, "stop_ids": (rng.randrange(100),)},
-        {"processors": (no_repeat,)},
-    ):
-        if rng.random() < 0.2:
-            params = replace(params, **changes)
-    return params
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRunner]:
+    path = tmp_path_factory.mktemp("tiny")
+    save_tiny("qwen3", path)
+    made = make_runner(path)
+    yield made
+    made.close()
 
 
-def no_repeat(tokens: list[int], logits: np.ndarray) -> np.ndarray:
-    """A custom processor: not the same token twice in a row."""
-    if tokens:
-        logits[tokens[-1]] = -np.inf
-    return logits
+def not_twice(logits: torch.Tensor, token_ids: list[int]) -> None:
+    logits[token_ids[-1]] = -torch.inf
+
+
+def random_requests(rng: random.Random, vocab_size: int) -> list[Request]:
+    requests = []
+    for key in range(NUM_REQUESTS):
+        params = RowParams(temperature=rng.choice([0.0, 0.3, 1.0]), top_k=rng.choice([0, 0, 1, 20]), top_p=1.0, min_p=0.0, seed=key)
+        if rng.random() < 0.6:
+            changes = {
+                "top_p": 0.8,
+                "min_p": 0.05,
+                "logprobs": rng.choice([0, 2]),
+                "presence_penalty": 0.7,
+                "frequency_penalty": 0.4,
+                "repetition_penalty": 1.3,
+                "logit_bias": ((rng.randrange(vocab_size), 4.0),),
+                "bad_words": ((rng.randrange(vocab_size), rng.randrange(vocab_size)), (rng.randrange(vocab_size),)),
+                "processors": (not_twice,),
+            }
+            names = rng.sample(sorted(changes), rng.randint(1, 3))
+            params = replace(params, **{name: changes[name] for name in names})
+        stop_ids = tuple(rng.randrange(vocab_size) for _ in range(rng.choice([0, 3, 60])))
+        if stop_ids and rng.random() < 0.5:
+            params = replace(params, min_tokens=rng.randint(1, 8), stop_ids=stop_ids)
+        prompt = np.array([rng.randrange(vocab_size) for _ in range(rng.randint(1, 40))], np.int32)
+        max_tokens = rng.randint(1, 30)
+        requests.append(Request(key, prompt, params, max_tokens, stop_token_ids=frozenset(stop_ids), max_drafts=rng.choice([0, 1, 3, 8])))
+    return requests
+
+
+class Drafts:
+    """Of the outputs that are known to come: right, wrong and half right."""
+
+    def __init__(self, outputs: dict[int, Tokens], requests: list[Request], rng: random.Random) -> None:
+        self.sequences = [request.prompt.tolist() + [token for token, _ in outputs[request.key]] for request in requests]
+        self.rng = rng
+        self.num_proposed = 0
+
+    def assign(self, row: int) -> None:
+        pass
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> np.ndarray:
+        known = tokens.tolist()
+        following = next(one[len(known) :] for one in self.sequences if one[: len(known)] == known)
+        right = following[: self.rng.choice([0, self.rng.randint(0, most), most])]
+        self.num_proposed += most
+        return np.array((right + [self.rng.randrange(100) for _ in range(most)])[: self.rng.randint(0, most)], np.int32)
+
+
+def run(
+    runner: ModelRunner, requests: list[Request], first_step: int, drafter: Drafts | None, num_pages: int
+) -> tuple[dict[int, Tokens], int]:
+    """All of them at once. Returns what they got, by key, and the number of the next step."""
+    config = SchedulerConfig(runner.max_num_seqs, runner.max_num_batched_tokens, runner.max_model_len, num_pages, runner.page_size)
+    scheduler = Scheduler(config, drafter=drafter)
+    scheduler._num_steps = first_step
+    outputs: dict[int, Tokens] = {request.key: [] for request in requests}
+    flights: deque[tuple[StepPlan, InFlightStep]] = deque()
+    for request in requests:
+        scheduler.submit(request)
+    while True:
+        plan = scheduler.schedule()
+        if plan is not None:
+            flights.append((plan, runner.launch(plan)))
+        elif not flights:
+            return outputs, scheduler._num_steps
+        if plan is None or len(flights) > 1 or not flights[-1][1].overlaps:
+            returned, step = flights.popleft()
+            scheduler.commit(returned, step.result())
+        updates = scheduler.take_updates()
+        for i, (key, token) in enumerate(zip(updates.keys, updates.token_ids, strict=True)):
+            wanted = requests[key].params.logprobs is not None and updates.logprobs is not None
+            outputs[key].append((token, float(updates.logprobs.token_logprobs[i]) if wanted else None))
+        assert not any(finished.error for finished in updates.finished)
+
+
+@pytest.mark.parametrize("num_pages", [400, 40])
+def test_drafts_change_nothing(runner: ModelRunner, num_pages: int) -> None:
+    rng = random.Random(num_pages)
+    requests = random_requests(rng, 100)
+    expected, steps = run(runner, requests, 0, None, num_pages)
+    drafter = Drafts(expected, requests, rng)
+    found, end = run(runner, requests, steps, drafter, num_pages)
+    assert found == expected
+    assert drafter.num_proposed > 500
+    assert end - steps < steps

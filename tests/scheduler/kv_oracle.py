@@ -155,12 +155,11 @@ class OracleRunner:
                 given += length
             num_drafts = max(num_sampled, 1) - 1
             certain = length - num_drafts
+            following = truth.tokens[start + certain :].tolist()
             if ids[:certain] != truth.tokens[start : start + certain].tolist():
                 raise OracleError(f"step {plan.step} computes other tokens than the sequence has at {start}")
             right = 0  # drafts
-            while right < num_drafts and truth.tokens[start + certain + right : start + certain + right + 1].tolist() == [
-                ids[certain + right]
-            ]:
+            while right < num_drafts and following[right : right + 1] == [ids[certain + right]]:
                 right += 1
             for group in range(len(self.windows)):
                 contents = np.full(length, -2)  # at wrong drafts, and behind them
