@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from driver import GREEDY
 from reference import save_tiny
 from test_greedy import make_runner
 
