@@ -129,13 +129,14 @@ class Registry:
             except BaseException as error:
                 state.fail(error)
         ends = {finished.key: finished for finished in updates.finished}
+        last = {key: i for i, key in enumerate(updates.keys)} if ends else {}  # a step may bring several tokens of a sequence
         for i, (key, token_id) in enumerate(zip(updates.keys, updates.token_ids, strict=True)):
             state = streams[key]
             try:
                 logprob = None
                 if state.params.logprobs is not None and updates.logprobs is not None:
                     logprob = token_logprob(token_id, updates.logprobs, i, state.params.logprobs)
-                state.push(key, token_id, logprob, ends.get(key))
+                state.push(key, token_id, logprob, ends.get(key) if last.get(key) == i else None)
             except BaseException as error:  # with stop strings its text is decoded here
                 state.fail(error)
         for finished in updates.finished:

@@ -120,6 +120,7 @@ class StepPlan:
     # Pages whose content is copied before the step, and after the copies of steps before: copy_from[i] to copy_to[i].
     copy_from: IntArray = field(default_factory=lambda: NO_INTS)  # [c]
     copy_to: IntArray = field(default_factory=lambda: NO_INTS)  # [c]
+    awaited: bool = False  # the next step should be planned when the result of this one is there, since drafts depend on it
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,9 @@ class RowTable:
         self.parked = np.zeros(num_rows, np.bool_)
         self._ready = np.zeros(num_rows, np.bool_)  # active, decoding and not parked
         self.lockstep = np.zeros(num_rows, np.bool_)  # the next step needs the token of the one before: never two in flight
-        self.max_drafts = np.zeros(num_rows, np.int32)  # in a step; 0: none, and the row need not be in lock step because of them
+        self.max_drafts = np.zeros(num_rows, np.int32)  # in a step
+        self.drafting = np.zeros(num_rows, np.bool_)  # its next step may have drafts, so it is in lock step; see `set_drafting`
+        self._needs_token = np.zeros(num_rows, np.bool_)  # it is in lock step, drafts or not
         self.tenants = np.zeros(num_rows, np.int32)
         # Large tables are mapped lazily: only the parts that are used take memory.
         self._kinds = needs.kinds
@@ -68,7 +70,8 @@ class RowTable:
         self.decoding[row] = self._ready[row] = False
         self.parked[row] = sequence.parked
         self.max_drafts[row] = request.max_drafts
-        self.lockstep[row] = bool(request.params.features & Features.LAST_TOKEN) or request.max_drafts > 0
+        self._needs_token[row] = bool(request.params.features & Features.LAST_TOKEN)
+        self.set_drafting(row, request.max_drafts > 0)
         self.tenants[row] = tenant
         self.tokens[row, :num_tokens] = sequence.tokens
         stop_ids = sorted(request.stop_token_ids | request.eos_token_ids)
@@ -98,6 +101,10 @@ class RowTable:
         """Whether the row's next token is one that the runner sampled last."""
         self.decoding[row] = decoding
         self._ready[row] = self.active[row] and decoding and not self.parked[row]
+
+    def set_drafting(self, row: int, drafting: bool) -> None:
+        self.drafting[row] = drafting
+        self.lockstep[row] = drafting or self._needs_token[row]
 
     def deactivate(self, row: int) -> None:
         self.active[row] = self._ready[row] = False

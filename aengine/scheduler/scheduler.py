@@ -18,6 +18,7 @@ import numpy as np
 from aengine.cache import PageCache, PageChain, PageNeeds
 from aengine.outputs import EngineStats, FinishReason
 from aengine.scheduler.drafter import Drafter
+from aengine.scheduler.drafts import Drafts
 from aengine.scheduler.new_tokens import new_tokens
 from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan, StepResult
 from aengine.scheduler.queue import WaitingQueue
@@ -42,12 +43,12 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic, drafter: Drafter | None = None) -> None:
         self._config = config
-        self._drafter = drafter
         self._clock = clock
         needs = PageNeeds(config.windows, config.page_size, config.max_num_batched_tokens)
         self._rows = RowTable(config.max_num_seqs, config.max_model_len, needs)
         self._cache = PageCache(config.num_pages, config.page_size)
         self._residency = Residency(self._rows, self._cache, needs, enable_prefix_cache=config.enable_prefix_cache)
+        self._drafts = None if drafter is None else Drafts(self._rows, self._residency, drafter)
         self._queue = WaitingQueue(tenant_weights=config.tenant_weights, ageing_seconds=config.ageing_seconds)
         self._sequences: dict[int, Sequence] = {}  # all that are not FINISHED
         self._prefilling: list[Sequence] = []  # RUNNING with known tokens left to compute, oldest admission first
@@ -142,11 +143,13 @@ class Scheduler:
                 return None
             budget = self._config.max_num_batched_tokens - len(decodes)
             chunks = self._plan_prefills(budget, now)
-            if self._drafter is not None and len(decodes):
-                decodes = self._plan_drafts(decodes, budget - sum(chunk.length for chunk in chunks), chunks)
+            if self._drafts is not None and len(decodes):
+                decodes = self._add_drafts(decodes, budget - sum(chunk.length for chunk in chunks), chunks)
             if len(decodes) or chunks:
                 return self._make_plan(decodes, chunks)
             if self._num_in_flight or not self._residency.short:
+                if self._drafts is not None and not self._num_in_flight:
+                    self._drafts.pause()
                 return None
             self._preempt(self._residency.victim())
 
@@ -200,8 +203,8 @@ class Scheduler:
         self._residency.admit(sequence, hits, self._queue.tenant_id(sequence), primary)
         sequence.state = SequenceState.RUNNING
         self._prefilling.append(sequence)
-        if self._drafter is not None and sequence.request.max_drafts:
-            self._drafter.assign(sequence.row)
+        if self._drafts is not None and sequence.request.max_drafts:
+            self._drafts.assign(sequence.row)
         if not sequence.started:
             sequence.started = True
             num_cached = int(self._rows.num_computed[sequence.row])
@@ -222,24 +225,14 @@ class Scheduler:
         rows.set_decoding(row, length == missing)
         return length
 
-    def _plan_drafts(self, decodes: IntArray, budget: int, chunks: list[_Chunk]) -> IntArray:
-        """Adds chunks of drafts with what is left of the budget, and of the pages. Returns the rows that decode without."""
-        assert self._drafter is not None
-        rows = self._rows
-        drafted: list[int] = []
-        for row in decodes[(rows.max_drafts[decodes] > 0) & (rows.flights[decodes] == 0)].tolist():
-            num_tokens = int(rows.num_tokens[row])
-            most = min(
-                int(rows.max_drafts[row]), budget, int(rows.limit[row]) - num_tokens - 1
-            )  # the last token of a sequence is sampled behind no draft
-            if most <= 0:
-                continue
-            drafts = self._drafter.propose(row, rows.tokens[row, :num_tokens], most)
-            length = self._residency.extend_by_drafts(row, len(drafts)) if len(drafts) else 0
-            if length:
-                chunks.append(_Chunk(row, num_tokens - 1, length + 1, length + 1, drafts[:length]))
-                drafted.append(row)
-                budget -= length
+    def _add_drafts(self, decodes: IntArray, budget: int, chunks: list[_Chunk]) -> IntArray:
+        """Adds chunks with drafts for some of the rows; returns the others."""
+        assert self._drafts is not None
+        drafted = []
+        for row, drafts in self._drafts.choose(decodes, budget):
+            drafted.append(row)
+            length = len(drafts) + 1
+            chunks.append(_Chunk(row, int(self._rows.num_computed[row]), length, length, drafts))
         return np.setdiff1d(decodes, drafted, assume_unique=True) if drafted else decodes
 
     def _make_plan(self, decodes: IntArray, chunks: list[_Chunk]) -> StepPlan:
@@ -291,6 +284,7 @@ class Scheduler:
             page_ids=page_ids,
             copy_from=copy_from,
             copy_to=copy_to,
+            awaited=self._drafts is not None and bool(rows.drafting[plan_rows].any()),
         )
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
@@ -312,6 +306,8 @@ class Scheduler:
         rows.tokens[new.rows, new.positions] = new.tokens
         num_tokens = new.positions + 1
         rows.num_known[new.rows] = num_tokens  # of a row with several: the last
+        if self._drafts is not None:
+            self._drafts.observe(plan, committed, self._clock())
         self._updates.keys.extend(rows.keys[new.rows].tolist())
         self._updates.token_ids.extend(new.tokens.tolist())
         self._updates.logprobs = new.logprobs

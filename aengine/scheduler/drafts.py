@@ -1,0 +1,69 @@
+"""`Drafts`: which rows of a step get drafts, and how many; and what their fate says about later ones.
+
+Knows nothing of where drafts come from, of prompts or of budgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aengine.scheduler.draft_lengths import DraftLengths
+from aengine.scheduler.drafter import Drafter
+from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan
+from aengine.scheduler.residency import Residency
+from aengine.scheduler.rows import RowTable
+
+
+class Drafts:
+    """A row with `RowTable.drafting` is in lock step, so that its tokens are known when drafts are wanted. It leaves lock step for a while
+    when there are no drafts for it that pay."""
+
+    def __init__(self, rows: RowTable, residency: Residency, drafter: Drafter) -> None:
+        self._rows = rows
+        self._residency = residency
+        self._drafter = drafter
+        self._lengths = DraftLengths(len(rows.sequences))
+        self._before: float | None = None  # when the step before was committed, if there was no pause since
+
+    def assign(self, row: int) -> None:
+        """The row is assigned to another sequence."""
+        self._drafter.assign(row)
+        self._lengths.assign(row)
+
+    def choose(self, decodes: IntArray, budget: int) -> Iterator[tuple[int, IntArray]]:
+        """Of `decodes` the rows that get drafts, with these: at most `budget` together, and as many as there are pages for."""
+        rows, found = self._rows, dict[int, IntArray]()
+        for row in decodes[rows.drafting[decodes] & (rows.flights[decodes] == 0)].tolist():
+            num_tokens = int(rows.num_tokens[row])
+            # The last token of a sequence is sampled, and never computed.
+            most = min(int(rows.max_drafts[row]), budget, int(rows.limit[row]) - num_tokens - 1)
+            found[row] = self._drafter.propose(row, rows.tokens[row, :num_tokens], most) if most > 0 else NO_INTS
+        for row, wanted in self._lengths.choose(len(decodes), {row: len(drafts) for row, drafts in found.items()}).items():
+            length = self._residency.extend_by_drafts(row, min(wanted, budget))
+            if length:
+                budget -= length
+                yield row, found[row][:length]
+            else:
+                self._lengths.observe(row, int(rows.num_tokens[row]), 0, 0)
+                rows.set_drafting(row, False)
+
+    def observe(self, plan: StepPlan, committed: IntArray, now: float) -> None:
+        """A step has returned at time `now`, in seconds; [n] tokens of its rows have their KV in pages."""
+        rows, lengths = self._rows, self._lengths
+        drafted = np.flatnonzero(plan.num_sampled > 1)
+        only_decodes = plan.num_decodes + len(drafted) == len(plan.rows)
+        if only_decodes and self._before is not None:
+            lengths.step_took(now - self._before, int(plan.lengths.sum()), verifying=bool(len(drafted)))
+        self._before = now
+        for i in drafted.tolist():
+            row = int(plan.rows[i])
+            lengths.observe(row, int(rows.num_tokens[row]), int(plan.num_sampled[i]) - 1, int(committed[i] - plan.starts[i]) - 1)
+        resting = plan.rows[(rows.max_drafts[plan.rows] > 0) & ~rows.drafting[plan.rows]]
+        for row in resting[lengths.tried(resting, rows.num_tokens[resting])].tolist():
+            rows.set_drafting(row, True)
+
+    def pause(self) -> None:
+        """No step is in flight: the time until the next one says nothing."""
+        self._before = None
