@@ -58,6 +58,11 @@ class EngineConfig:
     """What the weights of all linear layers become when they are loaded, unless the checkpoint has them quantised: none, int8 (one scale
     per row), int4 (one scale per 32 weights; the head in int8), fp8 (one scale per row). Activations are quantised, too, as they come: on a
     CPU with int8 and int4, on CUDA with fp8."""
+    speculative: Annotated[str, one_of("off", "ngram")] = "off"
+    """Where drafts come from: tokens that the model checks several of in one step, which changes no output. off, ngram (what followed the
+    latest tokens where they stood in the prompt or the output before)."""
+    max_drafts: Annotated[int, integer(1, 16)] = 4
+    """Most drafts of a sequence in one step. How many there are is decided by what steps take and how often drafts are right."""
     eager: bool = False
     """On CUDA: launch every operation on its own instead of replaying captured graphs. Starts faster, runs slower."""
     graph_sizes: Annotated[tuple[int, ...] | None, _GRAPH_SIZES] = None

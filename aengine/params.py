@@ -133,6 +133,8 @@ class SamplingParams:
     """0..max_logprobs: report the logprob and rank of each token, and this many most likely alternatives. Default: nothing."""
     prompt_logprobs: Annotated[int | None, Range(0, MAX_INT32)] = None
     """The same for the tokens of the prompt, from the second on."""
+    max_drafts: Annotated[int | None, Range(0, 16)] = None
+    """0..16: most drafts in one step, 0 for none. Default: the engine's. They change when tokens come, and not which."""
     structured_output: Annotated[StructuredOutput | None, _structured_output] = None
     """A grammar that the output must match."""
     logits_processors: Annotated[tuple[LogitsProcessor, ...], _callables] = ()

@@ -93,6 +93,7 @@ def prepare(
             arrival=now,
             deadline=deadline,
             cache_salt=options.cache_salt or "",
+            max_drafts=params.max_drafts,
             num_forks=0 if index else len(keys) - 1,
             fork_of=keys[0] if index else None,
         )

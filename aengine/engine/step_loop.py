@@ -18,8 +18,10 @@ from aengine.engine.step_stats import StepStats
 from aengine.engine.watchdog import watchdog
 from aengine.errors import StepHangError
 from aengine.runner.base import Runner
+from aengine.scheduler.drafter import Drafter
 from aengine.scheduler.request import SchedulerConfig, Updates
 from aengine.scheduler.scheduler import Scheduler
+from aengine.speculation.ngram import NgramDrafter
 
 _log = logging.getLogger("aengine")
 
@@ -78,7 +80,7 @@ class StepLoop:
             loaded = self._load()
             with ExitStack() as stack:
                 stack.callback(loaded.runner.close)
-                scheduler = Scheduler(_scheduler_config(self._config, loaded.runner))
+                scheduler = Scheduler(_scheduler_config(self._config, loaded.runner), drafter=_drafter(self._config, loaded))
                 driver = StepDriver(scheduler, loaded.runner, self._mailbox, self.stats, self._notify)
                 stack.callback(driver.notify)
                 self._notify(loaded)
@@ -106,6 +108,10 @@ class StepLoop:
         self.stop()  # it may have come back already, and wait
 
 
+def _drafter(config: EngineConfig, loaded: LoadedModel) -> Drafter | None:
+    return None if config.speculative == "off" else NgramDrafter(loaded.info.vocab_size, loaded.runner.max_num_seqs)
+
+
 def _scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_seqs=runner.max_num_seqs,
@@ -115,6 +121,7 @@ def _scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
         page_size=runner.page_size,
         windows=runner.windows,
         enable_prefix_cache=config.enable_prefix_cache,
+        max_drafts=config.max_drafts,
         tenant_weights=config.tenant_weights,
         ageing_seconds=config.ageing_seconds,
     )

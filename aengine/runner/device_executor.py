@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention import AttentionMetadata
-from aengine.kernels.upload import staged
+from aengine.kernels.upload import staged, to_device
 from aengine.models.decoder import ForwardBatch
 from aengine.runner.base import IntArray, Step
 from aengine.runner.buckets import GraphBytes, GraphSizes
@@ -132,7 +132,9 @@ class DeviceExecutor:
         """Puts a step and the copies of its results on the stream, without waiting for the device."""
         with self._stream.enter():
             output = self._run(step)
-            buffer = self._free_buffers.pop() if self._free_buffers else ResultBuffer(self._setup.max_num_seqs, self._setup.device)
+            buffer = (
+                self._free_buffers.pop() if self._free_buffers else ResultBuffer(self._setup.max_num_batched_tokens, self._setup.device)
+            )
             return buffer, *buffer.copy(*output)
 
     def finish(self, step: Step, buffer: ResultBuffer, sampled: SampledTokens | None, scores: PromptScores | None) -> StepResult:
@@ -173,6 +175,15 @@ class DeviceExecutor:
         scores = self._scorer.score(step.rows, step.layout, forward.logits)
         if len(step.sampled_rows) == 0:
             return None, scores
+        if step.drafts is not None:
+            logits = forward.logits(forward.logits_indices)
+            arguments = (step.sampled_rows, step.next_positions, forward.rows, forward.next_positions, step.drafts)
+            sampled = self._sampler.verify(logits, *arguments)
+            assert sampled.accepted is not None
+            firsts = step.first_samples()
+            last = to_device(firsts + np.maximum(sampled.accepted - 1, 0), self._setup.device)
+            self._last_tokens.index_copy_(0, forward.rows[last].long(), sampled.tokens[last].to(torch.int32))
+            return sampled, scores
         if not self._sampler.is_greedy(step.sampled_rows):
             logits = forward.logits(forward.logits_indices)
             sampled = self._sampler.sample(logits, step.sampled_rows, step.next_positions, forward.rows, forward.next_positions)

@@ -18,10 +18,10 @@ from aengine.scheduler.plan import StepResult, TokenLogprobs
 class ResultBuffer:
     """Pinned host memory for the results of one step at a time, and the event after which they are there."""
 
-    def __init__(self, max_rows: int, device: torch.device) -> None:
+    def __init__(self, max_tokens: int, device: torch.device) -> None:
         self._on_cpu = device.type == "cpu"
         self._device = device
-        self._tokens = torch.zeros(max_rows, dtype=torch.int64, pin_memory=not self._on_cpu)
+        self._tokens = torch.zeros(max_tokens, dtype=torch.int64, pin_memory=not self._on_cpu)
         # A blocking event sleeps and does not spin while it waits: the event loop needs the core, other threads the CUDA driver's lock.
         self._copied = None if self._on_cpu else torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 

@@ -78,7 +78,7 @@ class _StepSeconds:
         self._seconds: NDArray[np.float64] = np.zeros(_MOST_WIDE + 1)  # 0: not known
 
     def add(self, num_tokens: int, seconds: float) -> None:
-        at = min(num_tokens, _MOST_WIDE)
+        at, seconds = min(num_tokens, _MOST_WIDE), max(seconds, 1e-9)
         known = float(self._seconds[at])
         # One step that took long, for whatever reason, changes little.
         self._seconds[at] = _MEMORY * known + (1 - _MEMORY) * min(seconds, 2 * known) if known else seconds

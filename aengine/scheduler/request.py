@@ -23,6 +23,7 @@ class SchedulerConfig:
     page_size: int
     windows: Windows = (None,)
     enable_prefix_cache: bool = True
+    max_drafts: int = 0  # of a sequence in a step
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     ageing_seconds: float = 30.0
 
@@ -43,7 +44,7 @@ class Request:
     arrival: float = 0.0  # seconds on the scheduler's clock
     deadline: float | None = None  # seconds on the scheduler's clock
     cache_salt: str = ""
-    max_drafts: int = 0  # in a step
+    max_drafts: int | None = None  # in a step; None: as many as the scheduler's
     num_forks: int = 0  # requests with the same prompt that name this one in `fork_of`
     fork_of: int | None = None  # key of a request with the same prompt, submitted before, whose prompt pages are shared
 

@@ -19,7 +19,8 @@ class RowTable:
     without the latter. So num_committed <= num_known <= num_tokens and num_committed <= num_computed <= num_tokens.
     """
 
-    def __init__(self, num_rows: int, max_model_len: int, needs: PageNeeds) -> None:
+    def __init__(self, num_rows: int, max_model_len: int, needs: PageNeeds, max_drafts: int = 0) -> None:
+        self._max_drafts = max_drafts
         self.sequences: list[Sequence | None] = [None] * num_rows
         self.keys = np.zeros(num_rows, np.int64)
         self.num_tokens = np.zeros(num_rows, np.int32)
@@ -69,9 +70,9 @@ class RowTable:
         self.active[row] = True
         self.decoding[row] = self._ready[row] = False
         self.parked[row] = sequence.parked
-        self.max_drafts[row] = request.max_drafts
+        self.max_drafts[row] = self._max_drafts if request.max_drafts is None else min(request.max_drafts, self._max_drafts)
         self._needs_token[row] = bool(request.params.features & Features.LAST_TOKEN)
-        self.set_drafting(row, request.max_drafts > 0)
+        self.set_drafting(row, bool(self.max_drafts[row]))
         self.tenants[row] = tenant
         self.tokens[row, :num_tokens] = sequence.tokens
         stop_ids = sorted(request.stop_token_ids | request.eos_token_ids)

@@ -45,7 +45,7 @@ class Scheduler:
         self._config = config
         self._clock = clock
         needs = PageNeeds(config.windows, config.page_size, config.max_num_batched_tokens)
-        self._rows = RowTable(config.max_num_seqs, config.max_model_len, needs)
+        self._rows = RowTable(config.max_num_seqs, config.max_model_len, needs, 0 if drafter is None else config.max_drafts)
         self._cache = PageCache(config.num_pages, config.page_size)
         self._residency = Residency(self._rows, self._cache, needs, enable_prefix_cache=config.enable_prefix_cache)
         self._drafts = None if drafter is None else Drafts(self._rows, self._residency, drafter)
@@ -203,7 +203,7 @@ class Scheduler:
         self._residency.admit(sequence, hits, self._queue.tenant_id(sequence), primary)
         sequence.state = SequenceState.RUNNING
         self._prefilling.append(sequence)
-        if self._drafts is not None and sequence.request.max_drafts:
+        if self._drafts is not None:
             self._drafts.assign(sequence.row)
         if not sequence.started:
             sequence.started = True

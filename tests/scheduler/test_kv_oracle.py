@@ -39,6 +39,7 @@ def random_config(rng: random.Random) -> SchedulerConfig:
         num_pages=1 + pages_of_one + rng.choice([0, 0, 1, pages_of_one // 2, 2 * pages_of_one, 8 * pages_of_one]),
         page_size=page_size,
         windows=windows,
+        max_drafts=20,
         enable_prefix_cache=rng.random() < 0.85,
         ageing_seconds=rng.choice([5.0, 50.0]),
     )
