@@ -59,6 +59,8 @@ class Usage:
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
     completion_tokens: int = 0
+    draft_tokens: int = 0  # that were proposed for it and checked
+    accepted_draft_tokens: int = 0  # those of them that were right, and are among the completion tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,8 @@ class EngineStats:
     prompt_tokens: int = 0  # of requests that began since start
     cached_prompt_tokens: int = 0  # those of them that were found in the prefix cache
     completion_tokens: int = 0  # generated since start
+    draft_tokens: int = 0  # proposed and checked since start
+    accepted_draft_tokens: int = 0  # those of them that were right
     paused: bool = False  # by AsyncEngine.pause()
     step_seconds: HistogramSnapshot = field(default_factory=HistogramSnapshot)  # of a step: from its launch, or the commit before if later
     step_tokens: HistogramSnapshot = field(default_factory=HistogramSnapshot)  # computed in one step, of prompts and of outputs

@@ -38,6 +38,7 @@ class StreamSource(ABC):
         self.params = params
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
+        self.draft_tokens = self.accepted_draft_tokens = 0
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.new_event = new_event
         self.ready = new_event()  # set when the prompt is tokenized and valid, or the request has ended
@@ -106,7 +107,9 @@ class StreamProtocol:
     @property
     def usage(self) -> Usage:
         """Token counts so far; completion tokens are those that were read."""
-        return Usage(self._source.prompt_tokens, self._source.cached_prompt_tokens, self._num_read)
+        source = self._source
+        drafts = source.draft_tokens, source.accepted_draft_tokens
+        return Usage(source.prompt_tokens, source.cached_prompt_tokens, self._num_read, *drafts)
 
     @property
     def timing(self) -> Timing:

@@ -35,6 +35,7 @@ SAMPLING: Mapping[str, str] = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "n", "presence_penalty", "frequency_penalty")},
     **{name: name for name in ("repetition_penalty", "logit_bias", "allowed_token_ids", "banned_token_ids")},
     "bad_words": "banned_strings",
+    "max_drafts": "max_drafts",
 }
 STOPPING: Mapping[str, str] = {
     **{name: name for name in ("max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")},
@@ -50,7 +51,7 @@ CONSTRAINTS: Mapping[str, str] = {
 CHAT = ("tools", "add_generation_prompt", "continue_final_message", "template_kwargs")
 
 # The parameters of which a model has defaults.
-DEFAULTS: Mapping[str, str] = {name: ours for name, ours in SAMPLING.items() if name != "n"}
+DEFAULTS: Mapping[str, str] = {name: ours for name, ours in SAMPLING.items() if name not in ("n", "max_drafts")}
 
 # The fields of a model with the same name and meaning on both sides.
 MODEL = (

@@ -115,7 +115,9 @@ class ActiveRequest(StreamSource):
             case "prompt_logprobs":
                 self._add_prompt(event.prompt_logprobs)
             case "finished":
-                self.cached_prompt_tokens = event.finished.usage.cached_prompt_tokens
+                usage = event.finished.usage
+                self.cached_prompt_tokens = usage.cached_prompt_tokens
+                self.draft_tokens, self.accepted_draft_tokens = usage.draft_tokens, usage.accepted_draft_tokens
                 self._timing = read_timing(event.finished.timing)
                 self._end()
 

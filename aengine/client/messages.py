@@ -30,6 +30,7 @@ _REASONS = {value: reason for reason, value in FINISH_REASONS.items()}
 _LOAD = (
     *("running", "waiting", "parked", "pages_used", "pages_total", "cached_tokens", "steps", "preemptions"),
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "paused"),
+    *("draft_tokens", "accepted_draft_tokens"),
 )
 
 

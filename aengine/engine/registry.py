@@ -128,6 +128,8 @@ class Registry:
                 state.add_prompt_logprobs(piece)
             except BaseException as error:
                 state.fail(error)
+        for key, num_drafts, num_accepted in updates.drafts:
+            streams[key].add_drafts(num_drafts, num_accepted)
         ends = {finished.key: finished for finished in updates.finished}
         last = {key: i for i, key in enumerate(updates.keys)} if ends else {}  # a step may bring several tokens of a sequence
         for i, (key, token_id) in enumerate(zip(updates.keys, updates.token_ids, strict=True)):

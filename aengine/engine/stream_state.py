@@ -99,7 +99,8 @@ class StreamState(StreamSource):
             state = RequestState.PARKED
         else:
             state = RequestState.WAITING if self._started is None else RequestState.RUNNING
-        usage = Usage(self.prompt_tokens, self.cached_prompt_tokens, self._num_tokens)
+        drafts = self.draft_tokens, self.accepted_draft_tokens
+        usage = Usage(self.prompt_tokens, self.cached_prompt_tokens, self._num_tokens, *drafts)
         return RequestInfo(self.request_id, state, usage, self.timing, self._arrival_time)
 
     def submit(self, prompt: NDArray[np.int32]) -> None:
@@ -124,6 +125,11 @@ class StreamState(StreamSource):
         known, count = self.prompt_logprobs, self.params.prompt_logprobs or 0
         for i in range(len(known) - piece.start, len(piece.logprobs.token_logprobs)):
             known.append(token_logprob(self.prompt[piece.start + i], piece.logprobs, i, count))
+
+    def add_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        """Of drafts for one of its sequences so many were accepted."""
+        self.draft_tokens += num_drafts
+        self.accepted_draft_tokens += num_accepted
 
     def push(self, key: int, token_id: int, logprob: TokenLogprob | None, finished: Finished | None) -> None:
         """A new token; `finished` if the sequence ends with it."""

@@ -25,6 +25,7 @@ class Drafts:
         self._residency = residency
         self._drafter = drafter
         self._lengths = DraftLengths(len(rows.sequences))
+        self.num_drafts = self.num_accepted = 0  # so far
         self._before: float | None = None  # when the step before was committed, if there was no pause since
 
     def assign(self, row: int) -> None:
@@ -49,20 +50,26 @@ class Drafts:
                 self._lengths.observe(row, int(rows.num_tokens[row]), 0, 0)
                 rows.set_drafting(row, False)
 
-    def observe(self, plan: StepPlan, committed: IntArray, now: float) -> None:
-        """A step has returned at time `now`, in seconds; [n] tokens of its rows have their KV in pages."""
+    def observe(self, plan: StepPlan, committed: IntArray, now: float) -> list[tuple[int, int, int]]:
+        """A step has returned at time `now`, in seconds; [n] tokens of its rows have their KV in pages. Returns keys of requests, with how
+        many drafts each had and how many of them were accepted."""
+        counts: list[tuple[int, int, int]] = []
         rows, lengths = self._rows, self._lengths
         drafted = np.flatnonzero(plan.num_sampled > 1)
         only_decodes = plan.num_decodes + len(drafted) == len(plan.rows)
         if only_decodes and self._before is not None:
             lengths.step_took(now - self._before, int(plan.lengths.sum()), verifying=bool(len(drafted)))
         self._before = now
-        for i in drafted.tolist():
-            row = int(plan.rows[i])
-            lengths.observe(row, int(rows.num_tokens[row]), int(plan.num_sampled[i]) - 1, int(committed[i] - plan.starts[i]) - 1)
+        for i in drafted[committed[drafted] > plan.starts[drafted]].tolist():  # else the row got no token
+            row, num_drafts, accepted = int(plan.rows[i]), int(plan.num_sampled[i]) - 1, int(committed[i] - plan.starts[i]) - 1
+            lengths.observe(row, int(rows.num_tokens[row]), num_drafts, accepted)
+            self.num_drafts += num_drafts
+            self.num_accepted += accepted
+            counts.append((int(rows.keys[row]), num_drafts, accepted))
         resting = plan.rows[(rows.max_drafts[plan.rows] > 0) & ~rows.drafting[plan.rows]]
         for row in resting[lengths.tried(resting, rows.num_tokens[resting])].tolist():
             rows.set_drafting(row, True)
+        return counts
 
     def pause(self) -> None:
         """No step is in flight: the time until the next one says nothing."""

@@ -104,6 +104,7 @@ class Updates:
     token_ids: list[int] = field(default_factory=list)  # the token of each
     logprobs: TokenLogprobs | None = None  # of these tokens, in the same order; undefined for requests that want none
     prompt_logprobs: list[tuple[int, PromptLogprobs]] = field(default_factory=list)  # key, a piece
+    drafts: list[tuple[int, int, int]] = field(default_factory=list)  # key, how many drafts it had, how many were accepted
     finished: list[Finished] = field(default_factory=list)
     released: list[int] = field(default_factory=list)  # keys of which nothing is left in queues, rows or pages
 

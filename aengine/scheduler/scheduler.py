@@ -125,6 +125,8 @@ class Scheduler:
             preemptions=self._num_preemptions,
             prompt_tokens=self._num_prompt_tokens,
             cached_prompt_tokens=self._num_cached_prompt_tokens,
+            draft_tokens=0 if self._drafts is None else self._drafts.num_drafts,
+            accepted_draft_tokens=0 if self._drafts is None else self._drafts.num_accepted,
         )
 
     def take_updates(self) -> Updates:
@@ -307,7 +309,7 @@ class Scheduler:
         num_tokens = new.positions + 1
         rows.num_known[new.rows] = num_tokens  # of a row with several: the last
         if self._drafts is not None:
-            self._drafts.observe(plan, committed, self._clock())
+            self._updates.drafts = self._drafts.observe(plan, committed, self._clock())
         self._updates.keys.extend(rows.keys[new.rows].tolist())
         self._updates.token_ids.extend(new.tokens.tolist())
         self._updates.logprobs = new.logprobs

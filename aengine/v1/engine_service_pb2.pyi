@@ -241,6 +241,8 @@ class Load(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Sequences that are being computed."""
     waiting: _builtins.int
@@ -267,6 +269,10 @@ class Load(_message.Message):
     """Whether the server refuses new requests because it is shutting down."""
     paused: _builtins.bool
     """Whether the engine is paused by AdminService.PauseGeneration."""
+    draft_tokens: _builtins.int
+    """Draft tokens that were proposed and checked so far."""
+    accepted_draft_tokens: _builtins.int
+    """Draft tokens that were right, so far."""
     def __init__(
         self,
         *,
@@ -283,10 +289,12 @@ class Load(_message.Message):
         preemptions: _builtins.int = ...,
         draining: _builtins.bool = ...,
         paused: _builtins.bool = ...,
+        draft_tokens: _builtins.int = ...,
+        accepted_draft_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "draining", b"draining", "pages_total", b"pages_total", "pages_used", b"pages_used", "parked", b"parked", "paused", b"paused", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running", b"running", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "draft_tokens", b"draft_tokens", "draining", b"draining", "pages_total", b"pages_total", "pages_used", b"pages_used", "parked", b"parked", "paused", b"paused", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running", b"running", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

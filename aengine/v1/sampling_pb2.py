@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x61\x65ngine/v1/sampling.proto\x12\naengine.v1\x1a\x1egoogle/protobuf/duration.proto\"\xa6\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x04\x88\x01\x01\x12\x0e\n\x01n\x18\x07 \x01(\rH\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x02H\x08\x88\x01\x01\x12=\n\nlogit_bias\x18\r \x03(\x0b\x32).aengine.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0e \x03(\r\x12\x18\n\x10\x62\x61nned_token_ids\x18\x0f \x03(\r\x12\x16\n\x0e\x62\x61nned_strings\x18\x10 \x03(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x04\n\x02_nB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penalty\"\xc7\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12-\n\x0bjson_object\x18\x02 \x01(\x0b\x32\x16.aengine.v1.JsonObjectH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12&\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x13.aengine.v1.ChoicesH\x00\x12&\n\x07grammar\x18\x05 \x01(\x0b\x32\x13.aengine.v1.GrammarH\x00\x42\x0c\n\nconstraint\"\x0c\n\nJsonObject\"\x19\n\x07\x43hoices\x12\x0e\n\x06values\x18\x01 \x03(\t\"\x19\n\x07Grammar\x12\x0e\n\x06source\x18\x01 \x01(\t\"\xa7\x02\n\x10StoppingCriteria\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x17\n\nignore_eos\x18\x06 \x01(\x08H\x02\x88\x01\x01\x12#\n\x16include_stop_in_output\x18\x07 \x01(\x08H\x03\x88\x01\x01\x12-\n\ntime_limit\x18\x08 \x01(\x0b\x32\x19.google.protobuf.DurationB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x19\n\x17_include_stop_in_outputb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x61\x65ngine/v1/sampling.proto\x12\naengine.v1\x1a\x1egoogle/protobuf/duration.proto\"\xce\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x04\x88\x01\x01\x12\x0e\n\x01n\x18\x07 \x01(\rH\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x02H\x08\x88\x01\x01\x12=\n\nlogit_bias\x18\r \x03(\x0b\x32).aengine.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0e \x03(\r\x12\x18\n\x10\x62\x61nned_token_ids\x18\x0f \x03(\r\x12\x16\n\x0e\x62\x61nned_strings\x18\x10 \x03(\t\x12\x17\n\nmax_drafts\x18\x11 \x01(\rH\t\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x04\n\x02_nB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_drafts\"\xc7\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12-\n\x0bjson_object\x18\x02 \x01(\x0b\x32\x16.aengine.v1.JsonObjectH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12&\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x13.aengine.v1.ChoicesH\x00\x12&\n\x07grammar\x18\x05 \x01(\x0b\x32\x13.aengine.v1.GrammarH\x00\x42\x0c\n\nconstraint\"\x0c\n\nJsonObject\"\x19\n\x07\x43hoices\x12\x0e\n\x06values\x18\x01 \x03(\t\"\x19\n\x07Grammar\x12\x0e\n\x06source\x18\x01 \x01(\t\"\xa7\x02\n\x10StoppingCriteria\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x17\n\nignore_eos\x18\x06 \x01(\x08H\x02\x88\x01\x01\x12#\n\x16include_stop_in_output\x18\x07 \x01(\x08H\x03\x88\x01\x01\x12-\n\ntime_limit\x18\x08 \x01(\x0b\x32\x19.google.protobuf.DurationB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x19\n\x17_include_stop_in_outputb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,17 +35,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_SAMPLINGPARAMS']._serialized_start=74
-  _globals['_SAMPLINGPARAMS']._serialized_end=624
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=449
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=497
-  _globals['_STRUCTUREDOUTPUT']._serialized_start=627
-  _globals['_STRUCTUREDOUTPUT']._serialized_end=826
-  _globals['_JSONOBJECT']._serialized_start=828
-  _globals['_JSONOBJECT']._serialized_end=840
-  _globals['_CHOICES']._serialized_start=842
-  _globals['_CHOICES']._serialized_end=867
-  _globals['_GRAMMAR']._serialized_start=869
-  _globals['_GRAMMAR']._serialized_end=894
-  _globals['_STOPPINGCRITERIA']._serialized_start=897
-  _globals['_STOPPINGCRITERIA']._serialized_end=1192
+  _globals['_SAMPLINGPARAMS']._serialized_end=664
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=474
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=522
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=667
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=866
+  _globals['_JSONOBJECT']._serialized_start=868
+  _globals['_JSONOBJECT']._serialized_end=880
+  _globals['_CHOICES']._serialized_start=882
+  _globals['_CHOICES']._serialized_end=907
+  _globals['_GRAMMAR']._serialized_start=909
+  _globals['_GRAMMAR']._serialized_end=934
+  _globals['_STOPPINGCRITERIA']._serialized_start=937
+  _globals['_STOPPINGCRITERIA']._serialized_end=1232
 # @@protoc_insertion_point(module_scope)

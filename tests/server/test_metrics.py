@@ -177,6 +177,8 @@ class TestCounts:
             "prompt_tokens": "aengine_prompt_tokens_total",
             "cached_prompt_tokens": "aengine_cached_prompt_tokens_total",
             "completion_tokens": "aengine_completion_tokens_total",
+            "draft_tokens": "aengine_draft_tokens_total",
+            "accepted_draft_tokens": "aengine_accepted_draft_tokens_total",
         }
         counts = {field: index for index, field in enumerate(exposed_as, 1)}
         steps = HistogramSnapshot((0.1, 1.0), (3, 2, 1), 9.5)

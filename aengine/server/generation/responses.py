@@ -30,6 +30,8 @@ def write_usage(usage: Usage, message: messages.Usage) -> None:
     message.prompt_tokens = usage.prompt_tokens
     message.cached_prompt_tokens = usage.cached_prompt_tokens
     message.completion_tokens = usage.completion_tokens
+    message.draft_tokens = usage.draft_tokens
+    message.accepted_draft_tokens = usage.accepted_draft_tokens
 
 
 def write_timing(info: RequestInfo, total: float, message: messages.Timing) -> None:

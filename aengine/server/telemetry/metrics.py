@@ -125,6 +125,8 @@ class Metrics:
         yield CounterMetricFamily("aengine_prompt_tokens", "Prompt tokens of requests that began.", stats.prompt_tokens)
         yield CounterMetricFamily("aengine_cached_prompt_tokens", "Prompt tokens found in the prefix cache.", stats.cached_prompt_tokens)
         yield CounterMetricFamily("aengine_completion_tokens", "Tokens generated.", stats.completion_tokens)
+        yield CounterMetricFamily("aengine_draft_tokens", "Draft tokens that were checked.", stats.draft_tokens)
+        yield CounterMetricFamily("aengine_accepted_draft_tokens", "Draft tokens that were right.", stats.accepted_draft_tokens)
         yield CounterMetricFamily("aengine_steps", "Steps of the engine.", stats.steps)
         yield CounterMetricFamily("aengine_preemptions", "Sequences that gave way to others.", stats.preemptions)
         step_seconds = "Seconds of a step, to its commit from its launch or the commit before."
