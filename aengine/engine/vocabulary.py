@@ -8,6 +8,7 @@ Raw bytes, which are no text by themselves, are read from the spelling of the to
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Sequence
@@ -31,7 +32,8 @@ def read_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
     drops_first_space = _drops_first_space(tokenizer, texts, known)
     may_begin = [bool(text) and _begins_as_expected(tokenizer, token_id, text, drops_first_space) for token_id, text in enumerate(texts)]
     _check(tokenizer, texts, known, list(itertools.compress(range(vocab_size), may_begin)), drops_first_space)
-    return Vocabulary(tuple(texts), drops_first_space, tuple(may_begin))
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    return Vocabulary(tuple(texts), drops_first_space, tuple(may_begin), encode)
 
 
 def _byte_level_texts(tokenizer: Tokenizer, pieces: Sequence[str | None]) -> list[bytes] | None:

@@ -72,22 +72,26 @@ class Step:
     logits_indices: IntArray  # [m], the tokens of the step from whose logits the next token is sampled
     sampled_rows: IntArray  # [m], their rows; several tokens of a row follow each other
     next_positions: IntArray  # [m], positions of the tokens to be sampled
+    awaited: bool = False  # as of the plan
     drafts: IntArray | None = None  # [m], the drafts at these positions, -1 where there is none; None: there are none at all
 
     @classmethod
-    def of(cls, number: int, layout: StepLayout, rows: IntArray, num_sampled: IntArray, token_ids: IntArray) -> Step:
-        """Arguments as the fields of a `StepPlan`."""
+    def of(cls, plan: StepPlan, layout: StepLayout) -> Step:
+        rows, num_sampled, token_ids = plan.rows, plan.num_sampled, plan.token_ids
         if layout.num_decodes == len(rows):
-            return cls(number, layout, rows, token_ids, layout.qo_indptr[:-1], rows, layout.seq_lens)
+            sampled = layout.qo_indptr[:-1], rows, layout.seq_lens
+            return cls(plan.step, layout, rows, token_ids, *sampled, plan.awaited)
         if not np.count_nonzero(num_sampled > 1):
-            sampled = num_sampled.nonzero()[0]
-            return cls(number, layout, rows, token_ids, layout.qo_indptr[1:][sampled] - 1, rows[sampled], layout.seq_lens[sampled])
+            at = num_sampled.nonzero()[0]
+            sampled = layout.qo_indptr[1:][at] - 1, rows[at], layout.seq_lens[at]
+            return cls(plan.step, layout, rows, token_ids, *sampled, plan.awaited)
         firsts = np.cumsum(num_sampled, dtype=np.int32) - num_sampled
         indices = np.arange(num_sampled.sum(), dtype=np.int32) + np.repeat(layout.qo_indptr[1:] - num_sampled - firsts, num_sampled)
+        sampled = indices, np.repeat(rows, num_sampled), layout.positions[indices] + 1
         ids = np.concatenate((np.full(layout.num_decodes, -1, np.int32), token_ids, [-1]), dtype=np.int32)
         drafts = ids[indices + 1]
         drafts[(firsts + num_sampled - 1)[num_sampled > 0]] = -1
-        return cls(number, layout, rows, token_ids, indices, np.repeat(rows, num_sampled), layout.positions[indices] + 1, drafts)
+        return cls(plan.step, layout, rows, token_ids, *sampled, plan.awaited, drafts)
 
     def accepted(self, tokens: NDArray[np.int32 | np.int64]) -> IntArray:
         """Of a step with drafts and [m] sampled tokens: how many of each row's tokens count, as in `StepResult`."""

@@ -82,4 +82,5 @@ def _dummy_step(
     layout = build_layout(rows, num_decodes, starts, lengths, page_table, page_size)
     layout.slot_mapping.fill(-1)
     token_ids = np.zeros(int(lengths[num_decodes:].sum()), dtype=np.int32)
-    return DummyStep(tuple(new_rows), Step.of(0, layout, rows, np.ones(count, dtype=np.bool_), token_ids))
+    ends = layout.qo_indptr[1:] - 1
+    return DummyStep(tuple(new_rows), Step(0, layout, rows, token_ids, ends, rows, layout.seq_lens))

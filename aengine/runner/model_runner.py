@@ -117,7 +117,7 @@ class ModelRunner:
         if len(plan.page_rows):
             self._page_table[plan.page_groups, plan.page_rows, plan.page_cols] = plan.page_ids
         layout = self._layouts.build(plan.rows, plan.num_decodes, plan.starts, plan.lengths, same_pages=not len(plan.page_rows))
-        return self._executor.launch(Step.of(plan.step, layout, plan.rows, plan.num_sampled, plan.token_ids))
+        return self._executor.launch(Step.of(plan, layout))
 
     def hold(self, held: bool) -> None:
         self._executor.hold(held)

@@ -72,6 +72,7 @@ def step_result(step: Step, sampled: SampledTokens | None, scores: PromptScores 
         prompt_logprobs=prompt_logprobs,
         failures=failures,
         accepted=accepted,
+        forced=sampler.forced(step.sampled_rows) if step.awaited else {},
     )
 
 

@@ -7,7 +7,7 @@ that came with the grammar; the rows' parameters bring its objects, so engines w
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ class CompiledGrammar:
     first: NDArray[np.int32] | None
     """[ceil(vocab_size / 32)], little-endian bits: a limit on the first token that the vocabulary needs beyond the grammar. None: there
     is none."""
+    encode: Callable[[str], Sequence[int]] | None = None  # the likely ids of a text within an output
 
     def try_out(self, vocab_size: int, num_tokens: int) -> bool:
         """Sample up to `num_tokens` random tokens, as a row would; returns whether any can begin an output. Raises `GrammarError` if
@@ -64,6 +65,7 @@ class _Matcher:
         self._state = compiled.matcher.deep_copy()
         self._eos_token_ids = compiled.eos_token_ids
         self._first = compiled.first  # until the first token
+        self._encode = compiled.encode
 
     def fill(self, bits: NDArray[np.int32]) -> None:
         """Sets the bits [ceil(vocab_size / 32)] of the tokens that may come next, and no others. Raises `GrammarError` if it takes more
@@ -82,6 +84,13 @@ class _Matcher:
         bits = _bitmask(1, vocab_size)[0]
         self.fill(bits)
         return np.unpackbits(bits.view(np.uint8), bitorder="little", count=vocab_size).astype(np.bool_)
+
+    def forced(self) -> list[int]:
+        """The likely tokens of the text that must come next, or none."""
+        if self._first is not None or self._encode is None:
+            return []
+        text = self._state.compute_ff_bytes().decode(errors="ignore")
+        return list(self._encode(text)) if text else []
 
     def accept(self, token: int) -> bool:
         """Goes on by a token; returns whether the output ends with it. Raises `GrammarError`, and then stays where it was."""
@@ -146,6 +155,11 @@ class Grammars(Processor):
             self._forbid(logits, masked, bitmask[: len(masked)])
         self._waiting = [row for _, row in found[num_done:]]
         step.postponed.update(self._waiting)
+
+    def forced(self, rows: NDArray[np.int32]) -> dict[int, NDArray[np.int32]]:
+        """Of rows with a grammar that leaves one text for what follows their latest token, its tokens."""
+        matchers = {row: matcher for row in rows.tolist() if (matcher := self._matchers.get(row)) is not None}
+        return {row: np.array(tokens, np.int32) for row, matcher in matchers.items() if (tokens := matcher.forced())}
 
     def limits(self, row: int, position: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         if (matcher := self._matchers.get(row)) is not None:

@@ -61,8 +61,9 @@ class Sampler:
         self._draw = draw or select_draw(vocab_size, device)
         self._penalties = Penalties(max_rows, device)
         # In the pinned order. Masks and bias are added up in any order: minus infinity plus a bias is minus infinity.
+        self._grammars = Grammars(vocab_size)
         self._processors: tuple[Processor, ...] = (
-            Grammars(vocab_size),
+            self._grammars,
             Masks(max_rows, vocab_size, device),
             self._penalties,
             CustomProcessors(),
@@ -215,6 +216,10 @@ class Sampler:
                 if len(members):
                     failures.update(processor.observe(rows[members], tokens[members]))
         return failures
+
+    def forced(self, rows: NDArray[np.int32]) -> dict[int, NDArray[np.int32]]:
+        """The tokens that must follow in some of the rows, whose latest tokens were observed."""
+        return self._grammars.forced(rows[(self._features[rows] & Features.GRAMMAR) != 0])
 
     def _refusal(self, row: int, position: int) -> NothingToChooseError:
         features = self._features[row]

@@ -5,13 +5,13 @@ Knows nothing of where drafts come from, of prompts or of budgets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from aengine.scheduler.draft_lengths import DraftLengths
 from aengine.scheduler.drafter import Drafter
-from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan
+from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan, StepResult
 from aengine.scheduler.residency import Residency
 from aengine.scheduler.rows import RowTable
 
@@ -25,6 +25,7 @@ class Drafts:
         self._residency = residency
         self._drafter = drafter
         self._lengths = DraftLengths(len(rows.sequences))
+        self._forced: Mapping[int, IntArray] = {}  # by row, in the latest result
         self.num_drafts = self.num_accepted = 0  # so far
         self._before: float | None = None  # when the step before was committed, if there was no pause since
 
@@ -36,11 +37,15 @@ class Drafts:
     def choose(self, decodes: IntArray, budget: int) -> Iterator[tuple[int, IntArray]]:
         """Of `decodes` the rows that get drafts, with these: at most `budget` together, and as many as there are pages for."""
         rows, found = self._rows, dict[int, IntArray]()
-        for row in decodes[rows.drafting[decodes] & (rows.flights[decodes] == 0)].tolist():
+        for row in decodes[rows.lockstep[decodes] & (rows.max_drafts[decodes] > 0) & (rows.flights[decodes] == 0)].tolist():
             num_tokens = int(rows.num_tokens[row])
             # The last token of a sequence is sampled, and never computed.
             most = min(int(rows.max_drafts[row]), budget, int(rows.limit[row]) - num_tokens - 1)
-            found[row] = self._drafter.propose(row, rows.tokens[row, :num_tokens], most) if most > 0 else NO_INTS
+            forced = self._forced.get(row, NO_INTS)[: max(0, most)]
+            if len(forced) or most <= 0:
+                found[row] = forced
+            else:
+                found[row] = self._drafter.propose(row, rows.tokens[row, :num_tokens], most)
         for row, wanted in self._lengths.choose(len(decodes), {row: len(drafts) for row, drafts in found.items()}).items():
             length = self._residency.extend_by_drafts(row, min(wanted, budget))
             if length:
@@ -50,10 +55,11 @@ class Drafts:
                 self._lengths.observe(row, int(rows.num_tokens[row]), 0, 0)
                 rows.set_drafting(row, False)
 
-    def observe(self, plan: StepPlan, committed: IntArray, now: float) -> list[tuple[int, int, int]]:
+    def observe(self, plan: StepPlan, result: StepResult, committed: IntArray, now: float) -> list[tuple[int, int, int]]:
         """A step has returned at time `now`, in seconds; [n] tokens of its rows have their KV in pages. Returns keys of requests, with how
         many drafts each had and how many of them were accepted."""
         counts: list[tuple[int, int, int]] = []
+        self._forced = result.forced
         rows, lengths = self._rows, self._lengths
         drafted = np.flatnonzero(plan.num_sampled > 1)
         only_decodes = plan.num_decodes + len(drafted) == len(plan.rows)

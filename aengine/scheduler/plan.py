@@ -161,6 +161,8 @@ class StepResult:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     failures: Mapping[int, BaseException] = field(default_factory=dict)  # by row
+    forced: Mapping[int, IntArray] = field(default_factory=dict)
+    """By row, of a plan that is `awaited`: tokens that must follow, if the model cuts the text into the same ones."""
     accepted: IntArray | None = None  # [rows with num_sampled > 0]; None: one of each
 
 

@@ -286,7 +286,7 @@ class Scheduler:
             page_ids=page_ids,
             copy_from=copy_from,
             copy_to=copy_to,
-            awaited=self._drafts is not None and bool(rows.drafting[plan_rows].any()),
+            awaited=self._drafts is not None and bool((rows.lockstep[plan_rows] & (rows.max_drafts[plan_rows] > 0)).any()),
         )
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
@@ -309,7 +309,7 @@ class Scheduler:
         num_tokens = new.positions + 1
         rows.num_known[new.rows] = num_tokens  # of a row with several: the last
         if self._drafts is not None:
-            self._updates.drafts = self._drafts.observe(plan, committed, self._clock())
+            self._updates.drafts = self._drafts.observe(plan, result, committed, self._clock())
         self._updates.keys.extend(rows.keys[new.rows].tolist())
         self._updates.token_ids.extend(new.tokens.tolist())
         self._updates.logprobs = new.logprobs

@@ -72,6 +72,8 @@ class Vocabulary:
     """Whether the text of a sequence lacks the space that its first token begins with."""
     may_begin: tuple[bool, ...]
     """By id: whether a text that this token begins starts with just its own text, but for the dropped space."""
+    encode: Callable[[str], Sequence[int]]
+    """The ids of a text that goes on from another."""
 
 
 class GrammarCompiler:
@@ -121,7 +123,7 @@ class GrammarCompiler:
         matcher = llguidance.LLMatcher(model.tokenizer, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(wanted, _in_our_words(matcher.get_error().strip()))
-        compiled = CompiledGrammar(matcher, model.eos_token_ids, model.first)
+        compiled = CompiledGrammar(matcher, model.eos_token_ids, model.first, model.vocabulary.encode)
         try:
             if not compiled.try_out(len(model.vocabulary.texts), TRIAL_TOKENS):
                 raise _refusal(wanted, "nothing that the model's vocabulary can write matches")
