@@ -15,6 +15,7 @@ from slow_cases import slow_but
 import aengine.scheduler.scheduler as scheduler_module
 from aengine.cache import PageCache, PageChain, PageNeeds, Windows
 from aengine.outputs import FinishReason
+from aengine.scheduler.plan import StepPlan, StepResult
 from aengine.scheduler.request import Request, SchedulerConfig, Sequence
 from aengine.scheduler.residency import Residency
 from aengine.scheduler.scheduler import Scheduler
@@ -130,7 +131,7 @@ def fails(seeds: range) -> bool:
     for seed in seeds:
         try:
             run_workload(seed)
-        except (OracleError, AssertionError):
+        except (OracleError, AssertionError, KeyError):
             return True
     return False
 
@@ -209,3 +210,25 @@ class TestTheOracleCanFail:
         real = PageCache.publish
         monkeypatch.setattr(PageCache, "publish", lambda self, pages, *rest: real(self, pages[::-1], *rest))
         assert fails(range(200))
+
+    def test_rejected_drafts_counted_as_computed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = scheduler_module.new_tokens
+
+        def all_accepted(table: Any, plan: StepPlan, result: StepResult) -> Any:
+            if result.accepted is not None:
+                result = dataclasses.replace(result, accepted=plan.num_sampled[plan.num_sampled > 0])
+            return real(table, plan, result)
+
+        monkeypatch.setattr(scheduler_module, "new_tokens", all_accepted)
+        assert fails(range(200))
+
+    def test_pages_given_back_with_accepted_drafts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = Residency.give_back
+
+        def give_back(self: Residency, drafted: np.ndarray) -> None:
+            self.rows.num_tokens[drafted] -= 2
+            real(self, drafted)
+            self.rows.num_tokens[drafted] += 2
+
+        monkeypatch.setattr(Residency, "give_back", give_back)
+        assert fails(range(400))
