@@ -58,9 +58,11 @@ class EngineConfig:
     """What the weights of all linear layers become when they are loaded, unless the checkpoint has them quantised: none, int8 (one scale
     per row), int4 (one scale per 32 weights; the head in int8), fp8 (one scale per row). Activations are quantised, too, as they come: on a
     CPU with int8 and int4, on CUDA with fp8."""
-    speculative: Annotated[str, one_of("off", "ngram")] = "off"
+    speculative: Annotated[str, one_of("off", "ngram", "draft")] = "off"
     """Where drafts come from: tokens that the model checks several of in one step, which changes no output. off, ngram (what followed the
-    latest tokens where they stood in the prompt or the output before)."""
+    latest tokens where they stood in the prompt or the output before), draft (a smaller model)."""
+    speculative_model: Annotated[str | None, text("a Hugging Face id, a directory, or a GGUF file")] = None
+    """The draft model: a native one with the vocabulary of the model, on a CPU. For speculative draft."""
     max_drafts: Annotated[int, integer(1, 16)] = 4
     """Most drafts of a sequence in one step. How many there are is decided by what steps take and how often drafts are right."""
     eager: bool = False
@@ -102,6 +104,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, ConfigError)
+        if (self.speculative == "draft") != (self.speculative_model is not None):
+            raise ConfigError.of("speculative_model", f"is for speculative 'draft', which needs it, not for {self.speculative!r}")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.num_seqs:
             accepted = f">= max_num_seqs ({self.num_seqs}): a step must hold one token of each sequence"
             raise ConfigError.of("max_num_batched_tokens", is_not(self.max_num_batched_tokens, accepted))

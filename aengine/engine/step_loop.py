@@ -21,6 +21,7 @@ from aengine.runner.base import Runner
 from aengine.scheduler.drafter import Drafter
 from aengine.scheduler.request import SchedulerConfig, Updates
 from aengine.scheduler.scheduler import Scheduler
+from aengine.speculation.by_model import ModelDrafter
 from aengine.speculation.ngram import NgramDrafter
 
 _log = logging.getLogger("aengine")
@@ -109,7 +110,14 @@ class StepLoop:
 
 
 def _drafter(config: EngineConfig, loaded: LoadedModel) -> Drafter | None:
-    return None if config.speculative == "off" else NgramDrafter(loaded.info.vocab_size, loaded.runner.max_num_seqs)
+    max_rows = loaded.runner.max_num_seqs
+    match config.speculative:
+        case "ngram":
+            return NgramDrafter(loaded.info.vocab_size, max_rows)
+        case "draft":
+            return ModelDrafter(max_rows)
+        case _:
+            return None
 
 
 def _scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:

@@ -117,6 +117,11 @@ class DeviceExecutor:
         with self._stream.enter():
             self._backend.copy_pages(sources, destinations)
 
+    has_draft_model = False
+
+    def draft(self, step: Step) -> IntArray:
+        raise NotImplementedError
+
     def launch(self, step: Step) -> DeviceStep:
         """On a CPU the step is computed when its result is asked for, so that the results of the step before are reported first."""
         self._start_latest()

@@ -23,6 +23,7 @@ from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.models.cpu_stack import DecoderStack, LastTokens, PreparedStep, unsupported
 from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.runner.base import InFlightStep, IntArray, Step
+from aengine.runner.draft_model import DraftModel
 from aengine.runner.host_queue import HostQueue
 from aengine.runner.memory import check_memory, cpu_budget, free_host_memory, show_bytes
 from aengine.runner.prompt_logprobs import PromptScorer
@@ -58,6 +59,10 @@ class HostExecutor:
         copied = spec.vocab_size * spec.hidden_size * dtype.itemsize if spec.tied_head and not mapped else 0  # beside the packed head
         committed = 0 if warm is None else warm.touched
         weights = sum(weight_bytes(setup.config, spec, dtype.itemsize, quantized).values()) + copied
+        self._draft: DraftModel | None = None
+        if setup.draft is not None:
+            self._draft = DraftModel(setup.draft, workspace, spec.vocab_size)
+            weights += self._draft.weight_bytes()
         check_memory(weights, self.bytes_per_page(), setup.needs, setup.config, free_host_memory() + committed)
         allocate = lazy_bytes if warm is None else warm.allocate
         start = time.perf_counter()
@@ -75,6 +80,8 @@ class HostExecutor:
             self._sampler = Sampler(
                 setup.max_num_seqs, spec.vocab_size, setup.device, draw=lambda logits, params, _: ops.draw(workspace, logits, params)
             )
+            if self._draft is not None:
+                self._draft.load(check)
         self._scorer = PromptScorer(spec.vocab_size, setup.device)
         self._last_tokens = np.zeros(setup.max_num_seqs, dtype=np.int32)  # by row
         self._queue = HostQueue()
@@ -88,7 +95,8 @@ class HostExecutor:
         )
 
     def bytes_per_page(self) -> int:
-        return self._layers_per_page * page_bytes(*self._page_shape)
+        own = self._layers_per_page * page_bytes(*self._page_shape)
+        return own if self._draft is None else own + self._draft.bytes_per_page()
 
     def kv_budget(self) -> int:
         return cpu_budget()
@@ -105,6 +113,9 @@ class HostExecutor:
             dtype=dtype,
         )
 
+        if self._draft is not None:
+            self._draft.allocate(num_pages)
+
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
         self._queue.compute_through()  # they need the rows as they are
         with torch.inference_mode():
@@ -114,6 +125,17 @@ class HostExecutor:
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._queue.compute_through()
         self._pool.copy_pages(self._workspace, sources, destinations)
+        if self._draft is not None:
+            self._draft.copy_pages(sources, destinations)
+
+    @property
+    def has_draft_model(self) -> bool:
+        return self._draft is not None
+
+    def draft(self, step: Step) -> IntArray:
+        assert self._draft is not None
+        self._queue.compute_through()
+        return self._draft.run(step, self._sampler.draft_params(step.sampled_rows, step.next_positions))
 
     def launch(self, step: Step) -> InFlightStep:
         layout, rows = step.layout, step.sampled_rows
@@ -149,7 +171,7 @@ class HostExecutor:
 
     def close(self) -> None:
         self._queue.close()
-        del self._stack, self._pool, self._sampler, self._scorer
+        del self._stack, self._pool, self._draft, self._sampler, self._scorer
 
     def _kernel_result(self, step: Step, call: PreparedStep) -> StepResult:
         """The result of a step that the kernels sampled. The next step waits for this, so it uses nothing of torch."""

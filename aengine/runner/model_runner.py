@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import pathlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,11 +20,13 @@ from aengine.errors import ConfigError, ModelLoadError
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.checkpoint import checkpoint_dtype
 from aengine.models.choice import AnySpec, find_spec, parameter_counts, quantization_of
+from aengine.models.hub import resolve_model
 from aengine.models.model_config import load_generation
 from aengine.runner.base import InFlightStep, Step
 from aengine.runner.capture import Capture
 from aengine.runner.cuda_capture import CudaCapture
 from aengine.runner.device import find_device, set_thread_count
+from aengine.runner.draft_steps import with_drafts
 from aengine.runner.executors import build_executor
 from aengine.runner.memory import show_bytes, size_pool
 from aengine.runner.setup import ExecutorSetup
@@ -83,6 +86,8 @@ class ModelRunner:
             quantization=self.quantization,
             capture=capture,
         )
+        if config.speculative_model is not None:
+            setup = replace(setup, draft=_draft_setup(setup, config.speculative_model))
         self._executor = build_executor(setup, warm, check)
         budget = self._executor.kv_budget() if config.kv_cache_memory is None else config.kv_cache_memory
         bytes_per_page = self._executor.bytes_per_page()
@@ -117,6 +122,8 @@ class ModelRunner:
         if len(plan.page_rows):
             self._page_table[plan.page_groups, plan.page_rows, plan.page_cols] = plan.page_ids
         layout = self._layouts.build(plan.rows, plan.num_decodes, plan.starts, plan.lengths, same_pages=not len(plan.page_rows))
+        if self._executor.has_draft_model and plan.num_decodes < len(plan.rows):
+            plan = replace(plan, token_ids=with_drafts(plan, self._page_table[:1], self.page_size, self._executor.draft))
         return self._executor.launch(Step.of(plan, layout))
 
     def hold(self, held: bool) -> None:
@@ -139,6 +146,16 @@ class ModelRunner:
             if not errors:
                 raise
             raise RowsFailed(errors) from None
+
+
+def _draft_setup(setup: ExecutorSetup, model: str) -> ExecutorSetup:
+    """Raises ModelLoadError, and ConfigError for a draft model with a shorter context."""
+    model_dir = resolve_model(model, None, setup.config.load_format)
+    spec = find_spec(model_dir, "native", setup.max_model_len)
+    if spec.max_position_embeddings < setup.max_model_len:
+        lengths = f"{spec.max_position_embeddings} tokens, and sequences may have {setup.max_model_len}: lower max_model_len"
+        raise ConfigError.of("speculative_model", f"{model!r} has a context of {lengths}")
+    return replace(setup, spec=spec, model_dir=model_dir)
 
 
 def _set_threads(threads: int | None, spec: AnySpec) -> None:

@@ -38,6 +38,7 @@ class ExecutorSetup:
     max_model_len: int  # tokens of the longest sequence, unless the KV cache turns out to hold less
     quantization: str = ""  # as in `ModelInfo`
     capture: Callable[[torch.device], Capture] | None = None  # makes what records graphs; None: there are none
+    draft: ExecutorSetup | None = None  # of the draft model, if there is one
 
     @property
     def native_spec(self) -> ModelSpec:

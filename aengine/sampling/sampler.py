@@ -96,6 +96,12 @@ class Sampler:
         params["position"] = positions
         return params
 
+    def draft_params(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.void]:
+        """[m] `DRAW_PARAMS` with the noise of these rows at `positions`, for logits of another model, which nothing else changes."""
+        params = self._draw_params[rows]
+        params["position"] = positions
+        return params
+
     def sample(
         self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32], device_rows: Tensor, device_positions: Tensor
     ) -> SampledTokens:

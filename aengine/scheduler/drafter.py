@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from aengine.scheduler.plan import IntArray
+from aengine.scheduler.plan import NO_INTS, IntArray
+
+BY_MODEL = -1
+"""Stands for a token that a draft model will propose, when the step that checks it is launched."""
+
+
+class Draft(NamedTuple):
+    token_ids: IntArray = NO_INTS  # ids, or `BY_MODEL` alone
+    num_behind: int = 0  # by a model: how many of the sequence's tokens, the last one included, it has not computed yet
+
+
+NO_DRAFT = Draft()
 
 
 class Drafter(Protocol):
@@ -13,5 +24,8 @@ class Drafter(Protocol):
     def assign(self, row: int) -> None:
         """The row is assigned to another sequence."""
 
-    def propose(self, row: int, tokens: IntArray, most: int) -> IntArray:
-        """Up to `most` drafts that may follow `tokens`, all of the sequence so far, which begin with those of the call before."""
+    def propose(self, row: int, tokens: IntArray, most: int) -> Draft:
+        """Up to `most` tokens that may follow `tokens`, all of the sequence so far, which begin with those of the call before."""
+
+    def observe(self, row: int, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
+        """Of drafts of a model for a row that had `num_tokens` tokens so many were accepted."""

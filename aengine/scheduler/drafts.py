@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from aengine.scheduler.draft_lengths import DraftLengths
-from aengine.scheduler.drafter import Drafter
+from aengine.scheduler.drafter import Draft, Drafter
 from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan, StepResult
 from aengine.scheduler.residency import Residency
 from aengine.scheduler.rows import RowTable
@@ -34,23 +34,23 @@ class Drafts:
         self._drafter.assign(row)
         self._lengths.assign(row)
 
-    def choose(self, decodes: IntArray, budget: int) -> Iterator[tuple[int, IntArray]]:
+    def choose(self, decodes: IntArray, budget: int) -> Iterator[tuple[int, Draft]]:
         """Of `decodes` the rows that get drafts, with these: at most `budget` together, and as many as there are pages for."""
-        rows, found = self._rows, dict[int, IntArray]()
+        rows, found = self._rows, dict[int, Draft]()
         for row in decodes[rows.lockstep[decodes] & (rows.max_drafts[decodes] > 0) & (rows.flights[decodes] == 0)].tolist():
             num_tokens = int(rows.num_tokens[row])
             # The last token of a sequence is sampled, and never computed.
             most = min(int(rows.max_drafts[row]), budget, int(rows.limit[row]) - num_tokens - 1)
             forced = self._forced.get(row, NO_INTS)[: max(0, most)]
             if len(forced) or most <= 0:
-                found[row] = forced
+                found[row] = Draft(forced)
             else:
                 found[row] = self._drafter.propose(row, rows.tokens[row, :num_tokens], most)
-        for row, wanted in self._lengths.choose(len(decodes), {row: len(drafts) for row, drafts in found.items()}).items():
+        for row, wanted in self._lengths.choose(len(decodes), {row: len(draft.token_ids) for row, draft in found.items()}).items():
             length = self._residency.extend_by_drafts(row, min(wanted, budget))
             if length:
                 budget -= length
-                yield row, found[row][:length]
+                yield row, found[row]._replace(token_ids=found[row].token_ids[:length])
             else:
                 self._lengths.observe(row, int(rows.num_tokens[row]), 0, 0)
                 rows.set_drafting(row, False)
@@ -71,6 +71,8 @@ class Drafts:
             lengths.observe(row, int(rows.num_tokens[row]), num_drafts, accepted)
             self.num_drafts += num_drafts
             self.num_accepted += accepted
+            if plan.draft_rows is not None and row in plan.draft_rows.rows:
+                self._drafter.observe(row, int(plan.starts[i]) + 1, num_drafts, accepted)
             counts.append((int(rows.keys[row]), num_drafts, accepted))
         resting = plan.rows[(rows.max_drafts[plan.rows] > 0) & ~rows.drafting[plan.rows]]
         for row in resting[lengths.tried(resting, rows.num_tokens[resting])].tolist():

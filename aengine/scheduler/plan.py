@@ -92,6 +92,17 @@ class NewRow:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftRows:
+    """d rows for which the draft model proposes all drafts. Before, it computes their tokens of positions starts[i] ..
+    starts[i] + lengths[i] - 1, which end with the row's last token."""
+
+    rows: IntArray  # [d]
+    starts: IntArray  # [d]
+    lengths: IntArray  # [d], >= 1
+    token_ids: IntArray  # [sum(lengths)]
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward pass over a mixed batch of n rows with T tokens.
 
@@ -120,6 +131,7 @@ class StepPlan:
     # Pages whose content is copied before the step, and after the copies of steps before: copy_from[i] to copy_to[i].
     copy_from: IntArray = field(default_factory=lambda: NO_INTS)  # [c]
     copy_to: IntArray = field(default_factory=lambda: NO_INTS)  # [c]
+    draft_rows: DraftRows | None = None  # their drafts in token_ids are -1
     awaited: bool = False  # the next step should be planned when the result of this one is there, since drafts depend on it
 
 

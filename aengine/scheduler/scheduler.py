@@ -11,16 +11,16 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from aengine.cache import PageCache, PageChain, PageNeeds
 from aengine.outputs import EngineStats, FinishReason
-from aengine.scheduler.drafter import Drafter
+from aengine.scheduler.drafter import NO_DRAFT, Draft, Drafter
 from aengine.scheduler.drafts import Drafts
 from aengine.scheduler.new_tokens import new_tokens
-from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan, StepResult
+from aengine.scheduler.plan import NO_INTS, DraftRows, IntArray, StepPlan, StepResult
 from aengine.scheduler.queue import WaitingQueue
 from aengine.scheduler.request import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
 from aengine.scheduler.residency import Residency, RowChanges, fork_digest
@@ -35,7 +35,12 @@ class _Chunk:
     start: int
     length: int
     num_sampled: int
-    drafts: IntArray = field(default_factory=lambda: NO_INTS)  # the last of its tokens, which are not the sequence's yet
+    draft: Draft = NO_DRAFT  # the last of its tokens, which are not the sequence's yet
+
+    @property
+    def end(self) -> int:
+        """The position behind its tokens that are the sequence's."""
+        return self.start + self.length - len(self.draft.token_ids)
 
 
 class Scheduler:
@@ -231,10 +236,10 @@ class Scheduler:
         """Adds chunks with drafts for some of the rows; returns the others."""
         assert self._drafts is not None
         drafted = []
-        for row, drafts in self._drafts.choose(decodes, budget):
+        for row, draft in self._drafts.choose(decodes, budget):
             drafted.append(row)
-            length = len(drafts) + 1
-            chunks.append(_Chunk(row, int(self._rows.num_computed[row]), length, length, drafts))
+            length = len(draft.token_ids) + 1
+            chunks.append(_Chunk(row, int(self._rows.num_computed[row]), length, length, draft))
         return np.setdiff1d(decodes, drafted, assume_unique=True) if drafted else decodes
 
     def _make_plan(self, decodes: IntArray, chunks: list[_Chunk]) -> StepPlan:
@@ -255,11 +260,7 @@ class Scheduler:
         rows.num_tokens[plan_rows] += num_sampled > 0
         rows.flights[plan_rows] += 1
         self._queue.charge(rows.tenants[charged])
-        pieces = [
-            piece
-            for chunk in chunks
-            for piece in (rows.tokens[chunk.row, chunk.start : chunk.start + chunk.length - len(chunk.drafts)], chunk.drafts)
-        ]
+        pieces = [piece for chunk in chunks for piece in (rows.tokens[chunk.row, chunk.start : chunk.end], chunk.draft.token_ids)]
         self._sent = changes = self._residency.changes
         self._residency.changes = RowChanges()
         page_groups = page_rows = page_cols = page_ids = copy_from = copy_to = NO_INTS
@@ -286,8 +287,17 @@ class Scheduler:
             page_ids=page_ids,
             copy_from=copy_from,
             copy_to=copy_to,
+            draft_rows=self._draft_rows(chunks),
             awaited=self._drafts is not None and bool((rows.lockstep[plan_rows] & (rows.max_drafts[plan_rows] > 0)).any()),
         )
+
+    def _draft_rows(self, chunks: list[_Chunk]) -> DraftRows | None:
+        by_model = [(chunk.row, chunk.end - chunk.draft.num_behind, chunk.draft.num_behind) for chunk in chunks if chunk.draft.num_behind]
+        if not by_model:
+            return None
+        pieces = [self._rows.tokens[row, start : start + length] for row, start, length in by_model]
+        drafted, starts, lengths = np.array(by_model, np.int32).T
+        return DraftRows(drafted, starts, lengths, np.concatenate(pieces))
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Apply what a step produced. Steps are committed in the order they were scheduled."""

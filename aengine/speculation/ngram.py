@@ -6,9 +6,10 @@ Owns an index of each row's n-grams. Adding a token and looking one up take a ti
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray = NDArray[np.int32]
+from aengine.scheduler.drafter import Draft
+from aengine.scheduler.plan import IntArray
+
 NGRAM = 3
 """Tokens that must agree. Shorter matches are mostly chance."""
 _LONGEST = 32  # of a match, in tokens: it need not be known more exactly
@@ -26,13 +27,16 @@ class NgramDrafter:
     def assign(self, row: int) -> None:
         self._indexes[row] = None
 
-    def propose(self, row: int, tokens: IntArray, most: int) -> IntArray:
+    def propose(self, row: int, tokens: IntArray, most: int) -> Draft:
         index = self._indexes[row]
         if index is None:
             index = self._indexes[row] = _Index(self._base)
         index.extend(tokens)
         place = index.longest_match(tokens)
-        return tokens[place : place + most].copy()
+        return Draft(tokens[place : place + most].copy())
+
+    def observe(self, row: int, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
+        pass
 
 
 class _Index:

@@ -15,6 +15,7 @@ from test_greedy import make_runner
 
 from aengine.runner.base import InFlightStep
 from aengine.runner.model_runner import ModelRunner
+from aengine.scheduler.drafter import Draft
 from aengine.scheduler.plan import RowParams, StepPlan
 from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
@@ -74,12 +75,15 @@ class Drafts:
     def assign(self, row: int) -> None:
         pass
 
-    def propose(self, row: int, tokens: np.ndarray, most: int) -> np.ndarray:
+    def observe(self, row: int, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
+        raise AssertionError("no model drafts")
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
         known = tokens.tolist()
         following = next(one[len(known) :] for one in self.sequences if one[: len(known)] == known)
         right = following[: self.rng.choice([0, self.rng.randint(0, most), most])]
         self.num_proposed += most
-        return np.array((right + [self.rng.randrange(100) for _ in range(most)])[: self.rng.randint(0, most)], np.int32)
+        return Draft(np.array((right + [self.rng.randrange(100) for _ in range(most)])[: self.rng.randint(0, most)], np.int32))
 
 
 def run(

@@ -12,6 +12,7 @@ from kv_oracle import OracleFlight, OracleRunner, Truth, solo_run
 from page_invariants import check_pages
 
 from aengine.outputs import FinishReason
+from aengine.scheduler.drafter import Draft
 from aengine.scheduler.plan import StepPlan, StepResult
 from aengine.scheduler.request import Finished, Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
@@ -36,14 +37,17 @@ class RandomDrafts:
     def assign(self, row: int) -> None:
         self._known[row] = []
 
-    def propose(self, row: int, tokens: np.ndarray, most: int) -> np.ndarray:
+    def observe(self, row: int, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
+        raise AssertionError("no model drafts")
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
         assert tokens[: len(self._known[row])].tolist() == self._known[row]
         self._known[row] = tokens.tolist()
         truth = self._simulation.runner.truth_of(row).tokens
         num_tokens = self._rng.randint(0, most)
         num_right = self._rng.choice([0, self._rng.randint(0, num_tokens), num_tokens])
         right = truth[len(tokens) : len(tokens) + num_right].tolist()
-        return np.array((right + [self._rng.randrange(50) for _ in range(num_tokens)])[:num_tokens], np.int32)
+        return Draft(np.array((right + [self._rng.randrange(50) for _ in range(num_tokens)])[:num_tokens], np.int32))
 
 
 class Simulation:

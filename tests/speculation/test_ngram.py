@@ -34,7 +34,7 @@ def test_it_finds_what_a_plain_search_finds() -> None:
         tokens: list[int] = []
         while len(tokens) < 150:
             tokens += [rng.randrange(size) + (1 << 19) for _ in range(rng.choice([1, 1, 1, 2, 30]))]
-            drafts = drafter.propose(row, np.array(tokens, np.int32), 5).tolist()
+            drafts = drafter.propose(row, np.array(tokens, np.int32), 5).token_ids.tolist()
             assert drafts == plain(tokens, 5)
             found += bool(drafts)
     assert found > 500
@@ -43,9 +43,9 @@ def test_it_finds_what_a_plain_search_finds() -> None:
 def test_a_row_that_is_assigned_again_forgets() -> None:
     drafter = NgramDrafter(vocab_size=100, max_rows=1)
     drafter.assign(0)
-    assert drafter.propose(0, np.array([1, 2, 3, 4, 1, 2, 3], np.int32), 2).tolist() == [4, 1]
+    assert drafter.propose(0, np.array([1, 2, 3, 4, 1, 2, 3], np.int32), 2).token_ids.tolist() == [4, 1]
     drafter.assign(0)
-    assert drafter.propose(0, np.array([7, 8, 9, 1, 2, 3], np.int32), 2).tolist() == []
+    assert drafter.propose(0, np.array([7, 8, 9, 1, 2, 3], np.int32), 2).token_ids.tolist() == []
 
 
 def test_a_long_prompt_is_indexed_in_parts() -> None:
@@ -54,5 +54,5 @@ def test_a_long_prompt_is_indexed_in_parts() -> None:
     rng = np.random.default_rng(0)
     text = rng.integers(0, 1000, 3 * ngram._MOST_NEW).astype(np.int32)
     tokens = np.concatenate((text, text[-100:-90]))
-    found = [drafter.propose(0, tokens, 4).tolist() for _ in range(4)]
+    found = [drafter.propose(0, tokens, 4).token_ids.tolist() for _ in range(4)]
     assert found == [[], [], text[-90:-86].tolist(), text[-90:-86].tolist()]
