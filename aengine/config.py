@@ -104,8 +104,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, ConfigError)
-        if (self.speculative == "draft") != (self.speculative_model is not None):
-            raise ConfigError.of("speculative_model", f"is for speculative 'draft', which needs it, not for {self.speculative!r}")
+        if self.speculative == "draft" and self.speculative_model is None:
+            raise ConfigError.of("speculative_model", "is missing: speculative 'draft' needs a draft model")
+        if self.speculative != "draft" and self.speculative_model is not None:
+            raise ConfigError.of("speculative_model", f"is for speculative 'draft', not {self.speculative!r}")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.num_seqs:
             accepted = f">= max_num_seqs ({self.num_seqs}): a step must hold one token of each sequence"
             raise ConfigError.of("max_num_batched_tokens", is_not(self.max_num_batched_tokens, accepted))

@@ -27,6 +27,7 @@ INTEGERS: dict[str, tuple[int, int | None, bool]] = {  # lowest, highest, whethe
     "graph_tokens": (0, 8192, False),
     "max_logprobs": (0, None, False),
     "max_unread_tokens": (1, None, False),
+    "max_drafts": (1, 16, False),
     "seed": (0, 2**64 - 1, False),
 }
 POSITIVE = ("ageing_seconds", "step_timeout")
@@ -35,11 +36,12 @@ CHOICES = {
     "attention_backend": ("auto", "cpu", "flashinfer", "triton", "torch_native"),
     "kv_cache_dtype": ("auto", "fp8", "int8"),
     "quantization": ("none", "int8", "int4", "fp8"),
+    "speculative": ("off", "ngram", "draft"),
     "load_format": ("auto", "safetensors", "pt", "dummy"),
     "model_impl": ("auto", "native", "transformers"),
 }
 SWITCHES = ("enable_prefix_cache", "eager", "skip_self_check")
-OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "graph_sizes", "tenant_weights"}
+OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "graph_sizes", "tenant_weights", "speculative_model"}
 
 
 def config(**given: Any) -> EngineConfig:
@@ -57,7 +59,8 @@ def refused(**given: Any) -> dict[str, str]:
 
 
 def accepted(name: str, value: Any) -> None:
-    assert getattr(config(**{name: value}), name) == value
+    needed = {"speculative_model": "demo"} if value == "draft" else {}
+    assert getattr(config(**{name: value}, **needed), name) == value
 
 
 def test_every_option_is_tested_here() -> None:
@@ -82,6 +85,9 @@ def test_defaults() -> None:
         "attention_backend": "auto",
         "kv_cache_dtype": "auto",
         "quantization": "none",
+        "speculative": "off",
+        "speculative_model": None,
+        "max_drafts": 4,
         "eager": False,
         "graph_sizes": None,
         "graph_tokens": 512,
@@ -256,3 +262,10 @@ def test_a_config_is_frozen_and_travels() -> None:
     with pytest.raises(ConfigError) as caught:
         EngineConfig(model="")
     assert pickle.loads(pickle.dumps(caught.value)).violations == caught.value.violations
+
+
+def test_a_draft_model_is_for_its_drafts_and_they_need_it() -> None:
+    assert config(speculative="draft", speculative_model="demo").speculative_model == "demo"
+    assert refused(speculative="draft") == {"speculative_model": "is missing: speculative 'draft' needs a draft model"}
+    assert "not 'ngram'" in refused(speculative="ngram", speculative_model="demo")["speculative_model"]
+    assert set(refused(speculative="draft", speculative_model="")) == {"speculative_model"}

@@ -37,6 +37,7 @@ NUMBERS: dict[str, tuple[type, float, float, bool]] = {  # kind, lowest, highest
     "min_tokens": (int, 0, INT32, False),
     "logprobs": (int, 0, INT32, False),
     "prompt_logprobs": (int, 0, INT32, False),
+    "max_drafts": (int, 0, 16, False),
 }
 FLAGS = {"ignore_eos": False, "include_stop_str_in_output": False, "skip_special_tokens": True}
 OPTIONAL_FLAGS = ("detokenize",)
@@ -333,6 +334,7 @@ def test_defaults_leave_everything_else() -> None:
         "skip_special_tokens": False,
         "logprobs": 1,
         "prompt_logprobs": 2,
+        "max_drafts": 2,
         "logits_processors": (print,),
     }
     filled = SamplingParams(**others).with_defaults_of(SamplingParams(seed=9, max_tokens=3, logprobs=8, stop=("t",)))
