@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import NamedTuple, Protocol
 
 from aengine.scheduler.plan import NO_INTS, IntArray
@@ -10,12 +11,23 @@ BY_MODEL = -1
 """Stands for a token that a draft model will propose, when the step that checks it is launched."""
 
 
+class DraftSource(enum.Enum):
+    """Where a draft comes from. The value is its name in statistics."""
+
+    GRAMMAR = "grammar"  # text that a grammar forces
+    NGRAM = "ngram"  # what followed the same tokens before
+    MODEL = "draft"  # a smaller model
+    HEAD = "eagle"  # a head that reads hidden states of the model
+    MTP = "mtp"  # layers of the model's checkpoint for tokens after the next
+
+
 class Draft(NamedTuple):
-    token_ids: IntArray = NO_INTS  # ids, or `BY_MODEL` alone
+    token_ids: IntArray  # ids, or `BY_MODEL` alone; may be empty
+    source: DraftSource
     num_behind: int = 0  # by a model: how many of the sequence's tokens, the last one included, it has not computed yet
 
 
-NO_DRAFT = Draft()
+NO_DRAFT = Draft(NO_INTS, DraftSource.NGRAM)
 
 
 class Drafter(Protocol):

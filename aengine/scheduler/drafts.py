@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from aengine.scheduler.draft_lengths import DraftLengths
-from aengine.scheduler.drafter import Draft, Drafter
+from aengine.scheduler.drafter import Draft, Drafter, DraftSource
 from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan, StepResult
 from aengine.scheduler.residency import Residency
 from aengine.scheduler.rows import RowTable
@@ -43,7 +43,7 @@ class Drafts:
             most = min(int(rows.max_drafts[row]), budget, int(rows.limit[row]) - num_tokens - 1)
             forced = self._forced.get(row, NO_INTS)[: max(0, most)]
             if len(forced) or most <= 0:
-                found[row] = Draft(forced)
+                found[row] = Draft(forced, DraftSource.GRAMMAR)
             else:
                 found[row] = self._drafter.propose(row, rows.tokens[row, :num_tokens], most)
         for row, wanted in self._lengths.choose(len(decodes), {row: len(draft.token_ids) for row, draft in found.items()}).items():

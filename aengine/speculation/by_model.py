@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from aengine.scheduler.drafter import BY_MODEL, Draft
+from aengine.scheduler.drafter import BY_MODEL, Draft, DraftSource
 from aengine.scheduler.plan import IntArray
 
 
 class ModelDrafter:
     """Satisfies `Drafter`."""
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, source: DraftSource = DraftSource.MODEL) -> None:
+        self._source = source
         self._computed = np.full(max_rows, -1)  # tokens of a row; -1: its prompt, which is computed with that of the model
 
     def assign(self, row: int) -> None:
@@ -20,7 +21,7 @@ class ModelDrafter:
     def propose(self, row: int, tokens: IntArray, most: int) -> Draft:
         if self._computed[row] < 0:
             self._computed[row] = len(tokens) - 1
-        return Draft(np.full(most, BY_MODEL, np.int32), len(tokens) - int(self._computed[row]))
+        return Draft(np.full(most, BY_MODEL, np.int32), self._source, len(tokens) - int(self._computed[row]))
 
     def observe(self, row: int, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
         """The last of its drafts it has proposed, and not computed."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aengine.scheduler.drafter import Draft
+from aengine.scheduler.drafter import Draft, DraftSource
 from aengine.scheduler.plan import IntArray
 
 NGRAM = 3
@@ -33,7 +33,7 @@ class NgramDrafter:
             index = self._indexes[row] = _Index(self._base)
         index.extend(tokens)
         place = index.longest_match(tokens)
-        return Draft(tokens[place : place + most].copy())
+        return Draft(tokens[place : place + most].copy(), DraftSource.NGRAM)
 
     def observe(self, row: int, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
         pass

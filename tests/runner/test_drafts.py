@@ -15,7 +15,7 @@ from test_greedy import make_runner
 
 from aengine.runner.base import InFlightStep
 from aengine.runner.model_runner import ModelRunner
-from aengine.scheduler.drafter import Draft
+from aengine.scheduler.drafter import Draft, DraftSource
 from aengine.scheduler.plan import RowParams, StepPlan
 from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
@@ -83,7 +83,9 @@ class Drafts:
         following = next(one[len(known) :] for one in self.sequences if one[: len(known)] == known)
         right = following[: self.rng.choice([0, self.rng.randint(0, most), most])]
         self.num_proposed += most
-        return Draft(np.array((right + [self.rng.randrange(100) for _ in range(most)])[: self.rng.randint(0, most)], np.int32))
+        return Draft(
+            np.array((right + [self.rng.randrange(100) for _ in range(most)])[: self.rng.randint(0, most)], np.int32), DraftSource.NGRAM
+        )
 
 
 def run(

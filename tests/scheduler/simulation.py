@@ -12,7 +12,7 @@ from kv_oracle import OracleFlight, OracleRunner, Truth, solo_run
 from page_invariants import check_pages
 
 from aengine.outputs import FinishReason
-from aengine.scheduler.drafter import Draft
+from aengine.scheduler.drafter import Draft, DraftSource
 from aengine.scheduler.plan import StepPlan, StepResult
 from aengine.scheduler.request import Finished, Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
@@ -47,7 +47,7 @@ class RandomDrafts:
         num_tokens = self._rng.randint(0, most)
         num_right = self._rng.choice([0, self._rng.randint(0, num_tokens), num_tokens])
         right = truth[len(tokens) : len(tokens) + num_right].tolist()
-        return Draft(np.array((right + [self._rng.randrange(50) for _ in range(num_tokens)])[:num_tokens], np.int32))
+        return Draft(np.array((right + [self._rng.randrange(50) for _ in range(num_tokens)])[:num_tokens], np.int32), DraftSource.NGRAM)
 
 
 class Simulation:
