@@ -58,11 +58,14 @@ class EngineConfig:
     """What the weights of all linear layers become when they are loaded, unless the checkpoint has them quantised: none, int8 (one scale
     per row), int4 (one scale per 32 weights; the head in int8), fp8 (one scale per row). Activations are quantised, too, as they come: on a
     CPU with int8 and int4, on CUDA with fp8."""
-    speculative: Annotated[str, one_of("off", "ngram", "draft")] = "off"
+    speculative: Annotated[str, one_of("off", "ngram", "draft", "eagle", "mtp", "auto")] = "off"
     """Where drafts come from: tokens that the model checks several of in one step, which changes no output. off, ngram (what followed the
-    latest tokens where they stood in the prompt or the output before), draft (a smaller model)."""
+    latest tokens where they stood in the prompt or the output before), draft (a smaller model), eagle (an EAGLE-3 head), mtp (layers of the
+    checkpoint that predict tokens after the next), auto (ngram, and where that has none speculative_model if there is one, else mtp layers
+    if there are any). In all but off, text that a grammar forces is a draft, too."""
     speculative_model: Annotated[str | None, text("a Hugging Face id, a directory, or a GGUF file")] = None
-    """The draft model: a native one with the vocabulary of the model, on a CPU. For speculative draft."""
+    """What proposes drafts: for draft a native model with the vocabulary of the model; for eagle a head that was trained for the model; for
+    auto either of them, or None."""
     max_drafts: Annotated[int, integer(1, 16)] = 4
     """Most drafts of a sequence in one step. How many there are is decided by what steps take and how often drafts are right."""
     eager: bool = False
@@ -104,10 +107,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, ConfigError)
-        if self.speculative == "draft" and self.speculative_model is None:
-            raise ConfigError.of("speculative_model", "is missing: speculative 'draft' needs a draft model")
-        if self.speculative != "draft" and self.speculative_model is not None:
-            raise ConfigError.of("speculative_model", f"is for speculative 'draft', not {self.speculative!r}")
+        if self.speculative in ("draft", "eagle") and self.speculative_model is None:
+            what = "a draft model" if self.speculative == "draft" else "an EAGLE-3 head"
+            raise ConfigError.of("speculative_model", f"is missing: speculative {self.speculative!r} needs {what}")
+        if self.speculative not in ("draft", "eagle", "auto") and self.speculative_model is not None:
+            raise ConfigError.of("speculative_model", f"is for speculative 'draft', 'eagle' or 'auto', not {self.speculative!r}")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.num_seqs:
             accepted = f">= max_num_seqs ({self.num_seqs}): a step must hold one token of each sequence"
             raise ConfigError.of("max_num_batched_tokens", is_not(self.max_num_batched_tokens, accepted))

@@ -36,7 +36,7 @@ CHOICES = {
     "attention_backend": ("auto", "cpu", "flashinfer", "triton", "torch_native"),
     "kv_cache_dtype": ("auto", "fp8", "int8"),
     "quantization": ("none", "int8", "int4", "fp8"),
-    "speculative": ("off", "ngram", "draft"),
+    "speculative": ("off", "ngram", "draft", "eagle", "mtp", "auto"),
     "load_format": ("auto", "safetensors", "pt", "dummy"),
     "model_impl": ("auto", "native", "transformers"),
 }
@@ -59,7 +59,7 @@ def refused(**given: Any) -> dict[str, str]:
 
 
 def accepted(name: str, value: Any) -> None:
-    needed = {"speculative_model": "demo"} if value == "draft" else {}
+    needed = {"speculative_model": "demo"} if value in ("draft", "eagle") else {}
     assert getattr(config(**{name: value}, **needed), name) == value
 
 
@@ -264,8 +264,25 @@ def test_a_config_is_frozen_and_travels() -> None:
     assert pickle.loads(pickle.dumps(caught.value)).violations == caught.value.violations
 
 
-def test_a_draft_model_is_for_its_drafts_and_they_need_it() -> None:
-    assert config(speculative="draft", speculative_model="demo").speculative_model == "demo"
-    assert refused(speculative="draft") == {"speculative_model": "is missing: speculative 'draft' needs a draft model"}
-    assert "not 'ngram'" in refused(speculative="ngram", speculative_model="demo")["speculative_model"]
-    assert set(refused(speculative="draft", speculative_model="")) == {"speculative_model"}
+@pytest.mark.parametrize(
+    ("mode", "needs", "takes"),
+    [
+        ("off", None, False),
+        ("ngram", None, False),
+        ("mtp", None, False),
+        ("auto", None, True),
+        ("draft", "a draft model", True),
+        ("eagle", "an EAGLE-3 head", True),
+    ],
+)
+def test_a_speculative_model_is_for_modes_that_use_it(mode: str, needs: str | None, takes: bool) -> None:
+    if needs is not None:
+        assert refused(speculative=mode) == {"speculative_model": f"is missing: speculative {mode!r} needs {needs}"}
+    else:
+        assert config(speculative=mode).speculative_model is None
+    if takes:
+        assert config(speculative=mode, speculative_model="demo").speculative_model == "demo"
+        assert set(refused(speculative=mode, speculative_model="")) == {"speculative_model"}
+    else:
+        message = f"is for speculative 'draft', 'eagle' or 'auto', not {mode!r}"
+        assert refused(speculative=mode, speculative_model="demo") == {"speculative_model": message}

@@ -16,7 +16,7 @@ from aengine.engine.mailbox import Mailbox, Stop
 from aengine.engine.step_driver import Done, StepDriver
 from aengine.engine.step_stats import StepStats
 from aengine.engine.watchdog import watchdog
-from aengine.errors import StepHangError
+from aengine.errors import ConfigError, StepHangError
 from aengine.runner.base import Runner
 from aengine.scheduler.drafter import Drafter
 from aengine.scheduler.request import SchedulerConfig, Updates
@@ -116,8 +116,10 @@ def _drafter(config: EngineConfig, loaded: LoadedModel) -> Drafter | None:
             return NgramDrafter(loaded.info.vocab_size, max_rows)
         case "draft":
             return ModelDrafter(max_rows)
-        case _:
+        case "off":
             return None
+        case mode:
+            raise ConfigError.of("speculative", f"{mode!r} is not available yet")
 
 
 def _scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
