@@ -185,8 +185,7 @@ class DeviceExecutor:
             arguments = (step.sampled_rows, step.next_positions, forward.rows, forward.next_positions, step.drafts)
             sampled = self._sampler.verify(logits, *arguments)
             assert sampled.accepted is not None
-            firsts = step.first_samples()
-            last = to_device(firsts + np.maximum(sampled.accepted - 1, 0), self._setup.device)
+            last = to_device(step.first_samples(), self._setup.device) + (sampled.accepted - 1).clamp(min=0)
             self._last_tokens.index_copy_(0, forward.rows[last].long(), sampled.tokens[last].to(torch.int32))
             return sampled, scores
         if not self._sampler.is_greedy(step.sampled_rows):

@@ -32,7 +32,8 @@ class ResultBuffer:
             tokens.copy_(sampled.tokens, non_blocking=True)
             logprobs = None if sampled.logprobs is None else self._copy_all(sampled.logprobs)
             impossible = None if sampled.impossible is None else self._copy(sampled.impossible)
-            sampled = replace(sampled, tokens=tokens, logprobs=logprobs, impossible=impossible)
+            accepted = None if sampled.accepted is None else self._copy(sampled.accepted)
+            sampled = replace(sampled, tokens=tokens, logprobs=logprobs, impossible=impossible, accepted=accepted)
         if scores is not None:
             scores = PromptScores(scores.spans, self._copy_all(scores.logprobs))
         if self._copied is not None:
@@ -60,7 +61,7 @@ def step_result(step: Step, sampled: SampledTokens | None, scores: PromptScores 
     prompt_logprobs = () if scores is None else scores.on_host()
     if sampled is None:
         return StepResult(step.number, np.zeros(0, dtype=np.int32), prompt_logprobs=prompt_logprobs)
-    failures, accepted = sampled.failures, sampled.accepted
+    failures, accepted = sampled.failures, None if sampled.accepted is None else sampled.accepted.numpy()
     if step.drafts is None:
         failures = sampler.observe(step.sampled_rows, step.next_positions, sampled)
         if sampled.postponed:

@@ -20,6 +20,7 @@ from aengine.errors import NothingToChooseError
 from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
 from aengine.kernels.upload import to_device
 from aengine.params import GREEDY_BELOW
+from aengine.sampling.acceptance import num_accepted
 from aengine.sampling.custom import CustomProcessors
 from aengine.sampling.draw import Draw, select_draw
 from aengine.sampling.grammar import Grammars
@@ -43,7 +44,7 @@ class SampledTokens:
     impossible: Tensor | None = None  # [p] bool: of the rows whose logits were processed, those that were left no token
     failures: Mapping[int, Exception] = field(default_factory=dict)  # what grammars and custom code raised, by row
     postponed: frozenset[int] = frozenset()  # rows for which there was no time
-    accepted: NDArray[np.int32] | None = None  # [rows], of a step with drafts: how many of each row's tokens count
+    accepted: Tensor | None = None  # [rows] int32, of a step with drafts: how many of each row's tokens count
 
 
 class Sampler:
@@ -133,11 +134,10 @@ class Sampler:
         firsts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
         if not np.count_nonzero(self._features[rows] & _PROCESSED):
             sampled = self._choose(logits, rows, positions, device_rows, device_positions)
-            ends = np.flatnonzero(sampled.tokens.cpu().numpy() != drafts)
-            accepted = (ends[np.searchsorted(ends, firsts)] - firsts + 1).astype(np.int32)
+            accepted = num_accepted(sampled.tokens, self._put(drafts), self._put(firsts.astype(np.int32)))
             return self._with_logprobs(replace(sampled, accepted=accepted), rows, logprob_rows, raw)
         tokens = torch.zeros(len(rows), dtype=torch.int64, device=self.device)
-        accepted, alive = np.zeros(len(firsts), np.int32), np.arange(len(firsts))
+        counts, alive = np.zeros(len(firsts), np.int32), np.arange(len(firsts))
         failures: dict[int, Exception] = {}
         for number in range(len(rows)):
             index = firsts[alive] + number
@@ -147,13 +147,13 @@ class Sampler:
             chosen = self._choose(logits[at], rows[index], positions[index], device_rows[at], device_positions[at])
             failed = self.observe(rows[index], positions[index], chosen)
             tokens[at] = chosen.tokens
-            counts = ~np.isin(rows[index], [*failed, *chosen.postponed])
+            has_token = ~np.isin(rows[index], [*failed, *chosen.postponed])
             if number == 0:
                 failures = failed
-                counts |= np.isin(rows[index], [*failed])
-            accepted[alive] += counts
-            alive = alive[counts & (chosen.tokens.cpu().numpy() == drafts[index])]
-        sampled = SampledTokens(tokens, failures=failures, accepted=accepted)
+                has_token |= np.isin(rows[index], [*failed])
+            counts[alive] += has_token
+            alive = alive[has_token & (chosen.tokens.cpu().numpy() == drafts[index])]
+        sampled = SampledTokens(tokens, failures=failures, accepted=self._put(counts))
         return self._with_logprobs(sampled, rows, logprob_rows, raw)
 
     def _raw_logits(self, logits: Tensor, rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], Tensor | None]:
