@@ -27,7 +27,12 @@ def find_spec(model_dir: pathlib.Path, model_impl: str, max_model_len: int | Non
     reason = "asked for"
     if model_impl != "transformers":
         try:
-            return load_spec(model_dir, max_model_len)
+            spec = load_spec(model_dir, max_model_len)
+            if spec.draft_head is not None:
+                raise ModelLoadError(
+                    f"{model_dir} is no model, but a draft head of one: give it as speculative_model, with speculative 'eagle'"
+                )
+            return spec
         except NotNativeError as error:
             if model_impl == "native" or is_gguf(model_dir):
                 raise
@@ -37,13 +42,13 @@ def find_spec(model_dir: pathlib.Path, model_impl: str, max_model_len: int | Non
     from aengine.models.fallback.config import read_fallback
 
     try:
-        spec = read_fallback(model_dir)
+        fallback = read_fallback(model_dir)
     except ModelLoadError as error:
         if model_impl == "transformers":
             raise
         raise ModelLoadError(f"{reason}; transformers cannot run it either: {error}") from error
     _log.warning("the model runs in the code of transformers, without our CPU stack and fused operations, which is slower (%s)", reason)
-    return spec
+    return fallback
 
 
 def implementation_of(spec: AnySpec) -> str:

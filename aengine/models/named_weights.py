@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from aengine.kernels.quantized import Rows
 from aengine.models.families import FAMILIES
 from aengine.models.families.base import Family, Transform
-from aengine.models.spec import Attention, Experts, LatentAttention, Layer, Mlp, ModelSpec, Norm, QkNorm
+from aengine.models.spec import Attention, Experts, HeadKind, LatentAttention, Layer, Mlp, ModelSpec, Norm, QkNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +64,31 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
     [num_experts, out_features]; `gate_up` has the rows of the gate, then those of up. A `LatentAttention` projects its queries with `q`, or
     with `q_down` and `q_up` if it has a q_lora_rank; they have the rotated part of each head first, as `kv_down` has the rotated key first.
     `key_up` is [heads, kv_lora_rank, nope_dim], `value_up` [heads, v_dim, kv_lora_rank].
+
+    A draft head has no embedding and no head if these are its target's. `fuse` is [hidden_size, taps of target_size], `combine`
+    [hidden_size, 2 * hidden_size], as are the columns of qkv of EAGLE3: those of the embedding come first.
     """
     found = _Parameters(spec)
-    hidden = spec.hidden_size
-    found.linear("embedding", (spec.vocab_size,), hidden)
+    hidden, inputs = spec.hidden_size, spec.hidden_size
+    draft_head, num_head_rows = spec.draft_head, 0 if spec.tied_head else spec.vocab_size
+    if draft_head is None or draft_head.own_embedding:
+        found.linear("embedding", (spec.vocab_size,), hidden)
+    if draft_head is not None:
+        num_head_rows = (draft_head.num_draft_ids or spec.vocab_size) if draft_head.own_head else 0
+        found.norm("embedding_norm", draft_head.norm, hidden)
+        found.norm("hidden_norm", draft_head.norm, hidden)
+        if draft_head.kind is HeadKind.EAGLE3:
+            inputs = 2 * hidden
+            found.linear("fuse", (hidden,), len(draft_head.taps) * draft_head.target_size)
+        else:
+            found.linear("combine", (hidden,), 2 * hidden)
     if spec.learned_positions is not None:
         found.linear("positions", (spec.learned_positions.count + spec.learned_positions.offset,), hidden)
     for index, layer in enumerate(spec.layers):
         found.enter(index, layer)
         found.norm("attention_norm", layer.attention_norm, hidden)
         if isinstance(layer.attention, Attention):
-            _attention(found, layer.attention, hidden)
+            _attention(found, layer.attention, inputs, hidden)
         else:
             _latent_attention(found, layer.attention, hidden)
         found.norm("post_attention_norm", layer.post_attention_norm, hidden)
@@ -87,16 +100,16 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
         found.norm("post_mlp_norm", layer.post_mlp_norm, hidden)
     found.leave()
     found.norm("norm", spec.norm, hidden)
-    if not spec.tied_head:
-        found.linear("head", (spec.vocab_size,), hidden)
+    if num_head_rows:
+        found.linear("head", (num_head_rows,), hidden)
     if spec.head_bias:
         found.add("head.bias", (spec.vocab_size,), (spec.vocab_size,), 0.0)
     return found.weights
 
 
-def _attention(found: _Parameters, attention: Attention, hidden: int) -> None:
+def _attention(found: _Parameters, attention: Attention, inputs: int, hidden: int) -> None:
     q_size, kv_size = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
-    found.linear("qkv", (q_size, kv_size, kv_size), hidden, bias=attention.qkv_bias)
+    found.linear("qkv", (q_size, kv_size, kv_size), inputs, bias=attention.qkv_bias)
     found.qk_norm("q_norm", attention.qk_norm, attention.num_heads, attention.head_dim)
     found.qk_norm("k_norm", attention.qk_norm, attention.num_kv_heads, attention.head_dim)
     if attention.sinks:
@@ -153,12 +166,17 @@ class _Parameters:
         self.weights: dict[str, NamedWeight] = {}
         self._spec = spec
         self._family: Family = FAMILIES[spec.family]
+        self._names = self._family.names
+        head = spec.draft_head
+        if head is not None and head.kind is HeadKind.MTP:
+            mtp_names = self._family.mtp_names
+            self._names = {**self._names, **{ours: theirs.format(layer=head.target_layers) for ours, theirs in mtp_names.items()}}
         self.leave()
 
     def enter(self, index: int, layer: Layer) -> None:
         """What is added from here on belongs to a layer."""
         self._layer: Layer | None = layer
-        self._ours, self._theirs = f"layers.{index}.", self._family.names["layer"].format(layer=index) + "."
+        self._ours, self._theirs = f"layers.{index}.", self._names["layer"].format(layer=index) + "."
 
     def leave(self) -> None:
         self._layer = None
@@ -199,7 +217,7 @@ class _Parameters:
 
     def _sources(self, name: str, count: int) -> list[str]:
         """The checkpoint's names of the tensors of a parameter with `count` cuts, without that of the layer."""
-        names: Mapping[str, str] = self._family.names
+        names = self._names
         if name in names:
             templates, ending = names[name].split(), ""
         else:

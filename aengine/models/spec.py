@@ -167,6 +167,36 @@ class LearnedPositions:
     offset: int = 0
 
 
+class HeadKind(Enum):
+    EAGLE3 = "eagle3"  # Li et al., "EAGLE-3", 2025 (arXiv 2503.01840)
+    MTP = "mtp"  # multi-token prediction: DeepSeek-V3, 2024 (arXiv 2412.19437), section 2.2
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHead:
+    """What makes a spec that of a draft head: a layer that proposes tokens for another model, its target, from that model's hidden states.
+
+    At position p it reads the embedding e of the token at p + 1 and a hidden state h of position p; its logits are of the token at p + 2.
+    Where the target has computed p, h is the target's; behind that it is the `carried` one of the head at p - 1.
+    With x = [embedding_norm(e), hidden_norm(h)]:
+
+    - EAGLE3: the target's h is fuse([inputs of its layers `taps`]). q, k and v are projected from x, the residual begins as h, and what is
+      carried is the residual before the norm of the `ModelSpec`.
+    - MTP: the target's h is what its output head reads. The residual begins as combine(x), and what is carried is what the head's own
+      output head reads.
+    """
+
+    kind: HeadKind
+    norm: Norm  # both of embedding_norm and hidden_norm
+    target_size: int  # hidden_size of the target
+    target_layers: int  # how many layers the target has
+    taps: tuple[int, ...] = ()  # layers of the target, 0 .. target_layers; the last stands for the output of the last layer
+    normed_residual: bool = False  # of EAGLE3: the residual begins as hidden_norm(h)
+    own_embedding: bool = False  # else it is the target's
+    own_head: bool = False  # an output head of its own; else it is the target's
+    num_draft_ids: int | None = None  # tokens of its own output head, if these are not all of the vocabulary
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """logits = soft_cap(logit_scale * head(norm(layers(embedding_scale * embedding(ids) + positions))))."""
@@ -187,6 +217,7 @@ class ModelSpec:
     dtype: str | None = None  # the checkpoint's, as config.json names it
     initializer_range: float = 0.02  # standard deviation of random weights
     eos_token_ids: tuple[int, ...] = ()  # of config.json; those of a generation_config.json override them
+    draft_head: DraftHead | None = None  # None: a model that runs on its own
 
     @property
     def num_layers(self) -> int:

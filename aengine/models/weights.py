@@ -8,7 +8,7 @@ from __future__ import annotations
 import pathlib
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from aengine.layers.linear import QuantizedLinears
 
 _AHEAD_BYTES = 128 << 20
+_MTP_KEYS = ("layer", "combine")
+_COPIES = (".embed_tokens.weight", ".shared_head.head.weight")  # of the model's embedding and head, in its MTP layer
 _HEADS = {"embedding.weight": "head.weight"}  # of which a tied head is made
 
 
@@ -174,14 +176,27 @@ def _may_be_quantized(name: str, weight: NamedWeight) -> bool:
     return kind == "weight" and len(weight.shape) > 1 and stem.rpartition(".")[2] not in (*NEVER_QUANTIZED, "embedding")
 
 
+def _is_ignored(name: str, spec: ModelSpec, stored: Container[str]) -> bool:
+    """Whether a model has no use for a tensor of the checkpoint: an MTP layer is for heads alone, which have no use for anything else."""
+    family = FAMILIES[spec.family]
+    if re.fullmatch(family.ignored, name) or kv_scale_of(name, spec) is not None:  # these are read in kv_scales.py
+        return True
+    if not family.mtp_names:
+        return False
+    head = spec.draft_head
+    layer, combine = (family.mtp_names[key].format(layer=spec.num_layers if head is None else head.target_layers) for key in _MTP_KEYS)
+    if head is None:
+        return name.startswith(f"{layer}.") and f"{combine}.weight" in stored
+    return not name.startswith(f"{layer}.") or name.removeprefix(layer) in _COPIES
+
+
 def _check(spec: ModelSpec, parts: Mapping[str, tuple[StoredPart, ...]], checkpoint: Checkpoint, described: str) -> None:
     """`described`: where the spec is from."""
     stored = checkpoint.tensors
     family = FAMILIES[spec.family]
     head, embedding = (f"{family.names[name]}.weight" for name in ("head", "embedding"))
     expected = {name: tensor for each in parts.values() for part in each for name, tensor in part.expected.items()}
-    # KV scales are read in kv_scales.py. What one model of a family ignores is a layer of another, larger one.
-    present = {name for name in stored if name in expected or (not re.fullmatch(family.ignored, name) and kv_scale_of(name, spec) is None)}
+    present = {name for name in stored if name in expected or not _is_ignored(name, spec, stored)}
     stores_tied_head = spec.tied_head and head in present and embedding in expected
     if stores_tied_head:
         present.remove(head)

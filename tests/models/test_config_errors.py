@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import transformers
-from test_config_forms import NAMES, SIZES
+from test_config_forms import NAMES, SIZES, WRITTEN_AS
 
 from aengine.errors import ModelLoadError
 from aengine.models.families import FAMILIES
@@ -75,7 +75,7 @@ def out_of_range(value: Any) -> list[Any]:
 
 def whole_config(model_type: str) -> dict[str, Any]:
     given = {"architectures": [FAMILIES[model_type].architecture], **NAMES.get(model_type, SIZES)}
-    config = transformers.CONFIG_MAPPING[model_type](**copy.deepcopy(given)).to_dict()
+    config = transformers.CONFIG_MAPPING[WRITTEN_AS.get(model_type, model_type)](**copy.deepcopy(given)).to_dict()
     return {**config, "architectures": given["architectures"]}
 
 
@@ -169,6 +169,7 @@ UNREAD = {
     "gpt2": "hidden_size max_position_embeddings num_attention_heads num_hidden_layers reorder_and_upcast_attn",
     "qwen2": "sliding_window",
     "qwen3": "sliding_window",
+    "mimo": "sliding_window",
     "smollm3": "sliding_window",
     "qwen2_moe": "intermediate_size sliding_window",
     "qwen3_moe": "intermediate_size sliding_window",
@@ -187,7 +188,7 @@ def test_what_transformers_reads_is_read(model_type: str) -> None:
     """An option that is ignored would give wrong text in silence."""
     config = Read(whole_config(model_type))
     read_spec(config)
-    module = transformers.CONFIG_MAPPING[model_type].__module__.replace(".configuration_", ".modeling_")
+    module = transformers.CONFIG_MAPPING[WRITTEN_AS.get(model_type, model_type)].__module__.replace(".configuration_", ".modeling_")
     source = inspect.getsource(importlib.import_module(module))
     used = set(re.findall(r"\bconfig\.(\w+)|getattr\((?:self\.)?config, \"(\w+)\"", source))
     keys = {key for pair in used for key in pair if key} - NOT_OF_A_FORWARD_PASS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 
 import pytest
 import torch
@@ -177,12 +178,14 @@ def test_missing_experts_are_named_shortly(tmp_path: pathlib.Path) -> None:
     assert len(str(error.value)) < 700
 
 
-def test_layers_that_predict_further_tokens_are_ignored(tmp_path: pathlib.Path) -> None:
-    """GLM-4.5 has one behind 46 layers or behind 92; the latter's layer 46 is one of its own."""
+def test_an_mtp_layer_is_ignored(tmp_path: pathlib.Path) -> None:
+    """It stands behind the model's own layers; what is no such layer, or stands elsewhere, is not."""
     spec = read_spec(config("Glm4MoeForCausalLM", num_hidden_layers=48, first_k_dense_replace=48, hidden_size=16, n_routed_experts=2))
     stored = {part.source: torch.zeros(part.shape) for weight in named_weights(spec).values() for part in weight.parts}
-    save_file({**stored, "model.layers.92.eh_proj.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    path = tmp_path / "model.safetensors"
+    save_file({**stored, "model.layers.48.eh_proj.weight": torch.zeros(1), "model.layers.48.x": torch.zeros(1)}, path)
     assert dict(stored_weights(spec, tmp_path)).keys() == named_weights(spec).keys()
-    save_file({**stored, "model.layers.48.eh_proj.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelLoadError, match=r"has unexpected model\.layers\.48\.eh_proj\.weight$"):
-        next(stored_weights(spec, tmp_path))
+    for name in ("model.layers.48.x", "model.layers.92.eh_proj.weight"):
+        save_file({**stored, name: torch.zeros(1)}, path)
+        with pytest.raises(ModelLoadError, match=rf"has unexpected {re.escape(name)}$"):
+            next(stored_weights(spec, tmp_path))

@@ -38,6 +38,15 @@ A name with "{index}" stands for one tensor for each of a parameter's experts or
 is a parameter which has neither ending, gives the whole name of the tensor.
 """
 
+MTP_NAMES: Mapping[str, str] = {
+    "layer": "model.layers.{layer}",
+    "embedding_norm": "model.layers.{layer}.enorm",
+    "hidden_norm": "model.layers.{layer}.hnorm",
+    "combine": "model.layers.{layer}.eh_proj",
+    "norm": "model.layers.{layer}.shared_head.norm",
+}
+"""Those of DeepSeek-V3 and GLM-4.5."""
+
 
 @dataclass(frozen=True, slots=True)
 class Transform:
@@ -69,6 +78,8 @@ class Family:
     ignored: str = r".*\.rotary_emb\.inv_freq"  # regular expression for tensors that a checkpoint may have and that nothing needs
     keys: Mapping[str, str] = field(default_factory=dict)  # keys as most families call them -> as this one calls them in its config.json
     other_names: Mapping[str, str] = field(default_factory=dict)  # how names begin in some checkpoints -> how they begin in `names`
+    mtp_names: Mapping[str, str] = field(default_factory=dict)
+    """What takes the place of `names` for the first MTP layer that its checkpoints may have; {layer} is the model's number of layers."""
 
 
 def decoder_spec(reader: ConfigReader, layers: Sequence[Layer], **changes: Any) -> ModelSpec:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aengine.errors import ModelLoadError
 from aengine.models.config_reader import ConfigReader, NotNativeError
-from aengine.models.families.base import Family, Transform, decoder_spec, gated_mlp, rms_norm, rope_and_context
+from aengine.models.families.base import MTP_NAMES, Family, Transform, decoder_spec, gated_mlp, rms_norm, rope_and_context
 from aengine.models.families.mixtures import DEEPSEEK_NAMES, dense_layers, experts, shared_experts, sigmoid_experts
 from aengine.models.spec import Experts, LatentAttention, Layer, ModelSpec, Norm
 
@@ -139,7 +139,7 @@ FAMILIES = (
         },
         _NAMES,
         _transform,
-        ignored=r".*\.rotary_emb\.inv_freq|model\.layers\.61\..*",  # a layer that predicts further tokens
+        mtp_names=MTP_NAMES,
     ),
     Family(
         "glm4_moe_lite",
@@ -159,7 +159,7 @@ FAMILIES = (
         },
         _NAMES,
         _transform,
-        ignored=r".*\.rotary_emb\.inv_freq|model\.layers\.47\..*",
         keys={"layer_types": "mlp_layer_types"},
+        mtp_names=MTP_NAMES,
     ),
 )

@@ -1,10 +1,24 @@
-"""Llama 2 and 3, Mistral, Qwen2 and Qwen3: pre-norm blocks of grouped-query attention and a gated MLP."""
+"""Llama 2 and 3, Mistral, Qwen2, Qwen3 and MiMo: pre-norm blocks of grouped-query attention and a gated MLP. EAGLE-3 heads, of one block."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
 from aengine.models.config_reader import ConfigReader, NotNativeError
-from aengine.models.families.base import Family, attention, decoder_spec, gated_mlp, head_sizes, rms_norm, rope_and_context
-from aengine.models.spec import Layer, ModelSpec, QkNorm
+from aengine.models.families.base import (
+    LLAMA_NAMES,
+    Family,
+    Transform,
+    attention,
+    decoder_spec,
+    gated_mlp,
+    head_sizes,
+    rms_norm,
+    rope_and_context,
+)
+from aengine.models.spec import DraftHead, HeadKind, Layer, ModelSpec, QkNorm
 
 
 def _spec(
@@ -73,6 +87,50 @@ def _qwen3(reader: ConfigReader) -> ModelSpec:
     return _spec(reader, qwen_windows(reader), qkv_bias=bias, output_bias=bias, qk_norm=True)
 
 
+def _mimo_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    """The columns of the hidden state come before those of the embedding."""
+    if name != "combine.weight":
+        return None
+    return Transform(shape, lambda tensor: torch.cat(tensor.chunk(2, dim=1)[::-1], dim=1), by_rows=False)
+
+
+def _eagle3(reader: ConfigReader) -> ModelSpec:
+    """A head without its target: that of `draft_heads.py` is whole."""
+    reader.refuse(num_hidden_layers=1, fc_norm=None, use_aux_norm=False, norm_output=False, bias=False)
+    given, eagle = reader.get("eagle_aux_hidden_state_layer_ids"), reader.part("eagle_config")
+    if given is not None:  # as vLLM counts them: layers whose inputs are read
+        taps = tuple(reader.integers("eagle_aux_hidden_state_layer_ids", ()))
+    else:  # layers whose outputs are read
+        taps = tuple(layer + 1 for layer in eagle.integers("eagle_aux_hidden_state_layer_ids", ()))
+    spec = _llama(reader)
+    head = DraftHead(
+        HeadKind.EAGLE3,
+        rms_norm(reader),
+        target_size=reader.positive("target_hidden_size", spec.hidden_size),
+        target_layers=0,
+        taps=taps,
+        normed_residual=reader.flag("norm_before_residual"),
+        num_draft_ids=reader.positive("draft_vocab_size", spec.vocab_size),
+    )
+    return replace(spec, layers=(replace(spec.layers[0], attention_norm=None),), tied_head=False, draft_head=head)
+
+
+_EAGLE3_NAMES = {
+    **LLAMA_NAMES,
+    "embedding": "embed_tokens",
+    "norm": "norm",
+    "layer": "midlayer",
+    "fuse": "fc",
+    "embedding_norm": "midlayer.input_layernorm",
+    "hidden_norm": "midlayer.hidden_norm",
+}
+_MIMO_MTP_NAMES = {
+    "layer": "model.mtp_layers.0",
+    "embedding_norm": "model.mtp_layers.0.token_layernorm",
+    "hidden_norm": "model.mtp_layers.0.hidden_layernorm",
+    "combine": "model.mtp_layers.0.input_proj",
+    "norm": "model.mtp_layers.0.final_layernorm",
+}
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28, "num_key_value_heads": 32}
 FAMILIES = (
     Family("qwen3", "Qwen3ForCausalLM", _qwen3, {**_QWEN, "head_dim": 128}),
@@ -83,5 +141,15 @@ FAMILIES = (
         "MistralForCausalLM",
         _mistral,
         {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    ),
+    Family("mimo", "MiMoForCausalLM", _qwen2, _QWEN, transform=_mimo_transform, mtp_names=_MIMO_MTP_NAMES),
+    Family(
+        "llama_eagle3",
+        "LlamaForCausalLMEagle3",
+        _eagle3,
+        {"max_position_embeddings": 2048},
+        _EAGLE3_NAMES,
+        ignored="t2d|d2t",  # which tokens the output head has: see `draft_heads.py`
+        other_names={"model.layers.0.": "midlayer.", "layers.0.": "midlayer.", "model.": ""},
     ),
 )

@@ -11,6 +11,7 @@ from aengine.errors import ModelLoadError
 from aengine.models.config_reader import ConfigReader, NotNativeError
 from aengine.models.families.base import (
     LLAMA_NAMES,
+    MTP_NAMES,
     Family,
     Transform,
     attention,
@@ -292,6 +293,6 @@ FAMILIES = (
             "rms_norm_eps": 1e-5,
         },
         DEEPSEEK_NAMES,
-        ignored=r".*\.rotary_emb\.inv_freq|model\.layers\.(46|92)\..*",  # layers that predict further tokens
+        mtp_names=MTP_NAMES,
     ),
 )
