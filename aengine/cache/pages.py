@@ -32,6 +32,9 @@ class PageCache:
         self.page_size = page_size
         self.num_pages = num_pages
         self.refs = np.zeros(num_pages, np.int32)
+        self.marked = np.zeros(
+            num_pages, np.bool_
+        )  # by who uses it, for what else the page holds; not any more when it is handed out again
         self._free = np.arange(num_pages - 1, 0, -1, dtype=np.int32)  # a stack, without the reserved page 0
         self._num_free = num_pages - 1
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
@@ -69,6 +72,7 @@ class PageCache:
             self._index.remove(page)
             pages[i] = page
         self.refs[pages] = 1
+        self.marked[pages] = False
         return pages
 
     def release(self, pages: IntArray) -> None:

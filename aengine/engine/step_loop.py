@@ -115,7 +115,7 @@ def _drafter(config: EngineConfig, loaded: LoadedModel) -> Drafter | None:
         case "ngram":
             return NgramDrafter(loaded.info.vocab_size, max_rows)
         case "draft":
-            return ModelDrafter(max_rows)
+            return ModelDrafter()
         case "off":
             return None
         case mode:
@@ -132,6 +132,7 @@ def _scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
         windows=runner.windows,
         enable_prefix_cache=config.enable_prefix_cache,
         max_drafts=config.max_drafts,
+        has_draft_model=config.speculative_model is not None,
         tenant_weights=config.tenant_weights,
         ageing_seconds=config.ageing_seconds,
     )

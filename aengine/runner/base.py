@@ -130,12 +130,9 @@ class Executor(Protocol):
         """Copies page sources[i] to page destinations[i], all of its layers, after the writes of the steps before. No page is twice a
         destination, and all sources are read before any destination is written."""
 
-    @property
-    def has_draft_model(self) -> bool:
-        """Whether `draft` can be called."""
-
     def draft(self, step: Step) -> IntArray:
-        """Runs a step of the draft model, after all steps before; returns the [m] tokens that it samples."""
+        """Runs a step of the draft model, after all steps before; returns the [m] tokens that it samples. Its decodes go on from what it
+        sampled last for their rows."""
 
     def launch(self, step: Step) -> InFlightStep:
         """As `Runner.launch`."""

@@ -117,8 +117,6 @@ class DeviceExecutor:
         with self._stream.enter():
             self._backend.copy_pages(sources, destinations)
 
-    has_draft_model = False
-
     def draft(self, step: Step) -> IntArray:
         raise NotImplementedError
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.cache import layer_groups
 from aengine.errors import ConfigError
 from aengine.kernels.cpu.library import Workspace
 from aengine.kernels.cpu.pool import KvPool, page_bytes
@@ -14,9 +15,6 @@ from aengine.models.cpu_stack import DecoderStack, LastTokens, unsupported
 from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.runner.base import IntArray, Step
 from aengine.runner.setup import ExecutorSetup
-
-_NO_ROWS: IntArray = np.zeros(0, np.int32)
-_NO_TOKENS = LastTokens(_NO_ROWS, _NO_ROWS, _NO_ROWS)
 
 
 class DraftModel:
@@ -27,16 +25,14 @@ class DraftModel:
         self._setup = setup
         spec, dtype = setup.native_spec, setup.dtype
         reason = unsupported(spec, dtype)
-        if spec.vocab_size != vocab_size:
-            reason = f"it has {spec.vocab_size} tokens, and the model {vocab_size}"
-        elif any(window is not None for window in setup.groups.windows):
-            reason = "it has layers with windows"
         if reason is not None:
             raise ConfigError.of("speculative_model", f"{str(setup.model_dir)!r} is not possible: {reason}")
         attention = spec.layers[0].attention
         self._workspace = workspace
         self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, setup.kv_dtype or dtype)
-        self._layers_per_page = setup.groups.layers_per_page
+        self._groups = layer_groups([None] * spec.num_layers)  # its pages are those of a group of the model that keeps all tokens
+        self._vocab_size = vocab_size
+        self._last_tokens = np.zeros(setup.max_num_seqs, np.int32)  # by row
 
     def load(self, check: Callable[[], object]) -> None:
         """Raises what loading raises."""
@@ -47,7 +43,7 @@ class DraftModel:
             setup.weights(check),
             setup.max_model_len,
             dtype=setup.dtype,
-            groups=setup.groups,
+            groups=self._groups,
             quantization=setup.config.quantization,
         )
 
@@ -57,12 +53,12 @@ class DraftModel:
         return sum(weight_bytes(setup.config, setup.native_spec, setup.dtype.itemsize, quantized).values())
 
     def bytes_per_page(self) -> int:
-        return self._layers_per_page * page_bytes(*self._page_shape)
+        return self._groups.layers_per_page * page_bytes(*self._page_shape)
 
     def allocate(self, num_pages: int) -> None:
         page_size, num_kv_heads, key_dim, value_dim, dtype = self._page_shape
         self._pool = KvPool(
-            layers_per_page=self._layers_per_page,
+            layers_per_page=self._groups.layers_per_page,
             num_pages=num_pages,
             page_size=page_size,
             num_kv_heads=num_kv_heads,
@@ -75,11 +71,23 @@ class DraftModel:
         self._pool.copy_pages(self._workspace, sources, destinations)
 
     def run(self, step: Step, draw_params: NDArray[np.void]) -> IntArray:
-        """[m] tokens drawn from its logits; the noise is that of the model, so that both likely draw the same."""
-        layout, indices = step.layout, step.logits_indices
+        """[m] tokens drawn from its logits; the noise is that of the model, so that both likely draw the same. Decodes go on from what was
+        drawn last for their rows.
+
+        Vocabularies may be padded differently: ids that it does not have become its last one, and those that the model does not have
+        the model's last one.
+        """
+        layout, num_decodes = step.layout, step.layout.num_decodes
+        token_ids = np.concatenate((np.empty(num_decodes, np.int32), step.token_ids))
         call = self._stack.prepare(
-            self._workspace, self._pool, layout, step.token_ids, indices, draw_params=draw_params, last_tokens=_NO_TOKENS
+            self._workspace,
+            self._pool,
+            layout,
+            np.minimum(token_ids, self._stack.spec.vocab_size - 1),
+            step.logits_indices,
+            draw_params=draw_params,
+            last_tokens=LastTokens(self._last_tokens, step.rows[:num_decodes], step.sampled_rows),
         )
         call.run()
         assert call.sampled is not None
-        return call.sampled.astype(np.int32)
+        return np.minimum(call.sampled, self._vocab_size - 1).astype(np.int32)

@@ -1,4 +1,4 @@
-"""The steps of a draft model that precede a step of the model: the same chunks of prompts, and one step for each draft of a row.
+"""The steps of a draft model that precede a step of the model: one for the tokens that it lacks, and one for each further draft of a row.
 
 Knows nothing of the models. The page table is that of the model: a draft model has pages of its own under the same numbers.
 """
@@ -11,40 +11,30 @@ import numpy as np
 
 from aengine.attention import build_layout
 from aengine.runner.base import IntArray, Step
-from aengine.scheduler.plan import NO_INTS, StepPlan
+from aengine.scheduler.plan import NO_INTS, DraftRows, StepPlan
 
 
-def with_drafts(plan: StepPlan, page_table: IntArray, page_size: int, run: Callable[[Step], IntArray]) -> IntArray:
-    """The `token_ids` of a plan with the drafts that the draft model proposes. `run` computes a step of it, and returns its tokens.
+def with_drafts(plan: StepPlan, drafted: DraftRows, page_table: IntArray, page_size: int, run: Callable[[Step], IntArray]) -> IntArray:
+    """The `token_ids` of a plan with the drafts that the draft model proposes for the rows that are `drafted`. `run` computes a step of it
+    and returns its tokens; decodes go on from what it sampled last for their rows.
 
     `page_table` [1, rows, columns] is of a group without a window.
     """
-    numbers, num_drafts = np.arange(len(plan.rows)), plan.num_sampled - 1
-    ends = np.cumsum(np.where(numbers < plan.num_decodes, 0, plan.lengths))  # in token_ids
-    chunks = numbers[(numbers >= plan.num_decodes) & (num_drafts <= 0)]
-    rows, starts, lengths = plan.rows[chunks], plan.starts[chunks], plan.lengths[chunks]
-    pieces = [plan.token_ids[end - length : end] for end, length in zip(ends[chunks], lengths, strict=True)]
-    drafted = plan.draft_rows
-    if drafted is None:
-        if len(chunks):
-            layout = build_layout(rows, 0, starts, lengths, page_table, page_size)
-            run(Step(plan.step, layout, rows, np.concatenate(pieces), NO_INTS, NO_INTS, NO_INTS))
+    layout = build_layout(drafted.rows, 0, drafted.starts, drafted.lengths, page_table, page_size)
+    at = drafted.num_drafts.nonzero()[0]
+    rows, left, positions = drafted.rows[at], drafted.num_drafts[at], layout.seq_lens[at]  # of the drafts
+    tokens = run(Step(plan.step, layout, drafted.rows, drafted.token_ids, layout.qo_indptr[1:][at] - 1, rows, positions))
+    if not len(at):
         return plan.token_ids
-    rows, starts = np.concatenate((rows, drafted.rows)), np.concatenate((starts, drafted.starts))
-    lengths = np.concatenate((lengths, drafted.lengths))
-    layout = build_layout(rows, 0, starts, lengths, page_table, page_size)
-    ids = np.concatenate((*pieces, drafted.token_ids))
-    positions = drafted.starts + drafted.lengths  # of the drafts
-    tokens = run(Step(plan.step, layout, rows, ids, layout.qo_indptr[1:][len(chunks) :] - 1, drafted.rows, positions))
-    at = numbers[np.isin(plan.rows, drafted.rows)]
-    places, left = ends[at] - num_drafts[at], num_drafts[at]
-    token_ids, rows = plan.token_ids.copy(), drafted.rows
+    ends = np.zeros(len(page_table[0]), np.int64)  # by row, in token_ids
+    ends[plan.rows] = np.cumsum(np.where(np.arange(len(plan.rows)) < plan.num_decodes, 0, plan.lengths))
+    token_ids, places = plan.token_ids.copy(), ends[rows] - left
     while True:
         token_ids[places] = tokens
         going = left > 1
         if not going.any():
             return token_ids
-        rows, tokens, positions, places, left = (array[going] for array in (rows, tokens, positions, places + 1, left - 1))
-        layout = build_layout(rows, 0, positions, np.ones(len(rows), np.int32), page_table, page_size)
-        positions = positions + 1
-        tokens = run(Step(plan.step, layout, rows, tokens, layout.qo_indptr[:-1], rows, positions))
+        rows, positions, places, left = rows[going], positions[going], places[going] + 1, left[going] - 1
+        layout = build_layout(rows, len(rows), positions, np.ones(len(rows), np.int32), page_table, page_size)
+        positions = layout.seq_lens
+        tokens = run(Step(plan.step, layout, rows, NO_INTS, layout.qo_indptr[:-1], rows, positions))

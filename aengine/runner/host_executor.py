@@ -128,10 +128,6 @@ class HostExecutor:
         if self._draft is not None:
             self._draft.copy_pages(sources, destinations)
 
-    @property
-    def has_draft_model(self) -> bool:
-        return self._draft is not None
-
     def draft(self, step: Step) -> IntArray:
         assert self._draft is not None
         self._queue.compute_through()

@@ -122,8 +122,9 @@ class ModelRunner:
         if len(plan.page_rows):
             self._page_table[plan.page_groups, plan.page_rows, plan.page_cols] = plan.page_ids
         layout = self._layouts.build(plan.rows, plan.num_decodes, plan.starts, plan.lengths, same_pages=not len(plan.page_rows))
-        if self._executor.has_draft_model and plan.num_decodes < len(plan.rows):
-            plan = replace(plan, token_ids=with_drafts(plan, self._page_table[:1], self.page_size, self._executor.draft))
+        if plan.draft_rows is not None:
+            token_ids = with_drafts(plan, plan.draft_rows, self._page_table[:1], self.page_size, self._executor.draft)
+            plan = replace(plan, token_ids=token_ids)
         return self._executor.launch(Step.of(plan, layout))
 
     def hold(self, held: bool) -> None:
@@ -150,6 +151,8 @@ class ModelRunner:
 
 def _draft_setup(setup: ExecutorSetup, model: str) -> ExecutorSetup:
     """Raises ModelLoadError, and ConfigError for a draft model with a shorter context."""
+    if None not in setup.groups.windows:
+        raise ConfigError.of("speculative_model", f"{model!r} is not possible: all layers of the model have windows")
     model_dir = resolve_model(model, None, setup.config.load_format)
     spec = find_spec(model_dir, "native", setup.max_model_len)
     if spec.max_position_embeddings < setup.max_model_len:

@@ -24,7 +24,10 @@ class DraftSource(enum.Enum):
 class Draft(NamedTuple):
     token_ids: IntArray  # ids, or `BY_MODEL` alone; may be empty
     source: DraftSource
-    num_behind: int = 0  # by a model: how many of the sequence's tokens, the last one included, it has not computed yet
+
+    @property
+    def by_model(self) -> bool:
+        return bool(len(self.token_ids)) and int(self.token_ids[0]) == BY_MODEL
 
 
 NO_DRAFT = Draft(NO_INTS, DraftSource.NGRAM)
@@ -38,6 +41,3 @@ class Drafter(Protocol):
 
     def propose(self, row: int, tokens: IntArray, most: int) -> Draft:
         """Up to `most` tokens that may follow `tokens`, all of the sequence so far, which begin with those of the call before."""
-
-    def observe(self, row: int, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
-        """Of drafts of a model for a row that had `num_tokens` tokens so many were accepted."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from aengine.scheduler.draft_lengths import DraftLengths
+from aengine.scheduler.draft_progress import DraftProgress
 from aengine.scheduler.drafter import Draft, Drafter, DraftSource
 from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan, StepResult
 from aengine.scheduler.residency import Residency
@@ -20,10 +21,12 @@ class Drafts:
     """A row with `RowTable.drafting` is in lock step, so that its tokens are known when drafts are wanted. It leaves lock step for a while
     when there are no drafts for it that pay."""
 
-    def __init__(self, rows: RowTable, residency: Residency, drafter: Drafter) -> None:
+    def __init__(self, rows: RowTable, residency: Residency, drafter: Drafter, progress: DraftProgress | None) -> None:
+        """`progress`: of the draft model, if there is one."""
         self._rows = rows
         self._residency = residency
         self._drafter = drafter
+        self._progress = progress
         self._lengths = DraftLengths(len(rows.sequences))
         self._forced: Mapping[int, IntArray] = {}  # by row, in the latest result
         self.num_drafts = self.num_accepted = 0  # so far
@@ -44,8 +47,12 @@ class Drafts:
             forced = self._forced.get(row, NO_INTS)[: max(0, most)]
             if len(forced) or most <= 0:
                 found[row] = Draft(forced, DraftSource.GRAMMAR)
+                continue
+            draft = self._drafter.propose(row, rows.tokens[row, :num_tokens], most)
+            if draft.by_model and self._progress is not None and self._progress.is_behind(row):
+                self._progress.catch_up(row, num_tokens)
             else:
-                found[row] = self._drafter.propose(row, rows.tokens[row, :num_tokens], most)
+                found[row] = draft
         for row, wanted in self._lengths.choose(len(decodes), {row: len(draft.token_ids) for row, draft in found.items()}).items():
             length = self._residency.extend_by_drafts(row, min(wanted, budget))
             if length:
@@ -71,8 +78,6 @@ class Drafts:
             lengths.observe(row, int(rows.num_tokens[row]), num_drafts, accepted)
             self.num_drafts += num_drafts
             self.num_accepted += accepted
-            if plan.draft_rows is not None and row in plan.draft_rows.rows:
-                self._drafter.observe(row, int(plan.starts[i]) + 1, num_drafts, accepted)
             counts.append((int(rows.keys[row]), num_drafts, accepted))
         resting = plan.rows[(rows.max_drafts[plan.rows] > 0) & ~rows.drafting[plan.rows]]
         for row in resting[lengths.tried(resting, rows.num_tokens[resting])].tolist():

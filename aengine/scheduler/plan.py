@@ -93,13 +93,14 @@ class NewRow:
 
 @dataclass(frozen=True, slots=True)
 class DraftRows:
-    """d rows for which the draft model proposes all drafts. Before, it computes their tokens of positions starts[i] ..
-    starts[i] + lengths[i] - 1, which end with the row's last token."""
+    """d rows of which the draft model computes the tokens at positions starts[i] .. starts[i] + lengths[i] - 1, before the step. Where it
+    proposes drafts, which are all that the row has, the last of the tokens is the row's last one."""
 
     rows: IntArray  # [d]
     starts: IntArray  # [d]
     lengths: IntArray  # [d], >= 1
     token_ids: IntArray  # [sum(lengths)]
+    num_drafts: IntArray  # [d]; 0: it proposes none
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class StepPlan:
     # Pages whose content is copied before the step, and after the copies of steps before: copy_from[i] to copy_to[i].
     copy_from: IntArray = field(default_factory=lambda: NO_INTS)  # [c]
     copy_to: IntArray = field(default_factory=lambda: NO_INTS)  # [c]
-    draft_rows: DraftRows | None = None  # their drafts in token_ids are -1
+    draft_rows: DraftRows | None = None  # the drafts that are proposed for them are -1 in token_ids
     awaited: bool = False  # the next step should be planned when the result of this one is there, since drafts depend on it
 
 

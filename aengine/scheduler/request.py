@@ -24,6 +24,7 @@ class SchedulerConfig:
     windows: Windows = (None,)
     enable_prefix_cache: bool = True
     max_drafts: int = 0  # of a sequence in a step
+    has_draft_model: bool = False  # of the runner
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     ageing_seconds: float = 30.0
 

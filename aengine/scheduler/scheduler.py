@@ -17,10 +17,11 @@ import numpy as np
 
 from aengine.cache import PageCache, PageChain, PageNeeds
 from aengine.outputs import EngineStats, FinishReason
+from aengine.scheduler.draft_progress import DraftProgress
 from aengine.scheduler.drafter import NO_DRAFT, Draft, Drafter
 from aengine.scheduler.drafts import Drafts
 from aengine.scheduler.new_tokens import new_tokens
-from aengine.scheduler.plan import NO_INTS, DraftRows, IntArray, StepPlan, StepResult
+from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan, StepResult
 from aengine.scheduler.queue import WaitingQueue
 from aengine.scheduler.request import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
 from aengine.scheduler.residency import Residency, RowChanges, fork_digest
@@ -53,7 +54,8 @@ class Scheduler:
         self._rows = RowTable(config.max_num_seqs, config.max_model_len, needs, 0 if drafter is None else config.max_drafts)
         self._cache = PageCache(config.num_pages, config.page_size)
         self._residency = Residency(self._rows, self._cache, needs, enable_prefix_cache=config.enable_prefix_cache)
-        self._drafts = None if drafter is None else Drafts(self._rows, self._residency, drafter)
+        self._progress = DraftProgress(self._rows, self._cache, config.max_num_batched_tokens) if config.has_draft_model else None
+        self._drafts = None if drafter is None else Drafts(self._rows, self._residency, drafter, self._progress)
         self._queue = WaitingQueue(tenant_weights=config.tenant_weights, ageing_seconds=config.ageing_seconds)
         self._sequences: dict[int, Sequence] = {}  # all that are not FINISHED
         self._prefilling: list[Sequence] = []  # RUNNING with known tokens left to compute, oldest admission first
@@ -212,6 +214,8 @@ class Scheduler:
         self._prefilling.append(sequence)
         if self._drafts is not None:
             self._drafts.assign(sequence.row)
+        if self._progress is not None:
+            self._progress.assign(sequence.row, None if primary is None else primary.row)
         if not sequence.started:
             sequence.started = True
             num_cached = int(self._rows.num_computed[sequence.row])
@@ -230,6 +234,8 @@ class Scheduler:
             return 0
         chunks.append(_Chunk(row, start, length, num_sampled=int(length == missing)))
         rows.set_decoding(row, length == missing)
+        if self._progress is not None and rows.max_drafts[row] and rows.limit[row] - rows.num_tokens[row] > 2:  # it can have drafts
+            self._progress.catch_up(row, start + length)
         return length
 
     def _add_drafts(self, decodes: IntArray, budget: int, chunks: list[_Chunk]) -> IntArray:
@@ -239,6 +245,8 @@ class Scheduler:
         for row, draft in self._drafts.choose(decodes, budget):
             drafted.append(row)
             length = len(draft.token_ids) + 1
+            if draft.by_model and self._progress is not None:
+                self._progress.propose(row, int(self._rows.num_tokens[row]), length - 1)
             chunks.append(_Chunk(row, int(self._rows.num_computed[row]), length, length, draft))
         return np.setdiff1d(decodes, drafted, assume_unique=True) if drafted else decodes
 
@@ -287,17 +295,9 @@ class Scheduler:
             page_ids=page_ids,
             copy_from=copy_from,
             copy_to=copy_to,
-            draft_rows=self._draft_rows(chunks),
+            draft_rows=None if self._progress is None else self._progress.take(),
             awaited=self._drafts is not None and bool((rows.lockstep[plan_rows] & (rows.max_drafts[plan_rows] > 0)).any()),
         )
-
-    def _draft_rows(self, chunks: list[_Chunk]) -> DraftRows | None:
-        by_model = [(chunk.row, chunk.end - chunk.draft.num_behind, chunk.draft.num_behind) for chunk in chunks if chunk.draft.num_behind]
-        if not by_model:
-            return None
-        pieces = [self._rows.tokens[row, start : start + length] for row, start, length in by_model]
-        drafted, starts, lengths = np.array(by_model, np.int32).T
-        return DraftRows(drafted, starts, lengths, np.concatenate(pieces))
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Apply what a step produced. Steps are committed in the order they were scheduled."""
@@ -308,6 +308,8 @@ class Scheduler:
         rows.num_committed[plan.rows] = committed
         if result.accepted is not None:
             self._settle_drafts(plan, committed)
+        if self._progress is not None:
+            self._progress.commit(plan, committed)
         for prompt_logprobs in result.prompt_logprobs:
             if rows.active[prompt_logprobs.row]:
                 self._updates.prompt_logprobs.append((int(rows.keys[prompt_logprobs.row]), prompt_logprobs))
@@ -379,6 +381,8 @@ class Scheduler:
         self._num_steps -= 1
         self._num_in_flight -= 1
         rows.flights[plan.rows] -= 1
+        if self._progress is not None:
+            self._progress.rollback(plan)
         rows.num_computed[plan.rows] = plan.starts
         rows.num_tokens[plan.rows] -= plan.num_sampled > 0
         drafted = plan.rows[plan.num_sampled > 1]
