@@ -8,9 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from aengine.config import EngineConfig
 from aengine.engine.tokenizer import Tokenizer
+from aengine.errors import ConfigError
 from aengine.garbage import paused_collection
 from aengine.models.hub import resolve_model
 from aengine.outputs import LayerGroup, ModelInfo
@@ -37,7 +39,7 @@ def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel
     check()
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="aengine-load"))
-        tokenizer_future = pool.submit(Tokenizer.find, model_dir)  # while the weights are loaded: large vocabularies take long
+        tokenizers_future = pool.submit(_read_tokenizers, config, model_dir)  # while weights are loaded: large vocabularies take long
         warm = warm_weights(config, model_dir)
         if warm is not None:
             stack.enter_context(warm)
@@ -45,10 +47,19 @@ def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel
             # Imported here, because it imports torch, which importing the engine should not do.
             from aengine.models.choice import implementation_of, parameter_counts
             from aengine.runner.model_runner import ModelRunner
-        check()
-        runner = ModelRunner(config, model_dir, warm=warm, check=check)
+
+        def check_all() -> None:
+            check()
+            if tokenizers_future.done():
+                tokenizers_future.result()  # what it raises ends the loading of weights
+
+        check_all()
+        runner = ModelRunner(config, model_dir, warm=warm, check=check_all)
         try:
-            tokenizer = tokenizer_future.result()
+            tokenizer, compared = tokenizers_future.result()
+            if not compared and runner.draft_vocab_size not in (None, runner.spec.vocab_size):
+                sizes = f"its vocabulary has {runner.draft_vocab_size} ids, and the model's {runner.spec.vocab_size}"
+                raise ConfigError.of("speculative_model", f"{config.speculative_model!r} is not possible: {sizes}")
         except BaseException:
             runner.close()
             raise
@@ -75,3 +86,18 @@ def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel
     )
     _log.info("%s", info.describe())
     return LoadedModel(runner, tokenizer, info)
+
+
+def _read_tokenizers(config: EngineConfig, model_dir: Path) -> tuple[Tokenizer | None, bool]:
+    """The tokenizer of the model, if it has one, and whether that of the draft model was compared with it. Raises ModelLoadError, and
+    ConfigError for a draft model with another vocabulary."""
+    tokenizer = Tokenizer.find(model_dir)
+    if config.speculative_model is None or tokenizer is None:
+        return tokenizer, False
+    draft = Tokenizer.find(resolve_model(config.speculative_model, None, config.load_format))
+    if draft is None:
+        return tokenizer, False
+    difference = tokenizer.difference(draft)
+    if difference is not None:
+        raise ConfigError.of("speculative_model", f"{config.speculative_model!r} is not possible: its vocabulary is another: {difference}")
+    return tokenizer, True

@@ -48,7 +48,7 @@ class TokenizersCodec:
 
     def longest_token(self) -> int:
         """Bytes of the vocabulary's longest spelling."""
-        return max(len(piece.encode()) for piece in self._core.get_vocab())
+        return max(len(piece.encode()) for piece in self.vocabulary())
 
     def located(self, text: str, add_special_tokens: bool) -> TokenizedText:
         encoding = self._core.encode_batch([text], add_special_tokens=add_special_tokens)[0]
@@ -79,6 +79,10 @@ class TokenizersCodec:
     def vocab_size(self) -> int:
         return self._core.get_vocab_size(with_added_tokens=True)
 
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each spelling, added tokens included."""
+        return self._core.get_vocab()
+
 
 class TransformersCodec:
     """A tokenizer that transformers runs in Python. Has the methods of `TokenizersCodec`."""
@@ -95,7 +99,7 @@ class TransformersCodec:
         return list(self._auto.encode(text, add_special_tokens=add_special_tokens))
 
     def longest_token(self) -> int:
-        return max(len(piece.encode()) for piece in self._auto.get_vocab())
+        return max(len(piece.encode()) for piece in self.vocabulary())
 
     def located(self, text: str, add_special_tokens: bool) -> None:
         return None
@@ -117,6 +121,9 @@ class TransformersCodec:
 
     def vocab_size(self) -> int:
         return len(self._auto)
+
+    def vocabulary(self) -> dict[str, int]:
+        return dict(self._auto.get_vocab())
 
 
 Codec = TokenizersCodec | TransformersCodec

@@ -113,6 +113,16 @@ class Tokenizer:
         """How many tokens there are, added ones included. A model's embedding may have more rows."""
         return self._codec.vocab_size()
 
+    def difference(self, other: Tokenizer) -> str | None:
+        """The first id that stands for another token in `other`, in words; None if there is none. Rows that a GGUF file pads its vocabulary
+        with (named [PAD7] and the like) are no tokens."""
+        own, others = ({token_id: piece for piece, token_id in each._codec.vocabulary().items()} for each in (self, other))
+        for token_id in sorted(own.keys() | others.keys()):
+            first, second = own.get(token_id), others.get(token_id)
+            if first != second and not {first, second} <= {None, f"[PAD{token_id}]"}:
+                return f"id {token_id} is {first!r} and {second!r}, of {len(own)} and {len(others)} tokens"
+        return None
+
     def least_tokens(self, num_bytes: int) -> int:
         """How many tokens a text of `num_bytes` in UTF-8 has at least; see ASSUMED_TOKEN_BYTES. The first call takes long."""
         return -(-num_bytes // self._longest_token)

@@ -88,6 +88,7 @@ class ModelRunner:
         )
         if config.speculative_model is not None:
             setup = replace(setup, draft=_draft_setup(setup, config.speculative_model))
+        self.draft_vocab_size = None if setup.draft is None else setup.draft.spec.vocab_size
         self._executor = build_executor(setup, warm, check)
         budget = self._executor.kv_budget() if config.kv_cache_memory is None else config.kv_cache_memory
         bytes_per_page = self._executor.bytes_per_page()
