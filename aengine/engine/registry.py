@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -128,19 +129,22 @@ class Registry:
                 state.add_prompt_logprobs(piece)
             except BaseException as error:
                 state.fail(error)
-        for key, num_drafts, num_accepted in updates.drafts:
-            streams[key].add_drafts(num_drafts, num_accepted)
         ends = {finished.key: finished for finished in updates.finished}
         last = {key: i for i, key in enumerate(updates.keys)} if ends else {}  # a step may bring several tokens of a sequence
+        dropped: Counter[int] = Counter()  # tokens of a sequence behind its stop string
         for i, (key, token_id) in enumerate(zip(updates.keys, updates.token_ids, strict=True)):
             state = streams[key]
             try:
                 logprob = None
                 if state.params.logprobs is not None and updates.logprobs is not None:
                     logprob = token_logprob(token_id, updates.logprobs, i, state.params.logprobs)
-                state.push(key, token_id, logprob, ends.get(key) if last.get(key) == i else None)
+                if not state.push(key, token_id, logprob, ends.get(key) if last.get(key) == i else None):
+                    dropped[key] += 1
             except BaseException as error:  # with stop strings its text is decoded here
                 state.fail(error)
+        for key, num_drafts, num_accepted in updates.drafts:
+            if dropped[key] <= num_accepted:  # else it had ended before the step
+                streams[key].add_drafts(num_drafts, num_accepted - dropped[key])
         for finished in updates.finished:
             streams[finished.key].finish(finished)
         self._bound.leave(updates.released)

@@ -131,11 +131,11 @@ class StreamState(StreamSource):
         self.draft_tokens += num_drafts
         self.accepted_draft_tokens += num_accepted
 
-    def push(self, key: int, token_id: int, logprob: TokenLogprob | None, finished: Finished | None) -> None:
-        """A new token; `finished` if the sequence ends with it."""
+    def push(self, key: int, token_id: int, logprob: TokenLogprob | None, finished: Finished | None) -> bool:
+        """A new token; `finished` if the sequence ends with it. False: it is behind a stop string, and dropped."""
         index = key - self.key
         if self._ended[index]:
-            return  # generated before the scheduler cancelled the sequence for its stop string
+            return False  # generated before the scheduler cancelled the sequence, or in the same step
         text, reason = "", None
         stop_reason: int | str | None = None
         if finished is not None and finished.reason in _ENDED_BY_TOKEN:
@@ -157,6 +157,7 @@ class StreamState(StreamSource):
             self._append(Token(index, token_id, text, logprob.logprob, logprob.rank, logprob.top_logprobs, reason, stop_reason))
         if len(self.items) > self._lag_limit and not self._parked:
             self._park(True)
+        return True
 
     def finish(self, finished: Finished) -> None:
         """A sequence ended, after its last token was pushed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from grpc_loop import ASYNCIO
+from speculating import speculation as speculation
 
 
 @pytest.fixture(scope="session")

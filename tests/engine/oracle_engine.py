@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import anyio.lowlevel
@@ -138,8 +138,10 @@ class StepGate:
 
 
 class OracleEngine(AsyncEngine):
+    defaults: ClassVar[dict[str, Any]] = {}  # of its configuration
+
     def __init__(self, *, num_pages: int = 1000, ahead: Ahead = Ahead.NEVER, **overrides: Any) -> None:
-        super().__init__("demo", **{"page_size": 4, "max_num_seqs": 32, "max_num_batched_tokens": 64, **overrides})
+        super().__init__("demo", **{"page_size": 4, "max_num_seqs": 32, "max_num_batched_tokens": 64, **self.defaults, **overrides})
         config = self.config
         self.runner = HookedRunner(
             num_pages=num_pages,

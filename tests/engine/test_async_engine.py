@@ -12,6 +12,7 @@ import anyio
 import pytest
 from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
 from slow_cases import slow_but
+from speculating import also_with_drafts
 
 from aengine import (
     AsyncEngine,
@@ -32,6 +33,7 @@ from aengine.models.weights import random_weights
 pytestmark = pytest.mark.anyio
 
 
+@also_with_drafts
 async def test_a_stream_is_its_solo_run() -> None:
     async with OracleEngine() as engine:
         stream = engine.stream([1, 2, 3], SamplingParams(seed=5, max_tokens=20, ignore_eos=True))
@@ -49,6 +51,7 @@ async def test_a_stream_is_its_solo_run() -> None:
         assert idle(engine)
 
 
+@also_with_drafts
 async def test_finish_reasons() -> None:
     async with OracleEngine() as engine:
         seed = next(seed for seed in range(1000, 2000) if 7 in _output(engine, seed)[:60])
@@ -72,6 +75,7 @@ def _output(engine: OracleEngine, seed: int) -> list[int]:
     return solo_run(engine.request([seed % 50, seed // 50], SamplingParams(seed=seed, ignore_eos=True)), 50).output
 
 
+@also_with_drafts
 @pytest.mark.parametrize("ahead", slow_but([Ahead.HOST], Ahead))
 async def test_200_streams_50_cancelled(ahead: Ahead) -> None:
     rng = random.Random(1)
@@ -99,6 +103,7 @@ async def test_200_streams_50_cancelled(ahead: Ahead) -> None:
         assert idle(engine)
 
 
+@also_with_drafts
 class TestLeaving:
     async def test_aclose_returns_when_the_pages_are_free(self) -> None:
         async with OracleEngine() as engine:
@@ -247,6 +252,7 @@ async def test_refusals_of_the_background_tokenizer() -> None:
         assert idle(engine)
 
 
+@also_with_drafts
 async def test_deadline() -> None:
     async with OracleEngine() as engine:
         gate = threading.Event()
@@ -277,6 +283,7 @@ async def test_a_deadline_beyond_what_a_platform_can_wait() -> None:
         assert len([token async for token in engine.stream([1], SamplingParams(seed=1, ignore_eos=True, max_tokens=5))]) == 5
 
 
+@also_with_drafts
 async def test_deadline_while_nothing_else_happens() -> None:
     """A parked request ends in time although no step runs."""
     async with OracleEngine(max_unread_tokens=1) as engine:
@@ -287,6 +294,7 @@ async def test_deadline_while_nothing_else_happens() -> None:
         assert tokens[-1].finish_reason is FinishReason.DEADLINE
 
 
+@also_with_drafts
 @pytest.mark.parametrize("ahead", list(Ahead))
 async def test_a_stalled_reader_costs_no_steps(ahead: Ahead) -> None:
     async with OracleEngine(max_unread_tokens=8, ahead=ahead) as engine:
@@ -336,6 +344,7 @@ class TestLifeCycle:
         with pytest.raises(EngineStateError, match="closed"):
             engine.stream([1])
 
+    @also_with_drafts
     async def test_closing_ends_streams(self) -> None:
         async with OracleEngine() as engine:
             stream = engine.stream([1], SamplingParams(seed=1, ignore_eos=True))
@@ -410,6 +419,7 @@ class TestLifeCycle:
         with anyio.fail_after(5):
             await engine.aclose()
 
+    @also_with_drafts
     async def test_closed_twice_at_a_time(self) -> None:
         engine = OracleEngine()
         await engine.start()
@@ -481,6 +491,7 @@ class Boom(RuntimeError):
     pass
 
 
+@also_with_drafts
 @pytest.mark.parametrize("ahead", list(Ahead))
 async def test_death_of_the_step_thread_ends_every_stream(ahead: Ahead) -> None:
     async with OracleEngine(ahead=ahead) as engine:

@@ -12,6 +12,7 @@ import anyio
 import pytest
 from oracle_engine import Ahead, OracleEngine, StepGate, idle, seeds_of, until
 from slow_cases import slow_but
+from speculating import also_with_drafts
 
 from aengine import EngineDeadError, FinishReason, InvalidRequestError, QueueFullError, SamplingParams, StepHangError
 from aengine.scheduler.plan import RowsFailed, StepPlan
@@ -23,6 +24,7 @@ class CannotBuild(RuntimeError):
     pass
 
 
+@also_with_drafts
 @pytest.mark.parametrize("ahead", list(Ahead))
 async def test_a_row_that_fails_leaves_the_others_equal(ahead: Ahead) -> None:
     async with OracleEngine(ahead=ahead) as engine:
@@ -59,6 +61,7 @@ async def test_a_row_that_fails_leaves_the_others_equal(ahead: Ahead) -> None:
         assert idle(engine)
 
 
+@also_with_drafts
 async def test_a_step_that_hangs_is_reported_and_ends_every_stream(caplog: pytest.LogCaptureFixture) -> None:
     gate = threading.Event()
     engine = OracleEngine(step_timeout=0.2)
@@ -99,6 +102,7 @@ class BrokenCodec:
         return str(self._codec.decode(ids, skip_special_tokens))
 
 
+@also_with_drafts
 @pytest.mark.parametrize("error", [ValueError("piece id is out of range"), Panic("piece id is out of range")])
 @pytest.mark.parametrize("stop", [(), ("no such text",)], ids=["decoded when read", "decoded when generated"])
 @pytest.mark.parametrize("many", [False, True])
@@ -160,6 +164,7 @@ class TestFullQueue:
             assert (await engine.generate([1], SamplingParams(seed=7, max_tokens=2, ignore_eos=True))).token_ids
             assert not engine._registry._bound._waiting
 
+    @also_with_drafts
     async def test_sequences(self) -> None:
         """Of a request with n > 1 each counts, also those that wait while others of it run."""
         async with OracleEngine(max_queued_requests=8, max_num_seqs=4) as engine:
@@ -215,6 +220,7 @@ class TestFullQueue:
             assert [token.token_id async for token in first] == engine.solo(1)[0]
 
 
+@also_with_drafts
 @pytest.mark.parametrize("workload", slow_but(range(4), range(12)))
 async def test_any_interleaving_equals_the_solo_run(workload: int) -> None:
     """Submit, cancel, slow reads, parking and preemption in any order: each stream is its solo run, and every await ends."""

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
+from speculating import also_with_drafts
 
 from aengine import AsyncEngine, EngineDeadError, EngineStateError, FinishReason, SamplingParams
 from aengine.engine import prompts
@@ -39,6 +40,7 @@ async def ids_of(stream: TokenStream) -> list[int]:
     return [token.token_id async for token in stream]
 
 
+@also_with_drafts
 class TestPause:
     @pytest.mark.parametrize("ahead", list(Ahead))
     async def test_no_step_runs_and_nothing_is_lost(self, ahead: Ahead) -> None:
@@ -275,6 +277,7 @@ class TestFlush:
             assert await engine.flush_cache() == 0
             assert [await cached(3), await cached(4)] == [0, 36]
 
+    @also_with_drafts
     @pytest.mark.parametrize("ahead", list(Ahead))
     async def test_what_runs_is_unharmed(self, ahead: Ahead) -> None:
         """The runner checks every read of KV. Between the flushes requests come that share what they can."""
@@ -304,6 +307,7 @@ class TestFlush:
 
 
 class TestRequestInfo:
+    @also_with_drafts
     async def test_the_states_of_a_life(self) -> None:
         async with OracleEngine(max_unread_tokens=8) as engine:
 
@@ -365,6 +369,7 @@ class TestRequestInfo:
 
 
 class TestCounters:
+    @also_with_drafts
     @pytest.mark.parametrize("ahead", list(Ahead))
     async def test_they_add_up(self, ahead: Ahead) -> None:
         async with OracleEngine(ahead=ahead) as engine:
@@ -383,6 +388,7 @@ class TestCounters:
             assert stats.step_seconds.total > 0
             assert stats.step_tokens.total == engine.runner.num_computed
 
+    @also_with_drafts
     async def test_preemption_counts_no_prompt_twice(self) -> None:
         async with OracleEngine(num_pages=1 + 60, max_num_seqs=4) as engine:
             async with anyio.create_task_group() as group:
@@ -401,6 +407,7 @@ class TestCounters:
 
 
 class TestTiming:
+    @also_with_drafts
     @pytest.mark.parametrize("ahead", list(Ahead))
     async def test_phases_follow_each_other(self, ahead: Ahead) -> None:
         async with OracleEngine(ahead=ahead) as engine:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
+from speculating import also_with_drafts
 
 from aengine import EngineDeadError, EngineStateError, FinishReason, InvalidRequestError, SamplingParams, Token
 from aengine.engine import prompts
@@ -46,7 +47,16 @@ def fail_at(engine: OracleEngine, step: int) -> None:
     engine.runner.before_launch = fail
 
 
+async def received(engine: OracleEngine, gate: StepGate, stream: TokenStream) -> int:
+    """Wait until a step is held and all tokens before it, which are those of `stream`, have come; returns how many these are."""
+    await until(gate.held.is_set)
+    num_tokens: int = engine._steps.stats.completion_tokens
+    await until(lambda: stream.info().usage.completion_tokens == num_tokens)
+    return num_tokens
+
+
 class TestReading:
+    @also_with_drafts
     @pytest.mark.parametrize("most", [1, 3, 1000])
     async def test_reads_add_up_to_the_whole(self, most: int) -> None:
         async with OracleEngine() as engine, engine.stream([1], some(1, 40)) as stream:
@@ -59,31 +69,35 @@ class TestReading:
             assert (await stream.read(), stream.take()) == ([], [])
             assert stream.completion().token_ids == tuple(ids(got))
 
+    @also_with_drafts
     async def test_taking_does_not_wait(self) -> None:
         async with OracleEngine() as engine:
             gate = StepGate(engine, at=6)
-            async with engine.stream([1], some(1, 10)) as stream:
+            async with engine.stream([1], some(1, 40)) as stream:
                 assert (stream.take(), stream.unread, stream.has_news) == ([], 0, False)
-                await until(lambda: stream.unread == 6)
+                count = await received(engine, gate, stream)
                 tokens = stream.take(4)
-                assert (len(tokens), stream.unread, stream.has_news) == (4, 2, True)
+                assert (len(tokens), stream.unread, stream.has_news) == (4, count - 4, True)
                 tokens += stream.take()
-                assert (len(tokens), stream.take(), stream.ended) == (6, [], False)
+                assert (len(tokens), stream.take(), stream.ended) == (count, [], False)
                 gate.open()
-                await until(lambda: stream.unread == 4)
+                await until(lambda: stream.unread == 40 - count)
                 tokens += stream.take()
                 assert (ids(tokens), stream.ended, stream.has_news) == (engine.solo(1)[0], True, False)
 
+    @also_with_drafts
     async def test_a_failure_comes_after_the_tokens_before_it(self) -> None:
         async with OracleEngine() as engine:
             fail_at(engine, 3)
             async with engine.stream([1], endless(1)) as stream:
-                await until(lambda: stream.unread == 3)
+                await until(lambda: stream.info().state is RequestState.FINISHED)
+                count = stream.unread
                 with pytest.raises(CannotBuildError):
                     await _drain(stream)
-                assert stream.usage.completion_tokens == 3
+                assert stream.usage.completion_tokens == count >= 3
                 assert (stream.ended, stream.take(), stream.has_news) == (True, [], False)
 
+    @also_with_drafts
     async def test_a_closed_stream_gives_its_end(self) -> None:
         async with OracleEngine() as engine:
             stream = engine.stream([1], endless(1))
@@ -93,22 +107,23 @@ class TestReading:
             assert (await stream.read(), stream.take(), stream.unread, stream.has_news) == ([], [], 0, False)
             assert idle(engine)
 
+    @also_with_drafts
     async def test_cancelling_leaves_what_there_is(self) -> None:
         async with OracleEngine() as engine:
             gate = StepGate(engine, at=4)
             async with engine.stream([1], endless(1)) as stream:
-                await until(lambda: stream.unread == 4)
-                await until(gate.held.is_set)
+                count = await received(engine, gate, stream)
                 stream.cancel()
                 gate.open()
                 got: list[Token] = []
                 while tokens := await stream.read():
                     got += tokens
-                assert ids(got)[:4] == engine.solo(1)[0][:4]
+                assert ids(got)[:count] == engine.solo(1)[0][:count]
                 assert got[-1].finish_reason is FinishReason.CANCELLED
                 await until(lambda: idle(engine))
                 stream.cancel()  # does nothing any more
 
+    @also_with_drafts
     async def test_lingering_ends_with_enough_tokens(self) -> None:
         async with OracleEngine() as engine:
             gate = StepGate(engine)
@@ -129,14 +144,14 @@ class TestReading:
             fail_at(engine, 2)
             async with engine.stream([1], endless(1)) as stream:
                 await stream.linger(5, 3600)
-                assert len(stream.take()) == 2
+                assert len(stream.take()) >= 2
 
+    @also_with_drafts
     async def test_lingering_ends_with_its_time_and_the_request_goes_on(self) -> None:
         async with OracleEngine() as engine:
             gate = StepGate(engine, at=2)
-            async with engine.stream([1], some(1, 6)) as stream:
-                await until(lambda: stream.unread == 2)
-                await stream.linger(5, 0.01)
+            async with engine.stream([1], some(1, 20)) as stream:
+                await stream.linger(await received(engine, gate, stream) + 1, 0.01)
                 gate.open()
                 assert ids(await _drain(stream)) == engine.solo(1)[0]
 
@@ -168,8 +183,9 @@ async def _drain(stream: TokenStream) -> list[Token]:
 
 
 class TestGroup:
+    @also_with_drafts
     @pytest.mark.parametrize("ahead", list(Ahead))
-    async def test_one_reading_per_step_has_all_streams(self, ahead: Ahead) -> None:
+    async def test_one_reading_per_step_has_all_streams(self, ahead: Ahead, speculation: bool) -> None:
         """All requests take the same steps, so whoever wakes finds something of each."""
         async with OracleEngine(ahead=ahead) as engine, StreamGroup[str]() as group:
             await engine.pause()
@@ -180,13 +196,15 @@ class TestGroup:
             engine.unpause()
             got: dict[str, list[int]] = {tag: [] for tag in seeds}
             while len(group):
+                going = sorted(tag for tag in seeds if tag in group)
                 readings = await group.read()
-                assert sorted(reading.tag for reading in readings) == sorted(seeds)
+                assert sorted(reading.tag for reading in readings) == going
                 for reading in readings:
-                    assert len(reading.tokens) == len(readings[0].tokens)
+                    assert speculation or len(reading.tokens) == len(readings[0].tokens)
                     got[reading.tag] += ids(reading.tokens)
             assert got == {tag: engine.solo(seed)[0] for tag, seed in seeds.items()}
 
+    @also_with_drafts
     async def test_streams_of_different_lengths_come_and_go(self) -> None:
         async with OracleEngine(max_num_seqs=8) as engine, StreamGroup[int]() as group:
             got: dict[int, list[int]] = {}
@@ -204,6 +222,7 @@ class TestGroup:
             assert group.take() == []
             await until(lambda: idle(engine))
 
+    @also_with_drafts
     async def test_what_is_not_taken_at_once_comes_next_time(self) -> None:
         async with OracleEngine() as engine, StreamGroup[int]() as group:
             stream = engine.stream([1], some(1, 10))
@@ -212,6 +231,7 @@ class TestGroup:
             sizes = [len(reading.tokens) for _ in range(3) for reading in await group.read(4)]
             assert (sizes, len(group), stream.ended) == ([4, 4, 2], 0, True)
 
+    @also_with_drafts
     async def test_a_failure_comes_after_the_tokens_and_takes_its_stream_out(self) -> None:
         async with OracleEngine() as engine, StreamGroup[int]() as group:
             fail_at(engine, 3)
@@ -219,9 +239,12 @@ class TestGroup:
             await until(lambda: stream.info().state is RequestState.FINISHED)
             group.add(1, stream)
             (before,), (failed,) = await group.read(), await group.read()
-            assert (len(before.tokens), before.error, failed.tokens, type(failed.error)) == (3, None, [], CannotBuildError)
+            assert (before.error, failed.tokens, type(failed.error)) == (None, [], CannotBuildError)
+            assert ids(before.tokens) == engine.solo(1)[0][: len(before.tokens)]
+            assert len(before.tokens) >= 3
             assert 1 not in group
 
+    @also_with_drafts
     async def test_the_death_of_the_engine_reaches_every_stream(self) -> None:
         async with OracleEngine() as engine, StreamGroup[int]() as group:
             gate = StepGate(engine, at=2)
@@ -279,6 +302,7 @@ class TestGroup:
             await group.wait()
         assert scope.cancelled_caught
 
+    @also_with_drafts
     @pytest.mark.parametrize("ahead", list(Ahead))
     async def test_all_leave_within_a_few_steps(self, ahead: Ahead) -> None:
         async with OracleEngine(ahead=ahead) as engine, anyio.create_task_group() as tasks:
@@ -297,6 +321,7 @@ class TestGroup:
             assert len(launched) <= 2
             assert len(group) == 0
 
+    @also_with_drafts
     async def test_lagging_streams_park_and_go_on(self) -> None:
         async with OracleEngine(max_unread_tokens=8) as engine, StreamGroup[int]() as group:
             for seed in range(4):

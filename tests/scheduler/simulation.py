@@ -10,9 +10,9 @@ from collections import deque
 import numpy as np
 from kv_oracle import OracleFlight, OracleRunner, Truth, solo_run
 from page_invariants import check_pages
+from random_drafts import RandomDrafts
 
 from aengine.outputs import FinishReason
-from aengine.scheduler.drafter import Draft, DraftSource
 from aengine.scheduler.plan import StepPlan, StepResult
 from aengine.scheduler.request import Finished, Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
@@ -24,30 +24,6 @@ class FakeClock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class RandomDrafts:
-    """Drafts that are right, wrong and half right, also behind the end of a sequence."""
-
-    def __init__(self, simulation: Simulation, rng: random.Random) -> None:
-        self._simulation = simulation
-        self._rng = rng
-        self._known: dict[int, list[int]] = {}  # by row
-
-    def assign(self, row: int) -> None:
-        self._known[row] = []
-
-    def observe(self, row: int, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
-        raise AssertionError("no model drafts")
-
-    def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
-        assert tokens[: len(self._known[row])].tolist() == self._known[row]
-        self._known[row] = tokens.tolist()
-        truth = self._simulation.runner.truth_of(row).tokens
-        num_tokens = self._rng.randint(0, most)
-        num_right = self._rng.choice([0, self._rng.randint(0, num_tokens), num_tokens])
-        right = truth[len(tokens) : len(tokens) + num_right].tolist()
-        return Draft(np.array((right + [self._rng.randrange(50) for _ in range(num_tokens)])[:num_tokens], np.int32), DraftSource.NGRAM)
 
 
 class Simulation:
@@ -64,8 +40,9 @@ class Simulation:
         row in five that no step may run ahead of gets no token, for lack of time."""
         self.config = config
         self.clock = FakeClock()
-        self.scheduler = Scheduler(config, self.clock, None if drafts is None else RandomDrafts(self, drafts))
         self.runner = OracleRunner(config.num_pages, config.page_size, config.max_num_seqs, config.max_num_batched_tokens, config.windows)
+        drafter = None if drafts is None else RandomDrafts(self.runner.truth_of, drafts)
+        self.scheduler = Scheduler(config, self.clock, drafter)
         self.overlap = overlap
         self.rng = rng
         self.vocab_size = vocab_size

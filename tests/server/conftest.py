@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_engine import FakeEngine
 from grpc_loop import ASYNCIO
+from speculating import speculation as speculation
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,36 @@
+"""`RandomDrafts`: a drafter that knows what comes, and proposes it, something else, or both."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+from kv_oracle import Truth
+
+from aengine.scheduler.drafter import Draft, DraftSource
+
+
+class RandomDrafts:
+    """Satisfies `Drafter`. Drafts are right, wrong and half right, also behind the end of a sequence."""
+
+    def __init__(self, truth_of: Callable[[int], Truth], rng: random.Random) -> None:
+        """`truth_of`: the solo run of the request that has a row."""
+        self._truth_of = truth_of
+        self._rng = rng
+        self._known: dict[int, list[int]] = {}  # by row
+
+    def assign(self, row: int) -> None:
+        self._known[row] = []
+
+    def observe(self, row: int, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
+        raise AssertionError("no model drafts")
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
+        assert tokens[: len(self._known[row])].tolist() == self._known[row]
+        self._known[row] = tokens.tolist()
+        truth = self._truth_of(row).tokens
+        num_tokens = self._rng.randint(0, most)
+        num_right = self._rng.choice([0, self._rng.randint(0, num_tokens), num_tokens])
+        right = truth[len(tokens) : len(tokens) + num_right].tolist()
+        return Draft(np.array((right + [self._rng.randrange(50) for _ in range(num_tokens)])[:num_tokens], np.int32), DraftSource.NGRAM)
