@@ -33,8 +33,7 @@ from aengine.models.weights import random_weights
 pytestmark = pytest.mark.anyio
 
 
-@also_with_drafts
-async def test_a_stream_is_its_solo_run() -> None:
+async def test_a_stream_is_its_solo_run(speculation: bool) -> None:
     async with OracleEngine() as engine:
         stream = engine.stream([1, 2, 3], SamplingParams(seed=5, max_tokens=20, ignore_eos=True))
         tokens = [token async for token in stream]
@@ -49,6 +48,8 @@ async def test_a_stream_is_its_solo_run() -> None:
         assert [token async for token in stream] == []
         await stream.aclose()
         assert idle(engine)
+        accepted, drafts = completion.usage.accepted_draft_tokens, completion.usage.draft_tokens
+        assert 0 < accepted < drafts if speculation else drafts == 0
 
 
 @also_with_drafts

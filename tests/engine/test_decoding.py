@@ -16,7 +16,7 @@ import torch
 from oracle_engine import DEMO_DIR, Ahead, OracleEngine, idle, seeds_of
 from speculating import also_with_drafts, demo
 
-from aengine import AsyncEngine, ContextLengthError, FinishReason, InvalidRequestError, SamplingParams
+from aengine import ContextLengthError, FinishReason, InvalidRequestError, SamplingParams
 from aengine.engine import prompts
 from aengine.outputs import RequestState
 
@@ -26,7 +26,6 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "sampling.md"
 
 
 class TestSeveralSequences:
-    @also_with_drafts
     @pytest.mark.parametrize("ahead", list(Ahead))
     async def test_each_is_the_solo_run_of_its_seed(self, ahead: Ahead, speculation: bool) -> None:
         params = SamplingParams(seed=9, n=5, max_tokens=30)
@@ -100,8 +99,8 @@ class TestSeveralSequences:
 
 
 class TestStopStrings:
-    @also_with_drafts
-    async def test_ends_at_the_earliest_match(self) -> None:
+    async def test_ends_at_the_earliest_match(self, speculation: bool) -> None:
+        num_accepted = 0
         async with demo(dtype="float32") as engine:
             free = SamplingParams(seed=3, max_tokens=60, ignore_eos=True, temperature=0.9)
             whole = await engine.generate("The morning was so fine", free)
@@ -118,10 +117,18 @@ class TestStopStrings:
                     end = whole.text.index(stop)
                     assert completion.text == "".join(pieces) == whole.text[: end + len(stop) * include]
                     assert (completion.finish_reason, completion.stop_reason) == (FinishReason.STOP_STRING, stop)
-                    assert completion.token_ids == whole.token_ids[: len(completion.token_ids)]
-                    assert engine._loaded.tokenizer.decode(completion.token_ids).startswith(completion.text)
+                    usage, ids = completion.usage, completion.token_ids
+                    assert ids == whole.token_ids[: len(ids)]
+                    assert engine.tokenizer.decode(ids).startswith(completion.text)
+                    assert stop not in engine.tokenizer.decode(ids[:-1])
+                    assert (usage.completion_tokens, usage.accepted_draft_tokens < len(ids)) == (len(ids), True)
+                    num_accepted += usage.accepted_draft_tokens
                     await stream.aclose()
                     assert idle(engine)
+            assert (num_accepted > 100) == speculation
+            async with engine.stream("The morning was so fine", replace(free, stop=whole.text[0])) as stream:
+                assert len([token async for token in stream]) == 1
+            assert (stream.usage.completion_tokens, stream.usage.draft_tokens) == (1, 0), "what comes behind the end is not counted"
 
     @also_with_drafts
     async def test_a_slow_reader_does_not_keep_it_running(self) -> None:

@@ -183,7 +183,6 @@ async def _drain(stream: TokenStream) -> list[Token]:
 
 
 class TestGroup:
-    @also_with_drafts
     @pytest.mark.parametrize("ahead", list(Ahead))
     async def test_one_reading_per_step_has_all_streams(self, ahead: Ahead, speculation: bool) -> None:
         """All requests take the same steps, so whoever wakes finds something of each."""
