@@ -53,14 +53,46 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class DraftUsage:
+    """Drafts of one source: tokens that are proposed to follow those of a sequence, and that one step checks all at once."""
+
+    drafter: str  # where they come from: grammar, ngram, draft, eagle or mtp
+    steps: int = 0  # in which a sequence had some
+    drafted: int = 0  # tokens
+    accepted: int = 0  # those that were right; they are among the completion tokens
+
+    def plus(self, drafted: int, accepted: int) -> DraftUsage:
+        """With one step more."""
+        return DraftUsage(self.drafter, self.steps + 1, self.drafted + drafted, self.accepted + accepted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drafted:
+    drafts: tuple[DraftUsage, ...] = ()  # by drafter; only those with any
+
+    @property
+    def draft_tokens(self) -> int:
+        """Tokens that were drafted, by all drafters."""
+        return sum(drafts.drafted for drafts in self.drafts)
+
+    @property
+    def accepted_draft_tokens(self) -> int:
+        """Those of them that were right."""
+        return sum(drafts.accepted for drafts in self.drafts)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean number of tokens that a step with drafts brought its sequence: those that were accepted, and one. 1 without any."""
+        return 1 + self.accepted_draft_tokens / max(1, sum(drafts.steps for drafts in self.drafts))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage(_Drafted):
     """Token counts of a request, so far."""
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
     completion_tokens: int = 0
-    draft_tokens: int = 0  # that were proposed for it and checked
-    accepted_draft_tokens: int = 0  # those of them that were right, and are among the completion tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +140,7 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(_Drafted):
     """A snapshot taken by the step thread: after a step in which a request began or ended, and otherwise at most 50 ms before its latest
     step."""
 
@@ -123,11 +155,14 @@ class EngineStats:
     prompt_tokens: int = 0  # of requests that began since start
     cached_prompt_tokens: int = 0  # those of them that were found in the prefix cache
     completion_tokens: int = 0  # generated since start
-    draft_tokens: int = 0  # proposed and checked since start
-    accepted_draft_tokens: int = 0  # those of them that were right
     paused: bool = False  # by AsyncEngine.pause()
     step_seconds: HistogramSnapshot = field(default_factory=HistogramSnapshot)  # of a step: from its launch, or the commit before if later
     step_tokens: HistogramSnapshot = field(default_factory=HistogramSnapshot)  # computed in one step, of prompts and of outputs
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean number of completion tokens that a step brought a sequence that got any: 1 without drafts."""
+        return self.completion_tokens / max(1, self.completion_tokens - self.accepted_draft_tokens)
 
 
 @dataclass(frozen=True, slots=True)

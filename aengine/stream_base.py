@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from aengine.errors import EngineStateError
-from aengine.outputs import Completion, FinishReason, Timing, Token, TokenLogprob, Usage
+from aengine.outputs import Completion, DraftUsage, FinishReason, Timing, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class StreamSource(ABC):
         self.params = params
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
-        self.draft_tokens = self.accepted_draft_tokens = 0
+        self.drafts: dict[str, DraftUsage] = {}
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.new_event = new_event
         self.ready = new_event()  # set when the prompt is tokenized and valid, or the request has ended
@@ -53,6 +53,9 @@ class StreamSource(ABC):
     @abstractmethod
     def finished(self) -> bool:
         """Whether no token will be added, and usage and timing are final."""
+
+    def usage_with(self, completion_tokens: int) -> Usage:
+        return Usage(self.prompt_tokens, self.cached_prompt_tokens, completion_tokens, drafts=tuple(self.drafts.values()))
 
     @abstractmethod
     def pop(self) -> Token | None:
@@ -107,9 +110,7 @@ class StreamProtocol:
     @property
     def usage(self) -> Usage:
         """Token counts so far; completion tokens are those that were read."""
-        source = self._source
-        drafts = source.draft_tokens, source.accepted_draft_tokens
-        return Usage(source.prompt_tokens, source.cached_prompt_tokens, self._num_read, *drafts)
+        return self._source.usage_with(self._num_read)
 
     @property
     def timing(self) -> Timing:

@@ -15,7 +15,7 @@ from dataclasses import replace
 import anyio
 
 from aengine.client.call import GenerationCall
-from aengine.client.messages import NO_TOKEN, read_delta, read_finish, read_logprobs, read_timing
+from aengine.client.messages import NO_TOKEN, read_delta, read_drafts, read_finish, read_logprobs, read_timing
 from aengine.errors import AEngineError, ServerError
 from aengine.outputs import FinishReason, Timing, Token
 from aengine.params import SamplingParams
@@ -117,7 +117,7 @@ class ActiveRequest(StreamSource):
             case "finished":
                 usage = event.finished.usage
                 self.cached_prompt_tokens = usage.cached_prompt_tokens
-                self.draft_tokens, self.accepted_draft_tokens = usage.draft_tokens, usage.accepted_draft_tokens
+                self.drafts = {one.drafter: one for one in read_drafts(usage.drafts)}
                 self._timing = read_timing(event.finished.timing)
                 self._end()
 

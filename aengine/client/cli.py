@@ -121,6 +121,8 @@ async def _print_stream(client: AsyncClient, prompt: Prompt, params: SamplingPar
         facts.append(f"first after {(times[0] - start) * 1000:.0f} ms")
     if len(times) > 1:
         facts.append(f"{(len(times) - 1) / max(times[-1] - times[0], 1e-9):.0f} tok/s after it")
+    if stream.usage.drafts:
+        facts.append(f"{stream.usage.accepted_draft_tokens} of {stream.usage.draft_tokens} drafts right")
     return f"[{', '.join(facts)}]"
 
 

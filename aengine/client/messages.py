@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from aengine.chats import ChatOptions, read_messages
 from aengine.errors import InvalidRequestError, ServerError
-from aengine.outputs import EngineStats, FinishReason, LayerGroup, ModelInfo, Timing, Token, TokenLogprob
+from aengine.outputs import DraftUsage, EngineStats, FinishReason, LayerGroup, ModelInfo, Timing, Token, TokenLogprob
 from aengine.params import SamplingParams, StructuredOutput
 from aengine.requests import Prompt, RequestOptions, form_of
 from aengine.token_ids import read_token_ids
@@ -30,7 +30,6 @@ _REASONS = {value: reason for reason, value in FINISH_REASONS.items()}
 _LOAD = (
     *("running", "waiting", "parked", "pages_used", "pages_total", "cached_tokens", "steps", "preemptions"),
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "paused"),
-    *("draft_tokens", "accepted_draft_tokens"),
 )
 
 
@@ -150,7 +149,11 @@ def read_model(message: Model) -> ModelInfo:
 
 
 def read_load(message: Load) -> EngineStats:
-    return EngineStats(**{name: getattr(message, name) for name in _LOAD})
+    return EngineStats(**{name: getattr(message, name) for name in _LOAD}, drafts=tuple(read_drafts(message.drafts)))
+
+
+def read_drafts(messages: Iterable[generation_pb2.DraftUsage]) -> Iterator[DraftUsage]:
+    return (DraftUsage(one.drafter, one.steps, one.drafted, one.accepted) for one in messages)
 
 
 def read_delta(delta: generation_pb2.GenerationDelta) -> list[Token]:

@@ -142,9 +142,9 @@ class Registry:
                     dropped[key] += 1
             except BaseException as error:  # with stop strings its text is decoded here
                 state.fail(error)
-        for key, num_drafts, num_accepted in updates.drafts:
+        for key, source, num_drafts, num_accepted in updates.drafts:
             if dropped[key] <= num_accepted:  # else it had ended before the step
-                streams[key].add_drafts(num_drafts, num_accepted - dropped[key])
+                streams[key].add_drafts(source.value, num_drafts, num_accepted - dropped[key])
         for finished in updates.finished:
             streams[finished.key].finish(finished)
         self._bound.leave(updates.released)

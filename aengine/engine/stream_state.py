@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from aengine.engine.mailbox import Cancel, Command, Park
 from aengine.engine.output_text import OutputText, StopStrings
 from aengine.engine.tokenizer import Tokenizer
-from aengine.outputs import FinishReason, RequestInfo, RequestState, Timing, Token, TokenLogprob, Usage
+from aengine.outputs import DraftUsage, FinishReason, RequestInfo, RequestState, Timing, Token, TokenLogprob
 from aengine.params import SamplingParams
 from aengine.requests import RequestOptions
 from aengine.scheduler.plan import PromptLogprobs, TokenLogprobs
@@ -99,8 +99,7 @@ class StreamState(StreamSource):
             state = RequestState.PARKED
         else:
             state = RequestState.WAITING if self._started is None else RequestState.RUNNING
-        drafts = self.draft_tokens, self.accepted_draft_tokens
-        usage = Usage(self.prompt_tokens, self.cached_prompt_tokens, self._num_tokens, *drafts)
+        usage = self.usage_with(self._num_tokens)
         return RequestInfo(self.request_id, state, usage, self.timing, self._arrival_time)
 
     def submit(self, prompt: NDArray[np.int32]) -> None:
@@ -126,10 +125,9 @@ class StreamState(StreamSource):
         for i in range(len(known) - piece.start, len(piece.logprobs.token_logprobs)):
             known.append(token_logprob(self.prompt[piece.start + i], piece.logprobs, i, count))
 
-    def add_drafts(self, num_drafts: int, num_accepted: int) -> None:
+    def add_drafts(self, drafter: str, num_drafts: int, num_accepted: int) -> None:
         """Of drafts for one of its sequences so many were accepted."""
-        self.draft_tokens += num_drafts
-        self.accepted_draft_tokens += num_accepted
+        self.drafts[drafter] = self.drafts.get(drafter, DraftUsage(drafter)).plus(num_drafts, num_accepted)
 
     def push(self, key: int, token_id: int, logprob: TokenLogprob | None, finished: Finished | None) -> bool:
         """A new token; `finished` if the sequence ends with it. False: it is behind a stop string, and dropped."""

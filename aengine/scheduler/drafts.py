@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from aengine.outputs import DraftUsage
 from aengine.scheduler.draft_lengths import DraftLengths
 from aengine.scheduler.draft_progress import DraftProgress
 from aengine.scheduler.drafter import Draft, Drafter, DraftSource
 from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan, StepResult
+from aengine.scheduler.request import DraftCount
 from aengine.scheduler.residency import Residency
 from aengine.scheduler.rows import RowTable
 
@@ -29,7 +31,8 @@ class Drafts:
         self._progress = progress
         self._lengths = DraftLengths(len(rows.sequences))
         self._forced: Mapping[int, IntArray] = {}  # by row, in the latest result
-        self.num_drafts = self.num_accepted = 0  # so far
+        self._sources: dict[int, DraftSource] = {}  # by row, of its drafts in flight
+        self.usage: dict[DraftSource, DraftUsage] = {}  # so far
         self._before: float | None = None  # when the step before was committed, if there was no pause since
 
     def assign(self, row: int) -> None:
@@ -57,15 +60,16 @@ class Drafts:
             length = self._residency.extend_by_drafts(row, min(wanted, budget))
             if length:
                 budget -= length
+                self._sources[row] = found[row].source
                 yield row, found[row]._replace(token_ids=found[row].token_ids[:length])
             else:
                 self._lengths.observe(row, int(rows.num_tokens[row]), 0, 0)
                 rows.set_drafting(row, False)
 
-    def observe(self, plan: StepPlan, result: StepResult, committed: IntArray, now: float) -> list[tuple[int, int, int]]:
-        """A step has returned at time `now`, in seconds; [n] tokens of its rows have their KV in pages. Returns keys of requests, with how
-        many drafts each had and how many of them were accepted."""
-        counts: list[tuple[int, int, int]] = []
+    def observe(self, plan: StepPlan, result: StepResult, committed: IntArray, now: float) -> list[DraftCount]:
+        """A step has returned at time `now`, in seconds; [n] tokens of its rows have their KV in pages. Returns what became of the drafts
+        of requests that have not ended meanwhile."""
+        counts: list[DraftCount] = []
         self._forced = result.forced
         rows, lengths = self._rows, self._lengths
         drafted = np.flatnonzero(plan.num_sampled > 1)
@@ -76,9 +80,10 @@ class Drafts:
         for i in drafted[committed[drafted] > plan.starts[drafted]].tolist():  # else the row got no token
             row, num_drafts, accepted = int(plan.rows[i]), int(plan.num_sampled[i]) - 1, int(committed[i] - plan.starts[i]) - 1
             lengths.observe(row, int(rows.num_tokens[row]), num_drafts, accepted)
-            self.num_drafts += num_drafts
-            self.num_accepted += accepted
-            counts.append((int(rows.keys[row]), num_drafts, accepted))
+            source = self._sources[row]
+            if rows.active[row]:
+                self.usage[source] = self.usage.get(source, DraftUsage(source.value)).plus(num_drafts, accepted)
+                counts.append(DraftCount(int(rows.keys[row]), source, num_drafts, accepted))
         resting = plan.rows[(rows.max_drafts[plan.rows] > 0) & ~rows.drafting[plan.rows]]
         for row in resting[lengths.tried(resting, rows.num_tokens[resting])].tolist():
             rows.set_drafting(row, True)

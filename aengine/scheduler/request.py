@@ -8,9 +8,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from aengine.cache import PageChain, Windows
 from aengine.outputs import FinishReason
+from aengine.scheduler.drafter import DraftSource
 from aengine.scheduler.plan import IntArray, PromptLogprobs, RowParams, TokenLogprobs
 
 
@@ -96,6 +98,15 @@ class Finished:
     error: BaseException | None = None
 
 
+class DraftCount(NamedTuple):
+    """Drafts for a request in one step."""
+
+    key: int
+    source: DraftSource
+    num_drafts: int
+    num_accepted: int
+
+
 @dataclass(slots=True)
 class Updates:
     """What one step changed for the outside, in order: starts, tokens, ends, releases."""
@@ -105,7 +116,7 @@ class Updates:
     token_ids: list[int] = field(default_factory=list)  # the token of each
     logprobs: TokenLogprobs | None = None  # of these tokens, in the same order; undefined for requests that want none
     prompt_logprobs: list[tuple[int, PromptLogprobs]] = field(default_factory=list)  # key, a piece
-    drafts: list[tuple[int, int, int]] = field(default_factory=list)  # key, how many drafts it had, how many were accepted
+    drafts: list[DraftCount] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     released: list[int] = field(default_factory=list)  # keys of which nothing is left in queues, rows or pages
 

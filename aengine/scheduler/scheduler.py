@@ -132,8 +132,7 @@ class Scheduler:
             preemptions=self._num_preemptions,
             prompt_tokens=self._num_prompt_tokens,
             cached_prompt_tokens=self._num_cached_prompt_tokens,
-            draft_tokens=0 if self._drafts is None else self._drafts.num_drafts,
-            accepted_draft_tokens=0 if self._drafts is None else self._drafts.num_accepted,
+            drafts=() if self._drafts is None else tuple(self._drafts.usage.values()),
         )
 
     def take_updates(self) -> Updates:

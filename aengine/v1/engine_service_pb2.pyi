@@ -3,10 +3,13 @@
 isort:skip_file
 What the server is and how busy it is."""
 
+from aengine.v1 import generation_pb2 as _generation_pb2
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -46,6 +49,7 @@ class GetServerInfoResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of aengine, such as 0.1.0."""
     model: _builtins.str
@@ -60,6 +64,10 @@ class GetServerInfoResponse(_message.Message):
     def limits(self) -> Global___ServerLimits:
         """What limits requests."""
 
+    @_builtins.property
+    def speculation(self) -> Global___Speculation:
+        """Where drafts come from. Unset if there are none."""
+
     def __init__(
         self,
         *,
@@ -68,14 +76,47 @@ class GetServerInfoResponse(_message.Message):
         model: _builtins.str = ...,
         device: _builtins.str = ...,
         limits: Global___ServerLimits | None = ...,
+        speculation: Global___Speculation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "speculation", b"speculation", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "limits", b"limits", "model", b"model", "started", b"started", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "limits", b"limits", "model", b"model", "speculation", b"speculation", "started", b"started", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
+
+@_typing.final
+class Speculation(_message.Message):
+    """Where drafts come from: tokens of which the model checks several in one step, which changes no
+    output.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MAX_DRAFTS_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    """As the server was told: "ngram", "draft", "eagle", "mtp" or "auto"."""
+    model: _builtins.str
+    """The draft model or head. Empty if there is none."""
+    max_drafts: _builtins.int
+    """Most drafts of a sequence in one step."""
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str = ...,
+        model: _builtins.str = ...,
+        max_drafts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_drafts", b"max_drafts", "mode", b"mode", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Speculation: _TypeAlias = Speculation  # noqa: Y015
 
 @_typing.final
 class ServerLimits(_message.Message):
@@ -241,8 +282,7 @@ class Load(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
-    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
-    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Sequences that are being computed."""
     waiting: _builtins.int
@@ -269,10 +309,10 @@ class Load(_message.Message):
     """Whether the server refuses new requests because it is shutting down."""
     paused: _builtins.bool
     """Whether the engine is paused by AdminService.PauseGeneration."""
-    draft_tokens: _builtins.int
-    """Draft tokens that were proposed and checked so far."""
-    accepted_draft_tokens: _builtins.int
-    """Draft tokens that were right, so far."""
+    @_builtins.property
+    def drafts(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.DraftUsage]:
+        """Draft tokens so far, by drafter."""
+
     def __init__(
         self,
         *,
@@ -289,12 +329,11 @@ class Load(_message.Message):
         preemptions: _builtins.int = ...,
         draining: _builtins.bool = ...,
         paused: _builtins.bool = ...,
-        draft_tokens: _builtins.int = ...,
-        accepted_draft_tokens: _builtins.int = ...,
+        drafts: _abc.Iterable[_generation_pb2.DraftUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "draft_tokens", b"draft_tokens", "draining", b"draining", "pages_total", b"pages_total", "pages_used", b"pages_used", "parked", b"parked", "paused", b"paused", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running", b"running", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafts", b"drafts", "draining", b"draining", "pages_total", b"pages_total", "pages_used", b"pages_used", "parked", b"parked", "paused", b"paused", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running", b"running", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -868,34 +868,73 @@ class Usage(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
-    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
-    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     cached_prompt_tokens: _builtins.int
     """Prompt tokens that were found in the prefix cache."""
     completion_tokens: _builtins.int
     """Generated tokens of all sequences."""
-    draft_tokens: _builtins.int
-    """Draft tokens that were proposed for the sequences and checked."""
-    accepted_draft_tokens: _builtins.int
-    """Draft tokens that were right; they are among the generated tokens."""
+    @_builtins.property
+    def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftUsage]:
+        """Draft tokens of the sequences, by drafter."""
+
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
         cached_prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
-        draft_tokens: _builtins.int = ...,
-        accepted_draft_tokens: _builtins.int = ...,
+        drafts: _abc.Iterable[Global___DraftUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "draft_tokens", b"draft_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "drafts", b"drafts", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
+
+@_typing.final
+class DraftUsage(_message.Message):
+    """Draft tokens of one drafter: tokens that were proposed to follow those of a sequence, and that one
+    step checked all at once.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAFTER_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    drafter: _builtins.str
+    """Where they came from: "grammar" (text that a grammar forces), "ngram" (what followed the same tokens
+    before), "draft" (a smaller model), "eagle" (an EAGLE-3 head) or "mtp" (layers of the model that
+    predict tokens after the next).
+    """
+    steps: _builtins.int
+    """Steps in which a sequence had some. One more than accepted / steps is the mean acceptance
+    length.
+    """
+    drafted: _builtins.int
+    """Tokens that were proposed and checked."""
+    accepted: _builtins.int
+    """Tokens that were right; they are among the generated tokens."""
+    def __init__(
+        self,
+        *,
+        drafter: _builtins.str = ...,
+        steps: _builtins.int = ...,
+        drafted: _builtins.int = ...,
+        accepted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "drafter", b"drafter", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftUsage: _TypeAlias = DraftUsage  # noqa: Y015
 
 @_typing.final
 class Timing(_message.Message):

@@ -114,7 +114,9 @@ class ScriptedServer(GenerationServiceServicer, ModelServiceServicer, EngineServ
         return GetModelResponse(model=model)
 
     async def GetLoad(self, request: Any, context: Context) -> GetLoadResponse:
-        return GetLoadResponse(load=Load(running=2, waiting=3, parked=4, pages_used=5, pages_total=6))
+        load = Load(completion_tokens=10, running=2, waiting=3, parked=4, pages_used=5, pages_total=6)
+        load.drafts.add(drafter="draft", steps=4, drafted=7, accepted=6)
+        return GetLoadResponse(load=load)
 
     async def _answer(self, request: Any, context: Context) -> AsyncIterator[GenerationEvent]:
         self.calls.append(request)

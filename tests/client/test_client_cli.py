@@ -17,7 +17,9 @@ import pytest
 from oracle_engine import until
 from scripted_server import Answer, ScriptedServer, says, scripted, whole_answer
 
+from aengine.client import AsyncClient
 from aengine.client.cli import main
+from aengine.outputs import DraftUsage
 from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
 
@@ -95,6 +97,21 @@ async def test_text_is_written_as_it_comes() -> None:
     assert (code, text) == (0, TEXTS[1] + TEXTS[2] + "\n")
     assert re.fullmatch(FACTS + r"\[server: 2 running, 3 waiting, 4 parked, 5 of 6 pages in use\]\n", facts)
     assert request_of(script).spec.prompt.text == "Sag Grüße"
+
+
+async def test_drafts_are_told() -> None:
+    events = spoken()
+    events[-1].finished.usage.drafts.add(drafter="ngram", steps=2, drafted=8, accepted=3)
+    events[-1].finished.usage.drafts.add(drafter="grammar", steps=1, drafted=2, accepted=2)
+    async with scripted(says(events), says(events)) as script:
+        _, _, facts = await run("x", "--address", script.address)
+        assert facts.endswith(", 5 of 10 drafts right]\n")
+        async with AsyncClient(script.address) as client, client.stream("x") as stream:
+            assert stream.usage.drafts == ()
+            [token async for token in stream]
+            load = await client.load()
+    assert stream.usage.drafts == (DraftUsage("ngram", 2, 8, 3), DraftUsage("grammar", 1, 2, 2))
+    assert (load.drafts, load.tokens_per_step) == ((DraftUsage("draft", 4, 7, 6),), 10 / 4)
 
 
 async def test_info() -> None:

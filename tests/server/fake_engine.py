@@ -11,7 +11,19 @@ from typing import Any
 import anyio
 
 from aengine.errors import EngineStateError, FieldViolation, RequestIdInUseError
-from aengine.outputs import Completion, FinishReason, LayerGroup, ModelInfo, RequestInfo, RequestState, Timing, Token, TokenLogprob, Usage
+from aengine.outputs import (
+    Completion,
+    DraftUsage,
+    FinishReason,
+    LayerGroup,
+    ModelInfo,
+    RequestInfo,
+    RequestState,
+    Timing,
+    Token,
+    TokenLogprob,
+    Usage,
+)
 from aengine.params import SamplingParams
 from aengine.requests import RequestOptions
 
@@ -66,7 +78,7 @@ class FakeStream:
 
     @property
     def usage(self) -> Usage:
-        return Usage(3, 1, self._read)
+        return Usage(3, 1, self._read, drafts=self._engine.drafts)
 
     @property
     def effective_params(self) -> SamplingParams:
@@ -184,6 +196,7 @@ class FakeEngine:
 
     def __init__(self, script: Iterable[Token | Exception] = (), *, running: bool = True) -> None:
         self.script = list(script)
+        self.drafts: tuple[DraftUsage, ...] = ()
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self.refusal: Exception | None = None
         self.running = running

@@ -14,6 +14,7 @@ from grpc import aio
 from grpc_harness import events_of, serving, stream_request
 from raw_h2 import framed, raw_connection
 
+from aengine.outputs import DraftUsage
 from aengine.server.calls.records import Caller, CallRecord
 from aengine.server.telemetry.logs import FIELDS, JsonFormatter, TextFormatter, is_fit, log_call
 from aengine.v1.model_service_pb2 import GetModelRequest
@@ -59,6 +60,16 @@ async def test_a_line_for_each_call(engine: FakeEngine, caplog: pytest.LogCaptur
     everything = caplog.text + repr([vars(record) for record in caplog.records])
     for secret in ("secret prompt", "answer", "swer", "hush"):
         assert secret not in everything
+
+
+async def test_drafts_of_a_call(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    engine.script = tokens("answer")
+    engine.drafts = DraftUsage("grammar", 1, 4, 4), DraftUsage("mtp", 2, 5, 1)
+    async with serving(engine) as serve:
+        await events_of(serve.generation.StreamGenerate(stream_request()))
+    (line,) = fields_of(caplog)
+    assert (line["draft_tokens"], line["accepted_draft_tokens"]) == (9, 5)
 
 
 async def test_it_can_be_off(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:

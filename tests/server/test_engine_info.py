@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -17,11 +18,12 @@ from oracle_engine import OracleEngine
 
 import aengine
 from aengine import SamplingParams
-from aengine.outputs import EngineStats
+from aengine.outputs import DraftUsage, EngineStats
 from aengine.server import app
 from aengine.server.services import engine_info
 from aengine.server.services.engine_info import EngineServicer
-from aengine.v1.engine_service_pb2 import GetLoadRequest, GetServerInfoRequest, Load, WatchLoadRequest
+from aengine.v1 import generation_pb2
+from aengine.v1.engine_service_pb2 import GetLoadRequest, GetServerInfoRequest, Load, Speculation, WatchLoadRequest
 from aengine.v1.engine_service_pb2_grpc import EngineServiceStub
 
 pytestmark = pytest.mark.anyio
@@ -45,10 +47,16 @@ async def test_server_info() -> None:
         info = await stub(serve).GetServerInfo(GetServerInfoRequest())
     assert (info.version, info.model, info.device) == (aengine.__version__, "oracle", engine.model_info.device)
     assert 0 <= time.time() - info.started.ToNanoseconds() / 1e9 < 24 * 3600
+    assert not info.HasField("speculation")
     limits = info.limits
     assert (limits.max_model_len, limits.max_num_seqs, limits.max_num_batched_tokens) == (400, 5, 70)
     assert (limits.max_queued_requests, limits.max_queued_tokens, limits.max_logprobs) == (11, 12, 3)
     assert (limits.max_message_bytes, limits.page_size, limits.num_pages) == (16 * 1024 * 1024, 8, 30)
+
+
+async def test_speculation_is_told_where_it_is_on() -> None:
+    async with OracleEngine(speculative="ngram", max_drafts=3) as engine, serving(engine) as serve:
+        assert (await stub(serve).GetServerInfo(GetServerInfoRequest())).speculation == Speculation(mode="ngram", max_drafts=3)
 
 
 async def test_no_limit_is_0() -> None:
@@ -67,13 +75,16 @@ async def test_before_the_start_there_is_a_load_but_no_info() -> None:
 
 
 async def test_every_field_of_the_load(engine: FakeEngine) -> None:
-    names = [field.name for field in Load.DESCRIPTOR.fields if field.name != "draining"]
-    counts = {name: index for index, name in enumerate(names, 1)} | {"paused": True}
-    engine.stats = lambda: EngineStats(**counts)  # type: ignore[arg-type,method-assign]
+    names = [field.name for field in Load.DESCRIPTOR.fields if field.name not in ("draining", "drafts")]
+    counts: dict[str, Any] = {name: index for index, name in enumerate(names, 1)} | {"paused": True}
+    drafts = DraftUsage("ngram", 1, 5, 4), DraftUsage("grammar", 2, 3, 0)
+    stats = EngineStats(**counts, drafts=drafts)
+    engine.stats = lambda: stats  # type: ignore[method-assign]
+    counts["drafts"] = [generation_pb2.DraftUsage(**dataclasses.asdict(one)) for one in drafts]
     async with serving(engine) as serve:
-        assert (await stub(serve).GetLoad(GetLoadRequest())).load == Load(**counts)  # type: ignore[arg-type]
+        assert (await stub(serve).GetLoad(GetLoadRequest())).load == Load(**counts)
         await serve.server.drain(0)
-        assert (await stub(serve).GetLoad(GetLoadRequest())).load == Load(**counts, draining=True)  # type: ignore[arg-type]
+        assert (await stub(serve).GetLoad(GetLoadRequest())).load == Load(**counts, draining=True)
 
 
 async def test_a_watcher_hears_of_every_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from fake_engine import ARRIVAL, FakeEngine, tokens
 from grpc import aio
 from grpc_harness import events_of, failure_of, serving, stream_request, text_spec
 
-from aengine.outputs import FinishReason, Token, TokenLogprob
+from aengine.outputs import DraftUsage, FinishReason, Token, TokenLogprob
 from aengine.server.generation.events import MAX_PROMPT_LOGPROBS_BYTES
 from aengine.v1.generation_pb2 import (
     FINISH_REASON_CANCELLED,
@@ -25,6 +25,16 @@ from aengine.v1.generation_pb2 import (
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, GenerateRequest, StreamGenerateRequest
 
 pytestmark = pytest.mark.anyio
+
+
+async def test_usage_tells_drafts_by_drafter(engine: FakeEngine) -> None:
+    engine.script, engine.drafts = tokens("a"), (DraftUsage("grammar", 1, 4, 4), DraftUsage("mtp", 2, 5, 0))
+    async with serving(engine) as serve:
+        events = await events_of(serve.generation.StreamGenerate(stream_request()))
+    assert [(one.drafter, one.steps, one.drafted, one.accepted) for one in events[-1].finished.usage.drafts] == [
+        ("grammar", 1, 4, 4),
+        ("mtp", 2, 5, 0),
+    ]
 
 
 async def test_a_stream_is_started_deltas_ends_finished(engine: FakeEngine) -> None:

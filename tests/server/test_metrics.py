@@ -27,7 +27,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 import aengine
 from aengine import EngineDeadError, FinishReason, SamplingParams
 from aengine.histogram import HistogramSnapshot
-from aengine.outputs import EngineStats, Timing
+from aengine.outputs import DraftUsage, EngineStats, Timing
+from aengine.scheduler.drafter import DraftSource
 from aengine.server.calls.in_flight import Admission
 from aengine.server.calls.port import BindError
 from aengine.server.calls.records import CallRecord, GenerationRecord
@@ -177,12 +178,11 @@ class TestCounts:
             "prompt_tokens": "aengine_prompt_tokens_total",
             "cached_prompt_tokens": "aengine_cached_prompt_tokens_total",
             "completion_tokens": "aengine_completion_tokens_total",
-            "draft_tokens": "aengine_draft_tokens_total",
-            "accepted_draft_tokens": "aengine_accepted_draft_tokens_total",
         }
         counts = {field: index for index, field in enumerate(exposed_as, 1)}
         steps = HistogramSnapshot((0.1, 1.0), (3, 2, 1), 9.5)
-        stats = EngineStats(paused=True, step_seconds=steps, step_tokens=HistogramSnapshot((8.0,), (5, 1), 40.0), **counts)  # type: ignore[arg-type]
+        drafts = DraftUsage("ngram", steps=10, drafted=40, accepted=25), DraftUsage("grammar", steps=2, drafted=7, accepted=7)
+        stats = EngineStats(drafts=drafts, paused=True, step_seconds=steps, step_tokens=HistogramSnapshot((8.0,), (5, 1), 40.0), **counts)  # type: ignore[arg-type]
         engine.stats = lambda: stats  # type: ignore[method-assign]
         async with exposed(metrics_of(engine, draining=True)) as address:
             seen = await scrape(address)
@@ -190,6 +190,10 @@ class TestCounts:
         assert (seen("aengine_engine_up"), seen("aengine_engine_paused"), seen("aengine_draining")) == (1, 1, 1)
         assert [seen("aengine_step_seconds_bucket", le=le) for le in ("0.1", "1.0", "+Inf")] == [3, 5, 6]
         assert (seen("aengine_step_seconds_sum"), seen("aengine_step_tokens_sum"), seen("aengine_step_tokens_count")) == (9.5, 40, 6)
+        for source in DraftSource:
+            names = ("aengine_draft_steps_total", "aengine_draft_tokens_total", "aengine_accepted_draft_tokens_total")
+            counts_of = {"ngram": [10, 40, 25], "grammar": [2, 7, 7]}.get(source.value, [0, 0, 0])
+            assert [seen(name, drafter=source.value) for name in names] == counts_of
         labels = {"name": "fake", "architecture": INFO.architecture, "dtype": "float32", "device": INFO.device}
         assert seen("aengine_model_info", **labels) == 1
         assert seen("aengine_build_info", version=aengine.__version__) == 1

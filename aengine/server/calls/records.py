@@ -49,6 +49,8 @@ class CallRecord:
     seconds: float = 0.0
     prompt_tokens: int = 0  # of the generations that ended while the call lasted
     completion_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -6,12 +6,12 @@ Fields are set in place, one by one: several times cheaper than building nested 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 from google.protobuf.duration_pb2 import Duration
 
-from aengine.outputs import Completion, FinishReason, ModelInfo, RequestInfo, Timing, Token, TokenLogprob, Usage
+from aengine.outputs import Completion, DraftUsage, FinishReason, ModelInfo, RequestInfo, Timing, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
 from aengine.v1 import generation_pb2 as messages
 from aengine.v1.model_service_pb2 import Model
@@ -30,8 +30,11 @@ def write_usage(usage: Usage, message: messages.Usage) -> None:
     message.prompt_tokens = usage.prompt_tokens
     message.cached_prompt_tokens = usage.cached_prompt_tokens
     message.completion_tokens = usage.completion_tokens
-    message.draft_tokens = usage.draft_tokens
-    message.accepted_draft_tokens = usage.accepted_draft_tokens
+    message.drafts.extend(draft_messages(usage.drafts))
+
+
+def draft_messages(drafts: Iterable[DraftUsage]) -> list[messages.DraftUsage]:
+    return [messages.DraftUsage(drafter=one.drafter, steps=one.steps, drafted=one.drafted, accepted=one.accepted) for one in drafts]
 
 
 def write_timing(info: RequestInfo, total: float, message: messages.Timing) -> None:

@@ -115,6 +115,8 @@ class Generation:
                 if (call := CURRENT_CALL.get()) is not None:
                     call.prompt_tokens += record.usage.prompt_tokens
                     call.completion_tokens += record.usage.completion_tokens
+                    call.draft_tokens += record.usage.draft_tokens
+                    call.accepted_draft_tokens += record.usage.accepted_draft_tokens
                 notify(self.backend.observers.on_generation_end, record)
 
     async def __aenter__(self) -> Generation:

@@ -16,7 +16,7 @@ from aengine.errors import InvalidRequestError
 from aengine.server.calls.in_flight import Admission
 from aengine.server.generation.backend import require_model
 from aengine.server.generation.convert import read_seconds
-from aengine.server.generation.responses import write_model
+from aengine.server.generation.responses import draft_messages, write_model
 from aengine.v1 import engine_service_pb2 as messages
 from aengine.v1 import model_service_pb2
 from aengine.v1.engine_service_pb2_grpc import EngineServiceServicer
@@ -59,6 +59,10 @@ class EngineServicer(EngineServiceServicer):
         model, config = self._engine.model_info, self._engine.config
         response = messages.GetServerInfoResponse(version=aengine.__version__, model=model.name, device=model.device)
         response.started.FromNanoseconds(self._started_ns)
+        if config.speculative != "off":
+            response.speculation.mode = config.speculative
+            response.speculation.model = config.speculative_model or ""
+            response.speculation.max_drafts = config.max_drafts
         limits = response.limits
         limits.max_model_len = model.max_model_len
         limits.max_num_seqs = config.num_seqs
@@ -95,8 +99,9 @@ class EngineServicer(EngineServiceServicer):
 
     def _load(self) -> messages.Load:
         stats = self._engine.stats()
-        names = (field.name for field in messages.Load.DESCRIPTOR.fields if field.name != "draining")
-        return messages.Load(draining=self._admission.closed, **{name: getattr(stats, name) for name in names})
+        names = (field.name for field in messages.Load.DESCRIPTOR.fields if field.name not in ("draining", "drafts"))
+        drafts = draft_messages(stats.drafts)
+        return messages.Load(draining=self._admission.closed, drafts=drafts, **{name: getattr(stats, name) for name in names})
 
 
 def _process_start_ns() -> int:

@@ -59,6 +59,8 @@ def log_call(record: CallRecord) -> None:
         "messages": record.messages_sent,
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,
+        "draft_tokens": record.draft_tokens,
+        "accepted_draft_tokens": record.accepted_draft_tokens,
     }
     # Fields that do not apply are left out.
     shown = {name: value for name, value in fields.items() if value or name in ("ms", "messages")}

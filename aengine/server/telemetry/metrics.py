@@ -14,7 +14,8 @@ import aengine
 from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import EngineStateError
 from aengine.histogram import Histogram, HistogramSnapshot
-from aengine.outputs import FinishReason
+from aengine.outputs import DraftUsage, FinishReason
+from aengine.scheduler.drafter import DraftSource
 from aengine.server.calls.in_flight import Admission
 from aengine.server.calls.records import ITL_BOUNDS, CallRecord, GenerationRecord
 from aengine.server.telemetry.loop_lag import LoopLag
@@ -125,8 +126,13 @@ class Metrics:
         yield CounterMetricFamily("aengine_prompt_tokens", "Prompt tokens of requests that began.", stats.prompt_tokens)
         yield CounterMetricFamily("aengine_cached_prompt_tokens", "Prompt tokens found in the prefix cache.", stats.cached_prompt_tokens)
         yield CounterMetricFamily("aengine_completion_tokens", "Tokens generated.", stats.completion_tokens)
-        yield CounterMetricFamily("aengine_draft_tokens", "Draft tokens that were checked.", stats.draft_tokens)
-        yield CounterMetricFamily("aengine_accepted_draft_tokens", "Draft tokens that were right.", stats.accepted_draft_tokens)
+        drafts = {source.value: DraftUsage(source.value) for source in DraftSource} | {one.drafter: one for one in stats.drafts}
+        for name, text, count in (
+            ("aengine_draft_steps", "Steps in which a sequence had drafts, by drafter.", "steps"),
+            ("aengine_draft_tokens", "Draft tokens that were checked, by drafter.", "drafted"),
+            ("aengine_accepted_draft_tokens", "Draft tokens that were right, by drafter.", "accepted"),
+        ):
+            yield _counters(name, text, "drafter", {drafter: getattr(one, count) for drafter, one in drafts.items()})
         yield CounterMetricFamily("aengine_steps", "Steps of the engine.", stats.steps)
         yield CounterMetricFamily("aengine_preemptions", "Sequences that gave way to others.", stats.preemptions)
         step_seconds = "Seconds of a step, to its commit from its launch or the commit before."
