@@ -39,7 +39,7 @@ def _drafter(config: Any, loaded: LoadedModel) -> Drafter | None:
         case "ngram":
             return RandomDrafts(runner.truth_of, random.Random(0))
         case "draft":
-            return SometimesRandom(runner.max_num_seqs)
+            return SometimesRandom()
         case _:
             return None
 
