@@ -96,6 +96,26 @@ def build_layout(rows: IntArray, num_decodes: int, starts: IntArray, lengths: In
     )
 
 
+def as_decodes(layout: StepLayout) -> StepLayout:
+    """The same tokens, each a row of its own that has its positions before it and itself. That is the same step: a layer writes the KV of
+    all tokens before it attends to any."""
+    lengths, seq_lens = np.diff(layout.qo_indptr), layout.positions + 1
+    num_pages = (seq_lens + (layout.page_size - 1)) // layout.page_size
+    kv_indptr = _indptr(num_pages)
+    pages = np.arange(kv_indptr[-1], dtype=np.int32) + np.repeat(np.repeat(layout.kv_indptr[:-1], lengths) - kv_indptr[:-1], num_pages)
+    return StepLayout(
+        page_size=layout.page_size,
+        num_decodes=layout.num_tokens,
+        qo_indptr=np.arange(layout.num_tokens + 1, dtype=np.int32),
+        kv_indptr=kv_indptr,
+        kv_indices=layout.kv_indices.take(pages, axis=1),
+        last_page_len=seq_lens - (num_pages - 1) * layout.page_size,
+        seq_lens=seq_lens,
+        positions=layout.positions,
+        slot_mapping=layout.slot_mapping,
+    )
+
+
 class Layouts:
     """Layouts of steps that follow one another, as `build_layout` makes them.
 

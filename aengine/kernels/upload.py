@@ -27,3 +27,15 @@ def staged(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> Tensor:
     staging = torch.empty(sum(map(len, arrays)), dtype=torch.int32, pin_memory=device.type == "cuda")
     np.concatenate(arrays, out=staging.numpy())
     return staging
+
+
+def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[Tensor]:
+    """One int32 tensor for each array, without waiting.
+
+    On a CPU they share the arrays' memory. Elsewhere they are slices of one tensor, copied from pinned memory, which torch does not reuse
+    before the copy is done.
+    """
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    parts = torch.split(staged([array.reshape(-1) for array in arrays], device).to(device, non_blocking=True), [*map(np.size, arrays)])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

@@ -18,6 +18,7 @@ from aengine.attention import StepLayout
 from aengine.runner.base import IntArray
 
 ArrayT = TypeVar("ArrayT", IntArray, Tensor)
+_VERIFIED_TOKENS = 128
 _ALIGNMENT = 32  # int32 numbers: 128 bytes, the alignment that kernels may rely on
 
 
@@ -25,13 +26,17 @@ _ALIGNMENT = 32  # int32 numbers: 128 bytes, the alignment that kernels may rely
 class GraphSizes:
     """The sizes of steps for which graphs are recorded. Both ascending; `tokens` may be empty."""
 
-    rows: tuple[int, ...]  # of decode steps
+    rows: tuple[int, ...]  # of decode steps, and of those that verify drafts
     tokens: tuple[int, ...]  # of steps with prompt tokens
 
     @classmethod
-    def of(cls, graph_sizes: tuple[int, ...] | None, graph_tokens: int, max_num_seqs: int, max_num_batched_tokens: int) -> GraphSizes:
-        """From the fields of an `EngineConfig`."""
-        rows = tuple(sorted(set(graph_sizes))) if graph_sizes is not None else decode_sizes(max_num_seqs)
+    def of(
+        cls, graph_sizes: tuple[int, ...] | None, graph_tokens: int, max_num_seqs: int, max_num_batched_tokens: int, most_drafts: int = 0
+    ) -> GraphSizes:
+        """From the fields of an `EngineConfig`. In a step that verifies drafts each token is a row: there are graphs of up to
+        `_VERIFIED_TOKENS` of them, since drafts do not pay in wider steps."""
+        most = max(max_num_seqs, min(max_num_seqs * (1 + most_drafts), _VERIFIED_TOKENS, max_num_batched_tokens))
+        rows = tuple(sorted(set(graph_sizes))) if graph_sizes is not None else decode_sizes(most)
         return cls(rows, token_sizes(min(graph_tokens, max_num_batched_tokens)))
 
     def largest_two(self) -> GraphSizes:
@@ -71,6 +76,11 @@ class GraphBytes:
     buffers: int
     rows: tuple[int, ...]  # by graph of decodes, largest first; those after the first use its memory again
     tokens: tuple[int, ...]  # by graph of steps with prompt tokens, largest first
+
+    def __add__(self, other: GraphBytes) -> GraphBytes:
+        """Of two models with graphs of the same sizes."""
+        rows, tokens = (tuple(map(sum, zip(*each, strict=True))) for each in ((self.rows, other.rows), (self.tokens, other.tokens)))
+        return GraphBytes(self.buffers + other.buffers, rows, tokens)
 
     def total(self) -> int:
         return self.buffers + sum(self.rows) + sum(self.tokens)

@@ -2,6 +2,10 @@
 
 Owns the buffers that the graphs read and write. A step is padded to the smallest graph that holds it: padding rows read the spare row's
 last token, attend to page 0, write no KV, and store their tokens at the spare row. Knows nothing of sampling but argmax.
+
+Tokens whose ids are given, as in a chunk with drafts, are rows of their own, whose last tokens are these ids: a step that verifies drafts
+is a decode step of more rows, whatever the lengths of its chunks. The programs of such rows read the same pages at the same time, so the KV
+is read from the device's memory about once.
 """
 
 from __future__ import annotations
@@ -13,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep, GraphStep, StepLayout, build_layout
+from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep, GraphStep, StepLayout, as_decodes, build_layout
+from aengine.kernels.upload import upload
 from aengine.models.decoder import ForwardBatch
-from aengine.runner.base import IntArray
+from aengine.runner.base import IntArray, Step
 from aengine.runner.buckets import DecodeArrays, DecodeFrame, aligned, fitting
 from aengine.runner.capture import Capture, Pieces
 from aengine.runner.torch_models import TorchModel
@@ -30,7 +35,8 @@ class Forward:
     logits_indices: Tensor  # [m] int32, the tokens that are followed by a sampled one
     rows: Tensor  # [m] int32, their rows
     next_positions: Tensor  # [m] int32, of the tokens to be sampled
-    greedy_tokens: Tensor | None = None  # [m] int64, the argmax of the logits, if it is computed and stored as the rows' last tokens
+    greedy_tokens: Tensor | None = None
+    """[m] int64, the argmax of the logits, if it is computed. Of a step of decodes alone it is stored as the rows' last tokens, too."""
 
 
 class StagingBuffer:
@@ -77,14 +83,16 @@ class DecodeGraphs:
         last_tokens: Tensor,
         pages_per_row: int,
         capture: Capture,
+        num_rows: int,
     ) -> None:
-        """`sizes`: numbers of rows, ascending. `last_tokens`: int32 on the device, by row; the last one belongs to no row.
-        `pages_per_row`: the most that a row may have."""
+        """`sizes`: numbers of rows, ascending. `last_tokens`: int32 on the device: by row, then room for the given ids of a step, then that
+        of the spare row, which belongs to no sequence. `pages_per_row`: the most that a row may have. `num_rows`: those of sequences."""
         self._model = model
         self._backend = backend
         self._sizes = sizes
         self._last_tokens = last_tokens
         self._capture = capture
+        self._num_rows = num_rows
         self._spare_row = len(last_tokens) - 1
         largest = sizes[-1]
         device, dtype = backend.spec.device, backend.spec.dtype
@@ -123,21 +131,29 @@ class DecodeGraphs:
         self._graphs[size] = graph
         return True
 
-    def run(self, layout: StepLayout, rows: IntArray) -> Forward | None:
-        """A step of decodes alone, every row of which is sampled. None: no graph holds it."""
-        count = layout.num_rows
+    def run(self, step: Step, token_ids: Tensor) -> Forward | None:
+        """`token_ids` int32 are those of the step, on the device. None: no graph holds it."""
+        layout, places, count = step.layout, step.rows, step.layout.num_tokens
         size = fitting(self._sizes, count)
         if size is None:
             return None
         graph = self._graphs[size]
-        self._prepare(graph, layout, rows, size)
+        only_decodes = len(token_ids) == 0
+        if not only_decodes:
+            given = np.arange(self._num_rows, self._num_rows + len(token_ids), dtype=np.int32)
+            layout, places = as_decodes(layout), np.concatenate((step.rows[: layout.num_decodes], given))
+            self._last_tokens[self._num_rows : self._num_rows + len(token_ids)].copy_(token_ids)
+        self._prepare(graph, layout, places, size)
         graph.pieces.replay()
 
         def logits(indices: Tensor) -> Tensor:
             return self._model.scaled_logits(self._logits[:count] if len(indices) == count else self._logits.index_select(0, indices))
 
-        inputs = graph.inputs
-        return Forward(logits, self._arange[:count], inputs.rows[:count], inputs.seq_lens[:count], greedy_tokens=self._tokens[:count])
+        if only_decodes:
+            inputs = graph.inputs
+            return Forward(logits, self._arange[:count], inputs.rows[:count], inputs.seq_lens[:count], greedy_tokens=self._tokens[:count])
+        indices, rows, positions = upload((step.logits_indices, step.sampled_rows, step.next_positions), self._tokens.device)
+        return Forward(logits, indices, rows, positions, greedy_tokens=self._tokens.index_select(0, indices))
 
     def _prepare(self, graph: _Graph, layout: StepLayout, rows: IntArray, size: int) -> None:
         frame, num_pages = self._frame, layout.kv_indices.shape[1] + size - layout.num_rows

@@ -15,20 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.attention import AttentionMetadata
-from aengine.kernels.upload import staged, to_device
-from aengine.models.decoder import ForwardBatch
+from aengine.kernels.upload import upload
 from aengine.runner.base import IntArray, Step
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.decode_graphs import Forward
 from aengine.runner.device import DeviceStream, cuda_kv_budget
+from aengine.runner.device_model import DeviceModel
 from aengine.runner.dummy_steps import GREEDY, DummyStep, warm_up_steps, widest_step
 from aengine.runner.memory import cpu_budget, show_bytes
 from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
 from aengine.runner.results import ResultBuffer, step_result
 from aengine.runner.setup import ExecutorSetup
-from aengine.runner.step_graphs import StepGraphs, record_graphs
-from aengine.runner.torch_models import load_torch_model
+from aengine.sampling.acceptance import num_accepted
 from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.plan import NewRow, StepResult
 
@@ -78,17 +76,17 @@ class DeviceExecutor:
         self._capture = setup.capture
         self._stream = DeviceStream(setup.device)
         with self._stream.enter():
-            self._model, self._backend = load_torch_model(setup, check)
+            self._last_tokens = torch.zeros(setup.max_num_seqs + setup.max_num_batched_tokens + 1, dtype=torch.int32, device=setup.device)
+            """As of `DecodeGraphs`."""
+            self._no_tokens = self._last_tokens[:0]
+            self._model = DeviceModel(setup, self._last_tokens, check)
             self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device)
             self._scorer = PromptScorer(setup.spec.vocab_size, setup.device)
-            self._last_tokens = torch.zeros(setup.max_num_seqs + 1, dtype=torch.int32, device=setup.device)
-            """By row; the last one belongs to no row, and is what padding rows of graphs read and write."""
-        self._graphs: StepGraphs | None = None
         self._free_buffers: list[ResultBuffer] = []
         self._unstarted: DeviceStep | None = None  # the latest step, on a CPU
 
     def bytes_per_page(self) -> int:
-        return self._backend.bytes_per_page()
+        return self._model.backend.bytes_per_page()
 
     def kv_budget(self) -> int:
         """On CUDA what is left beside weights, the widest step, graphs, and other users of the device."""
@@ -96,12 +94,12 @@ class DeviceExecutor:
         if setup.device.type == "cpu":
             return cpu_budget()
         with self._stream.enter():
-            self._backend.allocate(1)
+            self._model.backend.allocate(1)
             return cuda_kv_budget(setup.device, setup.config.gpu_memory_utilization, self._run_widest, self._measure_graphs)
 
     def allocate(self, num_pages: int, max_model_len: int) -> None:
         with self._stream.enter():
-            self._backend.allocate(num_pages)
+            self._model.backend.allocate(num_pages)
             self._record_graphs(self._graph_sizes(), max_model_len)
         if self._setup.device.type != "cpu":
             self.warm_up()
@@ -115,7 +113,7 @@ class DeviceExecutor:
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._start_latest()
         with self._stream.enter():
-            self._backend.copy_pages(sources, destinations)
+            self._model.backend.copy_pages(sources, destinations)
 
     def draft(self, step: Step) -> IntArray:
         raise NotImplementedError
@@ -152,7 +150,7 @@ class DeviceExecutor:
     def close(self) -> None:
         self._stream.finish()
         self._unstarted = None
-        del self._model, self._backend, self._graphs, self._sampler, self._scorer, self._last_tokens, self._free_buffers
+        del self._model, self._sampler, self._scorer, self._last_tokens, self._no_tokens, self._free_buffers
         if self._setup.device.type != "cpu":
             torch.cuda.empty_cache()
 
@@ -160,7 +158,7 @@ class DeviceExecutor:
         """Runs dummy steps with every kind of row, so that no request waits for what is compiled or loaded at its first use."""
         setup, begin = self._setup, time.perf_counter()
         with self._stream.enter():
-            num_groups = self._backend.spec.num_groups
+            num_groups = self._model.backend.spec.num_groups
             for dummy in warm_up_steps(setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size, num_groups):
                 self._run_dummy(dummy)
             self.assign_rows([NewRow(row, GREEDY) for row in range(setup.max_num_seqs)])  # so that no dummy parameters are left
@@ -174,62 +172,40 @@ class DeviceExecutor:
 
     def _run(self, step: Step) -> tuple[SampledTokens | None, PromptScores | None]:
         """Runs the model, scores prompts, and samples; sampled tokens become the last tokens of their rows. To be called on the stream."""
-        forward = self._forward(step)
+        forward = self._model.forward(step, self._token_ids(step))
         scores = self._scorer.score(step.rows, step.layout, forward.logits)
         if len(step.sampled_rows) == 0:
             return None, scores
+        tokens = forward.greedy_tokens if self._sampler.is_greedy(step.sampled_rows) else None
+        if tokens is not None and step.layout.num_decodes == step.layout.num_rows:  # the last tokens already
+            return SampledTokens(tokens), scores
+        sampled = self._sample(step, forward) if tokens is None else SampledTokens(tokens)
+        tokens, rows = sampled.tokens, forward.rows
         if step.drafts is not None:
-            logits = forward.logits(forward.logits_indices)
-            arguments = (step.sampled_rows, step.next_positions, forward.rows, forward.next_positions, step.drafts)
-            sampled = self._sampler.verify(logits, *arguments)
+            drafts, firsts = upload((step.drafts, step.first_samples().astype(np.int32)), self._setup.device)
+            if sampled.accepted is None:
+                sampled = replace(sampled, accepted=num_accepted(tokens, drafts, firsts))
             assert sampled.accepted is not None
-            last = to_device(step.first_samples(), self._setup.device) + (sampled.accepted - 1).clamp(min=0)
-            self._last_tokens.index_copy_(0, forward.rows[last].long(), sampled.tokens[last].to(torch.int32))
-            return sampled, scores
-        if not self._sampler.is_greedy(step.sampled_rows):
-            logits = forward.logits(forward.logits_indices)
-            sampled = self._sampler.sample(logits, step.sampled_rows, step.next_positions, forward.rows, forward.next_positions)
-        elif forward.greedy_tokens is not None:
-            return SampledTokens(forward.greedy_tokens), scores
-        else:
-            sampled = SampledTokens(forward.logits(forward.logits_indices).argmax(-1))
-        self._last_tokens.index_copy_(0, forward.rows.long(), sampled.tokens.to(torch.int32))
+            last = firsts + (sampled.accepted - 1).clamp(min=0)
+            tokens, rows = tokens.index_select(0, last), rows.index_select(0, last)
+        self._last_tokens.index_copy_(0, rows.long(), tokens.to(torch.int32))
         return sampled, scores
 
-    def _forward(self, step: Step) -> Forward:
-        """Replays a graph if one holds the step, else runs the model over uploaded arrays."""
-        layout, graphs = step.layout, self._graphs
-        if graphs is not None and layout.num_decodes == layout.num_rows:
-            replayed = graphs.decodes.run(layout, step.rows)
-            if replayed is not None:
-                return replayed
-        arrays = (
-            layout.qo_indptr,
-            layout.kv_indptr,
-            layout.kv_indices,
-            layout.last_page_len,
-            layout.slot_mapping,
-            layout.positions,
-            step.token_ids,
-            step.rows[: layout.num_decodes],
-            step.logits_indices,
-            step.sampled_rows,
-            step.next_positions,
-        )
-        *metadata, positions, prompt_ids, decode_rows, logits_indices, rows, next_positions = _upload(arrays, self._setup.device)
-        input_ids = torch.cat((self._last_tokens.index_select(0, decode_rows), prompt_ids)) if layout.num_decodes else prompt_ids
-        attention = self._backend.plan(AttentionMetadata(layout, *metadata))
-        batch = ForwardBatch(input_ids, positions, logits_indices, attention)
-        in_pieces = None if graphs is None or graphs.pieces is None else graphs.pieces.forward(batch)
-        hidden = self._model(batch) if in_pieces is None else in_pieces
+    def _sample(self, step: Step, forward: Forward) -> SampledTokens:
+        """Without `accepted`, which follow from the tokens, where no logits are processed."""
+        logits = forward.logits(forward.logits_indices)
+        if self._sampler.is_greedy(step.sampled_rows):
+            return SampledTokens(logits.argmax(-1))
+        given = (logits, step.sampled_rows, step.next_positions, forward.rows, forward.next_positions)
+        if step.drafts is not None and self._sampler.processes(step.sampled_rows):
+            return self._sampler.verify(*given, step.drafts)
+        return self._sampler.sample(*given)
 
-        def logits(indices: Tensor) -> Tensor:
-            return self._model.logits(hidden, replace(batch, logits_indices=indices))
-
-        return Forward(logits, logits_indices, rows, next_positions)
+    def _token_ids(self, step: Step) -> Tensor:
+        return upload((step.token_ids,), self._setup.device)[0] if len(step.token_ids) else self._no_tokens
 
     def _run_widest(self) -> None:
-        setup, num_groups = self._setup, self._backend.spec.num_groups
+        setup, num_groups = self._setup, self._model.backend.spec.num_groups
         tokens = setup.max_num_batched_tokens
         self._run_dummy(widest_step(setup.max_num_seqs, tokens, setup.max_model_len, setup.config.page_size, num_groups))
 
@@ -239,47 +215,31 @@ class DeviceExecutor:
 
     def _graph_sizes(self) -> GraphSizes:
         config, setup = self._setup.config, self._setup
-        return GraphSizes.of(config.graph_sizes, config.graph_tokens, setup.max_num_seqs, setup.max_num_batched_tokens)
+        return GraphSizes.of(config.graph_sizes, config.graph_tokens, setup.max_num_seqs, setup.max_num_batched_tokens, setup.most_drafts)
 
     def _record_graphs(self, sizes: GraphSizes, max_model_len: int) -> GraphBytes | None:
         """Records graphs of steps over the pages that there are. None: there is nothing that records, or one could not be recorded; then
         none is used, and none is tried again."""
-        self._graphs = None
+        self._model.graphs = None
         if self._capture is None:
             return None
-        pages_per_row = -(-max_model_len // self._setup.config.page_size)
         try:
-            capture = self._capture(self._setup.device)
-            recorded = record_graphs(self._model, self._backend, sizes, self._last_tokens, pages_per_row, capture)
+            taken = self._model.record(sizes, max_model_len, self._capture(self._setup.device))
         except Exception as error:  # the same steps run without graphs
             _log.warning("no graphs, so that steps take longer: %s", error, exc_info=_log.isEnabledFor(logging.DEBUG))
-            recorded = None
-        if recorded is None:
+            taken = None
+        if taken is None:
             self._capture = None
-            return None
-        self._graphs, taken = recorded
         return taken
 
     def _measure_graphs(self) -> int:
         """Bytes that all graphs will take, from recording the largest two of each kind on a pool of one page."""
         sizes = self._graph_sizes()
         taken = self._record_graphs(sizes.largest_two(), self._setup.max_model_len)
-        self._graphs = None
-        self._backend.allocate(1)
+        self._model.graphs = None
+        self._model.backend.allocate(1)
         if taken is None:
             return 0
         needed = taken.of_all(sizes)
         _log.info("graphs are expected to take %s", show_bytes(needed))
         return needed
-
-
-def _upload(arrays: Sequence[IntArray], device: torch.device) -> list[Tensor]:
-    """One int32 tensor for each array, without waiting.
-
-    On a CPU they share the arrays' memory. Elsewhere they are slices of one tensor, copied from pinned memory, which torch does not reuse
-    before the copy is done.
-    """
-    if device.type == "cpu":
-        return [torch.from_numpy(array) for array in arrays]
-    parts = torch.split(staged([array.reshape(-1) for array in arrays], device).to(device, non_blocking=True), [*map(np.size, arrays)])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

@@ -47,6 +47,11 @@ class ExecutorSetup:
         return self.spec
 
     @property
+    def most_drafts(self) -> int:
+        """Of a row in a step."""
+        return 0 if self.config.speculative == "off" else self.config.max_drafts
+
+    @property
     def kv_dtype(self) -> torch.dtype | None:
         """Of the KV cache; None: `dtype`."""
         return {"fp8": torch.float8_e4m3fn, "int8": torch.int8}.get(self.config.kv_cache_dtype)

@@ -27,17 +27,24 @@ class StepGraphs(NamedTuple):
 
 
 def record_graphs(
-    model: TorchModel, backend: AttentionBackend, sizes: GraphSizes, last_tokens: Tensor, pages_per_row: int, capture: Capture
+    model: TorchModel,
+    backend: AttentionBackend,
+    sizes: GraphSizes,
+    last_tokens: Tensor,
+    pages_per_row: int,
+    capture: Capture,
+    num_rows: int,
 ) -> tuple[StepGraphs, GraphBytes] | None:
     """Graphs of all sizes, the largest recorded first; at least one of decodes. None: the attention backend does not support graphs.
 
-    `last_tokens`, `pages_per_row`: as of `DecodeGraphs`. An error says which graph could not be recorded; none may be used then.
+    `last_tokens`, `pages_per_row`, `num_rows`: as of `DecodeGraphs`. An error says which graph could not be recorded; none may be used
+    then.
     """
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     begin = time.perf_counter()
     used = [capture.memory()]
-    decodes = DecodeGraphs(model, backend, sizes.rows, last_tokens, pages_per_row, capture)
+    decodes = DecodeGraphs(model, backend, sizes.rows, last_tokens, pages_per_row, capture, num_rows)
     pieces = PiecewiseGraphs(model, backend.spec, sizes.tokens, capture) if sizes.tokens else None
     used.append(capture.memory())
     graphs = [(decodes.record, size, "sequences") for size in reversed(sizes.rows)]

@@ -88,6 +88,10 @@ class Sampler:
         """Whether all that `sample` gives for these rows is the argmax of the model's logits."""
         return int(np.count_nonzero(self._greedy[rows])) == len(rows)  # faster than all(), and called in every step
 
+    def processes(self, rows: NDArray[np.int32]) -> bool:
+        """Whether logits of some of these rows change before a token is sampled."""
+        return bool(np.count_nonzero(self._features[rows] & _PROCESSED))
+
     def draw_params(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.void] | None:
         """[m] `DRAW_PARAMS` of tokens of these rows at `positions`, if all that `sample` does is to draw them from the model's logits;
         else None."""
@@ -106,7 +110,7 @@ class Sampler:
     def sample(
         self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32], device_rows: Tensor, device_positions: Tensor
     ) -> SampledTokens:
-        """[m, vocab_size] float32 logits of m distinct rows -> a token for each, without waiting for the device.
+        """[m, vocab_size] float32 logits of m rows -> a token for each, without waiting for the device. Rows with processors are distinct.
 
         `positions` [m] are those of the tokens to be sampled, and key their noise; `device_*` are the same on the device. Logits of
         rows with processors are changed in place; they must then be contiguous.
@@ -132,7 +136,7 @@ class Sampler:
         """
         logprob_rows, raw = self._raw_logits(logits, rows)
         firsts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
-        if not np.count_nonzero(self._features[rows] & _PROCESSED):
+        if not self.processes(rows):
             sampled = self._choose(logits, rows, positions, device_rows, device_positions)
             accepted = num_accepted(sampled.tokens, self._put(drafts), self._put(firsts.astype(np.int32)))
             return self._with_logprobs(replace(sampled, accepted=accepted), rows, logprob_rows, raw)

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from aengine.attention import build_layout
+from aengine.attention import StepLayout, as_decodes, build_layout
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16, 256])
@@ -48,6 +48,20 @@ def test_layout_equals_a_loop(page_size: int, seed: int) -> None:
         assert array.dtype == np.int32, name
         assert array.tolist() == list(expected), name
     assert (layout.num_rows, layout.num_tokens, layout.num_decodes) == (count, len(positions), num_decodes)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_each_token_as_a_row(page_size: int) -> None:
+    """The layout of as many rows with the same pages, each of which computes one of the tokens."""
+    rng = np.random.default_rng(page_size)
+    table = rng.permutation(2 * 10 * 40).reshape(2, 10, 40).astype(np.int32)
+    rows, lengths = np.array([7, 2, 9, 0], np.int32), np.array([1, 5, 1, 3], np.int32)
+    starts = np.array([0, 4, 6, 2], np.int32)
+    found = as_decodes(build_layout(rows, 1, starts, lengths, table, page_size))
+    each, positions = np.repeat(rows, lengths), np.concatenate([np.arange(at, at + n) for at, n in zip(starts, lengths, strict=True)])
+    expected = build_layout(each, 10, positions.astype(np.int32), np.ones(10, np.int32), table, page_size)
+    for name in StepLayout.__slots__:
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), strict=name in StepLayout.__slots__[2:])
 
 
 def test_256_decode_rows_take_no_time() -> None:

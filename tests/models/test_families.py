@@ -103,7 +103,7 @@ def test_recorded_steps(name: str, tmp_path: pathlib.Path) -> None:
     expected = reference(case, tmp_path)
     config = config_of(case, tmp_path, "torch_native", max_num_seqs=8, graph_sizes=(1, 2, 4, 8), graph_tokens=64)
     runner = ModelRunner(config, tmp_path, EagerCapture)
-    assert runner._executor._graphs.pieces is not None
+    assert runner._executor._model.graphs.pieces is not None
     seen = record_logits(runner)
     assert Driver(runner, chunk=7).generate(expected.prompts, COUNT) == expected.tokens
     assert_near(seen[-1], torch.stack([logits[-1] for logits in expected.logits])[-len(seen[-1]) :])

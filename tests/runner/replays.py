@@ -7,7 +7,7 @@ from aengine.runner.step_graphs import StepGraphs
 
 
 def graphs_of(runner: ModelRunner) -> StepGraphs:
-    graphs = runner._executor._graphs
+    graphs = runner._executor._model.graphs
     assert graphs is not None
     return graphs
 

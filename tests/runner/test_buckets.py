@@ -45,6 +45,9 @@ def test_sizes_of_a_configuration() -> None:
     assert GraphSizes.of(None, 512, 4, 2048) == GraphSizes((1, 2, 4), token_sizes(512))
     assert GraphSizes.of((8, 2, 8), 512, 16, 100) == GraphSizes((2, 8), token_sizes(100))
     assert GraphSizes.of((3,), 0, 16, 100) == GraphSizes((3,), ())
+    assert GraphSizes.of(None, 0, 6, 100, most_drafts=4).rows == (1, 2, 4, 8, 16, 24, 30), "of steps that verify drafts, too"
+    assert GraphSizes.of(None, 0, 100, 2048, most_drafts=4).rows[-1] == 128
+    assert GraphSizes.of(None, 0, 200, 2048, most_drafts=4).rows[-1] == 200
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 2), (2, 2), (3, 8), (8, 8), (9, None)])
@@ -60,6 +63,7 @@ def test_bytes_of_all_graphs_from_those_of_the_largest() -> None:
     few = GraphSizes((8,), (32, 64))
     assert few.largest_two() == few
     assert GraphBytes(1000, (100,), (50, 7)).of_all(few) == GraphBytes(1000, (100,), (50, 7)).total() == 1157
+    assert GraphBytes(1, (2, 3), ()) + GraphBytes(10, (20, 30), ()) == GraphBytes(11, (22, 33), ())
     assert GraphBytes(5, (2,), ()).of_all(GraphSizes((8,), ())) == 7
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 from reference import save_tiny
+from test_graphs import graph_runner
 from test_greedy import make_runner
 
-from aengine.runner.base import InFlightStep
+from aengine.runner.base import InFlightStep, Step
+from aengine.runner.decode_graphs import DecodeGraphs, Forward
 from aengine.runner.model_runner import ModelRunner
 from aengine.scheduler.drafter import Draft, DraftSource
 from aengine.scheduler.plan import RowParams, StepPlan
@@ -24,11 +27,14 @@ NUM_REQUESTS = 60
 Tokens = list[tuple[int, float | None]]  # with their logprobs
 
 
-@pytest.fixture(scope="module", params=["cpu", "torch_native"])
+@pytest.fixture(scope="module", params=["cpu", "torch_native", "graphs"])
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRunner]:
     path = tmp_path_factory.mktemp("tiny")
     save_tiny("qwen3", path)
-    made = make_runner(path, attention_backend=request.param)
+    if request.param == "graphs":
+        made = graph_runner(path, graph_sizes=None, speculative="ngram", max_drafts=3)
+    else:
+        made = make_runner(path, attention_backend=request.param)
     yield made
     made.close()
 
@@ -95,7 +101,8 @@ def run(
     config = SchedulerConfig(
         runner.max_num_seqs, runner.max_num_batched_tokens, runner.max_model_len, num_pages, runner.page_size, max_drafts=8
     )
-    scheduler = Scheduler(config, drafter=drafter)
+    steps = itertools.count(1.0)  # as if all took the same time, so that drafts pay
+    scheduler = Scheduler(config, lambda: next(steps), drafter)
     scheduler._num_steps = first_step
     outputs: dict[int, Tokens] = {request.key: [] for request in requests}
     flights: deque[tuple[StepPlan, InFlightStep]] = deque()
@@ -117,13 +124,33 @@ def run(
         assert not any(finished.error for finished in updates.finished)
 
 
+def verified_by_graph(runner: ModelRunner) -> list[Step] | None:
+    """Steps with drafts from here on that are replayed. None: the runner has no graphs."""
+    graphs = runner._executor._model.graphs if runner.executor_name == "torch" else None
+    if graphs is None:
+        return None
+    found, run = [], DecodeGraphs.run
+
+    def noting(step: Step, token_ids: torch.Tensor) -> Forward | None:
+        done = run(graphs.decodes, step, token_ids)
+        if done is not None and step.drafts is not None:
+            found.append(step)
+        return done
+
+    graphs.decodes.run = noting
+    return found
+
+
 @pytest.mark.parametrize("num_pages", [400, 40])
 def test_drafts_change_nothing(runner: ModelRunner, num_pages: int) -> None:
+    """With graphs also in steps with more drafts than any graph is for."""
     rng = random.Random(num_pages)
     requests = random_requests(rng, 100)
     expected, steps = run(runner, requests, 0, None, num_pages)
     drafter = Drafts(expected, requests, rng)
+    by_graph = verified_by_graph(runner)
     found, end = run(runner, requests, steps, drafter, num_pages)
+    assert by_graph is None or len(by_graph) > 5
     for key, tokens in expected.items():
         assert [token for token, _ in found[key]] == [token for token, _ in tokens]
         logprobs, before = ([logprob for _, logprob in each if logprob is not None] for each in (found[key], tokens))

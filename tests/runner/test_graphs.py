@@ -26,14 +26,17 @@ from workloads import VOCAB, compare_with_eager, random_steps
 
 from aengine.attention import AttentionStep, build_layout
 from aengine.config import EngineConfig
-from aengine.runner import device_executor
+from aengine.runner import device_model
+from aengine.runner.base import Step
 from aengine.runner.buckets import GraphSizes
 from aengine.runner.capture import Pieces
 from aengine.runner.decode_graphs import StagingBuffer
 from aengine.runner.model_runner import ModelRunner
+from aengine.scheduler.plan import StepPlan
 
 SIZES = (1, 2, 5, 8, 20)
 CPU = torch.device("cpu")
+NO_IDS = torch.zeros(0, dtype=torch.int32)
 
 
 @pytest.fixture(scope="module")
@@ -180,20 +183,21 @@ def test_replays_use_the_same_memory(tiny: pathlib.Path) -> None:
     for _ in range(3):
         plan = driver._plan(entries, 3)
         with torch.inference_mode():
-            layout = decodes_layout(runner, plan)
-            done = graphs_of(runner).decodes.run(layout, plan.rows)
+            step = decodes_step(runner, plan)
+            done = graphs_of(runner).decodes.run(step, NO_IDS)
         for s in sequences:
             s.computed += 1
         assert done is not None
         ends.add((done.greedy_tokens.data_ptr(), done.rows.data_ptr(), done.next_positions.data_ptr()))
-        assert done.next_positions.tolist() == layout.seq_lens.tolist()
+        assert done.next_positions.tolist() == step.layout.seq_lens.tolist()
         assert done.rows.tolist() == plan.rows.tolist()
     assert len(ends) == 1
 
 
-def decodes_layout(runner: ModelRunner, plan: Any) -> Any:
+def decodes_step(runner: ModelRunner, plan: StepPlan) -> Step:
     runner._page_table[plan.page_groups, plan.page_rows, plan.page_cols] = plan.page_ids
-    return build_layout(plan.rows, plan.num_decodes, plan.starts, plan.lengths, runner._page_table, runner.page_size)
+    layout = build_layout(plan.rows, plan.num_decodes, plan.starts, plan.lengths, runner._page_table, runner.page_size)
+    return Step.of(plan, layout)
 
 
 def test_padding_touches_no_row(tiny: pathlib.Path) -> None:
@@ -203,12 +207,12 @@ def test_padding_touches_no_row(tiny: pathlib.Path) -> None:
     one, other = driver.add([1, 2, 3]), driver.add([4, 5, 6, 7])
     driver.run_step([one, other])
     last = runner._executor._last_tokens.clone()
-    backend = runner._executor._backend
+    backend = runner._executor._model.backend
     caches = [pages for cache in backend.caches for pages in (cache.keys, cache.values)]
     before = [cache.clone() for cache in caches]
     driver.run_step([one])
     changed = (runner._executor._last_tokens != last).nonzero()[:, 0].tolist()
-    assert set(changed) <= {one.row, 24}
+    assert set(changed) <= {one.row, len(last) - 1}
     for cache, old in zip(caches, before, strict=True):
         slots = (cache != old).any(-1).any(0)  # [pages, page_size]
         assert slots.sum() == 1, "one token was written"
@@ -227,7 +231,7 @@ def test_logits_may_be_changed(tiny: pathlib.Path) -> None:
         driver.run_step(sequences)
         with torch.inference_mode():
             plan = driver._plan([(s, 1) for s in sequences], 2)
-            done = graphs_of(runner).decodes.run(decodes_layout(runner, plan), plan.rows)
+            done = graphs_of(runner).decodes.run(decodes_step(runner, plan), NO_IDS)
             both = done.logits(torch.tensor([0, 1], dtype=torch.int32))
             assert (both.dtype, both.shape) == (torch.float32, (2, VOCAB))
             before = graph_logits.clone()
@@ -264,7 +268,7 @@ def test_a_backend_that_is_not_for_graphs(tiny: pathlib.Path, monkeypatch: pytes
     caplog.set_level(logging.INFO, logger="aengine")
     monkeypatch.setattr(EagerCapture, "graph_step", staticmethod(lambda backend, buffers: None))
     runner = graph_runner(tiny)
-    assert runner._executor._graphs is None
+    assert runner._executor._model.graphs is None
     assert [message for message in caplog.messages if "graphs" in message] == [
         "no graphs: the attention backend torch_native does not support them"
     ]
@@ -273,8 +277,8 @@ def test_a_backend_that_is_not_for_graphs(tiny: pathlib.Path, monkeypatch: pytes
 
 def test_without_a_recorder_nothing_is_recorded(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is so on every CPU."""
-    monkeypatch.setattr(device_executor, "record_graphs", lambda *given: pytest.fail("recorded"))
-    assert eager_runner(tiny)._executor._graphs is None
+    monkeypatch.setattr(device_model, "record_graphs", lambda *given: pytest.fail("recorded"))
+    assert eager_runner(tiny)._executor._model.graphs is None
 
 
 def test_what_is_recorded_is_told(tiny: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -315,7 +319,7 @@ def test_memory_of_all_graphs_is_foreseen_from_two_of_each_kind(tiny: pathlib.Pa
     assert taken is not None
     assert (len(taken.rows), len(taken.tokens)) == (len(sizes.rows), len(sizes.tokens))
     assert taken.total() <= foreseen <= 2 * taken.total()
-    assert runner._executor._graphs is None, "what was measured is dropped"
+    assert runner._executor._model.graphs is None, "what was measured is dropped"
 
 
 class FailingCapture(EagerCapture):
@@ -339,7 +343,7 @@ def test_without_graphs_where_one_cannot_be_recorded(
     monkeypatch.setattr(FailingCapture, "begun", 0)
     monkeypatch.setattr(FailingCapture, "fail_at", fail_at)
     runner = graph_runner(tiny, FailingCapture)
-    assert runner._executor._graphs is None
+    assert runner._executor._model.graphs is None
     (record,) = [record for record in caplog.records if "graph" in record.message]
     expected = (
         f"no graphs, so that steps take longer: recording a graph for {which} failed: operation not permitted when stream is capturing"

@@ -173,7 +173,7 @@ def test_graphs_are_counted_before_the_pool_is_sized(
 def test_eager_records_nothing(model_dir: pathlib.Path) -> None:
     with cuda_runner(model_dir, "triton", eager=True) as runner:
         assert isinstance(runner._executor, DeviceExecutor)
-        assert runner._executor._graphs is None
+        assert runner._executor._model.graphs is None
 
 
 def test_torch_native_is_not_for_graphs(model_dir: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,77 @@
+"""`DeviceModel`: a model in torch with its KV pages, and the graphs of its steps. Knows nothing of sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aengine.attention import AttentionMetadata
+from aengine.kernels.upload import upload
+from aengine.models.decoder import ForwardBatch
+from aengine.runner.base import Step
+from aengine.runner.buckets import GraphBytes, GraphSizes
+from aengine.runner.capture import Capture
+from aengine.runner.decode_graphs import Forward
+from aengine.runner.setup import ExecutorSetup
+from aengine.runner.step_graphs import StepGraphs, record_graphs
+from aengine.runner.torch_models import load_torch_model
+
+
+class DeviceModel:
+    def __init__(self, setup: ExecutorSetup, last_tokens: Tensor, check: Callable[[], object]) -> None:
+        """Loads the model, as `build_executor`. `last_tokens`: as of `DecodeGraphs`. To be called on the stream of the steps."""
+        self._setup = setup
+        self._last_tokens = last_tokens
+        self._model, self.backend = load_torch_model(setup, check)
+        self.graphs: StepGraphs | None = None
+
+    def record(self, sizes: GraphSizes, max_model_len: int, capture: Capture) -> GraphBytes | None:
+        """Records graphs of steps over the pages that there are. None: the backend does not support them."""
+        setup = self._setup
+        pages_per_row = -(-max_model_len // setup.config.page_size)
+        recorded = record_graphs(self._model, self.backend, sizes, self._last_tokens, pages_per_row, capture, setup.max_num_seqs)
+        if recorded is None:
+            return None
+        self.graphs, taken = recorded
+        return taken
+
+    def forward(self, step: Step, token_ids: Tensor) -> Forward:
+        """Replays a graph if one holds the step, else runs the model over uploaded arrays. `token_ids` int32 are the step's, on the
+        device."""
+        layout, graphs = step.layout, self.graphs
+        if graphs is not None and self._is_short(step):
+            replayed = graphs.decodes.run(step, token_ids)
+            if replayed is not None:
+                return replayed
+        arrays = (
+            layout.qo_indptr,
+            layout.kv_indptr,
+            layout.kv_indices,
+            layout.last_page_len,
+            layout.slot_mapping,
+            layout.positions,
+            step.rows[: layout.num_decodes],
+            step.logits_indices,
+            step.sampled_rows,
+            step.next_positions,
+        )
+        *metadata, positions, decode_rows, logits_indices, rows, next_positions = upload(arrays, self._setup.device)
+        input_ids = torch.cat((self._last_tokens.index_select(0, decode_rows), token_ids)) if layout.num_decodes else token_ids
+        attention = self.backend.plan(AttentionMetadata(layout, *metadata))
+        batch = ForwardBatch(input_ids, positions, logits_indices, attention)
+        in_pieces = None if graphs is None or graphs.pieces is None else graphs.pieces.forward(batch)
+        hidden = self._model(batch) if in_pieces is None else in_pieces
+
+        def logits(indices: Tensor) -> Tensor:
+            return self._model.logits(hidden, replace(batch, logits_indices=indices))
+
+        return Forward(logits, logits_indices, rows, next_positions)
+
+    def _is_short(self, step: Step) -> bool:
+        """Whether no row has more tokens than one with drafts may have."""
+        lengths = np.diff(step.layout.qo_indptr[step.layout.num_decodes :])
+        return not np.count_nonzero(lengths > 1 + self._setup.most_drafts)
