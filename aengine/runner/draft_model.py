@@ -70,24 +70,26 @@ class DraftModel:
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._pool.copy_pages(self._workspace, sources, destinations)
 
-    def run(self, step: Step, draw_params: NDArray[np.void]) -> IntArray:
-        """[m] tokens drawn from its logits; the noise is that of the model, so that both likely draw the same. Decodes go on from what was
-        drawn last for their rows.
+    def run(self, step: Step, draw_params: NDArray[np.void] | None) -> IntArray:
+        """[m] tokens drawn from its logits with the noise of the model, so that both likely draw the same; the likeliest ones without
+        `draw_params`. Decodes go on from what was drawn last for their rows.
 
         Vocabularies may be padded differently: ids that it does not have become its last one, and those that the model does not have
         the model's last one.
         """
-        layout, num_decodes = step.layout, step.layout.num_decodes
-        token_ids = np.concatenate((np.empty(num_decodes, np.int32), step.token_ids))
+        layout, num_decodes, vocab_size = step.layout, step.layout.num_decodes, self._stack.spec.vocab_size
+        token_ids = step.token_ids if not num_decodes else np.concatenate((np.empty(num_decodes, np.int32), step.token_ids))
         call = self._stack.prepare(
             self._workspace,
             self._pool,
             layout,
-            np.minimum(token_ids, self._stack.spec.vocab_size - 1),
+            token_ids if vocab_size >= self._vocab_size else np.minimum(token_ids, vocab_size - 1),
             step.logits_indices,
+            greedy=draw_params is None,
             draw_params=draw_params,
             last_tokens=LastTokens(self._last_tokens, step.rows[:num_decodes], step.sampled_rows),
         )
         call.run()
         assert call.sampled is not None
-        return np.minimum(call.sampled, self._vocab_size - 1).astype(np.int32)
+        tokens = call.sampled.astype(np.int32)
+        return tokens if vocab_size <= self._vocab_size else np.minimum(tokens, self._vocab_size - 1)

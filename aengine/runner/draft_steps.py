@@ -5,11 +5,12 @@ Knows nothing of the models. The page table is that of the model: a draft model 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aengine.attention import build_layout
+from aengine.attention import StepLayout, build_layout
 from aengine.runner.base import IntArray, Step
 from aengine.scheduler.plan import NO_INTS, DraftRows, StepPlan
 
@@ -22,19 +23,43 @@ def with_drafts(plan: StepPlan, drafted: DraftRows, page_table: IntArray, page_s
     """
     layout = build_layout(drafted.rows, 0, drafted.starts, drafted.lengths, page_table, page_size)
     at = drafted.num_drafts.nonzero()[0]
-    rows, left, positions = drafted.rows[at], drafted.num_drafts[at], layout.seq_lens[at]  # of the drafts
+    rows, num_drafts, positions = drafted.rows[at], drafted.num_drafts[at], layout.seq_lens[at]  # of the first drafts
     tokens = run(Step(plan.step, layout, drafted.rows, drafted.token_ids, layout.qo_indptr[1:][at] - 1, rows, positions))
     if not len(at):
         return plan.token_ids
     ends = np.zeros(len(page_table[0]), np.int64)  # by row, in token_ids
     ends[plan.rows] = np.cumsum(np.where(np.arange(len(plan.rows)) < plan.num_decodes, 0, plan.lengths))
-    token_ids, places = plan.token_ids.copy(), ends[rows] - left
-    while True:
-        token_ids[places] = tokens
-        going = left > 1
-        if not going.any():
-            return token_ids
-        rows, positions, places, left = rows[going], positions[going], places[going] + 1, left[going] - 1
-        layout = build_layout(rows, len(rows), positions, np.ones(len(rows), np.int32), page_table, page_size)
-        positions = layout.seq_lens
-        tokens = run(Step(plan.step, layout, rows, NO_INTS, layout.qo_indptr[:-1], rows, positions))
+    token_ids, places = plan.token_ids.copy(), ends[rows] - num_drafts
+    token_ids[places] = tokens
+    going = [(num_drafts > number).nonzero()[0] for number in range(1, num_drafts.max())]  # in each further step
+    for number, (of, layout) in enumerate(zip(going, _decodes(rows, positions, going, page_table, page_size), strict=True), 1):
+        token_ids[places[of] + number] = run(Step(plan.step, layout, rows[of], NO_INTS, layout.qo_indptr[:-1], rows[of], layout.seq_lens))
+    return token_ids
+
+
+def _decodes(
+    rows: IntArray, positions: IntArray, going: list[NDArray[np.int64]], page_table: IntArray, page_size: int
+) -> Iterator[StepLayout]:
+    """The layouts of steps that follow one another, in which those of the rows that are `going` decode, at first at `positions`. They are
+    made at once, since a draft model may take no longer for a step than one layout takes."""
+    if not going:
+        return
+    joined = np.concatenate(going)
+    numbers = np.repeat(np.arange(len(going), dtype=np.int32), [len(of) for of in going])
+    every = build_layout(rows[joined], len(joined), positions[joined] + numbers, np.ones(len(joined), np.int32), page_table, page_size)
+    begin = 0
+    for of in going:
+        end = begin + len(of)
+        first_page, end_page = every.kv_indptr[begin], every.kv_indptr[end]
+        yield StepLayout(
+            page_size=page_size,
+            num_decodes=len(of),
+            qo_indptr=every.qo_indptr[: len(of) + 1],
+            kv_indptr=every.kv_indptr[begin : end + 1] - first_page,
+            kv_indices=every.kv_indices[:, first_page:end_page],
+            last_page_len=every.last_page_len[begin:end],
+            seq_lens=every.seq_lens[begin:end],
+            positions=every.positions[begin:end],
+            slot_mapping=every.slot_mapping[:, begin:end],
+        )
+        begin = end

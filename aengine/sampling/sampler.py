@@ -101,8 +101,11 @@ class Sampler:
         params["position"] = positions
         return params
 
-    def draft_params(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.void]:
-        """[m] `DRAW_PARAMS` with the noise of these rows at `positions`, for logits of another model, which nothing else changes."""
+    def draft_params(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.void] | None:
+        """[m] `DRAW_PARAMS` with the noise of these rows at `positions`, for logits of another model, which nothing else changes; None if
+        all are greedy."""
+        if not np.count_nonzero(self._features[rows] & _RANDOM):
+            return None
         params = self._draw_params[rows]
         params["position"] = positions
         return params
