@@ -35,11 +35,6 @@ class _Flight(NamedTuple):
     step: InFlightStep
     launched: float  # on time.monotonic
 
-    @property
-    def awaited(self) -> bool:
-        """Whether its result must be there before the next step is planned."""
-        return self.plan.awaited or not self.step.overlaps
-
 
 class StepDriver:
     """To be used from the step thread alone; `busy_since` may be read from any thread."""
@@ -72,7 +67,7 @@ class StepDriver:
         planned = self._plan_and_launch()
         self.notify()  # now and not before the launch: the event loop takes the GIL, and a step should begin first
         idle = not planned and not self._flights  # there may also be no plan because a step in flight must return first
-        if self._flights and (not planned or len(self._flights) > 1 or self._flights[-1].awaited):
+        if self._flights and (not planned or len(self._flights) > 1 or not self._flights[-1].step.overlaps):
             self._commit()
         self._collect_updates()
         if self._flights or idle:  # a step is running already, or none will be launched
@@ -125,7 +120,7 @@ class StepDriver:
 
     def _plan_and_launch(self) -> bool:
         """Launches the next step, unless the newest one in flight must return first. False: there is none."""
-        if self._flights and self._flights[-1].awaited:
+        if self._flights and not self._flights[-1].step.overlaps:
             return False
         if self._paused:
             self._scheduler.expire()

@@ -73,7 +73,7 @@ def step_result(step: Step, sampled: SampledTokens | None, scores: PromptScores 
         prompt_logprobs=prompt_logprobs,
         failures=failures,
         accepted=accepted,
-        forced=sampler.forced(step.sampled_rows) if step.awaited else {},
+        forced=sampler.forced(step.sampled_rows) if step.wants_forced else {},
     )
 
 

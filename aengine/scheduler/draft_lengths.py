@@ -1,4 +1,4 @@
-"""How many drafts pay: which of the drafts that there are for a step make it bring the most tokens per second.
+"""`DraftLengths`: how many drafts pay, so that speculation gains where it can and loses next to nothing where it cannot.
 
 Owns what is measured for it: how often the drafts of each row were accepted, and how long steps take. Knows nothing of pages or plans.
 """
@@ -6,91 +6,157 @@ Owns what is measured for it: how often the drafts of each row were accepted, an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-LIKELY = 0.6
-"""Taken for the acceptance of a row's drafts before any was tried."""
-_MEMORY = 0.85  # of an average: what the past counts
-_MOST_WIDE = 512  # tokens of a step; wider ones are not told apart
-_FIRST_PAUSE, _LONGEST_PAUSE = 4, 64  # tokens
+from aengine.scheduler.drafter import Draft, num_decided
+from aengine.scheduler.plan import IntArray
+
+_MEMORY = 0.85  # of an average of seconds: what the past counts
+_ROW_MEMORY = 16.0  # decided drafts of a row; what its drafter says of a draft counts like _PRIOR of them
+_PRIOR = 4.0
+_TRIED = 2  # drafts of a row when some are only tried
+_FOR_TRYING = 0.01  # of the time
+_FIRST_STEPS, _MOST_STEPS, _TRIAL_STEPS = 8, 32, 2  # the credit at first, at most, and where something is tried, in steps without drafts
+_FIRST_LOOK, _LAST_LOOK = 32, 512  # after so many steps with drafts steps without are measured again
+
+
+@dataclass(frozen=True, slots=True)
+class StepKind:
+    """Steps whose seconds are comparable."""
+
+    processed: bool  # logits of some rows are processed
+    by_model: bool = False  # some drafts are those of a model
 
 
 class DraftLengths:
+    """There is a credit of seconds. Each step with drafts earns what it took less than steps without drafts would have taken for as many
+    tokens, or pays what it took more; besides, `_FOR_TRYING` of all time is earned. Without credit there are no drafts. So speculation
+    loses about that share of the time at most, whatever the estimates are worth."""
+
     def __init__(self, num_rows: int) -> None:
-        self._acceptance = np.full(num_rows, LIKELY)
-        self._pause = np.full(num_rows, _FIRST_PAUSE)  # the next one of a row, in tokens
-        self._resume = np.zeros(num_rows, np.int64)  # a row's number of tokens at which drafts are tried again
-        self._plain = _StepSeconds()  # of steps without drafts, which may run ahead
-        self._verifying = _StepSeconds()
+        self._decided = np.zeros(num_rows)
+        self._accepted = np.zeros(num_rows)
+        self._plain = {processed: _StepSeconds() for processed in (False, True)}  # of steps without drafts, which may run ahead
+        self._verifying: dict[StepKind, _StepSeconds] = {}
+        self._credit: float | None = None  # seconds; None: no step was measured
+        self._since_plain = 0  # steps with drafts
+        self._look = _FIRST_LOOK
 
     def assign(self, row: int) -> None:
-        self._acceptance[row] = LIKELY
-        self._pause[row] = _FIRST_PAUSE
-        self._resume[row] = 0
+        self._decided[row] = self._accepted[row] = 0.0
 
-    def tried(self, rows: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """For which of the rows, which have so many tokens, drafts are to be tried again."""
-        return num_tokens >= self._resume[rows]
+    def may_draft(self, num_decodes: int, kind: StepKind) -> bool:
+        """Whether there is credit, and it is known what steps without drafts take."""
+        return self._plain[kind.processed].is_known(num_decodes) and (self._credit or 0.0) > 0.0 and self._since_plain < self._look
 
-    def choose(self, num_decodes: int, found: Mapping[int, int]) -> dict[int, int]:
-        """How many drafts each row gets, of the number that was `found` for it, in a step in which `num_decodes` rows decode.
+    def may_try(self, num_decodes: int, kind: StepKind) -> bool:
+        """Whether there is credit for drafts that are not likely to pay."""
+        return self.may_draft(num_decodes, kind) and (self._credit or 0.0) >= _TRIAL_STEPS * self._plain[kind.processed].of(num_decodes)
+
+    def choose(self, num_decodes: int, found: Mapping[int, Draft], kind: StepKind, *, tried: IntArray | None) -> dict[int, int]:
+        """How many drafts each row gets, of those `found` for it, in a step in which `num_decodes` rows decode.
 
         With acceptance a the j-th draft of a row brings a^j tokens more. The likeliest are added while tokens per second rise; where the
-        time of wider steps is not known yet, it is taken to be that of narrower ones, and so becomes known.
+        time of wider steps is not known yet, it is taken to be that of narrower ones, and so becomes known. If some rows are `tried`, these
+        get a few in any case, so that their acceptance becomes known, and the others none.
         """
+        if tried is not None:
+            return {row: min(_TRIED, len(draft.token_ids)) if row in tried else 0 for row, draft in found.items()}
         gains = sorted(
-            ((float(self._acceptance[row]) ** j, row) for row, count in found.items() for j in range(1, count + 1)), reverse=True
+            (
+                (acceptance**j, row)
+                for row, draft in found.items()
+                for acceptance in (self._acceptance(row, draft),)
+                for j in _counts(draft)
+            ),
+            reverse=True,
         )
-        plain = self._plain.of(num_decodes)
+        plain = self._plain[kind.processed].of(num_decodes)
         tokens = num_decodes + np.cumsum([gain for gain, _ in gains])
-        seconds = self._verifying.from_narrow(np.arange(num_decodes + 1, num_decodes + len(gains) + 1), num_decodes, plain)
+        widths = np.arange(num_decodes + 1, num_decodes + len(gains) + 1)
+        seconds = self._verifying.get(kind, _NO_SECONDS).from_narrow(widths, num_decodes, plain)
         rates = np.append(num_decodes / plain, tokens / seconds)
-        num_best = int(rates.argmax())
-        chosen = dict.fromkeys(found, 0)
-        for _, row in gains[:num_best]:
-            chosen[row] += 1
-        return chosen
+        best = dict.fromkeys(found, 0)
+        for _, row in gains[: int(rates.argmax())]:
+            best[row] += 1
+        return best
 
-    def observe(self, row: int, num_tokens: int, drafted: int, accepted: int) -> None:
-        """Of a row's `drafted` drafts so many were `accepted`; the row has `num_tokens` tokens now. With none drafted the row pauses, each
-        time for longer."""
-        if not drafted:
-            self._resume[row] = num_tokens + int(self._pause[row])
-            self._pause[row] = min(2 * int(self._pause[row]), _LONGEST_PAUSE)
-            self._acceptance[row] = max(self._acceptance[row], LIKELY)
-            return
-        tried = min(accepted + 1, drafted)  # those behind a rejected one say nothing
-        old = _MEMORY**tried
-        self._acceptance[row] = old * self._acceptance[row] + (1 - old) * accepted / tried
-        if accepted:
-            self._pause[row] = _FIRST_PAUSE
+    def observe(self, row: int, num_drafts: int, num_accepted: int) -> None:
+        decided = num_decided(num_drafts, num_accepted)
+        kept = np.exp(-decided / _ROW_MEMORY)
+        self._decided[row] = kept * self._decided[row] + decided
+        self._accepted[row] = kept * self._accepted[row] + num_accepted
 
-    def step_took(self, seconds: float, num_tokens: int, *, verifying: bool) -> None:
-        (self._verifying if verifying else self._plain).add(num_tokens, seconds)
+    def plain_step_took(self, seconds: float, num_rows: int, kind: StepKind, *, steady: bool) -> None:
+        """A step that computed one token of each of `num_rows` rows has returned. `steady`: the step before was such a one, too."""
+        if steady:
+            self._plain[kind.processed].add(num_rows, seconds)
+            if self._since_plain >= self._look:
+                self._look = min(2 * self._look, _LAST_LOOK)
+            self._since_plain = 0
+        if self._credit is None:
+            self._credit = _FIRST_STEPS * seconds
+        self._earn(_FOR_TRYING * seconds, num_rows, kind)
+
+    def step_took(self, seconds: float, num_rows: int, num_tokens: int, kind: StepKind, num_new: int) -> None:
+        """A step of `num_tokens` tokens has returned in which `num_rows` rows decoded, with drafts or with work of the draft model. It
+        brought `num_new` tokens."""
+        self._since_plain += 1
+        self._verifying.setdefault(kind, _StepSeconds()).add(num_tokens, seconds)
+        saved = self._plain[kind.processed].of(num_rows) * num_new / num_rows - seconds
+        self._earn(saved + _FOR_TRYING * seconds, num_rows, kind)
+
+    def _earn(self, seconds: float, num_rows: int, kind: StepKind) -> None:
+        if self._credit is not None:
+            self._credit = min(self._credit + seconds, _MOST_STEPS * self._plain[kind.processed].of(num_rows))
+
+    def _acceptance(self, row: int, draft: Draft) -> float:
+        return float((_PRIOR * draft.acceptance + self._accepted[row]) / (_PRIOR + self._decided[row]))
+
+
+def _counts(draft: Draft) -> range:
+    return range(1, len(draft.token_ids) + 1)
+
+
+_BUCKETS = 64
 
 
 class _StepSeconds:
-    """Moving averages of the seconds of steps, by their number of tokens."""
+    """Moving averages of the seconds of steps, by their number of tokens; numbers that differ by less than a fifth are not told apart."""
 
     def __init__(self) -> None:
-        self._seconds: NDArray[np.float64] = np.zeros(_MOST_WIDE + 1)  # 0: not known
+        self._seconds: NDArray[np.float64] = np.zeros(_BUCKETS)
+        self._num_steps = np.zeros(_BUCKETS, np.int64)
 
     def add(self, num_tokens: int, seconds: float) -> None:
-        at, seconds = min(num_tokens, _MOST_WIDE), max(seconds, 1e-9)
+        at, seconds = _bucket(num_tokens), max(seconds, 1e-9)
         known = float(self._seconds[at])
+        self._num_steps[at] += 1
         # One step that took long, for whatever reason, changes little.
         self._seconds[at] = _MEMORY * known + (1 - _MEMORY) * min(seconds, 2 * known) if known else seconds
 
+    def is_known(self, num_tokens: int) -> bool:
+        return bool(self._num_steps[_bucket(num_tokens)] >= 3)
+
     def of(self, num_tokens: int) -> float:
-        """Of the nearest known width; 1 while none is known."""
+        """Of the nearest known number; 1 while none is known."""
         known = self._seconds.nonzero()[0]
-        return float(self._seconds[known[np.abs(known - num_tokens).argmin()]]) if len(known) else 1.0
+        return float(self._seconds[known[np.abs(known - _bucket(num_tokens)).argmin()]]) if len(known) else 1.0
 
     def from_narrow(self, widths: NDArray[np.int64], narrow: int, seconds: float) -> NDArray[np.float64]:
         """Of wider steps than one of `narrow` tokens that takes `seconds`: between known widths in proportion, beyond them as the last."""
         known = self._seconds.nonzero()[0]
-        known = known[known > narrow]
-        result: NDArray[np.float64] = np.interp(widths, np.append(narrow, known), np.append(seconds, self._seconds[known]))
+        known = known[_WIDTHS[known] > narrow]
+        result: NDArray[np.float64] = np.interp(widths, np.append(narrow, _WIDTHS[known]), np.append(seconds, self._seconds[known]))
         return result
+
+
+def _bucket(num_tokens: int) -> int:
+    return num_tokens if num_tokens <= 16 else min(int(16 + 5 * np.log2(num_tokens / 16)), _BUCKETS - 1)
+
+
+_WIDTHS = np.append(np.arange(17.0), 16 * 2.0 ** ((np.arange(17, _BUCKETS) - 16 + 0.5) / 5))  # of the buckets
+_NO_SECONDS = _StepSeconds()

@@ -45,9 +45,14 @@ class DraftProgress:
             self._left -= length
             self._add(row, start, length, 0)
 
+    def lags(self, rows: IntArray) -> IntArray:
+        """[n], how many tokens of each of the rows it lacks."""
+        lags: IntArray = self._rows.num_tokens[rows] - self._computed[rows]
+        return lags
+
     def is_behind(self, row: int) -> bool:
         """Whether it lacks more of the row than it can compute before it proposes."""
-        return int(self._rows.num_tokens[row]) - int(self._computed[row]) > MOST_BEHIND
+        return int(self.lags(np.array([row], np.int32))[0]) > MOST_BEHIND
 
     def propose(self, row: int, end: int, num_drafts: int) -> None:
         """It proposes drafts behind the token at `end` - 1, the row's last."""

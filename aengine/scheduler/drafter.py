@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from aengine.scheduler.plan import NO_INTS, IntArray
 
 BY_MODEL = -1
@@ -24,10 +26,15 @@ class DraftSource(enum.Enum):
 class Draft(NamedTuple):
     token_ids: IntArray  # ids, or `BY_MODEL` alone; may be empty
     source: DraftSource
+    acceptance: float = 0.5  # how likely a token of it is right if those before it are, as far as the drafter can tell
 
     @property
     def by_model(self) -> bool:
-        return bool(len(self.token_ids)) and int(self.token_ids[0]) == BY_MODEL
+        return bool(self.token_ids[:1].tolist() == [BY_MODEL])
+
+    def cut(self, length: int) -> Draft:
+        """Its first `length` tokens."""
+        return self._replace(token_ids=self.token_ids[:length])
 
 
 NO_DRAFT = Draft(NO_INTS, DraftSource.NGRAM)
@@ -40,4 +47,32 @@ class Drafter(Protocol):
         """The row is assigned to another sequence."""
 
     def propose(self, row: int, tokens: IntArray, most: int) -> Draft:
-        """Up to `most` tokens that may follow `tokens`, all of the sequence so far, which begin with those of the call before."""
+        """Up to `most` tokens that may follow `tokens`, all of the sequence so far, which begin with those of the call before. Also called
+        to learn whether there would be any."""
+
+    def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
+        """Of a draft for a row that had `num_tokens` tokens so many were accepted."""
+
+
+class Acceptance:
+    """A running estimate of how likely a drafted token is right if those before it are: the share of accepted ones of those that were
+    decided, of which older ones count less."""
+
+    def __init__(self, prior: float, memory: float = 64.0) -> None:
+        """`memory`: of how many decided tokens it is the mean, about; the prior counts like 4."""
+        self._decided, self._accepted, self._memory = 4.0, 4.0 * prior, memory
+
+    @property
+    def value(self) -> float:
+        return self._accepted / self._decided
+
+    def add(self, num_drafts: int, num_accepted: int) -> None:
+        decided = num_decided(num_drafts, num_accepted)
+        kept = np.exp(-decided / self._memory)
+        self._decided = kept * self._decided + decided
+        self._accepted = kept * self._accepted + num_accepted
+
+
+def num_decided(num_drafts: int, num_accepted: int) -> int:
+    """Of how many drafts it is known whether they were right: those behind a rejected one say nothing."""
+    return min(num_accepted + 1, num_drafts)

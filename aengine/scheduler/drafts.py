@@ -5,90 +5,184 @@ Knows nothing of where drafts come from, of prompts or of budgets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
 from aengine.outputs import DraftUsage
-from aengine.scheduler.draft_lengths import DraftLengths
+from aengine.scheduler.draft_lengths import DraftLengths, StepKind
 from aengine.scheduler.draft_progress import DraftProgress
-from aengine.scheduler.drafter import Draft, Drafter, DraftSource
-from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan, StepResult
+from aengine.scheduler.drafter import Acceptance, Draft, Drafter, DraftSource
+from aengine.scheduler.plan import DraftRows, Features, IntArray, StepPlan, StepResult
 from aengine.scheduler.request import DraftCount
 from aengine.scheduler.residency import Residency
 from aengine.scheduler.rows import RowTable
 
+_LOOK_EVERY = 8
+"""Steps after which it is looked whether drafts would pay now; at first it is after each. Looking costs time."""
+
 
 class Drafts:
-    """A row with `RowTable.drafting` is in lock step, so that its tokens are known when drafts are wanted. It leaves lock step for a while
-    when there are no drafts for it that pay."""
+    """A draft follows a token that is known. So while the engine is `drafting`, no step is planned before the one before it has returned.
+    Otherwise steps run ahead, and only rows get drafts for which the next step has to wait in any case."""
 
     def __init__(self, rows: RowTable, residency: Residency, drafter: Drafter, progress: DraftProgress | None) -> None:
         """`progress`: of the draft model, if there is one."""
+        self.drafting = False
+        self.usage: dict[DraftSource, DraftUsage] = {}  # so far
         self._rows = rows
         self._residency = residency
         self._drafter = drafter
         self._progress = progress
+        self._follows = True  # the draft model computes prompts, since its drafts may pay
         self._lengths = DraftLengths(len(rows.sequences))
-        self._forced: Mapping[int, IntArray] = {}  # by row, in the latest result
-        self._sources: dict[int, DraftSource] = {}  # by row, of its drafts in flight
-        self.usage: dict[DraftSource, DraftUsage] = {}  # so far
-        self._before: float | None = None  # when the step before was committed, if there was no pause since
+        self._forced: dict[int, IntArray] = {}  # by row: tokens that a grammar forces to follow
+        self._forced_acceptance = Acceptance(0.9)
+        self._in_flight: dict[int, Draft] = {}  # by row
+        self._tried: IntArray | None = None  # rows whose drafts are only tried; None: none are
+        self._num_steps = 0  # since the engine was drafting
+        self._before: tuple[float, bool] | None = None  # when the step before returned, if there was no pause since, and whether it drafted
 
-    def assign(self, row: int) -> None:
-        """The row is assigned to another sequence."""
+    def assign(self, row: int, primary: int | None) -> None:
+        """The row is assigned to another sequence; as a fork, to one that shares the pages of the row `primary`."""
         self._drafter.assign(row)
         self._lengths.assign(row)
+        self._forced.pop(row, None)
+        if self._progress is not None:
+            self._progress.assign(row, primary)
+
+    def follow_prompt(self, row: int, end: int) -> None:
+        """In the step that is planned the model computes the row's prompt up to position `end`."""
+        rows = self._rows
+        if self._progress is not None and self._follows and rows.max_drafts[row] and rows.limit[row] - rows.num_tokens[row] > 2:
+            self._progress.catch_up(row, end)
 
     def choose(self, decodes: IntArray, budget: int) -> Iterator[tuple[int, Draft]]:
         """Of `decodes` the rows that get drafts, with these: at most `budget` together, and as many as there are pages for."""
-        rows, found = self._rows, dict[int, Draft]()
-        for row in decodes[rows.lockstep[decodes] & (rows.max_drafts[decodes] > 0) & (rows.flights[decodes] == 0)].tolist():
-            num_tokens = int(rows.num_tokens[row])
-            # The last token of a sequence is sampled, and never computed.
-            most = min(int(rows.max_drafts[row]), budget, int(rows.limit[row]) - num_tokens - 1)
-            forced = self._forced.get(row, NO_INTS)[: max(0, most)]
-            if len(forced) or most <= 0:
-                found[row] = Draft(forced, DraftSource.GRAMMAR)
-                continue
-            draft = self._drafter.propose(row, rows.tokens[row, :num_tokens], most)
-            if draft.by_model and self._progress is not None and self._progress.is_behind(row):
-                self._progress.catch_up(row, num_tokens)
-            else:
-                found[row] = draft
-        for row, wanted in self._lengths.choose(len(decodes), {row: len(draft.token_ids) for row, draft in found.items()}).items():
+        rows = self._rows
+        can = (rows.max_drafts[decodes] > 0) & (rows.flights[decodes] == 0)
+        if not self.drafting:
+            can &= rows.lockstep[decodes]
+        able = decodes[can]
+        if not len(able):
+            return
+        found = self._propose(able, rows.num_tokens[able], budget)
+        kind = self._kind(decodes, found)
+        chosen: dict[int, int] = {}
+        catches_up = False
+        if found and self._lengths.may_draft(len(decodes), kind):
+            chosen = self._lengths.choose(len(decodes), found, kind, tried=self._tried)
+            if self._progress is not None:
+                for row in [row for row, wanted in chosen.items() if wanted and found[row].by_model and self._progress.is_behind(row)]:
+                    self._progress.catch_up(row, int(rows.num_tokens[row]))
+                    chosen[row], catches_up = 0, True
+        self.drafting = self.drafting and (catches_up or any(chosen.values()))
+        if not catches_up:
+            self._tried = None
+        for row, wanted in chosen.items():
             length = self._residency.extend_by_drafts(row, min(wanted, budget))
             if length:
                 budget -= length
-                self._sources[row] = found[row].source
-                yield row, found[row]._replace(token_ids=found[row].token_ids[:length])
-            else:
-                self._lengths.observe(row, int(rows.num_tokens[row]), 0, 0)
-                rows.set_drafting(row, False)
+                self._in_flight[row] = found[row].cut(length)
+                if self._progress is not None and found[row].by_model:
+                    self._progress.propose(row, int(rows.num_tokens[row]), length)
+                yield row, self._in_flight[row]
+
+    def take_rows(self) -> DraftRows | None:
+        """What the draft model computes in the step that was planned."""
+        return None if self._progress is None else self._progress.take()
 
     def observe(self, plan: StepPlan, result: StepResult, committed: IntArray, now: float) -> list[DraftCount]:
         """A step has returned at time `now`, in seconds; [n] tokens of its rows have their KV in pages. Returns what became of the drafts
         of requests that have not ended meanwhile."""
-        counts: list[DraftCount] = []
-        self._forced = result.forced
-        rows, lengths = self._rows, self._lengths
+        rows, counts = self._rows, list[DraftCount]()
+        if self._progress is not None:
+            self._progress.commit(plan, committed)
+        for row in plan.rows[plan.num_sampled > 0].tolist() if self._forced else ():
+            self._forced.pop(row, None)
+        self._forced.update(result.forced)
         drafted = np.flatnonzero(plan.num_sampled > 1)
-        only_decodes = plan.num_decodes + len(drafted) == len(plan.rows)
-        if only_decodes and self._before is not None:
-            lengths.step_took(now - self._before, int(plan.lengths.sum()), verifying=bool(len(drafted)))
-        self._before = now
+        drafts = {row: self._in_flight.pop(row) for row in plan.rows[drafted].tolist()}
+        self._measure(plan, drafts, int((committed - plan.starts).sum()), now)
         for i in drafted[committed[drafted] > plan.starts[drafted]].tolist():  # else the row got no token
-            row, num_drafts, accepted = int(plan.rows[i]), int(plan.num_sampled[i]) - 1, int(committed[i] - plan.starts[i]) - 1
-            lengths.observe(row, int(rows.num_tokens[row]), num_drafts, accepted)
-            source = self._sources[row]
+            row, accepted = int(plan.rows[i]), int(committed[i] - plan.starts[i]) - 1
+            draft = drafts[row]
+            num_drafts = len(draft.token_ids)
+            self._lengths.observe(row, num_drafts, accepted)
+            if draft.source is DraftSource.GRAMMAR:
+                self._forced_acceptance.add(num_drafts, accepted)
+            else:
+                self._drafter.observe(row, int(plan.starts[i]) + 1, draft, accepted)
             if rows.active[row]:
-                self.usage[source] = self.usage.get(source, DraftUsage(source.value)).plus(num_drafts, accepted)
-                counts.append(DraftCount(int(rows.keys[row]), source, num_drafts, accepted))
-        resting = plan.rows[(rows.max_drafts[plan.rows] > 0) & ~rows.drafting[plan.rows]]
-        for row in resting[lengths.tried(resting, rows.num_tokens[resting])].tolist():
-            rows.set_drafting(row, True)
+                self.usage[draft.source] = self.usage.get(draft.source, DraftUsage(draft.source.value)).plus(num_drafts, accepted)
+                counts.append(DraftCount(int(rows.keys[row]), draft.source, num_drafts, accepted))
+        self._num_steps += 1
+        if self.drafting:
+            self._num_steps = 0
+        elif self._num_steps < _LOOK_EVERY or self._num_steps % _LOOK_EVERY == 0:
+            self._look()
         return counts
 
-    def pause(self) -> None:
+    def idle(self) -> None:
         """No step is in flight: the time until the next one says nothing."""
         self._before = None
+
+    def rollback(self, plan: StepPlan) -> None:
+        """The latest plan does not run."""
+        for row in plan.rows[plan.num_sampled > 1].tolist():
+            del self._in_flight[row]
+        if self._progress is not None:
+            self._progress.rollback(plan)
+
+    def _measure(self, plan: StepPlan, drafts: dict[int, Draft], num_new: int, now: float) -> None:
+        before, self._before = self._before, None
+        if plan.num_decodes + len(drafts) < len(plan.rows):
+            return  # it has a part of a prompt
+        plain = not drafts and plan.draft_rows is None
+        self._before = (now, plain)
+        if before is not None:
+            kind = self._kind(plan.rows, drafts)
+            if plain:
+                self._lengths.plain_step_took(now - before[0], len(plan.rows), kind, steady=before[1])
+            else:
+                self._lengths.step_took(now - before[0], len(plan.rows), int(plan.lengths.sum()), kind, num_new)
+
+    def _look(self) -> None:
+        """Whether drafts would pay, or can be tried, for the rows whose steps run ahead now; their latest tokens are not known."""
+        rows = self._rows
+        decodes = rows.ready(in_flight=False)
+        if not len(decodes) or not self._lengths.may_draft(len(decodes), self._kind(decodes, {})):
+            return
+        able = decodes[(rows.max_drafts[decodes] > 0) & ~rows.lockstep[decodes]]
+        found = self._propose(able, rows.num_known[able], int(rows.max_drafts[able].sum()))
+        if not found:
+            return
+        kind = self._kind(decodes, found)
+        self.drafting = any(self._lengths.choose(len(decodes), found, kind, tried=None).values())
+        if kind.by_model:
+            self._follows = self.drafting
+        if not self.drafting and self._lengths.may_try(len(decodes), kind):
+            self._tried = np.array(list(found), np.int32)
+            if self._progress is not None and kind.by_model:
+                self._tried = self._tried[[self._progress.lags(self._tried).argmin()]]
+            self.drafting = True
+
+    def _propose(self, able: IntArray, num_tokens: IntArray, budget: int) -> dict[int, Draft]:
+        rows, found = self._rows, dict[int, Draft]()
+        for row, num in zip(able.tolist(), num_tokens.tolist(), strict=True):
+            # The last token of a sequence is sampled, and never computed.
+            most = min(int(rows.max_drafts[row]), budget, int(rows.limit[row]) - num - 1)
+            if most <= 0:
+                continue
+            forced = self._forced.get(row)
+            if forced is not None and len(forced):
+                draft = Draft(forced[:most], DraftSource.GRAMMAR, self._forced_acceptance.value)
+            else:
+                draft = self._drafter.propose(row, rows.tokens[row, :num], most)
+            if len(draft.token_ids):
+                found[row] = draft
+        return found
+
+    def _kind(self, rows: IntArray, drafts: dict[int, Draft]) -> StepKind:
+        processed = np.count_nonzero(self._rows.features[rows] & int(Features.PROCESSED | Features.LOGPROBS)) > 0
+        return StepKind(bool(processed), any(draft.by_model for draft in drafts.values()))

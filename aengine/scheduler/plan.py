@@ -133,7 +133,7 @@ class StepPlan:
     copy_from: IntArray = field(default_factory=lambda: NO_INTS)  # [c]
     copy_to: IntArray = field(default_factory=lambda: NO_INTS)  # [c]
     draft_rows: DraftRows | None = None  # the drafts that are proposed for them are -1 in token_ids
-    awaited: bool = False  # the next step should be planned when the result of this one is there, since drafts depend on it
+    wants_forced: bool = False  # the result should say what grammars force to follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class StepResult:
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     failures: Mapping[int, BaseException] = field(default_factory=dict)  # by row
     forced: Mapping[int, IntArray] = field(default_factory=dict)
-    """By row, of a plan that is `awaited`: tokens that must follow, if the model cuts the text into the same ones."""
+    """By row, of a plan that `wants_forced`: tokens that must follow, if the model cuts the text into the same ones."""
     accepted: IntArray | None = None  # [rows with num_sampled > 0]; None: one of each
 
 

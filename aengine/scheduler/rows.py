@@ -40,8 +40,7 @@ class RowTable:
         self._ready = np.zeros(num_rows, np.bool_)  # active, decoding and not parked
         self.lockstep = np.zeros(num_rows, np.bool_)  # the next step needs the token of the one before: never two in flight
         self.max_drafts = np.zeros(num_rows, np.int32)  # in a step
-        self.drafting = np.zeros(num_rows, np.bool_)  # its next step may have drafts, so it is in lock step; see `set_drafting`
-        self._needs_token = np.zeros(num_rows, np.bool_)  # it is in lock step, drafts or not
+        self.features = np.zeros(num_rows, np.int32)
         self.tenants = np.zeros(num_rows, np.int32)
         # Large tables are mapped lazily: only the parts that are used take memory.
         self._kinds = needs.kinds
@@ -71,8 +70,8 @@ class RowTable:
         self.decoding[row] = self._ready[row] = False
         self.parked[row] = sequence.parked
         self.max_drafts[row] = self._max_drafts if request.max_drafts is None else min(request.max_drafts, self._max_drafts)
-        self._needs_token[row] = bool(request.params.features & Features.LAST_TOKEN)
-        self.set_drafting(row, bool(self.max_drafts[row]))
+        self.features[row] = request.params.features
+        self.lockstep[row] = bool(request.params.features & Features.LAST_TOKEN)
         self.tenants[row] = tenant
         self.tokens[row, :num_tokens] = sequence.tokens
         stop_ids = sorted(request.stop_token_ids | request.eos_token_ids)
@@ -102,10 +101,6 @@ class RowTable:
         """Whether the row's next token is one that the runner sampled last."""
         self.decoding[row] = decoding
         self._ready[row] = self.active[row] and decoding and not self.parked[row]
-
-    def set_drafting(self, row: int, drafting: bool) -> None:
-        self.drafting[row] = drafting
-        self.lockstep[row] = drafting or self._needs_token[row]
 
     def deactivate(self, row: int) -> None:
         self.active[row] = self._ready[row] = False

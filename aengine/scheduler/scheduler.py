@@ -11,37 +11,21 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from aengine.cache import PageCache, PageChain, PageNeeds
 from aengine.outputs import EngineStats, FinishReason
 from aengine.scheduler.draft_progress import DraftProgress
-from aengine.scheduler.drafter import NO_DRAFT, Draft, Drafter
+from aengine.scheduler.drafter import Drafter
 from aengine.scheduler.drafts import Drafts
 from aengine.scheduler.new_tokens import new_tokens
-from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan, StepResult
+from aengine.scheduler.plan import IntArray, StepPlan, StepResult
+from aengine.scheduler.plan_builder import Chunk, PlanBuilder
 from aengine.scheduler.queue import WaitingQueue
 from aengine.scheduler.request import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
 from aengine.scheduler.residency import Residency, RowChanges, fork_digest
 from aengine.scheduler.rows import RowTable
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """The tokens of one sequence in the step being planned: a part of its prompt, or its last token with drafts."""
-
-    row: int
-    start: int
-    length: int
-    num_sampled: int
-    draft: Draft = NO_DRAFT  # the last of its tokens, which are not the sequence's yet
-
-    @property
-    def end(self) -> int:
-        """The position behind its tokens that are the sequence's."""
-        return self.start + self.length - len(self.draft.token_ids)
 
 
 class Scheduler:
@@ -54,8 +38,9 @@ class Scheduler:
         self._rows = RowTable(config.max_num_seqs, config.max_model_len, needs, 0 if drafter is None else config.max_drafts)
         self._cache = PageCache(config.num_pages, config.page_size)
         self._residency = Residency(self._rows, self._cache, needs, enable_prefix_cache=config.enable_prefix_cache)
-        self._progress = DraftProgress(self._rows, self._cache, config.max_num_batched_tokens) if config.has_draft_model else None
-        self._drafts = None if drafter is None else Drafts(self._rows, self._residency, drafter, self._progress)
+        self._builder = PlanBuilder(self._rows)
+        progress = DraftProgress(self._rows, self._cache, config.max_num_batched_tokens) if config.has_draft_model else None
+        self._drafts = None if drafter is None else Drafts(self._rows, self._residency, drafter, progress)
         self._queue = WaitingQueue(tenant_weights=config.tenant_weights, ageing_seconds=config.ageing_seconds)
         self._sequences: dict[int, Sequence] = {}  # all that are not FINISHED
         self._prefilling: list[Sequence] = []  # RUNNING with known tokens left to compute, oldest admission first
@@ -67,7 +52,6 @@ class Scheduler:
         self._num_prompt_tokens = 0
         self._num_cached_prompt_tokens = 0
         self._updates = Updates()
-        self._ones = np.ones(config.max_num_seqs, np.int32)  # of a step of decodes alone: their lengths, and how many tokens each samples
         self._sent = RowChanges()  # in the latest plan
 
     # ---- requests ----------------------------------------------------------------------------------------------------
@@ -145,6 +129,8 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None when nothing can run (with steps in flight: until one of them is committed)."""
         now = self.expire()
+        if self._drafts is not None and self._drafts.drafting and self._num_in_flight:
+            return None  # drafts follow tokens that are known
         while True:
             decodes = self._plan_decodes()
             if decodes is None:
@@ -157,7 +143,7 @@ class Scheduler:
                 return self._make_plan(decodes, chunks)
             if self._num_in_flight or not self._residency.short:
                 if self._drafts is not None and not self._num_in_flight:
-                    self._drafts.pause()
+                    self._drafts.idle()
                 return None
             self._preempt(self._residency.victim())
 
@@ -180,8 +166,8 @@ class Scheduler:
                 return None
             self._preempt(self._residency.victim())
 
-    def _plan_prefills(self, budget: int, now: float) -> list[_Chunk]:
-        chunks: list[_Chunk] = []
+    def _plan_prefills(self, budget: int, now: float) -> list[Chunk]:
+        chunks: list[Chunk] = []
         residency = self._residency
         residency.short = False
         for prefilling in self._prefilling:
@@ -212,9 +198,7 @@ class Scheduler:
         sequence.state = SequenceState.RUNNING
         self._prefilling.append(sequence)
         if self._drafts is not None:
-            self._drafts.assign(sequence.row)
-        if self._progress is not None:
-            self._progress.assign(sequence.row, None if primary is None else primary.row)
+            self._drafts.assign(sequence.row, None if primary is None else primary.row)
         if not sequence.started:
             sequence.started = True
             num_cached = int(self._rows.num_computed[sequence.row])
@@ -224,79 +208,38 @@ class Scheduler:
             self._queue.charge(self._rows.tenants[[sequence.row]], len(sequence.tokens) - num_cached)
             self._updates.started.append((sequence.request.key, num_cached, now))
 
-    def _add_chunk(self, sequence: Sequence, budget: int, chunks: list[_Chunk]) -> int:
+    def _add_chunk(self, sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:
         rows, row = self._rows, sequence.row
         start = int(rows.num_computed[row])
         missing = int(rows.num_tokens[row]) - start
         length = self._residency.extend(row, start, min(missing, budget))
         if not length:
             return 0
-        chunks.append(_Chunk(row, start, length, num_sampled=int(length == missing)))
+        chunks.append(Chunk(row, start, length, num_sampled=int(length == missing)))
         rows.set_decoding(row, length == missing)
-        if self._progress is not None and rows.max_drafts[row] and rows.limit[row] - rows.num_tokens[row] > 2:  # it can have drafts
-            self._progress.catch_up(row, start + length)
+        if self._drafts is not None:
+            self._drafts.follow_prompt(row, start + length)
         return length
 
-    def _add_drafts(self, decodes: IntArray, budget: int, chunks: list[_Chunk]) -> IntArray:
+    def _add_drafts(self, decodes: IntArray, budget: int, chunks: list[Chunk]) -> IntArray:
         """Adds chunks with drafts for some of the rows; returns the others."""
         assert self._drafts is not None
         drafted = []
         for row, draft in self._drafts.choose(decodes, budget):
             drafted.append(row)
             length = len(draft.token_ids) + 1
-            if draft.by_model and self._progress is not None:
-                self._progress.propose(row, int(self._rows.num_tokens[row]), length - 1)
-            chunks.append(_Chunk(row, int(self._rows.num_computed[row]), length, length, draft))
+            chunks.append(Chunk(row, int(self._rows.num_computed[row]), length, length, draft))
         return np.setdiff1d(decodes, drafted, assume_unique=True) if drafted else decodes
 
-    def _make_plan(self, decodes: IntArray, chunks: list[_Chunk]) -> StepPlan:
-        rows = self._rows
-        num_decodes, num_rows = len(decodes), len(decodes) + len(chunks)
-        plan_rows, lengths = decodes, self._ones[:num_rows]
-        num_sampled = num_certain = lengths  # certain: tokens that are the sequence's, which drafts are not
-        charged = decodes
-        if chunks:
-            added = np.array([(chunk.row, chunk.length, chunk.num_sampled) for chunk in chunks], np.int32)
-            plan_rows = np.concatenate((decodes, added[:, 0]))
-            lengths = np.concatenate((self._ones[:num_decodes], added[:, 1]))
-            num_sampled = np.concatenate((self._ones[:num_decodes], added[:, 2]))
-            num_certain = np.where(num_sampled > 1, 1, lengths)
-            charged = np.concatenate((decodes, plan_rows[num_sampled > 1]))
-        starts = rows.num_computed[plan_rows]
-        rows.num_computed[plan_rows] = starts + num_certain
-        rows.num_tokens[plan_rows] += num_sampled > 0
-        rows.flights[plan_rows] += 1
-        self._queue.charge(rows.tenants[charged])
-        pieces = [piece for chunk in chunks for piece in (rows.tokens[chunk.row, chunk.start : chunk.end], chunk.draft.token_ids)]
-        self._sent = changes = self._residency.changes
+    def _make_plan(self, decodes: IntArray, chunks: list[Chunk]) -> StepPlan:
+        self._sent = self._residency.changes
         self._residency.changes = RowChanges()
-        page_groups = page_rows = page_cols = page_ids = copy_from = copy_to = NO_INTS
-        if len(changes.page_writes) == 1:
-            ((page_groups, page_rows, page_cols, page_ids),) = changes.page_writes
-        elif changes.page_writes:
-            page_groups, page_rows, page_cols, page_ids = map(np.concatenate, zip(*changes.page_writes, strict=True))
-        if changes.copies:
-            copy_from, copy_to = map(np.concatenate, zip(*changes.copies.values(), strict=True))
+        draft_rows = None if self._drafts is None else self._drafts.take_rows()
+        plan = self._builder.build(self._num_steps, decodes, chunks, self._sent, draft_rows)
         self._num_steps += 1
         self._num_in_flight += 1
-        return StepPlan(
-            step=self._num_steps - 1,
-            rows=plan_rows,
-            num_decodes=num_decodes,
-            starts=starts,
-            lengths=lengths,
-            num_sampled=num_sampled,
-            token_ids=np.concatenate(pieces) if pieces else NO_INTS,
-            new_rows=tuple(changes.new_rows.values()),
-            page_groups=page_groups,
-            page_rows=page_rows,
-            page_cols=page_cols,
-            page_ids=page_ids,
-            copy_from=copy_from,
-            copy_to=copy_to,
-            draft_rows=None if self._progress is None else self._progress.take(),
-            awaited=self._drafts is not None and bool((rows.lockstep[plan_rows] & (rows.max_drafts[plan_rows] > 0)).any()),
-        )
+        self._queue.charge(self._rows.tenants[_charged(plan)])
+        return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Apply what a step produced. Steps are committed in the order they were scheduled."""
@@ -307,8 +250,6 @@ class Scheduler:
         rows.num_committed[plan.rows] = committed
         if result.accepted is not None:
             self._settle_drafts(plan, committed)
-        if self._progress is not None:
-            self._progress.commit(plan, committed)
         for prompt_logprobs in result.prompt_logprobs:
             if rows.active[prompt_logprobs.row]:
                 self._updates.prompt_logprobs.append((int(rows.keys[prompt_logprobs.row]), prompt_logprobs))
@@ -380,12 +321,11 @@ class Scheduler:
         self._num_steps -= 1
         self._num_in_flight -= 1
         rows.flights[plan.rows] -= 1
-        if self._progress is not None:
-            self._progress.rollback(plan)
         rows.num_computed[plan.rows] = plan.starts
         rows.num_tokens[plan.rows] -= plan.num_sampled > 0
-        drafted = plan.rows[plan.num_sampled > 1]
-        self._queue.charge(rows.tenants[np.concatenate((plan.rows[: plan.num_decodes], drafted))], -1)
+        self._queue.charge(rows.tenants[_charged(plan)], -1)
+        if self._drafts is not None:
+            self._drafts.rollback(plan)
         completed = plan.rows[plan.num_decodes :][plan.num_sampled[plan.num_decodes :] == 1].tolist()  # prompts that it was to finish
         for row in completed:
             rows.set_decoding(row, False)
@@ -452,3 +392,10 @@ class Scheduler:
         del self._sequences[key]
         self._queue.leave(sequence)
         self._updates.released.append(key)
+
+
+def _charged(plan: StepPlan) -> IntArray:
+    """The rows of a plan whose tenants pay for one token when it is made: those that decode. Prompts are charged when they are admitted."""
+    if plan.num_decodes == len(plan.rows):
+        return plan.rows
+    return np.concatenate((plan.rows[: plan.num_decodes], plan.rows[plan.num_sampled > 1]))

@@ -5,15 +5,19 @@ Owns an index of each row's n-grams. Adding a token and looking one up take a ti
 
 from __future__ import annotations
 
+import bisect
+
 import numpy as np
 
-from aengine.scheduler.drafter import Draft, DraftSource
+from aengine.scheduler.drafter import NO_DRAFT, Acceptance, Draft, DraftSource
 from aengine.scheduler.plan import IntArray
 
 NGRAM = 3
 """Tokens that must agree. Shorter matches are mostly chance."""
 _LONGEST = 32  # of a match, in tokens: it need not be known more exactly
 _MOST_CANDIDATES = 8  # places that are compared, the latest first
+_LENGTHS, _LIKELY = (5, 9), (0.4, 0.6, 0.8)
+"""Matches shorter than the first, than the second, and longer ones: how likely what follows them is taken to be right at first."""
 _MOST_NEW = 4096  # tokens of a prompt that are indexed in one call, so that no step waits long for it
 
 
@@ -23,6 +27,8 @@ class NgramDrafter:
     def __init__(self, vocab_size: int, max_rows: int) -> None:
         self._base = vocab_size
         self._indexes: list[_Index | None] = [None] * max_rows
+        self._acceptance = [Acceptance(likely) for likely in _LIKELY]
+        self._kinds = [0] * max_rows  # of the match of a row's latest draft, an index of these
 
     def assign(self, row: int) -> None:
         self._indexes[row] = None
@@ -32,11 +38,15 @@ class NgramDrafter:
         if index is None:
             index = self._indexes[row] = _Index(self._base)
         index.extend(tokens)
-        place = index.longest_match(tokens)
-        return Draft(tokens[place : place + most].copy(), DraftSource.NGRAM)
+        place, length = index.longest_match(tokens)
+        if not length:
+            return NO_DRAFT
+        kind = self._kinds[row] = bisect.bisect(_LENGTHS, length)
+        following = np.resize(tokens[place : place + most], most)  # where they reach the end, they go on as they began
+        return Draft(following, DraftSource.NGRAM, self._acceptance[kind].value)
 
-    def observe(self, row: int, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
-        pass
+    def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
+        self._acceptance[self._kinds[row]].add(len(draft.token_ids), num_accepted)
 
 
 class _Index:
@@ -52,22 +62,22 @@ class _Index:
         first, end = len(self._earlier), min(len(tokens), len(self._earlier) + _MOST_NEW)
         if end <= first:
             return
-        part = tokens[first - NGRAM : end - 1].astype(np.int64)
-        keys = np.zeros(end - first, np.int64)
-        for offset in range(NGRAM):
-            keys = keys * self._base + part[offset : offset + end - first]
-        for place, key in enumerate(keys.tolist(), first):
-            self._earlier.append(self._latest.get(key, 0))
-            self._latest[key] = place
+        base, earlier, latest = self._base, self._earlier, self._latest
+        ids = tokens[first - NGRAM : end - 1].tolist()
+        for place, (a, b, c) in enumerate(zip(ids, ids[1:], ids[2:], strict=False), first):
+            key = (a * base + b) * base + c
+            earlier.append(latest.get(key, 0))
+            latest[key] = place
 
-    def longest_match(self, tokens: IntArray) -> int:
-        """The place in `tokens` behind the longest match of their end, of equal ones the latest; len(tokens) if there is none."""
-        num_tokens = len(tokens)
-        key = 0
-        for token in tokens[-NGRAM:].tolist():
-            key = key * self._base + token
-        place = self._latest.get(key, 0) if num_tokens >= NGRAM else 0
-        best, best_length = num_tokens, 0
+    def longest_match(self, tokens: IntArray) -> tuple[int, int]:
+        """The place in `tokens` behind the longest match of their end, of equal ones the latest, and its length; 0 if there is none."""
+        if len(tokens) < NGRAM:
+            return 0, 0
+        a, b, c = tokens[-NGRAM:].tolist()
+        place = self._latest.get((a * self._base + b) * self._base + c, 0)
+        best = best_length = 0
+        if not place:
+            return best, best_length
         end = tokens[-_LONGEST:][::-1]
         for _ in range(_MOST_CANDIDATES):
             if not place:
@@ -80,4 +90,4 @@ class _Index:
             if length > best_length:
                 best, best_length = place, length
             place = self._earlier[place]
-        return best
+        return best, best_length

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from every_draft import use_every_draft
 from oracle_engine import OracleEngine
 from random_drafts import RandomDrafts
 
 from aengine import AsyncEngine
 from aengine.engine import step_loop
 from aengine.engine.loading import LoadedModel
-from aengine.scheduler.draft_lengths import DraftLengths
 from aengine.scheduler.drafter import Draft, Drafter, DraftSource
 from aengine.speculation.by_model import ModelDrafter
 
@@ -53,7 +53,7 @@ def drafts_everywhere() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OracleEngine, "defaults", {"speculative": "ngram"})
         patch.setattr(step_loop, "_drafter", _drafter)
-        patch.setattr(DraftLengths, "choose", lambda lengths, num_decodes, found: dict(found))
+        use_every_draft(patch)
         yield
 
 

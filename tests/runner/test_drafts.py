@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from every_draft import use_every_draft
 from reference import save_tiny
 from test_graphs import graph_runner
 from test_greedy import make_runner
@@ -76,13 +77,13 @@ class Drafts:
     def __init__(self, outputs: dict[int, Tokens], requests: list[Request], rng: random.Random) -> None:
         self.sequences = [request.prompt.tolist() + [token for token, _ in outputs[request.key]] for request in requests]
         self.rng = rng
-        self.num_proposed = 0
+        self.num_proposed = self.num_accepted = 0
 
     def assign(self, row: int) -> None:
         pass
 
-    def observe(self, row: int, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
-        raise AssertionError("no model drafts")
+    def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
+        self.num_accepted += num_accepted
 
     def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
         known = tokens.tolist()
@@ -142,8 +143,9 @@ def verified_by_graph(runner: ModelRunner) -> list[Step] | None:
 
 
 @pytest.mark.parametrize("num_pages", [400, 40])
-def test_drafts_change_nothing(runner: ModelRunner, num_pages: int) -> None:
+def test_drafts_change_nothing(runner: ModelRunner, num_pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With graphs also in steps with more drafts than any graph is for."""
+    use_every_draft(monkeypatch)
     rng = random.Random(num_pages)
     requests = random_requests(rng, 100)
     expected, steps = run(runner, requests, 0, None, num_pages)

@@ -23,8 +23,8 @@ class RandomDrafts:
     def assign(self, row: int) -> None:
         self._known[row] = []
 
-    def observe(self, row: int, num_tokens: int, num_drafts: int, num_accepted: int) -> None:
-        raise AssertionError("no model drafts")
+    def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
+        assert self._known[row][:num_tokens] == self._truth_of(row).tokens[:num_tokens].tolist()
 
     def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
         assert tokens[: len(self._known[row])].tolist() == self._known[row]

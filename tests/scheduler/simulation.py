@@ -8,6 +8,7 @@ import random
 from collections import deque
 
 import numpy as np
+from every_draft import EveryDraft
 from kv_oracle import OracleFlight, OracleRunner, Truth, solo_run
 from page_invariants import check_pages
 from random_drafts import RandomDrafts
@@ -43,6 +44,8 @@ class Simulation:
         self.runner = OracleRunner(config.num_pages, config.page_size, config.max_num_seqs, config.max_num_batched_tokens, config.windows)
         drafter = None if drafts is None else RandomDrafts(self.runner.truth_of, drafts)
         self.scheduler = Scheduler(config, self.clock, drafter)
+        if self.scheduler._drafts is not None:
+            self.scheduler._drafts._lengths = EveryDraft(config.max_num_seqs, drafts)
         self.overlap = overlap
         self.rng = rng
         self.vocab_size = vocab_size

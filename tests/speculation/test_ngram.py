@@ -21,7 +21,7 @@ def match_length(tokens: list[int], place: int) -> int:
 def plain(tokens: list[int], most: int) -> list[int]:
     places = [place for place in range(len(tokens) - 1, NGRAM - 1, -1) if match_length(tokens, place) >= NGRAM][: ngram._MOST_CANDIDATES]
     best = max(places, key=lambda place: match_length(tokens, place), default=len(tokens))
-    return tokens[best : best + most]
+    return [tokens[best + i % (len(tokens) - best)] for i in range(most)] if best < len(tokens) else []
 
 
 def test_it_finds_what_a_plain_search_finds() -> None:
