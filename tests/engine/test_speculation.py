@@ -1,0 +1,97 @@
+"""Speculation changes nothing of what requests get: tokens, texts, ends, errors and logprobs are those without it.
+
+Random requests over all sampling parameters; their drafts are right, wrong, half right and beyond their ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+from slow_cases import slow_but
+from speculation_cases import (
+    CONTEXT,
+    TEXTS,
+    Case,
+    KnownDrafts,
+    Outcome,
+    assert_same,
+    beyond_stops,
+    outcomes,
+    random_cases,
+    uncut,
+    use_all_drafts,
+    use_drafter,
+)
+
+from aengine import AsyncEngine, SamplingParams
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+# A crowd that is preempted, and parked where its readers are slow.
+CROWD = {"page_size": 4, "max_num_seqs": 24, "max_num_batched_tokens": 128, "max_unread_tokens": 6}
+_expected: dict[object, tuple[list[Outcome], list[Outcome]]] = {}
+
+
+def engine_of(numbers: str, **options: Any) -> AsyncEngine:
+    return AsyncEngine("demo", **{"max_model_len": CONTEXT, "max_drafts": 6, **NUMBERS[numbers], **options})
+
+
+async def expected_of(drawn: tuple[int, int], numbers: str) -> tuple[list[Outcome], list[Outcome]]:
+    """What the requests get without speculation; and what those get that stop, if they do not."""
+    key = drawn, numbers
+    if key not in _expected:
+        cases = random_cases(*drawn)
+        async with engine_of(numbers) as engine:
+            _expected[key] = await outcomes(engine, uncut(cases), 32), await outcomes(engine, beyond_stops(cases), 32)
+    return _expected[key]
+
+
+PAGE_BYTES = {"float32": 20480, "bfloat16": 10240, "int8": 5440}
+FEW, SOME, MANY = (7, 50), (3, 400), (2, 2000)  # seed, count
+NUMBERS = {"float32": {"dtype": "float32"}, "bfloat16": {"dtype": "bfloat16"}}
+NUMBERS["int8"] = {**NUMBERS["bfloat16"], "quantization": "int8", "kv_cache_dtype": "int8"}
+DRAFTERS = ["known", "ngram", "draft", "alone"]
+QUICK = [*((drafter, "float32", FEW) for drafter in DRAFTERS), ("known", "bfloat16", FEW)]
+SLOW = [*(("known", numbers, MANY) for numbers in NUMBERS), *itertools.product(DRAFTERS[1:], ["float32", "bfloat16"], [SOME])]
+
+
+@pytest.mark.parametrize(("drafter", "numbers", "drawn"), slow_but(QUICK, [*QUICK, *SLOW]))
+async def test_requests_get_the_same(drafter: str, numbers: str, drawn: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`drafter`: known has drafts of what is known to come, alone too, for one request after another; of draft the model itself is the
+    draft model."""
+    cases = random_cases(*drawn)
+    expected, further = await expected_of(drawn, numbers)
+    use_all_drafts(monkeypatch)
+    options = {"speculative": "ngram", "kv_cache_memory": 80 * PAGE_BYTES[numbers], **CROWD}
+    if drafter in ("known", "alone"):
+        use_drafter(monkeypatch, KnownDrafts([*expected, *further], random.Random(drawn[0])))
+    elif drafter == "draft":
+        options |= {"speculative": "draft", "speculative_model": "demo"}
+        options["kv_cache_memory"] *= 2
+    async with engine_of(numbers, **options) as engine:
+        found = await outcomes(engine, cases, 1 if drafter == "alone" else 32)
+        stats = engine.stats()
+    assert_same(cases, found, expected)
+    least = len(cases) / (4 if drafter == "ngram" else 1)
+    assert stats.accepted_draft_tokens > least
+    assert stats.draft_tokens - stats.accepted_draft_tokens > least
+    assert stats.preemptions or drafter == "alone"
+
+
+@pytest.mark.parametrize("drafter", ["known", "draft"])
+async def test_right_drafts_are_accepted(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is its own draft model draws the same tokens with the same noise."""
+    sampled = [SamplingParams(seed=seed, temperature=seed % 3 / 2, max_tokens=20, ignore_eos=True) for seed in range(5)]
+    cases = [Case(text, params) for text, params in zip(TEXTS, sampled, strict=True)]
+    use_all_drafts(monkeypatch)
+    options = {"speculative": "draft", "speculative_model": "demo"} if drafter == "draft" else {"speculative": "ngram"}
+    if drafter == "known":
+        async with engine_of("float32") as engine:
+            expected = await outcomes(engine, cases, 8)
+        use_drafter(monkeypatch, KnownDrafts(expected))
+    async with engine_of("float32", **options) as engine:
+        await outcomes(engine, cases, 8)
+        stats = engine.stats()
+    assert stats.accepted_draft_tokens == stats.draft_tokens > 60
