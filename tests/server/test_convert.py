@@ -12,6 +12,7 @@ from fake_engine import INFO
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from aengine.client.messages import write_request
 from aengine.errors import FieldViolation, InvalidRequestError, RequestIdInUseError
 from aengine.outputs import FinishReason
 from aengine.params import SamplingParams, StructuredOutput
@@ -80,6 +81,7 @@ ZERO = {  # what the engine takes when a field is set to zero, or to an empty me
     "spec__sampling__seed": ("seed", 0),
     "spec__sampling__presence_penalty": ("presence_penalty", 0.0),
     "spec__sampling__frequency_penalty": ("frequency_penalty", 0.0),
+    "spec__sampling__max_drafts": ("max_drafts", 0),
     "spec__stopping__min_tokens": ("min_tokens", 0),
     "spec__stopping__ignore_eos": ("ignore_eos", False),
     "spec__stopping__include_stop_in_output": ("include_stop_str_in_output", False),
@@ -111,6 +113,7 @@ def test_every_field_arrives() -> None:
             spec__sampling__presence_penalty=-1.1,
             spec__sampling__frequency_penalty=0.3,
             spec__sampling__repetition_penalty=1.3,
+            spec__sampling__max_drafts=3,
             spec__sampling__logit_bias={7: 0.1, 0: -100.0},
             spec__sampling__allowed_token_ids=[5, 6, 7, 0],
             spec__sampling__banned_token_ids=[8, 9],
@@ -143,6 +146,7 @@ def test_every_field_arrives() -> None:
         presence_penalty=-1.1,
         frequency_penalty=0.3,
         repetition_penalty=1.3,
+        max_drafts=3,
         logit_bias={7: 0.1, 0: -100.0},
         allowed_token_ids=(5, 6, 7, 0),
         banned_token_ids=(8, 9),
@@ -159,6 +163,12 @@ def test_every_field_arrives() -> None:
         prompt_logprobs=5,
     )
     assert wanted.options == RequestOptions(request_id="a.B:1-_", timeout=1.5, cache_salt="pepper", priority=-100, tenant="a")
+
+
+@pytest.mark.parametrize("max_drafts", [None, 0, 16])
+def test_a_client_sends_most_drafts(max_drafts: int | None) -> None:
+    sent = write_request("x", SamplingParams(max_drafts=max_drafts), RequestOptions())
+    assert read_request(sent).params.max_drafts == max_drafts
 
 
 def test_text_is_made_where_it_is_wanted_or_stop_strings_need_it() -> None:
@@ -219,6 +229,7 @@ LONG = "x" * 129
         ("spec__sampling__presence_penalty", [-2.01, 2.01, NAN]),
         ("spec__sampling__frequency_penalty", [-2.01, 2.01, INF]),
         ("spec__sampling__repetition_penalty", [0.0, -1, 2.01, NAN]),
+        ("spec__sampling__max_drafts", [17, 2**32 - 1]),
         ("spec__sampling__logit_bias", [{1: 100.1}, {1: -100.1}, {1: NAN}, {2**31: 0.0}, dict.fromkeys(range(1025), 1.0)]),
         ("spec__sampling__allowed_token_ids", [[2**31], [7] * (2**18 + 1)]),
         ("spec__sampling__banned_token_ids", [list(range(1025)), [2**31]]),

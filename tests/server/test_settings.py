@@ -77,6 +77,8 @@ def test_the_file_can_be_named_by_a_variable_but_the_flag_wins(config_file: Path
         ("graph_sizes", "1, 2,4", "[1, 2, 4]", (1, 2, 4)),
         ("graph_sizes", "none", '"none"', None),
         ("eager", "on", "true", True),
+        ("speculative", "ngram", '"ngram"', "ngram"),
+        ("max_drafts", "7", "7", 7),
     ],
 )
 def test_values_have_the_types_of_their_fields(name: str, text: str, toml: str, value: object, config_file: Path) -> None:
@@ -88,6 +90,17 @@ def test_values_have_the_types_of_their_fields(name: str, text: str, toml: str, 
         read_settings({}, {}, str(config_file)),
     ):
         assert getattr(getattr(settings, table), name) == value
+
+
+def test_a_draft_model_and_its_mode() -> None:
+    engine = read_settings({"speculative": "draft"}, {"AENGINE_SPECULATIVE_MODEL": "x"}).engine
+    assert (engine.speculative, engine.speculative_model) == ("draft", "x")
+    for given, told in (
+        ({"speculative": "eagle"}, "--speculative-model: is missing: speculative 'eagle' needs an EAGLE-3 head"),
+        ({"speculative": "vigorous"}, "--speculative: 'vigorous' is not one of off, ngram, draft, eagle, mtp, auto"),
+        ({"max_drafts": "17"}, "--max-drafts: 17 is not an integer in [1, 16]"),
+    ):
+        assert told in refused(given)
 
 
 def test_names_of_certificates_are_a_list(config_file: Path) -> None:
