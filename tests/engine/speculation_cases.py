@@ -20,7 +20,6 @@ from aengine import AsyncEngine, SamplingParams, StructuredOutput
 from aengine.engine import step_loop
 from aengine.engine.stream import TokenStream
 from aengine.outputs import FinishReason, Token, TokenLogprob
-from aengine.scheduler.draft_lengths import DraftLengths
 from aengine.scheduler.drafter import Draft, DraftSource
 
 VOCAB_SIZE, EOS = 4096, 4093  # of the demo model
@@ -189,17 +188,6 @@ class KnownDrafts:
         wrong = [rng.choice([rng.randrange(VOCAB_SIZE), EOS, int(tokens[-1])]) for _ in range(most)]
         ids = [*right[:num_right], *wrong][: rng.choice([most, most, rng.randint(1, most)])]
         return Draft(np.array(ids, np.int32), DraftSource.NGRAM)
-
-
-def use_all_drafts(patch: pytest.MonkeyPatch) -> None:
-    """However long steps take, each draft that is found is checked."""
-
-    def choose(self: DraftLengths, num_decodes: int, found: Any, *rest: Any, **named: Any) -> dict[int, int]:
-        return {row: draft if isinstance(draft, int) else len(draft.token_ids) for row, draft in found.items()}
-
-    patch.setattr(DraftLengths, "choose", choose)
-    for name in ("may_draft", "may_try"):
-        patch.setattr(DraftLengths, name, lambda self, *given: True, raising=False)
 
 
 def use_drafter(patch: pytest.MonkeyPatch, drafter: KnownDrafts) -> None:

@@ -10,6 +10,7 @@ import random
 from typing import Any
 
 import pytest
+from every_draft import use_every_draft
 from slow_cases import slow_but
 from speculation_cases import (
     CONTEXT,
@@ -22,7 +23,6 @@ from speculation_cases import (
     outcomes,
     random_cases,
     uncut,
-    use_all_drafts,
     use_drafter,
 )
 
@@ -50,7 +50,7 @@ async def expected_of(drawn: tuple[int, int], numbers: str) -> tuple[list[Outcom
 
 PAGE_BYTES = {"float32": 20480, "bfloat16": 10240, "int8": 5440}
 FEW, SOME, MANY = (7, 50), (3, 400), (2, 2000)  # seed, count
-NUMBERS = {"float32": {"dtype": "float32"}, "bfloat16": {"dtype": "bfloat16"}}
+NUMBERS: dict[str, dict[str, Any]] = {"float32": {"dtype": "float32"}, "bfloat16": {"dtype": "bfloat16", "threads": 2}}
 NUMBERS["int8"] = {**NUMBERS["bfloat16"], "quantization": "int8", "kv_cache_dtype": "int8"}
 DRAFTERS = ["known", "ngram", "draft", "alone"]
 QUICK = [*((drafter, "float32", FEW) for drafter in DRAFTERS), ("known", "bfloat16", FEW)]
@@ -63,7 +63,7 @@ async def test_requests_get_the_same(drafter: str, numbers: str, drawn: tuple[in
     draft model."""
     cases = random_cases(*drawn)
     expected, further = await expected_of(drawn, numbers)
-    use_all_drafts(monkeypatch)
+    use_every_draft(monkeypatch)
     options = {"speculative": "ngram", "kv_cache_memory": 80 * PAGE_BYTES[numbers], **CROWD}
     if drafter in ("known", "alone"):
         use_drafter(monkeypatch, KnownDrafts([*expected, *further], random.Random(drawn[0])))
@@ -85,7 +85,7 @@ async def test_right_drafts_are_accepted(drafter: str, monkeypatch: pytest.Monke
     """A model that is its own draft model draws the same tokens with the same noise."""
     sampled = [SamplingParams(seed=seed, temperature=seed % 3 / 2, max_tokens=20, ignore_eos=True) for seed in range(5)]
     cases = [Case(text, params) for text, params in zip(TEXTS, sampled, strict=True)]
-    use_all_drafts(monkeypatch)
+    use_every_draft(monkeypatch)
     options = {"speculative": "draft", "speculative_model": "demo"} if drafter == "draft" else {"speculative": "ngram"}
     if drafter == "known":
         async with engine_of("float32") as engine:
