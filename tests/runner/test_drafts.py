@@ -31,11 +31,11 @@ Tokens = list[tuple[int, float | None]]  # with their logprobs
 @pytest.fixture(scope="module", params=["cpu", "torch_native", "graphs"])
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRunner]:
     path = tmp_path_factory.mktemp("tiny")
-    save_tiny("qwen3", path)
+    save_tiny("qwen3-partly-windowed", path)
     if request.param == "graphs":
         made = graph_runner(path, graph_sizes=None, speculative="ngram", max_drafts=3)
     else:
-        made = make_runner(path, attention_backend=request.param)
+        made = make_runner(path, page_size=4, attention_backend=request.param)
     yield made
     made.close()
 
@@ -99,9 +99,8 @@ def run(
     runner: ModelRunner, requests: list[Request], first_step: int, drafter: Drafts | None, num_pages: int
 ) -> tuple[dict[int, Tokens], int]:
     """All of them at once. Returns what they got, by key, and the number of the next step."""
-    config = SchedulerConfig(
-        runner.max_num_seqs, runner.max_num_batched_tokens, runner.max_model_len, num_pages, runner.page_size, max_drafts=8
-    )
+    sizes = runner.max_num_seqs, runner.max_num_batched_tokens, runner.max_model_len, num_pages, runner.page_size
+    config = SchedulerConfig(*sizes, windows=runner.windows, max_drafts=8)
     steps = itertools.count(1.0)  # as if all took the same time, so that drafts pay
     scheduler = Scheduler(config, lambda: next(steps), drafter)
     scheduler._num_steps = first_step
