@@ -22,6 +22,10 @@ _WEIGHTS = Accepts(
 )
 
 
+TAKE_MODEL = ("draft", "eagle", "auto")
+"""The values of `speculative` that `speculative_model` is for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything that is fixed for the life of an engine. Raises `ConfigError` naming every field that is out of range."""
@@ -110,7 +114,7 @@ class EngineConfig:
         if self.speculative in ("draft", "eagle") and self.speculative_model is None:
             what = "a draft model" if self.speculative == "draft" else "an EAGLE-3 head"
             raise ConfigError.of("speculative_model", f"is missing: speculative {self.speculative!r} needs {what}")
-        if self.speculative not in ("draft", "eagle", "auto") and self.speculative_model is not None:
+        if self.speculative not in TAKE_MODEL and self.speculative_model is not None:
             raise ConfigError.of("speculative_model", f"is for speculative 'draft', 'eagle' or 'auto', not {self.speculative!r}")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.num_seqs:
             accepted = f">= max_num_seqs ({self.num_seqs}): a step must hold one token of each sequence"

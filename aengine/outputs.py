@@ -61,13 +61,15 @@ class DraftUsage:
     drafted: int = 0  # tokens
     accepted: int = 0  # those that were right; they are among the completion tokens
 
-    def plus(self, drafted: int, accepted: int) -> DraftUsage:
-        """With one step more."""
-        return DraftUsage(self.drafter, self.steps + 1, self.drafted + drafted, self.accepted + accepted)
+    def plus(self, drafted: int, accepted: int, steps: int = 1) -> DraftUsage:
+        """With more steps."""
+        return DraftUsage(self.drafter, self.steps + steps, self.drafted + drafted, self.accepted + accepted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Drafted:
+class Drafted:
+    """What has drafts."""
+
     drafts: tuple[DraftUsage, ...] = ()  # by drafter; only those with any
 
     @property
@@ -87,7 +89,7 @@ class _Drafted:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage(_Drafted):
+class Usage(Drafted):
     """Token counts of a request, so far."""
 
     prompt_tokens: int = 0
@@ -140,7 +142,7 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStats(_Drafted):
+class EngineStats(Drafted):
     """A snapshot taken by the step thread: after a step in which a request began or ended, and otherwise at most 50 ms before its latest
     step."""
 

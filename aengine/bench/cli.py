@@ -11,16 +11,16 @@ import asyncio
 import importlib.util
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from aengine.bench.engine_options import add_engine_options, engine_config
 from aengine.bench.load import Outcome, Target, run_load
 from aengine.bench.metrics import summarise
 from aengine.bench.probes import cancel_to_free, loop_lag, start_up_log
 from aengine.bench.report import plot, show_distribution, show_summary, table, write_json
-from aengine.bench.shapes import SHAPES, describe, shape_folder
 from aengine.bench.workload import (
     NANO_REQUESTS,
     NANO_TEMPERATURE,
@@ -34,11 +34,9 @@ from aengine.bench.workload import (
     shared_prefix,
     trace,
 )
-from aengine.config import EngineConfig
+from aengine.config import TAKE_MODEL, EngineConfig
 from aengine.errors import AEngineError
 from aengine.outputs import ModelInfo
-from aengine.server.config.settings import Option, read_settings
-from aengine.server.config.settings import options as options_of_server
 from aengine.switching import switch_often
 
 DEFAULT_VOCAB = 32_000  # for servers that do not report theirs
@@ -46,6 +44,14 @@ WORKLOADS = ("random", "prefix", "multi-turn", "trace")
 # By the type of the device: batch sizes of decode steps, and prompt lengths of prefill steps.
 DECODES = {"cpu": (1, 8, 32), "cuda": (1, 8, 32, 64, 128, 256)}
 PREFILLS = {"cpu": (1024,), "cuda": (1024, 4096, 8192)}
+
+SPECULATED = {
+    "planted": "random prompts, and drafts that are right as often as --acceptance says",
+    "random": "the same prompts, with the drafts of --speculative, as all others",
+    "text": "pieces of a novel, to be continued",
+    "edit": "a piece of a novel, and its beginning once more, to be continued greedily",
+    "json": "JSON by a schema, several answers of each user one after another",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_workload(offline, *WORKLOADS, "nano")
     _add_workload(latency, *WORKLOADS, serial=True)
     for command in (offline, latency):
-        _add_engine(command)
+        add_engine_options(command)
 
     step = commands.add_parser("step", help="bare decode and prefill steps against the floor measured on the spot")
     for name, what, defaults in (
@@ -99,13 +105,13 @@ def build_parser() -> argparse.ArgumentParser:
     step.add_argument("--context", type=int, default=1024, metavar="N", help="computed tokens of each row of a decode step (default: 1024)")
     step.add_argument("--seconds", type=float, default=2.0, help="how long each step is repeated (default: 2)")
     step.set_defaults(run=_step)
-    _add_engine(step, several_shapes=True)
+    add_engine_options(step, several_shapes=True)
 
     startup = commands.add_parser("startup", help="from the start of a process to its first token")
     startup.add_argument("--runs", type=int, default=3, help="(default: 3)")
     startup.add_argument("--prompt-tokens", type=int, default=128, metavar="N", help="(default: 128)")
     startup.set_defaults(run=_startup)
-    _add_engine(startup)
+    add_engine_options(startup)
 
     quality = commands.add_parser("quality", help="perplexity on a text, of several --model, --quantization and --kv-cache-dtype (lists)")
     quality.add_argument("--text", type=Path, metavar="FILE", help="(default: 65 kB of a novel that the demo model was not trained on)")
@@ -113,8 +119,20 @@ def build_parser() -> argparse.ArgumentParser:
     quality.add_argument("--stride", type=int, default=256, metavar="N", help="from one prompt to the next (default: 256)")
     quality.add_argument("--num-tokens", type=int, metavar="N", help="of the text, from its beginning (default: all)")
     quality.set_defaults(run=_quality, quantization="none,int8,int4,fp8")
-    _add_engine(quality)
-    for command in (serve, offline, latency, step, startup, quality):
+    add_engine_options(quality)
+
+    speculation = commands.add_parser("speculation", help="speculation against none, on the same requests, in turns")
+    what = "; ".join(f"{name}: {about}" for name, about in SPECULATED.items())
+    speculation.add_argument("--workload", metavar="NAME,NAME", default="text", help=f"a list (default: text). {what}")
+    speculation.add_argument("--users", type=_counts, default=(1, 8, 32), metavar="N,N", help="requests at once (default: 1,8,32)")
+    rates = "shares of planted drafts that are right (default: 0.4,0.6,0.8)"
+    speculation.add_argument("--acceptance", type=_shares, default=(0.4, 0.6, 0.8), metavar="A,A", help=rates)
+    speculation.add_argument("--output-len", type=int, default=300, metavar="N", help="tokens of an answer (default: 300)")
+    speculation.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each engine that count (default: 3)")
+    speculation.add_argument("--temperature", type=float, default=0.8, metavar="T", help="but for edit, which is greedy (default: 0.8)")
+    speculation.set_defaults(run=_speculation, speculative="auto")
+    add_engine_options(speculation)
+    for command in (serve, offline, latency, step, startup, quality, speculation):
         command.add_argument("--json", type=Path, metavar="FILE", help="write the figures, with date, hardware and versions")
     return parser
 
@@ -146,38 +164,6 @@ def _add_workload(command: argparse.ArgumentParser, *kinds: str, serial: bool = 
     group.add_argument("--workload-seed", type=int, default=0, metavar="N", help="of prompts, lengths and arrivals (default: 0)")
     group.add_argument("--goodput", type=_limits, metavar="ttft=MS,tpot=MS,e2el=MS", help="count requests that keep all of these limits")
     group.add_argument("--plot", type=Path, metavar="FILE", help="TTFT, ITL and throughput over time, as .png or .html (needs matplotlib)")
-
-
-def _add_engine(command: argparse.ArgumentParser, *, several_shapes: bool = False) -> None:
-    """Every field of `EngineConfig` as a flag, as `aengine-grpc` has them; `--shape` in place of `--model`."""
-    group = command.add_argument_group("engine")
-    either = group.add_mutually_exclusive_group()
-    text = "a model of this shape with random weights, without any download: " + ", ".join(map(describe, SHAPES))
-    if several_shapes:
-        text += "; may be given several times"
-    either.add_argument("--shape", choices=SHAPES, action="append" if several_shapes else "store", metavar="NAME", help=text)
-    for option in _engine_options():
-        option.add_to(either if option.name == "model" else group, option.help.replace("%", "%%"))
-
-
-def _engine_options() -> list[Option]:
-    return [option for option in options_of_server() if option.table == "engine"]
-
-
-@contextmanager
-def _engine_config(options: argparse.Namespace, shape: str | None) -> Iterator[tuple[str, EngineConfig]]:
-    """The model's name, and the configuration, which may be used while inside."""
-    given = {option.name: vars(options)[option.name] for option in _engine_options() if option.name in options}
-    if shape is None:
-        config = read_settings(given, {}).engine
-        yield config.model, config
-        return
-    if given.setdefault("load_format", "dummy") != "dummy":
-        raise ValueError(
-            f"--load-format: {given['load_format']!r} is not possible with --shape, which has no weights to read; only dummy is"
-        )
-    with shape_folder(shape) as folder:
-        yield shape, read_settings({**given, "model": str(folder)}, {}).engine
 
 
 def _items(options: argparse.Namespace, vocab_size: int) -> list[Item]:
@@ -230,7 +216,7 @@ def _offline(options: argparse.Namespace, command: list[str]) -> int:
             freed = await cancel_to_free(engine, list(items[0].prompt))
             return items, outcomes, {"event loop lag, ms": lags, "cancel to free, ms": freed}, engine.model_info, log
 
-    with _engine_config(options, options.shape) as (name, config):
+    with engine_config(options, options.shape) as (name, config):
         items, outcomes, probes, info, log = asyncio.run(run(config))
         about: dict[str, object] = {"model": name, "config": {**asdict(config), "model": name}, "start_up": log}
         if nano:
@@ -286,7 +272,7 @@ def _step(options: argparse.Namespace, command: list[str]) -> int:
     results: list[object] = []
     failures = 0
     for shape in shapes:
-        with _engine_config(options, shape) as (name, config):
+        with engine_config(options, shape) as (name, config):
             try:
                 device = find_device(config.device).type
                 decodes = DECODES[device] if options.decode is None else options.decode
@@ -311,7 +297,7 @@ def _step(options: argparse.Namespace, command: list[str]) -> int:
 def _startup(options: argparse.Namespace, command: list[str]) -> int:
     from aengine.bench.startup import measure_startup
 
-    with _engine_config(options, options.shape) as (_, config):
+    with engine_config(options, options.shape) as (_, config):
         settings = {name: value for name, value in asdict(config).items() if value is not None}
         results = measure_startup(settings, options.prompt_tokens, options.runs)
     print(
@@ -335,7 +321,7 @@ def _quality(options: argparse.Namespace, command: list[str]) -> int:
     for values in itertools.product(*lists.values()):
         case = argparse.Namespace(**{**vars(options), **dict(zip(lists, values, strict=True))})
         try:
-            with _engine_config(case, options.shape) as (name, config):
+            with engine_config(case, options.shape) as (name, config):
                 scores = asyncio.run(score_text(config, text, windows, options.num_tokens))
         except (AEngineError, ValueError, RuntimeError) as error:
             if first is None:
@@ -352,6 +338,46 @@ def _quality(options: argparse.Namespace, command: list[str]) -> int:
     if options.json:
         write_json(options.json, command, {"window": windows.size, "stride": windows.stride, "results": results})
     return 1 if failed else 0
+
+
+def _speculation(options: argparse.Namespace, command: list[str]) -> int:
+    """Each mode in the list --speculative with none, of every workload, number of users and, of planted drafts, acceptance."""
+    from aengine.bench.speculation import HEADER, Case, Comparison, Load, compare
+
+    given = vars(options)
+    model = given.pop("speculative_model", None)
+    modes = given.pop("speculative").split(",")
+    names = options.workload.split(",")
+    if unknown := set(names) - SPECULATED.keys():
+        raise ValueError(f"--workload: {unknown.pop()!r} is not one of {', '.join(SPECULATED)}")
+    planted = [Case("planted", users, acceptance) for users in options.users for acceptance in options.acceptance]
+    cases = [case for name in names for case in (planted if name == "planted" else [Case(name, users) for users in options.users])]
+    results: list[Comparison] = []
+
+    async def run(config: EngineConfig) -> None:
+        own = {mode: replace(config, speculative=mode, speculative_model=model if mode in TAKE_MODEL else None) for mode in modes}
+        load = Load(options.output_len, options.rounds, options.temperature)
+        async with aclosing(compare(config, own, cases, load)) as comparisons:
+            async for result in comparisons:
+                results.append(result)
+                print(table(HEADER, [result.cells]), flush=True)
+                if options.json:  # after each, so that what was measured is kept whatever comes next
+                    write_json(options.json, command, {"model": name, "config": asdict(config), "results": results})
+
+    with engine_config(options, options.shape) as (name, config):
+        asyncio.run(run(config))
+    print(f"\n{name} {config.quantization}\n{table(HEADER, [result.cells for result in results])}")
+    return 0
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    shares = tuple(float(part) for part in text.split(","))
+    if not all(0 <= share <= 1 for share in shares):
+        raise ValueError
+    return shares
+
+
+_shares.__name__ = "list of numbers in [0, 1]"
 
 
 def _counts(text: str) -> tuple[int, ...]:

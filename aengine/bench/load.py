@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from aengine.bench.workload import Item
+from aengine.outputs import DraftUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Chunk:
 
     num_tokens: int
     token_ids: tuple[int, ...] = ()  # empty where the target does not report them
+    drafts: tuple[DraftUsage, ...] = ()  # of the whole request, in a last chunk without tokens
 
 
 class Target(Protocol):
@@ -42,6 +44,7 @@ class Outcome:
     chunk_times: list[float] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    drafts: tuple[DraftUsage, ...] = ()
     error: str | None = None
 
     @property
@@ -101,9 +104,11 @@ async def _send(target: Target, prompt: Sequence[int], output_tokens: int) -> Ou
     try:
         async with aclosing(target.send(prompt, output_tokens)) as chunks:
             async for chunk in chunks:
-                outcome.chunk_times.append(clock())
-                outcome.chunk_tokens.append(chunk.num_tokens)
-                outcome.token_ids.extend(chunk.token_ids)
+                outcome.drafts = chunk.drafts
+                if chunk.num_tokens:
+                    outcome.chunk_times.append(clock())
+                    outcome.chunk_tokens.append(chunk.num_tokens)
+                    outcome.token_ids.extend(chunk.token_ids)
     except Exception as error:  # the run goes on, and the report counts it
         outcome.error = f"{type(error).__name__}: {error}"
     return outcome

@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from aengine.bench.load import Outcome
+from aengine.outputs import Drafted, DraftUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,30 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
+class Speculation:
+    """Drafts of requests, and the mean number of tokens that a step brought a sequence: of all steps, and of those with drafts."""
+
+    drafts: tuple[DraftUsage, ...]  # by drafter
+    tokens_per_step: float
+    acceptance_length: float
+
+    @classmethod
+    def of(cls, output_tokens: int, requests: Iterable[Sequence[DraftUsage]]) -> Speculation | None:
+        """`requests`: the drafts of each. None if there are none."""
+        total: dict[str, DraftUsage] = {}
+        for one in itertools.chain.from_iterable(requests):
+            total[one.drafter] = total.get(one.drafter, DraftUsage(one.drafter)).plus(one.drafted, one.accepted, one.steps)
+        both = Drafted(drafts=tuple(total.values()))
+        tokens_per_step = output_tokens / max(1, output_tokens - both.accepted_draft_tokens)
+        return cls(both.drafts, tokens_per_step, both.acceptance_length) if total else None
+
+    def show(self) -> str:
+        by_drafter = (f"{one.drafter} {one.drafted} tokens, {100 * one.accepted / one.drafted:.0f} % right" for one in self.drafts)
+        means = f"tokens per step {self.tokens_per_step:.2f}, with drafts {self.acceptance_length:.2f}"
+        return f"drafts: {'; '.join(by_drafter)}; {means}"
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     completed: int
     failed: int
@@ -57,6 +82,7 @@ class Summary:
     e2el: Distribution
     tokens_per_chunk: float
     errors: Mapping[str, int]  # message of failed requests -> how often
+    speculation: Speculation | None = None  # None where no request had drafts
 
 
 def summarise(outcomes: Sequence[Outcome], limits: Mapping[str, float] | None = None) -> Summary:
@@ -85,6 +111,7 @@ def summarise(outcomes: Sequence[Outcome], limits: Mapping[str, float] | None = 
         e2el=Distribution.of([o.e2el for o in done]),
         tokens_per_chunk=output_tokens / max(1, sum(len(o.chunk_tokens) for o in done)),
         errors=Counter(o.error or "no output" for o in outcomes if not o.completed),
+        speculation=Speculation.of(output_tokens, (o.drafts for o in done)),
     )
 
 

@@ -35,6 +35,8 @@ def show_summary(name: str, summary: Summary) -> str:
     ]
     if summary.goodput is not None:
         head.append(f"  goodput {summary.goodput:.2f} requests/s")
+    if summary.speculation is not None:
+        head.append(f"  {summary.speculation.show()}")
     rows = [
         (f"  {label} ms", *astuple(getattr(summary, key)))
         for key, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2el", "E2EL"))

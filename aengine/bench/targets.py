@@ -30,6 +30,8 @@ class EngineTarget:
         async with self._engine.stream(list(prompt), replace(self._params, max_tokens=output_tokens)) as stream:
             async for token in stream:
                 yield Chunk(1, (token.token_id,))
+            if stream.usage.drafts:
+                yield Chunk(0, drafts=stream.usage.drafts)
 
 
 class OpenAITarget:

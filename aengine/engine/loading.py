@@ -19,6 +19,7 @@ from aengine.outputs import LayerGroup, ModelInfo
 from aengine.params import SamplingParams
 from aengine.runner.base import Runner
 from aengine.runner.warm_weights import warm_weights
+from aengine.scheduler.drafter import Drafter
 
 _log = logging.getLogger("aengine")
 
@@ -30,6 +31,7 @@ class LoadedModel:
     runner: Runner
     tokenizer: Tokenizer | None
     info: ModelInfo
+    drafter: Drafter | None = None  # in place of what `EngineConfig.speculative` stands for
 
 
 def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel:

@@ -110,6 +110,8 @@ class StepLoop:
 
 
 def _drafter(config: EngineConfig, loaded: LoadedModel) -> Drafter | None:
+    if loaded.drafter is not None:
+        return loaded.drafter
     max_rows = loaded.runner.max_num_seqs
     match config.speculative:
         case "ngram":

@@ -1,0 +1,258 @@
+"""Speculation against none, on the same requests, in turns: `aengine-bench speculation`.
+
+Owns the requests, a drafter whose drafts are right as often as it is told (it knows what comes), and the comparison. Both engines are
+loaded at once, and each turn sends the same requests, so that what disturbs the machine disturbs both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import time
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field, replace
+from statistics import mean, median
+from typing import NamedTuple
+
+import numpy as np
+
+from aengine.bench.metrics import Speculation
+from aengine.bench.quality import HELD_TEXT
+from aengine.bench.workload import Lengths, Range, random_lengths
+from aengine.config import EngineConfig
+from aengine.engine.async_engine import AsyncEngine
+from aengine.engine.loading import LoadedModel
+from aengine.outputs import DraftUsage
+from aengine.params import SamplingParams, StructuredOutput
+from aengine.scheduler.drafter import Draft, DraftSource
+from aengine.scheduler.plan import IntArray
+
+HEADER = (
+    "workload",
+    "users",
+    "speculative",
+    "off tok/s",
+    "tok/s",
+    "ratio",
+    "from",
+    "to",
+    "drafted",
+    "right %",
+    "with drafts",
+    "per step",
+    "same",
+)
+_PROMPT, _EDITED, _BEGINNING = 32, 400, 80  # tokens
+_ANSWERS = 5  # of each user
+_SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "first_name": {"type": "string", "maxLength": 12},
+            "date_of_birth": {"type": "integer", "maximum": 9999},
+            "place_of_residence": {"enum": ["Paris and its suburbs", "Rome, the eternal city"]},
+            "occupation_category": {"enum": ["unemployed person", "clergyman of the parish"]},
+        },
+        "required": ["first_name", "date_of_birth", "place_of_residence", "occupation_category"],
+        "additionalProperties": False,
+    }
+)
+
+
+class Case(NamedTuple):
+    workload: str
+    users: int
+    acceptance: float = 0.0  # of planted drafts
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How long the turns are, and what they send."""
+
+    output_len: int  # tokens of each answer, JSON aside; it also takes a while until an engine has learned which drafts pay
+    rounds: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Tokens per second while all users wait for tokens; each ratio is of a turn to the mean of the turns without speculation around it."""
+
+    case: Case
+    speculative: str
+    off: float  # tokens per second, the median of the turns
+    on: float
+    ratios: Sequence[float]
+    speculation: Speculation | None
+    same: bool  # whether all tokens are those without speculation
+
+    @property
+    def cells(self) -> Sequence[object]:
+        """Of the table with `HEADER`."""
+        drafts = self.speculation.drafts if self.speculation is not None else ()
+        drafted, accepted = (sum(getattr(one, name) for one in drafts) for name in ("drafted", "accepted"))
+        means = (self.speculation.acceptance_length, self.speculation.tokens_per_step) if self.speculation is not None else (1.0, 1.0)
+        ratios = (f"{ratio:.3f}" for ratio in (median(self.ratios), min(self.ratios), max(self.ratios)))
+        rates = (f"{rate:.1f}" for rate in (self.off, self.on))
+        right = f"{100 * accepted / drafted:.0f}" if drafted else "-"
+        workload = f"planted {self.case.acceptance:g}" if self.case.workload == "planted" else self.case.workload
+        counts = (drafted, right, *(f"{one:.2f}" for one in means))
+        return (workload, self.case.users, self.speculative, *rates, *ratios, *counts, "yes" if self.same else "NO")
+
+
+class PlantedDrafter:
+    """Satisfies `Drafter`: it knows what comes, and makes each draft wrong with probability 1 - `acceptance`."""
+
+    def __init__(self) -> None:
+        self.acceptance = 0.0
+        self._sequences: dict[bytes, IntArray] = {}  # by prompt
+        self._of_rows: dict[int, IntArray] = {}
+        self._rng = random.Random(0)
+
+    def plant(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """All prompts have `_PROMPT` tokens."""
+        self._sequences[np.array(prompt, np.int32).tobytes()] = np.array([*prompt, *output], np.int32)
+
+    def assign(self, row: int) -> None:
+        self._of_rows.pop(row, None)
+
+    def propose(self, row: int, tokens: IntArray, most: int) -> Draft:
+        if row not in self._of_rows:
+            self._of_rows[row] = self._sequences.get(tokens[:_PROMPT].tobytes(), tokens)
+        following = self._of_rows[row][len(tokens) : len(tokens) + most]
+        wrong = [self._rng.random() >= self.acceptance for _ in following]
+        return Draft(np.where(wrong, following ^ 1, following).astype(np.int32), DraftSource.NGRAM)
+
+
+class _PlantedEngine(AsyncEngine):
+    """An engine whose drafts come from a `PlantedDrafter`."""
+
+    def __init__(self, config: EngineConfig, drafter: PlantedDrafter) -> None:
+        super().__init__(replace(config, speculative="ngram", speculative_model=None))
+        self._drafter = drafter
+
+    def _load(self) -> LoadedModel:
+        return replace(super()._load(), drafter=self._drafter)
+
+
+class _Ask(NamedTuple):
+    prompt: tuple[int, ...]
+    params: SamplingParams
+
+
+@dataclass(slots=True)
+class _Answers:
+    """Of one user, one after another."""
+
+    times: list[float] = field(default_factory=list)  # when each token came
+    token_ids: list[tuple[int, ...]] = field(default_factory=list)
+    drafts: list[tuple[DraftUsage, ...]] = field(default_factory=list)
+
+
+class _Turn(NamedTuple):
+    rate: float  # tokens per second
+    answers: Sequence[_Answers]
+
+    @property
+    def token_ids(self) -> Sequence[Sequence[tuple[int, ...]]]:
+        return [user.token_ids for user in self.answers]
+
+
+async def compare(config: EngineConfig, modes: Mapping[str, EngineConfig], cases: Sequence[Case], load: Load) -> AsyncGenerator[Comparison, None]:
+    """Of each case, each of `modes` with an engine without speculation; of planted drafts there is one. Engines are loaded as `config` says
+    but for their speculation. Raises what an engine raises."""
+    drafter = PlantedDrafter()
+    async with AsyncExitStack() as stack:
+
+        async def start(engine: AsyncEngine) -> AsyncEngine:
+            await engine.start()
+            return await stack.enter_async_context(aclosing(engine))
+
+        off = await start(AsyncEngine(replace(config, speculative="off", speculative_model=None)))
+        planted, others = dict[str, AsyncEngine](), dict[str, AsyncEngine]()
+        if any(case.workload == "planted" for case in cases):
+            planted["planted"] = await start(_PlantedEngine(config, drafter))
+        if any(case.workload != "planted" for case in cases):
+            others = {mode: await start(AsyncEngine(one)) for mode, one in modes.items()}
+        for case in cases:
+            asks = _asks(case, load, off)
+            known = await _turn(off, asks)  # the first turn of each engine is not counted
+            drafter.acceptance = case.acceptance
+            for user, answers in zip(asks, known.answers, strict=True):
+                drafter.plant(user[0].prompt, answers.token_ids[0])
+            engines = planted if case.workload == "planted" else others
+            same = {mode: (await _turn(engine, asks)).token_ids == known.token_ids for mode, engine in engines.items()}
+            offs = [await _turn(off, asks)]
+            turns: dict[str, list[_Turn]] = {mode: [] for mode in engines}
+            for _ in range(load.rounds):
+                for mode, engine in engines.items():
+                    turns[mode].append(await _turn(engine, asks))
+                offs.append(await _turn(off, asks))
+            around = [mean((before.rate, after.rate)) for before, after in itertools.pairwise(offs)]
+            for mode, ons in turns.items():
+                yield Comparison(
+                    case,
+                    mode,
+                    off=median(turn.rate for turn in offs),
+                    on=median(turn.rate for turn in ons),
+                    ratios=[on.rate / rate for on, rate in zip(ons, around, strict=True)],
+                    speculation=_speculation(user for on in ons for user in on.answers),
+                    same=same[mode] and all(on.token_ids == known.token_ids for on in ons),
+                )
+
+
+def _asks(case: Case, load: Load, engine: AsyncEngine) -> list[list[_Ask]]:
+    """The requests of each user."""
+    params = SamplingParams(
+        temperature=load.temperature, top_k=0, top_p=1.0, min_p=0.0, max_tokens=load.output_len, ignore_eos=True, detokenize=True
+    )
+    users = range(case.users)
+    match case.workload:
+        case "text" | "edit":
+            length = _PROMPT if case.workload == "text" else _EDITED
+            ids = tuple(engine.tokenizer.encode(HELD_TEXT.read_text(encoding="utf-8")))
+            starts = [user * length % (len(ids) - length) for user in users]
+            prompts = [ids[start : start + length] for start in starts]
+            if case.workload == "edit":
+                params = replace(params, temperature=0.0)
+                between = tuple(engine.tokenizer.encode("\n\n", add_special_tokens=False))
+                prompts = [prompt + between + prompt[:_BEGINNING] for prompt in prompts]
+        case "json":
+            params = replace(params, ignore_eos=False, structured_output=StructuredOutput(json_schema=_SCHEMA))
+            return [
+                [_Ask(tuple(engine.tokenizer.encode("It is a truth")), replace(params, seed=user * _ANSWERS + i)) for i in range(_ANSWERS)]
+                for user in users
+            ]
+        case _:
+            lengths = Lengths(case.users, Range(_PROMPT, _PROMPT), Range(1, 1), engine.model_info.vocab_size)
+            prompts = [item.prompt for item in random_lengths(lengths)]
+    return [[_Ask(prompt, replace(params, seed=user))] for user, prompt in enumerate(prompts)]
+
+
+async def _turn(engine: AsyncEngine, asks: Sequence[Sequence[_Ask]]) -> _Turn:
+    """Counts the tokens that come from when all users have one until the first of them has all."""
+    users = await asyncio.gather(*(_user(engine, ask) for ask in asks))
+    begin, end = max(user.times[0] for user in users), min(user.times[-1] for user in users)
+    num_tokens = sum(begin < moment <= end for user in users for moment in user.times)
+    return _Turn(num_tokens / max(end - begin, 1e-9), users)
+
+
+async def _user(engine: AsyncEngine, asks: Iterable[_Ask]) -> _Answers:
+    answers = _Answers()
+    for ask in asks:
+        token_ids = []
+        async with engine.stream(list(ask.prompt), ask.params) as stream:
+            async for token in stream:
+                answers.times.append(time.perf_counter())
+                token_ids.append(token.token_id)
+        answers.token_ids.append(tuple(token_ids))
+        answers.drafts.append(stream.usage.drafts)
+    return answers
+
+
+def _speculation(users: Iterable[_Answers]) -> Speculation | None:
+    users = list(users)
+    return Speculation.of(sum(len(user.times) for user in users), (drafts for user in users for drafts in user.drafts))
