@@ -360,7 +360,7 @@ def _speculation(options: argparse.Namespace, command: list[str]) -> int:
         async with aclosing(compare(config, own, cases, load)) as comparisons:
             async for result in comparisons:
                 results.append(result)
-                print(table(HEADER, [result.cells]), flush=True)
+                print(*result.cells, flush=True)
                 if options.json:  # after each, so that what was measured is kept whatever comes next
                     write_json(options.json, command, {"model": name, "config": asdict(config), "results": results})
 

@@ -27,7 +27,7 @@ from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.loading import LoadedModel
 from aengine.outputs import DraftUsage
 from aengine.params import SamplingParams, StructuredOutput
-from aengine.scheduler.drafter import Draft, DraftSource
+from aengine.scheduler.drafter import Acceptance, Draft, DraftSource
 from aengine.scheduler.plan import IntArray
 
 HEADER = (
@@ -111,6 +111,7 @@ class PlantedDrafter:
         self._sequences: dict[bytes, IntArray] = {}  # by prompt
         self._of_rows: dict[int, IntArray] = {}
         self._rng = random.Random(0)
+        self._measured = Acceptance(0.5)
 
     def plant(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         """All prompts have `_PROMPT` tokens."""
@@ -124,7 +125,10 @@ class PlantedDrafter:
             self._of_rows[row] = self._sequences.get(tokens[:_PROMPT].tobytes(), tokens)
         following = self._of_rows[row][len(tokens) : len(tokens) + most]
         wrong = [self._rng.random() >= self.acceptance for _ in following]
-        return Draft(np.where(wrong, following ^ 1, following).astype(np.int32), DraftSource.NGRAM)
+        return Draft(np.where(wrong, np.abs(following - 1), following), DraftSource.NGRAM, self._measured.value)
+
+    def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
+        self._measured.add(len(draft.token_ids), num_accepted)
 
 
 class _PlantedEngine(AsyncEngine):
@@ -161,7 +165,9 @@ class _Turn(NamedTuple):
         return [user.token_ids for user in self.answers]
 
 
-async def compare(config: EngineConfig, modes: Mapping[str, EngineConfig], cases: Sequence[Case], load: Load) -> AsyncGenerator[Comparison, None]:
+async def compare(
+    config: EngineConfig, modes: Mapping[str, EngineConfig], cases: Sequence[Case], load: Load
+) -> AsyncGenerator[Comparison, None]:
     """Of each case, each of `modes` with an engine without speculation; of planted drafts there is one. Engines are loaded as `config` says
     but for their speculation. Raises what an engine raises."""
     drafter = PlantedDrafter()

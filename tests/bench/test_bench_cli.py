@@ -16,10 +16,12 @@ from server_process import server_process
 
 import aengine
 from aengine.bench import cli, steps
+from aengine.bench.speculation import HEADER, PlantedDrafter
 from aengine.bench.steps import Case, LeftOut, ModelSteps
 from aengine.bench.workload import nano_vllm
 from aengine.config import EngineConfig
 from aengine.errors import InsufficientMemoryError
+from aengine.scheduler.drafter import Draft
 
 pytestmark = pytest.mark.slow
 
@@ -205,3 +207,44 @@ def test_what_cannot_be_measured_is_one_line() -> None:
         done = bench(*arguments, code=1)
         assert done.stderr.startswith("aengine-bench: ")
         assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_speculation_is_set_beside_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    proposed = []
+    real = PlantedDrafter.propose
+
+    def propose(self: PlantedDrafter, row: int, tokens: Any, most: int) -> Draft:
+        proposed.append(real(self, row, tokens, most))
+        return proposed[-1]
+
+    monkeypatch.setattr(PlantedDrafter, "propose", propose)
+    path = tmp_path / "out.json"
+    what = ("--workload", "planted,text,edit,json", "--users", "2", "--acceptance", "1", "--output-len", "12", "--rounds", "2")
+    assert cli.main(["speculation", *MEMORY, *what, "--speculative", "ngram", "--json", str(path)]) == 0
+    assert any(len(draft.token_ids) for draft in proposed), "the planted engine asks this drafter"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-5].split() == " ".join(HEADER).split()
+    results = json.loads(path.read_text())["figures"]["results"]
+    assert [(result["case"], result["speculative"]) for result in results] == [
+        (["planted", 2, 1.0], "planted"),
+        (["text", 2, 0.0], "ngram"),
+        (["edit", 2, 0.0], "ngram"),
+        (["json", 2, 0.0], "ngram"),
+    ]
+    for result in results:
+        assert result["same"]
+        assert len(result["ratios"]) == 2
+        assert min(result["off"], result["on"], *result["ratios"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--workload", "text,poetry"), "--workload: 'poetry' is not one of planted, random, text, edit, json"),
+        (("--speculative", "guess"), "'guess' is not one of off, ngram, draft, eagle, mtp, auto"),
+        (("--speculative", "draft"), "speculative 'draft' needs a draft model"),
+    ],
+)
+def test_speculation_that_there_is_not(arguments: Sequence[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["speculation", *arguments]) == 1
+    assert told in capsys.readouterr().err

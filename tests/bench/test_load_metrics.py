@@ -9,8 +9,10 @@ from collections.abc import AsyncGenerator, Sequence
 import pytest
 
 from aengine.bench.load import Chunk, Outcome, run_load
-from aengine.bench.metrics import summarise
+from aengine.bench.metrics import Speculation, summarise
+from aengine.bench.report import show_summary
 from aengine.bench.workload import Item, Lengths, Range, multi_turn
+from aengine.outputs import DraftUsage
 
 pytestmark = pytest.mark.anyio
 
@@ -93,3 +95,19 @@ def test_nothing_measured_is_no_error() -> None:
     summary = summarise([Outcome(1, 0.0, error="x")])
     assert summary.completed == 0
     assert math.isnan(summary.ttft.mean)
+
+
+async def test_drafts_of_requests_are_summed() -> None:
+    class Drafting(Echo):
+        async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
+            async for chunk in super().send(prompt, output_tokens):
+                yield chunk
+            yield Chunk(0, drafts=(DraftUsage("ngram", 1, 4, prompt[0]), DraftUsage("grammar", 1, 1, 1)))
+
+    outcomes = await run_load(Drafting(), [Item((2,), 5), Item((1,), 5)])
+    assert [len(outcome.chunk_times) for outcome in outcomes] == [5, 5]
+    summary = summarise(outcomes)
+    assert summary.speculation == Speculation((DraftUsage("ngram", 2, 8, 3), DraftUsage("grammar", 2, 2, 2)), 10 / 5, 1 + 5 / 4)
+    line = "  drafts: ngram 8 tokens, 38 % right; grammar 2 tokens, 100 % right; tokens per step 2.00, with drafts 2.25"
+    assert line in show_summary("x", summary).splitlines()
+    assert summarise([Outcome(1, 0.0, [1.0], [1])]).speculation is None
