@@ -6,7 +6,9 @@ Owns the upload of a step and the rows' last tokens, from which decodes go on wi
 
 from __future__ import annotations
 
+import functools
 import logging
+import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +22,7 @@ from aengine.runner.base import IntArray, Step
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.decode_graphs import Forward
 from aengine.runner.device import DeviceStream, cuda_kv_budget
+from aengine.runner.device_draft import DeviceDraft
 from aengine.runner.device_model import DeviceModel
 from aengine.runner.dummy_steps import GREEDY, DummyStep, warm_up_steps, widest_step
 from aengine.runner.memory import cpu_budget, show_bytes
@@ -28,6 +31,8 @@ from aengine.runner.results import ResultBuffer, step_result
 from aengine.runner.setup import ExecutorSetup
 from aengine.sampling.acceptance import num_accepted
 from aengine.sampling.sampler import SampledTokens, Sampler
+from aengine.scheduler.draft_progress import MOST_BEHIND
+from aengine.scheduler.drafter import BY_MODEL
 from aengine.scheduler.plan import NewRow, StepResult
 
 _log = logging.getLogger("aengine")
@@ -80,13 +85,15 @@ class DeviceExecutor:
             """As of `DecodeGraphs`."""
             self._no_tokens = self._last_tokens[:0]
             self._model = DeviceModel(setup, self._last_tokens, check)
+            self._draft = None if setup.draft is None else DeviceDraft(setup.draft, setup.spec.vocab_size, check)
+            self._models = [self._model] if self._draft is None else [self._model, self._draft.model]
             self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device)
             self._scorer = PromptScorer(setup.spec.vocab_size, setup.device)
         self._free_buffers: list[ResultBuffer] = []
         self._unstarted: DeviceStep | None = None  # the latest step, on a CPU
 
     def bytes_per_page(self) -> int:
-        return self._model.backend.bytes_per_page()
+        return sum(model.backend.bytes_per_page() for model in self._models)
 
     def kv_budget(self) -> int:
         """On CUDA what is left beside weights, the widest step, graphs, and other users of the device."""
@@ -94,12 +101,12 @@ class DeviceExecutor:
         if setup.device.type == "cpu":
             return cpu_budget()
         with self._stream.enter():
-            self._model.backend.allocate(1)
+            self._allocate_pages(1)
             return cuda_kv_budget(setup.device, setup.config.gpu_memory_utilization, self._run_widest, self._measure_graphs)
 
     def allocate(self, num_pages: int, max_model_len: int) -> None:
         with self._stream.enter():
-            self._model.backend.allocate(num_pages)
+            self._allocate_pages(num_pages)
             self._record_graphs(self._graph_sizes(), max_model_len)
         if self._setup.device.type != "cpu":
             self.warm_up()
@@ -113,10 +120,16 @@ class DeviceExecutor:
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._start_latest()
         with self._stream.enter():
-            self._model.backend.copy_pages(sources, destinations)
+            for model in self._models:
+                model.backend.copy_pages(sources, destinations)
 
     def draft(self, step: Step) -> IntArray:
-        raise NotImplementedError
+        """The tokens stay on the device until the step in which the model checks them; until then `BY_MODEL` stands for each."""
+        assert self._draft is not None
+        self._start_latest()
+        with self._stream.enter():
+            self._draft.run(step, self._sampler)
+        return np.full(len(step.sampled_rows), BY_MODEL, np.int32)
 
     def launch(self, step: Step) -> DeviceStep:
         """On a CPU the step is computed when its result is asked for, so that the results of the step before are reported first."""
@@ -150,7 +163,7 @@ class DeviceExecutor:
     def close(self) -> None:
         self._stream.finish()
         self._unstarted = None
-        del self._model, self._sampler, self._scorer, self._last_tokens, self._no_tokens, self._free_buffers
+        del self._model, self._draft, self._models, self._sampler, self._scorer, self._last_tokens, self._no_tokens, self._free_buffers
         if self._setup.device.type != "cpu":
             torch.cuda.empty_cache()
 
@@ -159,7 +172,7 @@ class DeviceExecutor:
         setup, begin = self._setup, time.perf_counter()
         with self._stream.enter():
             num_groups = self._model.backend.spec.num_groups
-            for dummy in warm_up_steps(setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size, num_groups):
+            for dummy in warm_up_steps(setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size, num_groups, setup.most_drafts):
                 self._run_dummy(dummy)
             self.assign_rows([NewRow(row, GREEDY) for row in range(setup.max_num_seqs)])  # so that no dummy parameters are left
         self._stream.finish()
@@ -182,9 +195,9 @@ class DeviceExecutor:
         sampled = self._sample(step, forward) if tokens is None else SampledTokens(tokens)
         tokens, rows = sampled.tokens, forward.rows
         if step.drafts is not None:
-            drafts, firsts = upload((step.drafts, step.first_samples().astype(np.int32)), self._setup.device)
+            (firsts,) = upload((step.first_samples().astype(np.int32),), self._setup.device)
             if sampled.accepted is None:
-                sampled = replace(sampled, accepted=num_accepted(tokens, drafts, firsts))
+                sampled = replace(sampled, accepted=num_accepted(tokens, self._drafts(step), firsts))
             assert sampled.accepted is not None
             last = firsts + (sampled.accepted - 1).clamp(min=0)
             tokens, rows = tokens.index_select(0, last), rows.index_select(0, last)
@@ -198,20 +211,53 @@ class DeviceExecutor:
             return SampledTokens(logits.argmax(-1))
         given = (logits, step.sampled_rows, step.next_positions, forward.rows, forward.next_positions)
         if step.drafts is not None and self._sampler.processes(step.sampled_rows):
-            return self._sampler.verify(*given, step.drafts)
+            return self._sampler.verify(*given, self._drafts(step).cpu().numpy())
         return self._sampler.sample(*given)
 
     def _token_ids(self, step: Step) -> Tensor:
-        return upload((step.token_ids,), self._setup.device)[0] if len(step.token_ids) else self._no_tokens
+        """Those of the step, with what the draft model proposed."""
+        if not len(step.token_ids):
+            return self._no_tokens
+        (token_ids,) = upload((step.token_ids,), self._setup.device)
+        if self._draft is None:
+            return token_ids
+        layout, at = step.layout, np.flatnonzero(step.token_ids == BY_MODEL)
+        rows = np.repeat(step.rows, np.diff(layout.qo_indptr))
+        return self._draft.fill(token_ids, at, rows[layout.num_decodes + at], layout.positions[layout.num_decodes + at])
+
+    def _drafts(self, step: Step) -> Tensor:
+        """[m] int32, those of a step with drafts, -1 where there is none."""
+        assert step.drafts is not None
+        (drafts,) = upload((step.drafts,), self._setup.device)
+        if self._draft is None:
+            return drafts
+        rows = step.sampled_rows
+        at = np.flatnonzero((step.drafts[:-1] == BY_MODEL) & (rows[:-1] == rows[1:]))  # a row's last token has no draft
+        return self._draft.fill(drafts, at, rows[at], step.next_positions[at])
 
     def _run_widest(self) -> None:
         setup, num_groups = self._setup, self._model.backend.spec.num_groups
-        tokens = setup.max_num_batched_tokens
-        self._run_dummy(widest_step(setup.max_num_seqs, tokens, setup.max_model_len, setup.config.page_size, num_groups))
+        sizes = setup.max_model_len, setup.config.page_size, num_groups
+        widest = widest_step(setup.max_num_seqs, setup.max_num_batched_tokens, *sizes)
+        self.assign_rows(widest.new_rows)
+        self._run(widest.step)
+        if self._draft is not None:
+            tokens = setup.max_num_batched_tokens + MOST_BEHIND * setup.max_num_seqs
+            self._draft.run(widest_step(setup.max_num_seqs, tokens, *sizes).step, self._sampler)
 
     def _run_dummy(self, dummy: DummyStep) -> None:
         self.assign_rows(dummy.new_rows)
-        self._run(dummy.step)
+        step = dummy.step
+        if self._draft is not None:
+            self._draft.run(step, self._sampler)
+            if step.drafts is not None:
+                by_model = np.full_like(step.drafts, BY_MODEL)  # each token is sampled
+                step = replace(step, token_ids=by_model, drafts=by_model)
+        self._run(step)
+
+    def _allocate_pages(self, num_pages: int) -> None:
+        for model in self._models:
+            model.backend.allocate(num_pages)
 
     def _graph_sizes(self) -> GraphSizes:
         config, setup = self._setup.config, self._setup
@@ -220,24 +266,32 @@ class DeviceExecutor:
     def _record_graphs(self, sizes: GraphSizes, max_model_len: int) -> GraphBytes | None:
         """Records graphs of steps over the pages that there are. None: there is nothing that records, or one could not be recorded; then
         none is used, and none is tried again."""
-        self._model.graphs = None
+        self._drop_graphs()
         if self._capture is None:
             return None
         try:
-            taken = self._model.record(sizes, max_model_len, self._capture(self._setup.device))
+            capture = self._capture(self._setup.device)
+            taken = [model.record(sizes, max_model_len, capture) for model in self._models]
         except Exception as error:  # the same steps run without graphs
             _log.warning("no graphs, so that steps take longer: %s", error, exc_info=_log.isEnabledFor(logging.DEBUG))
-            taken = None
-        if taken is None:
+            taken = [None]
+        recorded = [one for one in taken if one is not None]
+        if len(recorded) < len(taken):
+            self._drop_graphs()
             self._capture = None
-        return taken
+            return None
+        return functools.reduce(operator.add, recorded)
+
+    def _drop_graphs(self) -> None:
+        for model in self._models:
+            model.graphs = None
 
     def _measure_graphs(self) -> int:
         """Bytes that all graphs will take, from recording the largest two of each kind on a pool of one page."""
         sizes = self._graph_sizes()
         taken = self._record_graphs(sizes.largest_two(), self._setup.max_model_len)
-        self._model.graphs = None
-        self._model.backend.allocate(1)
+        self._drop_graphs()
+        self._allocate_pages(1)
         if taken is None:
             return 0
         needed = taken.of_all(sizes)

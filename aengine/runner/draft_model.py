@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.cache import layer_groups
 from aengine.errors import ConfigError
 from aengine.kernels.cpu.library import Workspace
 from aengine.kernels.cpu.pool import KvPool, page_bytes
@@ -30,7 +29,7 @@ class DraftModel:
         attention = spec.layers[0].attention
         self._workspace = workspace
         self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, setup.kv_dtype or dtype)
-        self._groups = layer_groups([None] * spec.num_layers)  # its pages are those of a group of the model that keeps all tokens
+        self._groups = setup.groups
         self._vocab_size = vocab_size
         self._last_tokens = np.zeros(setup.max_num_seqs, np.int32)  # by row
 

@@ -59,9 +59,9 @@ def warm_up_params(vocab_size: int) -> tuple[RowParams, ...]:
     )
 
 
-def warm_up_steps(max_num_seqs: int, vocab_size: int, page_size: int, num_groups: int) -> Iterator[DummyStep]:
+def warm_up_steps(max_num_seqs: int, vocab_size: int, page_size: int, num_groups: int, most_drafts: int = 0) -> Iterator[DummyStep]:
     """For as many rows at a time as there may be: a step that computes their prompts, one that decodes some beside prompts, and one that
-    decodes all."""
+    decodes all; with speculation also one that verifies a draft of each."""
     params = warm_up_params(vocab_size)
     tokens = np.zeros(_PROMPT_LEN, dtype=np.int32)
     for begin in range(0, len(params), max_num_seqs):
@@ -71,6 +71,12 @@ def warm_up_steps(max_num_seqs: int, vocab_size: int, page_size: int, num_groups
             starts = np.where(decodes, _PROMPT_LEN, 0).astype(np.int32)
             lengths = np.where(decodes, 1, _PROMPT_LEN).astype(np.int32)
             yield _dummy_step(new_rows, num_decodes, starts, lengths, page_size, num_groups)
+        if most_drafts:
+            assigned, step = _dummy_step(new_rows, 0, np.zeros_like(lengths), np.full_like(lengths, 2), page_size, num_groups)
+            rows, positions = np.repeat(step.rows, 2), step.layout.positions
+            drafts = np.where(positions == 0, 0, -1).astype(np.int32)
+            indices = np.arange(len(rows), dtype=np.int32)
+            yield DummyStep(assigned, replace(step, logits_indices=indices, sampled_rows=rows, next_positions=positions + 1, drafts=drafts))
 
 
 def _dummy_step(

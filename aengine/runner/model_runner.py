@@ -159,7 +159,7 @@ def _draft_setup(setup: ExecutorSetup, model: str) -> ExecutorSetup:
     if spec.max_position_embeddings < setup.max_model_len:
         lengths = f"{spec.max_position_embeddings} tokens, and sequences may have {setup.max_model_len}: lower max_model_len"
         raise ConfigError.of("speculative_model", f"{model!r} has a context of {lengths}")
-    return replace(setup, spec=spec, model_dir=model_dir)
+    return replace(setup, spec=spec, model_dir=model_dir, is_draft=True)
 
 
 def _set_threads(threads: int | None, spec: AnySpec) -> None:

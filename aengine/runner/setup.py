@@ -39,6 +39,7 @@ class ExecutorSetup:
     quantization: str = ""  # as in `ModelInfo`
     capture: Callable[[torch.device], Capture] | None = None  # makes what records graphs; None: there are none
     draft: ExecutorSetup | None = None  # of the draft model, if there is one
+    is_draft: bool = False  # a draft model has pages of its own under the numbers of a group of the model that keeps all tokens
 
     @property
     def native_spec(self) -> ModelSpec:
@@ -65,7 +66,7 @@ class ExecutorSetup:
     def groups(self) -> LayerGroups:
         """Windows that no sequence outgrows are none."""
         windows = self.spec.windows
-        return layer_groups([None if window is None or window >= self.max_model_len else window for window in windows])
+        return layer_groups([None if window is None or self.is_draft or window >= self.max_model_len else window for window in windows])
 
     @property
     def needs(self) -> PageNeeds:

@@ -110,6 +110,10 @@ class Sampler:
         params["position"] = positions
         return params
 
+    def device_params(self, device_rows: Tensor, device_positions: Tensor) -> DrawParams:
+        """The same on the device."""
+        return DrawParams(self._device_params.index_select(0, device_rows), device_positions)
+
     def sample(
         self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32], device_rows: Tensor, device_positions: Tensor
     ) -> SampledTokens:
@@ -195,7 +199,7 @@ class Sampler:
         if np.count_nonzero(features & _RANDOM):
             params = self._draw_params[rows]
             params["position"] = positions
-            tokens = self._draw(logits, params, DrawParams(self._device_params.index_select(0, device_rows), device_positions))
+            tokens = self._draw(logits, params, self.device_params(device_rows, device_positions))
         else:
             tokens = logits.argmax(-1)
         impossible: Tensor | None = None

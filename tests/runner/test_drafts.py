@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
+import pathlib
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from aengine.scheduler.drafter import Draft, DraftSource
 from aengine.scheduler.plan import RowParams, StepPlan
 from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
+from aengine.speculation.by_model import ModelDrafter
 
 NUM_REQUESTS = 60
 Tokens = list[tuple[int, float | None]]  # with their logprobs
@@ -95,16 +97,32 @@ class Drafts:
         )
 
 
+class OfAModel(ModelDrafter):
+    """Now and then random drafts are in their place, so that the model has accepted less than the draft model has computed."""
+
+    rng = np.random.default_rng(0)
+    num_proposed = num_accepted = 0
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
+        draft = super().propose(row, tokens, most)
+        return draft if self.rng.random() < 0.8 else Draft(self.rng.integers(100, size=most, dtype=np.int32), DraftSource.NGRAM)
+
+    def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
+        if draft.by_model:
+            self.num_proposed += len(draft.token_ids)
+            self.num_accepted += num_accepted
+
+
 def run(
-    runner: ModelRunner, requests: list[Request], first_step: int, drafter: Drafts | None, num_pages: int
+    runner: ModelRunner, requests: list[Request], first_step: int, drafter: Drafts | OfAModel | None, num_pages: int
 ) -> tuple[dict[int, Tokens], int]:
     """All of them at once. Returns what they got, by key, and the number of the next step."""
     sizes = runner.max_num_seqs, runner.max_num_batched_tokens, runner.max_model_len, num_pages, runner.page_size
-    config = SchedulerConfig(*sizes, windows=runner.windows, max_drafts=8)
-    steps = itertools.count(1.0)  # as if all took the same time, so that drafts pay
-    scheduler = Scheduler(config, lambda: next(steps), drafter)
+    config = SchedulerConfig(*sizes, windows=runner.windows, max_drafts=8, has_draft_model=isinstance(drafter, OfAModel))
+    scheduler = Scheduler(config, drafter=drafter)
     scheduler._num_steps = first_step
     outputs: dict[int, Tokens] = {request.key: [] for request in requests}
+    with_logprobs = {request.key for request in requests if request.params.logprobs is not None}
     flights: deque[tuple[StepPlan, InFlightStep]] = deque()
     for request in requests:
         scheduler.submit(request)
@@ -119,7 +137,7 @@ def run(
             scheduler.commit(returned, step.result())
         updates = scheduler.take_updates()
         for i, (key, token) in enumerate(zip(updates.keys, updates.token_ids, strict=True)):
-            wanted = requests[key].params.logprobs is not None and updates.logprobs is not None
+            wanted = key in with_logprobs and updates.logprobs is not None
             outputs[key].append((token, float(updates.logprobs.token_logprobs[i]) if wanted else None))
         assert not any(finished.error for finished in updates.finished)
 
@@ -152,9 +170,41 @@ def test_drafts_change_nothing(runner: ModelRunner, num_pages: int, monkeypatch:
     by_graph = verified_by_graph(runner)
     found, end = run(runner, requests, steps, drafter, num_pages)
     assert by_graph is None or len(by_graph) > 5
+    assert_same(runner, found, expected)
+    assert drafter.num_proposed > 500
+    assert end - steps < steps
+
+
+def assert_same(runner: ModelRunner, found: dict[int, Tokens], expected: dict[int, Tokens]) -> None:
     for key, tokens in expected.items():
         assert [token for token, _ in found[key]] == [token for token, _ in tokens]
         logprobs, before = ([logprob for _, logprob in each if logprob is not None] for each in (found[key], tokens))
         np.testing.assert_allclose(logprobs, before, rtol=0, atol=0 if runner.executor_name == "cpu" else 1e-4)
-    assert drafter.num_proposed > 500
-    assert end - steps < steps
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch_native", "graphs"])
+def test_a_model_that_is_its_own_draft_model(backend: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nothing but the draw changes is accepted, all of it."""
+    use_every_draft(monkeypatch)
+    save_tiny("qwen3-partly-windowed", tmp_path)
+    options = {"speculative": "draft", "speculative_model": str(tmp_path), "max_drafts": 8, "max_num_seqs": 6, "page_size": 4}
+    if backend == "graphs":
+        runner = graph_runner(tmp_path, graph_sizes=None, **options)
+    else:
+        runner = make_runner(tmp_path, attention_backend=backend, **options)
+    requests = random_requests(random.Random(0), 100)[:30]
+    expected, steps = run(runner, requests, 0, None, 80)
+    drafter = OfAModel()
+    found, end = run(runner, requests, steps, drafter, 80)
+    assert_same(runner, found, expected)
+    assert drafter.num_accepted > 0.4 * drafter.num_proposed > 60, (drafter.num_accepted, drafter.num_proposed)
+    sampled = [RowParams(temperature=key % 2, top_k=0, top_p=0.9, min_p=0.0, seed=key) for key in range(9)]
+    plain = [Request(key, np.arange(1 + 3 * key, dtype=np.int32), sampled[key], 30, max_drafts=key) for key in range(9)]
+    alone = OfAModel()
+    alone.propose = functools.partial(ModelDrafter.propose, alone)
+    replayed = runner._executor._draft.model.graphs.decodes if backend == "graphs" else None
+    before = 0 if replayed is None else replayed._num_steps
+    run(runner, plain, end, alone, 400)
+    assert replayed is None or replayed._num_steps - before > 30
+    assert alone.num_accepted > 0.95 * alone.num_proposed > 100, (alone.num_accepted, alone.num_proposed)
+    runner.close()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pathlib
+import random
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
 from driver import GREEDY, sampled
+from every_draft import use_every_draft
 from reference import save_tiny
 from slow_cases import slow_but
+from test_drafts import OfAModel, random_requests, run
 from test_graphs import eager_runner, graph_runner
 from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import VOCAB, random_steps
@@ -68,6 +71,17 @@ def test_later_steps_call_nothing_new(tiny: pathlib.Path, make: Any) -> None:
     assert not missing, "\n".join(map(str, missing))
 
 
+def test_later_steps_with_drafts_call_nothing_new(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_every_draft(monkeypatch)
+    runner = eager_runner(tiny, speculative="draft", speculative_model=str(tiny), max_drafts=8)
+    with Called() as before:
+        runner._executor.warm_up()
+    with Called() as later:
+        run(runner, random_requests(random.Random(0), VOCAB)[:30], 0, OfAModel(), 60)
+    missing = sorted(later.found - before.found)
+    assert not missing, "\n".join(map(str, missing))
+
+
 def test_every_way_to_draw_is_tried(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: set[tuple[Any, ...]] = set()
 
@@ -104,3 +118,4 @@ def test_every_parameter_is_tried() -> None:
     assert unused == {"seed", "grammar"}
     steps = list(warm_up_steps(4, VOCAB, 16, 1))
     assert len(steps) == 3 * -(-len(kinds) // 4)
+    assert len(list(warm_up_steps(4, VOCAB, 16, 1, most_drafts=2))) == 4 * -(-len(kinds) // 4)

@@ -54,18 +54,18 @@ class Engine:
         return outputs, counts
 
 
-@pytest.fixture(scope="module")
-def itself(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRunner]:
+@pytest.fixture(scope="module", params=["cpu", "torch_native"])
+def itself(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRunner]:
     """A runner of a model that is its own draft model."""
     path = tmp_path_factory.mktemp("tiny")
     save_tiny("qwen3", path)
-    made = with_draft(path, path)
+    made = with_draft(path, path, attention_backend=request.param)
     yield made
     made.close()
 
 
-def with_draft(path: Path, draft: Path) -> ModelRunner:
-    made = make_runner(path, speculative="draft", speculative_model=str(draft), page_size=PAGE_SIZE)
+def with_draft(path: Path, draft: Path, **options: str) -> ModelRunner:
+    made = make_runner(path, speculative="draft", speculative_model=str(draft), max_drafts=5, page_size=PAGE_SIZE, **options)
     made.steps = 0  # type: ignore[attr-defined]  # that it has run
     return made
 

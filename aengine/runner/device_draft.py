@@ -1,0 +1,62 @@
+"""`DeviceDraft`: a smaller model in torch that proposes tokens for the model to check. What it proposes stays on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.kernels.upload import upload
+from aengine.runner.base import IntArray, Step
+from aengine.runner.device_model import DeviceModel
+from aengine.runner.setup import ExecutorSetup
+from aengine.sampling.draw import select_draw
+from aengine.sampling.sampler import Sampler
+
+
+class DeviceDraft:
+    """Has KV pages of its own, with the numbers of the model's."""
+
+    def __init__(self, setup: ExecutorSetup, vocab_size: int, check: Callable[[], object]) -> None:
+        """`setup` is the draft model's, `vocab_size` the model's. To be called on the stream of the steps. Raises what loading raises."""
+        device = setup.device
+        self._device = device
+        self._vocab_size = vocab_size
+        self._draft_vocab_size = setup.spec.vocab_size
+        self._most = setup.most_drafts
+        self._last_tokens = torch.zeros(setup.max_num_seqs + setup.max_num_batched_tokens + 1, dtype=torch.int32, device=device)
+        self._proposed = torch.zeros(setup.max_num_seqs * self._most, dtype=torch.int32, device=device)
+        """By row, a draft at position p of a sequence at p % `most_drafts`: no row has more in a step."""
+        self.model = DeviceModel(setup, self._last_tokens, check)
+        self._draw = select_draw(self._draft_vocab_size, device)
+
+    def run(self, step: Step, sampler: Sampler) -> None:
+        """Proposes the tokens that are sampled in the step, with the noise of the model, so that both likely draw the same. Decodes go on
+        from what was proposed last for their rows.
+
+        Vocabularies may be padded differently: ids that it does not have become its last one, and those that the model does not have
+        the model's last one.
+        """
+        (token_ids,) = upload((np.minimum(step.token_ids, self._draft_vocab_size - 1),), self._device)
+        forward = self.model.forward(step, token_ids)
+        if not len(step.sampled_rows):
+            return
+        params, tokens = sampler.draft_params(step.sampled_rows, step.next_positions), forward.greedy_tokens
+        if params is not None or tokens is None:
+            logits = forward.logits(forward.logits_indices)
+            on_device = sampler.device_params(forward.rows, forward.next_positions)
+            tokens = logits.argmax(-1) if params is None else self._draw(logits, params, on_device)
+        tokens = tokens.to(torch.int32)
+        self._last_tokens.index_copy_(0, forward.rows.long(), tokens)
+        at = forward.rows * self._most + forward.next_positions % self._most
+        self._proposed.index_copy_(0, at.long(), tokens.clamp(max=self._vocab_size - 1))
+
+    def fill(self, token_ids: Tensor, at: NDArray[np.int64], rows: IntArray, positions: IntArray) -> Tensor:
+        """[n] int32 ids, those `at` these indices replaced by what was proposed for `rows` at `positions`."""
+        if not len(at):
+            return token_ids
+        places, proposed = upload((at.astype(np.int32), rows * self._most + positions % self._most), self._device)
+        return token_ids.index_copy(0, places.long(), self._proposed.index_select(0, proposed))
