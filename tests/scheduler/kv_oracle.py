@@ -7,13 +7,16 @@ Requests are told apart by their seed, which is their key.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import numpy as np
 
 from aengine.cache import Windows
 from aengine.outputs import FinishReason
-from aengine.scheduler.plan import RowParams, StepPlan, StepResult
+from aengine.scheduler.draft_progress import MOST_BEHIND
+from aengine.scheduler.drafter import BY_MODEL
+from aengine.scheduler.plan import DraftRows, RowParams, StepPlan, StepResult
 from aengine.scheduler.request import Request
 
 MASK = (1 << 61) - 1
@@ -99,6 +102,8 @@ class OracleRunner:
         self.page_size = page_size
         self.windows = windows
         self.slots = np.full(num_pages * page_size, -1, np.int64)
+        self.draft_slots = self.slots.copy()  # of the draft model, in the pages of the first group
+        self._rng = random.Random(0)
         self.truths: dict[int, Truth] = {}  # by key
         self.num_computed = 0  # tokens computed in all steps
         self._key: dict[int, int] = {}  # row -> key
@@ -131,7 +136,8 @@ class OracleRunner:
         assert (plan.num_sampled[: plan.num_decodes] == 1).all()
         for source, target in zip(plan.copy_from.tolist(), plan.copy_to.tolist(), strict=True):
             size = self.page_size
-            self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
+            for slots in (self.slots, self.draft_slots):
+                slots[target * size : (target + 1) * size] = slots[source * size : (source + 1) * size]
         for new in plan.new_rows:
             self._key[new.row], self._pages[new.row] = new.params.seed, [[] for _ in self.windows]
             self._last_token.pop(new.row, None)
@@ -141,6 +147,7 @@ class OracleRunner:
             assert page or self.windows[group], "the reserved page was handed out"
             assert not page or column <= len(pages)
             pages[column : column + 1] = [page]
+        proposed = {} if plan.draft_rows is None else self._propose(plan.draft_rows)
         given = 0
         tokens: list[int] = []
         accepted: list[int] = []
@@ -155,6 +162,10 @@ class OracleRunner:
                 given += length
             num_drafts = max(num_sampled, 1) - 1
             certain = length - num_drafts
+            if row in proposed:
+                assert ids[certain:] == [BY_MODEL] * num_drafts
+                ids[certain:] = proposed[row]
+            assert BY_MODEL not in ids
             following = truth.tokens[start + certain :].tolist()
             if ids[:certain] != truth.tokens[start : start + certain].tolist():
                 raise OracleError(f"step {plan.step} computes other tokens than the sequence has at {start}")
@@ -176,6 +187,36 @@ class OracleRunner:
         any_drafts = bool((plan.num_sampled > 1).any())
         result = StepResult(plan.step, np.array(tokens, np.int32), accepted=np.array(accepted, np.int32) if any_drafts else None)
         return OracleFlight(self, plan, ends, result)
+
+    def _propose(self, drafted: DraftRows) -> dict[int, list[int]]:
+        """The draft model's steps: drafts that are right, wrong and half right, by row."""
+        proposed: dict[int, list[int]] = {}
+        assert drafted.lengths[drafted.num_drafts == 0].sum() <= self.max_num_batched_tokens
+        assert (drafted.lengths[drafted.num_drafts > 0] <= MOST_BEHIND).all()
+        assert len(set(drafted.rows.tolist())) == len(drafted.rows)
+        given = 0
+        columns = (drafted.rows, drafted.starts, drafted.lengths, drafted.num_drafts)
+        for row, start, length, num_drafts in zip(*(column.tolist() for column in columns), strict=True):
+            truth, end = self.truth_of(row).tokens, start + length
+            if drafted.token_ids[given : given + length].tolist() != truth[start:end].tolist():
+                raise OracleError(f"the draft model computes other tokens than the sequence has at {start}")
+            given += length
+            if not np.array_equal(self.draft_slots[self.slots_of(row, 0, 0, start)], self.contents_of(row, 0, 0, start)):
+                raise OracleError("the draft model reads wrong KV")
+            following = truth[end : end + self._rng.choice([0, self._rng.randint(0, num_drafts), num_drafts])].tolist()
+            drafts = (following + [self._rng.randrange(50) for _ in range(num_drafts)])[:num_drafts]
+            right = 0
+            while right < num_drafts and truth[end + right : end + right + 1].tolist() == [drafts[right]]:
+                right += 1
+            written = max(end, end + num_drafts - 1)  # it does not compute its last draft
+            contents = np.full(written - start, -2)
+            known = self.contents_of(row, 0, start, min(end + right, written))
+            contents[: len(known)] = known
+            self.draft_slots[self.slots_of(row, 0, start, written)] = contents
+            if num_drafts:
+                proposed[row] = drafts
+        assert given == len(drafted.token_ids)
+        return proposed
 
 
 def make_request(key: int, prompt: list[int], max_tokens: int, **fields: object) -> Request:

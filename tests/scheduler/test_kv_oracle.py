@@ -15,6 +15,7 @@ from slow_cases import slow_but
 import aengine.scheduler.scheduler as scheduler_module
 from aengine.cache import PageCache, PageChain, PageNeeds, Windows
 from aengine.outputs import FinishReason
+from aengine.scheduler.draft_progress import DraftProgress
 from aengine.scheduler.plan import StepPlan, StepResult
 from aengine.scheduler.request import Request, SchedulerConfig, Sequence
 from aengine.scheduler.residency import Residency
@@ -43,6 +44,7 @@ def random_config(rng: random.Random) -> SchedulerConfig:
         max_drafts=20,
         enable_prefix_cache=rng.random() < 0.85,
         ageing_seconds=rng.choice([5.0, 50.0]),
+        has_draft_model=windows[0] is None and rng.random() < 0.6,
     )
 
 
@@ -232,3 +234,27 @@ class TestTheOracleCanFail:
 
         monkeypatch.setattr(Residency, "give_back", give_back)
         assert fails(range(400))
+
+    def test_a_page_that_is_handed_out_counts_as_computed_by_the_draft_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = PageCache.allocate
+
+        def allocate(self: PageCache, count: int) -> np.ndarray:
+            before = self.marked.copy()
+            pages = real(self, count)
+            self.marked[pages] = before[pages]
+            return pages
+
+        monkeypatch.setattr(PageCache, "allocate", allocate)
+        assert fails(range(380, 450))
+
+    def test_the_draft_model_computes_its_last_draft(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = DraftProgress.commit
+
+        def commit(self: DraftProgress, plan: StepPlan, committed: np.ndarray) -> None:
+            if plan.draft_rows is not None:
+                drafted = plan.draft_rows
+                plan = dataclasses.replace(plan, draft_rows=dataclasses.replace(drafted, num_drafts=drafted.num_drafts + 1))
+            real(self, plan, committed)
+
+        monkeypatch.setattr(DraftProgress, "commit", commit)
+        assert fails(range(200))
