@@ -1,4 +1,4 @@
-"""Llama 2 and 3, Mistral, Qwen2, Qwen3 and MiMo: pre-norm blocks of grouped-query attention and a gated MLP. EAGLE-3 heads, of one block."""
+"""Llama 2 and 3, Mistral, Qwen2, Qwen3, MiMo: pre-norm blocks of grouped-query attention and a gated MLP. EAGLE-3 heads, of one block."""
 
 from __future__ import annotations
 
