@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
-from speculating import also_with_drafts
+from speculating import also_with_drafts, demo, drafts_everywhere
 
 from aengine import AsyncEngine, EngineDeadError, EngineStateError, FinishReason, SamplingParams
 from aengine.engine import prompts
@@ -387,6 +387,40 @@ class TestCounters:
             assert sum(stats.step_seconds.counts) == sum(stats.step_tokens.counts) == stats.steps
             assert stats.step_seconds.total > 0
             assert stats.step_tokens.total == engine.runner.num_computed
+
+    async def test_drafts_are_counted_by_drafter(self) -> None:
+        usages = []
+        with drafts_everywhere():  # of a model, and random ones under the name of another drafter
+            async with demo() as engine:
+
+                async def generate(seed: int) -> None:
+                    usages.append((await engine.generate("It is a truth", some(seed, 40))).usage)
+
+                async with anyio.create_task_group() as group:
+                    for seed in range(3):
+                        group.start_soon(generate, seed)
+                stats = engine.stats()
+        by_drafter = {one.drafter: one for one in stats.drafts}
+        assert by_drafter.keys() == {"draft", "ngram"}
+        for drafter, total in by_drafter.items():
+            ours = [one for usage in usages for one in usage.drafts if one.drafter == drafter]
+            assert [total.steps, total.drafted, total.accepted] == [
+                sum(getattr(one, name) for one in ours) for name in ("steps", "drafted", "accepted")
+            ]
+            assert total.steps <= total.drafted <= 4 * total.steps
+        assert (
+            by_drafter["draft"].accepted / by_drafter["draft"].drafted
+            > 0.9
+            > 0.1
+            > by_drafter["ngram"].accepted / by_drafter["ngram"].drafted
+        )
+        for usage in usages:
+            steps, accepted = (sum(getattr(one, name) for one in usage.drafts) for name in ("steps", "accepted"))
+            assert (usage.accepted_draft_tokens, usage.acceptance_length) == (accepted, 1 + accepted / steps)
+        assert stats.draft_tokens == sum(usage.draft_tokens for usage in usages)
+        num_steps = 3 * 40 - stats.accepted_draft_tokens  # of a sequence, each of which brought one token more than were accepted
+        assert stats.tokens_per_step == 3 * 40 / num_steps
+        assert stats.acceptance_length > stats.tokens_per_step > 1.5
 
     @also_with_drafts
     async def test_preemption_counts_no_prompt_twice(self) -> None:

@@ -23,6 +23,7 @@ from oracle_engine import OracleEngine, StepGate, until
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from speculating import drafts_everywhere
 
 import aengine
 from aengine import EngineDeadError, FinishReason, SamplingParams
@@ -223,6 +224,17 @@ class TestScrapes:
             assert (seen("aengine_engine_up"), seen("aengine_completion_tokens_total")) == (0, 4)
             await engine.aclose()
             assert (await scrape(address))("aengine_engine_up") == 0
+
+    async def test_drafts_of_a_real_engine(self) -> None:
+        with drafts_everywhere():
+            engine = OracleEngine()
+            async with exposed(metrics_of(engine)) as address, engine:
+                usage = (await engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=40, ignore_eos=True))).usage
+                seen = await scrape(address)
+        (ngram,) = usage.drafts
+        assert ngram.drafted > ngram.accepted > 0
+        for name, count in (("draft_steps", ngram.steps), ("draft_tokens", ngram.drafted), ("accepted_draft_tokens", ngram.accepted)):
+            assert seen(f"aengine_{name}_total", drafter="ngram") == seen.sum(f"aengine_{name}_total") == count
 
     async def test_an_engine_that_was_closed_before_its_start(self) -> None:
         engine = OracleEngine()
