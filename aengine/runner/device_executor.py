@@ -210,9 +210,8 @@ class DeviceExecutor:
         if self._sampler.is_greedy(step.sampled_rows):
             return SampledTokens(logits.argmax(-1))
         given = (logits, step.sampled_rows, step.next_positions, forward.rows, forward.next_positions)
-        if step.drafts is not None and self._sampler.processes(step.sampled_rows):
-            return self._sampler.verify(*given, self._drafts(step).cpu().numpy())
-        return self._sampler.sample(*given)
+        drafts = self._drafts(step).cpu().numpy() if step.drafts is not None and self._sampler.processes(step.sampled_rows) else None
+        return self._sampler.sample(*given, drafts)
 
     def _token_ids(self, step: Step) -> Tensor:
         """Those of the step, with what the draft model proposed."""

@@ -200,7 +200,6 @@ class HostExecutor:
             if len(step.sampled_rows):
                 rows, positions = torch.from_numpy(step.sampled_rows), torch.from_numpy(step.next_positions)
                 sampled_logits = logits(torch.from_numpy(step.logits_indices))
-                sample = self._sampler.sample if step.drafts is None else functools.partial(self._sampler.verify, drafts=step.drafts)
-                sampled = sample(sampled_logits, step.sampled_rows, step.next_positions, rows, positions)
+                sampled = self._sampler.sample(sampled_logits, step.sampled_rows, step.next_positions, rows, positions, step.drafts)
                 self._keep_last_tokens(step, sampled.tokens.numpy(), None if sampled.accepted is None else sampled.accepted.numpy())
             return step_result(step, sampled, scores, self._sampler)

@@ -61,18 +61,14 @@ def step_result(step: Step, sampled: SampledTokens | None, scores: PromptScores 
     prompt_logprobs = () if scores is None else scores.on_host()
     if sampled is None:
         return StepResult(step.number, np.zeros(0, dtype=np.int32), prompt_logprobs=prompt_logprobs)
-    failures, accepted = sampled.failures, None if sampled.accepted is None else sampled.accepted.numpy()
-    if step.drafts is None:
-        failures = sampler.observe(step.sampled_rows, step.next_positions, sampled)
-        if sampled.postponed:
-            accepted = (~np.isin(step.sampled_rows, list(sampled.postponed))).astype(np.int32)
+    failures = sampler.observe(step.sampled_rows, step.next_positions, sampled)
     return StepResult(
         step=step.number,
         tokens=sampled.tokens.numpy().astype(np.int32),
         logprobs=_logprobs_by_row(sampled),
         prompt_logprobs=prompt_logprobs,
         failures=failures,
-        accepted=accepted,
+        accepted=None if sampled.accepted is None else sampled.accepted.numpy(),
         forced=sampler.forced(step.sampled_rows) if step.wants_forced else {},
     )
 

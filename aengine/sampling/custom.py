@@ -31,15 +31,19 @@ class CustomProcessors(Processor):
     def apply(self, logits: Tensor, step: StepRows, members: NDArray[np.int64]) -> None:
         """Infinity becomes `HIGHEST_LOGIT`."""
         for index, row in zip(members.tolist(), step.rows[members].tolist(), strict=True):
-            if row in step.postponed:
+            if index in step.postponed:
                 continue
             processors, tokens = self._rows[row]
+            drafts = step.drafts_before(index)
             try:
                 for processor in processors:
-                    processor(logits[index], tokens.copy())  # which it may keep or change
+                    processor(logits[index], tokens + drafts)  # a new list, which it may keep or change
                 logits[index].clamp_(max=HIGHEST_LOGIT)
             except Exception as error:  # belongs to this row alone
-                step.failures[row] = error
+                if drafts:
+                    step.postponed.add(index)
+                else:
+                    step.failures[row] = error
 
     def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int64]) -> Mapping[int, Exception]:
         for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):

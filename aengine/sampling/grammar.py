@@ -7,7 +7,7 @@ that came with the grammar; the rows' parameters bring its objects, so engines w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from aengine.errors import InvalidRequestError
 from aengine.kernels.upload import to_device
+from aengine.sampling.forced_text import MOST_BYTES, Encode, ForcedText
 from aengine.sampling.processors import Processor, StepRows
 from aengine.scheduler.plan import Features, NewRow
 
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 MASK_SECONDS = 0.02
 """Of one step. Most masks take some 20 microseconds; a grammar can be such that all of its masks take some milliseconds."""
-_HIGHEST = np.array([-np.inf, np.inf], dtype=np.float32)  # that a logit can be, by the bit of its token
+_HIGHEST_OF_BYTES = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf).astype(
+    np.float32
+)
+"""[256, 8]: what logits can be at most, by the byte with the bits of their tokens."""
 _NOTHING_FOLLOWS = ("NoExtension", "NoExtensionBias")
 
 
@@ -42,7 +46,8 @@ class CompiledGrammar:
     first: NDArray[np.int32] | None
     """[ceil(vocab_size / 32)], little-endian bits: a limit on the first token that the vocabulary needs beyond the grammar. None: there
     is none."""
-    encode: Callable[[str], Sequence[int]] | None = None  # the likely ids of a text within an output
+    texts: Sequence[bytes] = ()  # of all ids
+    encode: Encode | None = None
 
     def try_out(self, vocab_size: int, num_tokens: int) -> bool:
         """Sample up to `num_tokens` random tokens, as a row would; returns whether any can begin an output. Raises `GrammarError` if
@@ -62,10 +67,10 @@ class _Matcher:
     """Where one row is in its grammar."""
 
     def __init__(self, compiled: CompiledGrammar) -> None:
+        self._compiled = compiled
         self._state = compiled.matcher.deep_copy()
-        self._eos_token_ids = compiled.eos_token_ids
-        self._first = compiled.first  # until the first token
-        self._encode = compiled.encode
+        self._tokens: list[int] = []  # of the output, without the one that ends it
+        self._forced = b""  # what must come next, or begin of it, as far as it was looked for
 
     def fill(self, bits: NDArray[np.int32]) -> None:
         """Sets the bits [ceil(vocab_size / 32)] of the tokens that may come next, and no others. Raises `GrammarError` if it takes more
@@ -76,8 +81,8 @@ class _Matcher:
             if error not in _NOTHING_FOLLOWS:
                 raise GrammarError.of("structured_output", f"the grammar takes too much: {error}")
             bits.fill(0)
-        if self._first is not None:
-            bits &= self._first
+        if not self._tokens and self._compiled.first is not None:
+            bits &= self._compiled.first
 
     def allowed(self, vocab_size: int) -> NDArray[np.bool_]:
         """[vocab_size], the tokens that may come next. Raises what `fill` raises."""
@@ -85,20 +90,45 @@ class _Matcher:
         self.fill(bits)
         return np.unpackbits(bits.view(np.uint8), bitorder="little", count=vocab_size).astype(np.bool_)
 
-    def forced(self) -> list[int]:
+    def forced(self, cuts: ForcedText) -> list[int]:
         """The likely tokens of the text that must come next, or none."""
-        if self._first is not None or self._encode is None:
+        if not self._tokens or self._compiled.encode is None:
             return []
-        text = self._state.compute_ff_bytes().decode(errors="ignore")
-        return list(self._encode(text)) if text else []
+        text = self._state.compute_ff_bytes()
+        if not text:
+            return []
+        self._forced = text[:MOST_BYTES]
+        return cuts.tokens(self._tokens[-1], self._forced, self._compiled.texts, self._compiled.encode)
+
+    def learn(self, token: int, cuts: ForcedText) -> None:
+        """The next token, which was sampled."""
+        if self._forced:
+            cuts.learn(self._tokens[-1], self._forced, token)
+            self._forced = self._forced[len(self._compiled.texts[token]) or MOST_BYTES :]
 
     def accept(self, token: int) -> bool:
         """Goes on by a token; returns whether the output ends with it. Raises `GrammarError`, and then stays where it was."""
-        ends = token in self._eos_token_ids
+        ends = token in self._compiled.eos_token_ids
         if not (self._state.is_accepting() if ends else self._state.try_consume_tokens([token])):
             raise GrammarError.of("structured_output", f"token {token} does not match the grammar of the request")
-        self._first = None
+        if not ends:
+            self._tokens.append(token)
         return ends
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._tokens)
+
+    def go_back(self, num_tokens: int) -> None:
+        """To where it was after that many tokens."""
+        num_back = len(self._tokens) - num_tokens
+        del self._tokens[num_tokens:]
+        if self._state.is_error():  # it stays so
+            self._state = self._compiled.matcher.deep_copy()
+            for token in self._tokens:
+                self._state.try_consume_tokens([token])
+        elif num_back:
+            self._state.rollback(num_back)
 
 
 class Grammars(Processor):
@@ -110,7 +140,8 @@ class Grammars(Processor):
         self._vocab_size = vocab_size
         self._matchers: dict[int, _Matcher] = {}  # of rows whose output has not ended
         self._waiting: list[int] = []  # rows whose mask was not made last time, the one that waits longest first
-        self._highest: Tensor | None = None  # [256, 8] on a device other than a CPU: `_HIGHEST` of the bits of each byte
+        self._highest: Tensor | None = None  # `_HIGHEST_OF_BYTES` on a device other than a CPU
+        self._cuts = ForcedText()
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
         """A row with output (after a preemption) continues where its tokens left its grammar.
@@ -130,14 +161,16 @@ class Grammars(Processor):
         Only end-of-sequence ids are left where a grammar is complete, nothing is left where no token can go on with it, and nothing is
         changed for a row whose grammar has ended with an end-of-sequence id. Rows that take more than their grammar's limits fail, and
         those for which MASK_SECONDS leave no time are postponed: they come first next time, and one at least is always done. The logits of
-        these are not changed.
+        these are not changed. Tokens behind drafts come after the first ones of all rows.
         """
-        found = [(index, row) for index, row in zip(members.tolist(), step.rows[members].tolist(), strict=True) if row in self._matchers]
+        firsts = members[step.numbers[members] == 0]
+        found = [(index, row) for index, row in zip(firsts.tolist(), step.rows[firsts].tolist(), strict=True) if row in self._matchers]
         if not found:
             return
-        turns = {row: turn for turn, row in enumerate(self._waiting)}
-        found.sort(key=lambda one: turns.get(one[1], len(turns)))
-        bitmask = _bitmask(len(found), self._vocab_size)
+        if self._waiting:
+            turns = {row: turn for turn, row in enumerate(self._waiting)}
+            found.sort(key=lambda one: turns.get(one[1], len(turns)))
+        bitmask = _bitmask(len(members), self._vocab_size)
         masked: list[int] = []  # indices
         end = time.perf_counter() + MASK_SECONDS
         num_done = 0
@@ -151,15 +184,43 @@ class Grammars(Processor):
                 step.failures[row] = error
             else:
                 masked.append(index)
+        self._waiting = [row for _, row in found[num_done:]]
+        step.postponed.update(index for index, _ in found[num_done:])
+        if step.drafts is not None:
+            for line in range(len(masked)):
+                self._follow_drafts(step, masked, bitmask, line, end)
         if masked:
             self._forbid(logits, masked, bitmask[: len(masked)])
-        self._waiting = [row for _, row in found[num_done:]]
-        step.postponed.update(self._waiting)
+
+    def _follow_drafts(self, step: StepRows, masked: list[int], bitmask: NDArray[np.int32], line: int, end: float) -> None:
+        """Adds the masks behind the drafts of a row, as far as they can be accepted, to the first `len(masked)` lines of `bitmask`, among
+        which `line` is that of its first token. The matcher stays where it was."""
+        assert step.drafts is not None
+        first = index = masked[line]
+        matcher = self._matchers[int(step.rows[first])]
+        num_tokens = matcher.num_tokens
+        while (draft := int(step.drafts[index])) >= 0 and int(bitmask[line, draft >> 5]) >> (draft & 31) & 1:
+            try:
+                if matcher.accept(draft):
+                    break  # nothing is masked behind the end
+            except GrammarError:
+                step.postponed.add(max(index, first + 1))
+                break
+            index, line = index + 1, len(masked)
+            try:
+                if time.perf_counter() > end:
+                    raise TimeoutError
+                matcher.fill(bitmask[line])
+            except (GrammarError, TimeoutError):
+                step.postponed.add(index)
+                break
+            masked.append(index)
+        matcher.go_back(num_tokens)
 
     def forced(self, rows: NDArray[np.int32]) -> dict[int, NDArray[np.int32]]:
         """Of rows with a grammar that leaves one text for what follows their latest token, its tokens."""
         matchers = {row: matcher for row in rows.tolist() if (matcher := self._matchers.get(row)) is not None}
-        return {row: np.array(tokens, np.int32) for row, matcher in matchers.items() if (tokens := matcher.forced())}
+        return {row: np.array(tokens, np.int32) for row, matcher in matchers.items() if (tokens := matcher.forced(self._cuts))}
 
     def limits(self, row: int, position: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         if (matcher := self._matchers.get(row)) is not None:
@@ -171,8 +232,9 @@ class Grammars(Processor):
         errors: dict[int, Exception] = {}
         for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
             matcher = self._matchers.get(row)
-            if matcher is None:
+            if matcher is None or row in errors:
                 continue
+            matcher.learn(token, self._cuts)
             try:
                 if matcher.accept(token):
                     del self._matchers[row]
@@ -181,16 +243,15 @@ class Grammars(Processor):
         return errors
 
     def _forbid(self, logits: Tensor, masked: list[int], bitmask: NDArray[np.int32]) -> None:
-        """Row masked[i] of `logits` is left with the tokens of bitmask[i]."""
+        """Line masked[i] of `logits` is left with the tokens of bitmask[i]."""
         packed = bitmask.view(np.uint8)
         if logits.device.type == "cpu":  # without torch, whose threads would go on to spin on the cores of the model's
+            lines = logits.numpy()
             for index, bits in zip(masked, packed, strict=True):
-                line = logits[index].numpy()
-                np.minimum(line, _HIGHEST[np.unpackbits(bits, bitorder="little", count=self._vocab_size)], out=line)
+                np.minimum(lines[index], _HIGHEST_OF_BYTES.take(bits, axis=0).reshape(-1)[: self._vocab_size], out=lines[index])
             return
         if self._highest is None:
-            bits_of_bytes = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-            self._highest = to_device(_HIGHEST[bits_of_bytes], logits.device)
+            self._highest = to_device(_HIGHEST_OF_BYTES, logits.device)
         highest = self._highest[to_device(packed, logits.device).long()].view(len(masked), -1)[:, : self._vocab_size]
         at = to_device(np.array(masked), logits.device)
         logits[at] = logits[at].minimum(highest)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.kernels.upload import to_device
-from aengine.sampling.processors import Processor, StepRows
+from aengine.sampling.processors import Processor, StepRows, first_of_rows
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
 _Ids = NDArray[np.int64]
@@ -110,33 +110,38 @@ class Masks(Processor):
         if len(batch.biased):
             flat.index_add_(0, batch.biased, batch.biases)
         if len(batch.long_words):
-            completed = self._completed(batch.long_words, step.rows[batch.word_indices])
+            completed = _completed(batch.long_words, self._last_tokens_of(step, batch.word_indices))
             if completed.any():
                 banned = batch.word_indices[completed] * self._vocab_size + batch.long_words[completed, -1]
                 flat.index_fill_(0, to_device(banned, self._device), -math.inf)
 
     def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int64]) -> Mapping[int, Exception]:
-        self._last_tokens[rows, :-1] = self._last_tokens[rows, 1:]
-        self._last_tokens[rows, -1] = tokens
+        while len(rows):
+            firsts = first_of_rows(rows)
+            distinct = rows[firsts]
+            self._last_tokens[distinct, :-1] = self._last_tokens[distinct, 1:]
+            self._last_tokens[distinct, -1] = tokens[firsts]
+            rows, tokens = np.delete(rows, firsts), np.delete(tokens, firsts)
         return {}
 
     def limits(self, row: int, position: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         mask = self._masks[row]
         if mask.allowed is not None:
             yield "allowed_token_ids", _tokens_in(mask.allowed, self._vocab_size)
-        completed = self._completed(mask.long_words, np.full(len(mask.long_words), row))
+        completed = _completed(mask.long_words, self._last_tokens[np.full(len(mask.long_words), row)])
         bad_words = np.concatenate((mask.short_words, mask.long_words[completed, -1]))
         early = mask.stops[: len(mask.stops) if position < self._min_len[row] else 0]
         for name, ids in (("banned_token_ids", mask.banned), ("bad_words", bad_words), ("min_tokens", early)):
             if len(ids):
                 yield name, ~_tokens_in(ids, self._vocab_size)
 
-    def _completed(self, words: _Words, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """[w]: the words of which the row [w] has all tokens but the last."""
-        others = words[:, :-1]
-        last_tokens = self._last_tokens[rows, self._last_tokens.shape[1] - others.shape[1] :]
-        completed: NDArray[np.bool_] = ((others == last_tokens) | (others == _ANY)).all(axis=1)
-        return completed
+    def _last_tokens_of(self, step: StepRows, indices: _Ids) -> NDArray[np.int32]:
+        """[w, longest]: the tokens before those at `indices` [w] of the step."""
+        last_tokens = self._last_tokens[step.rows[indices]]
+        for line, index in enumerate(indices.tolist() if step.drafts is not None else ()):
+            if drafts := step.drafts_before(index)[-last_tokens.shape[1] :]:
+                last_tokens[line] = np.append(last_tokens[line, len(drafts) :], drafts)
+        return last_tokens
 
     def _build(self, rows: list[int], indices: list[int], early: list[bool]) -> _Batch:
         masks = [(index, index * self._vocab_size, self._masks[row]) for row, index in zip(rows, indices, strict=True)]
@@ -155,6 +160,13 @@ class Masks(Processor):
 
     def _put(self, array: NDArray[np.generic]) -> Tensor:
         return to_device(array, self._device)
+
+
+def _completed(words: _Words, last_tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """[w]: the words of which all tokens but the last are the `last_tokens` [w, longest]."""
+    others = words[:, :-1]
+    completed: NDArray[np.bool_] = ((others == last_tokens[:, last_tokens.shape[1] - others.shape[1] :]) | (others == _ANY)).all(axis=1)
+    return completed
 
 
 def _joined(words: Sequence[_Words]) -> _Words:

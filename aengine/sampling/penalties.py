@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aengine.kernels.draw_params import HIGHEST_LOGIT
 from aengine.kernels.upload import to_device
-from aengine.sampling.processors import Processor, StepRows
+from aengine.sampling.processors import Processor, StepRows, first_of_rows
 from aengine.scheduler.plan import Features, NewRow
 
 _FIRST_ENTRIES = 256
@@ -67,15 +67,15 @@ class Penalties(Processor):
         self._factors.index_copy_(0, at, self._put(factors))
 
     def apply(self, logits: Tensor, step: StepRows, members: NDArray[np.int64]) -> None:
-        rows = step.rows[members]
-        lengths = self._offsets[rows] + step.positions[members]
-        width = int(lengths.max())
-        if width == 0:
-            return
-        indices, slots, ends = self._put(np.stack((members, self._slots[rows], lengths)))
-        there = torch.arange(width, device=self._device) < ends[:, None, None]
-        lists = self._lists[:, :, :width].index_select(0, slots)
-        ids, counts = torch.where(there, lists, lists[:, :, :1]).unbind(1)
+        numbers = step.numbers[members]
+        most = int(numbers.max())
+        lengths = self._ends(step, members) - numbers
+        indices, slots, ends, num_drafts = self._put(np.stack((members, self._slots[step.rows[members]], lengths, numbers)))
+        drafts = torch.zeros(len(members), 0, dtype=torch.int32, device=self._device)
+        if step.drafts is not None and most:
+            firsts = (members - numbers)[:, None]
+            drafts = self._put(step.drafts[np.minimum(firsts + np.arange(most), len(step.drafts) - 1)])
+        ids, counts = self._with_tokens(slots, ends, int(lengths.max()), drafts, num_drafts)
         repetition, frequency, presence = self._factors.index_select(0, slots)[:, :, None].unbind(1)
         flat = (ids + indices[:, None] * logits.shape[1]).view(-1)
         scores = logits.view(-1).index_select(0, flat).view(ids.shape)
@@ -83,20 +83,44 @@ class Penalties(Processor):
         scores = scores - frequency * counts - presence * (counts > 0)
         logits.view(-1).index_copy_(0, flat, scores.view(-1))
 
-    def record(self, step: StepRows, members: NDArray[np.int64], tokens: Tensor) -> None:
-        """Adds the tokens of the rows `members`, of [m] int64 `tokens` on the device."""
-        rows = step.rows[members]
-        entries = self._offsets[rows] + step.positions[members]
-        width = int(entries.max()) + 1
-        self._reserve(0, width)
-        indices, slots, entry = self._put(np.stack((members, self._slots[rows], entries)))
-        sampled = tokens.index_select(0, indices).to(torch.int32)
-        ids, counts = self._lists[:, :, :width].index_select(0, slots).unbind(1)
-        same = (ids == sampled[:, None]).logical_and_(torch.arange(width, device=self._device) < entry[:, None])
-        counts += same
-        count = torch.where(same, counts, 1).amax(-1)
-        self._lists[:, 1, :width].index_copy_(0, slots, counts)
-        self._lists[slots, :, entry] = torch.stack((sampled, count), dim=1)
+    def record(self, step: StepRows, members: NDArray[np.int64], tokens: Tensor, accepted: Tensor | None) -> None:
+        """Adds the tokens that are `accepted` (as of `SampledTokens`) of the rows of `members`, of [m] int64 `tokens` on the device."""
+        firsts = members[step.numbers[members] == 0]
+        most = int(step.numbers[members].max()) + 1
+        lengths = self._ends(step, firsts)
+        self._reserve(0, int(lengths.max()) + most)
+        indices, slots, ends = self._put(np.stack((firsts, self._slots[step.rows[firsts]], lengths)))
+        entries = torch.arange(most, device=self._device)
+        sampled = tokens[(indices[:, None] + entries).clamp_(max=len(tokens) - 1)].to(torch.int32)
+        if accepted is None:
+            num_tokens = torch.full_like(indices, 1)
+        else:
+            num_tokens = accepted[self._put(np.searchsorted(first_of_rows(step.rows), firsts))]
+        ids, counts = self._with_tokens(slots, ends, int(lengths.max()), sampled, num_tokens)
+        width = ids.shape[1] - most
+        self._lists[:, 1, :width].index_copy_(0, slots, counts[:, :width])
+        self._lists[slots[:, None], :, ends[:, None] + entries] = torch.stack((ids[:, width:], counts[:, width:]), dim=2)
+
+    def _ends(self, step: StepRows, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many entries the rows of these tokens have before them, those of drafts included."""
+        return self._offsets[step.rows[indices]] + step.positions[indices]
+
+    def _with_tokens(self, slots: Tensor, ends: Tensor, width: int, tokens: Tensor, num_tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Token ids and counts [k, w] int32 of slots [k] with `ends` [k] entries, `width` at most, to which the first `num_tokens` [k] of
+        `tokens` [k, n] are added: the last n of the w."""
+        width, added = max(1, width), tokens.shape[1]
+        lists = self._lists[:, :, :width].index_select(0, slots)
+        there = torch.arange(width, device=self._device) < ends[:, None, None]
+        ids, counts = torch.where(there, lists, lists[:, :, :1]).unbind(1)
+        if not added:
+            return ids, counts
+        is_new = torch.arange(added, device=self._device) < num_tokens[:, None]
+        new_ids = torch.where(is_new, tokens, ids[:, :1])
+        new_counts = [torch.where(ids == token[:, None], counts, 0).amax(-1) for token in new_ids.unbind(1)]
+        ids, counts = torch.cat((ids, new_ids), 1), torch.cat((counts, torch.stack(new_counts, 1)), 1)
+        for token, counted in zip(new_ids.unbind(1), is_new.unbind(1), strict=True):
+            counts = counts + ((ids == token[:, None]) & counted[:, None])
+        return ids, counts
 
     def _reserve(self, slots: int, entries: int) -> None:
         """Makes room for this many more slots, and for this many entries in each."""

@@ -15,16 +15,35 @@ from aengine.scheduler.plan import NewRow
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The m rows of a step that are sampled. Processors add those that cannot be."""
+    """The m tokens of a step that are to be sampled. Processors add those that cannot be.
 
-    rows: NDArray[np.int32]  # [m], no row twice
-    positions: NDArray[np.int32]  # [m], of the tokens that are about to be sampled
-    failures: dict[int, Exception] = field(default_factory=dict)  # why a row cannot be sampled, by row
-    postponed: set[int] = field(default_factory=set)  # rows for which there was no time in this step
+    Without drafts each token is of another row. With drafts the tokens of a row follow each other, and processors take the drafts before a
+    token as sampled: it counts only if they are.
+    """
+
+    rows: NDArray[np.int32]  # [m]
+    positions: NDArray[np.int32]  # [m]
+    drafts: NDArray[np.int32] | None = None  # [m], -1 for a row's last token
+    failures: dict[int, Exception] = field(default_factory=dict)  # why a row's first token cannot be sampled, by row
+    postponed: set[int] = field(default_factory=set)
+    """Which of the m cannot be sampled in this step, for lack of time, or since it would fail: a row fails at its first token alone."""
+    numbers: NDArray[np.int64] = field(init=False)  # [m], of a token among those of its row
+
+    def __post_init__(self) -> None:
+        numbers = np.zeros(len(self.rows), np.int64)
+        if self.drafts is not None:
+            numbers = np.arange(len(self.rows))
+            firsts = first_of_rows(self.rows)
+            numbers -= np.repeat(firsts, np.diff(firsts, append=len(self.rows)))
+        object.__setattr__(self, "numbers", numbers)
+
+    def drafts_before(self, index: int) -> list[int]:
+        """Those of the same row."""
+        return [] if self.drafts is None else self.drafts[index - self.numbers[index] : index].tolist()
 
 
 class Processor:
-    """Has a state for each row with its feature. `members` [k] are the indices of these rows among the m of a step."""
+    """Has a state for each row with its feature. `members` [k] are the indices of these rows' tokens among the m of a step."""
 
     feature: ClassVar[int]
     """Of `Features`."""
@@ -34,15 +53,20 @@ class Processor:
         raise NotImplementedError
 
     def apply(self, logits: Tensor, step: StepRows, members: NDArray[np.int64]) -> None:
-        """Changes the rows `members` of the [m, vocab_size] float32 logits in place."""
+        """Changes the lines `members` of the [m, vocab_size] float32 logits in place."""
         raise NotImplementedError
 
     def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int64]) -> Mapping[int, Exception]:
-        """The next tokens of rows with the feature, as soon as the host has them. Returns the rows that cannot go on with their token, with
-        the reason. Called for rows with `Features.LAST_TOKEN` at least."""
+        """The next tokens of rows with the feature, as soon as the host has them; several of a row follow each other. Returns the rows that
+        cannot go on with their token, with the reason. Called for rows with `Features.LAST_TOKEN` at least."""
         return {}
 
     def limits(self, row: int, position: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         """The parameters that limit which token a row with the feature may have at `position`, with the tokens [vocab_size] that each
         leaves."""
         yield from ()
+
+
+def first_of_rows(rows: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Of each row the index of its first token; the tokens of a row follow each other."""
+    return np.append(True, rows[1:] != rows[:-1]).nonzero()[0]

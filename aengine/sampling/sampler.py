@@ -27,7 +27,7 @@ from aengine.sampling.grammar import Grammars
 from aengine.sampling.logprobs import DeviceLogprobs, token_logprobs
 from aengine.sampling.masks import Masks
 from aengine.sampling.penalties import Penalties
-from aengine.sampling.processors import Processor, StepRows
+from aengine.sampling.processors import Processor, StepRows, first_of_rows
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
 _RANDOM, _PROCESSED, _LAST_TOKEN = int(Features.RANDOM), int(Features.PROCESSED), int(Features.LAST_TOKEN)
@@ -36,15 +36,15 @@ _MORE_THAN_A_DRAW = int(Features.PROCESSED | Features.LOGPROBS)
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """What was sampled for the m rows of a step. Tensors are on the device and may not be there yet; the rest is known at once."""
+    """The m tokens that were sampled in a step. Tensors are on the device and may not be there yet; the rest is known at once."""
 
     tokens: Tensor  # [m] int64
     logprobs: DeviceLogprobs | None = None  # of the w rows in `logprob_rows`
     logprob_rows: NDArray[np.int64] | None = None  # [w], which of the m, ascending
-    impossible: Tensor | None = None  # [p] bool: of the rows whose logits were processed, those that were left no token
+    impossible: Tensor | None = None  # [p] bool: of the tokens whose logits were processed, those that were left no choice
     failures: Mapping[int, Exception] = field(default_factory=dict)  # what grammars and custom code raised, by row
-    postponed: frozenset[int] = frozenset()  # rows for which there was no time
-    accepted: Tensor | None = None  # [rows] int32, of a step with drafts: how many of each row's tokens count
+    accepted: Tensor | None = None
+    """[rows] int32: how many of each row's tokens count. 0: there was no time for the row. None: one of each."""
 
 
 class Sampler:
@@ -61,13 +61,14 @@ class Sampler:
         self._device_params: Tensor
         self._draw = draw or select_draw(vocab_size, device)
         self._penalties = Penalties(max_rows, device)
+        self._custom = CustomProcessors()
         # In the pinned order. Masks and bias are added up in any order: minus infinity plus a bias is minus infinity.
         self._grammars = Grammars(vocab_size)
         self._processors: tuple[Processor, ...] = (
             self._grammars,
             Masks(max_rows, vocab_size, device),
             self._penalties,
-            CustomProcessors(),
+            self._custom,
         )
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
@@ -115,57 +116,94 @@ class Sampler:
         return DrawParams(self._device_params.index_select(0, device_rows), device_positions)
 
     def sample(
-        self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32], device_rows: Tensor, device_positions: Tensor
-    ) -> SampledTokens:
-        """[m, vocab_size] float32 logits of m rows -> a token for each, without waiting for the device. Rows with processors are distinct.
-
-        `positions` [m] are those of the tokens to be sampled, and key their noise; `device_*` are the same on the device. Logits of
-        rows with processors are changed in place; they must then be contiguous.
-        """
-        logprob_rows, raw = self._raw_logits(logits, rows)
-        sampled = self._choose(logits, rows, positions, device_rows, device_positions)
-        return self._with_logprobs(sampled, rows, logprob_rows, raw)
-
-    def verify(
         self,
         logits: Tensor,
         rows: NDArray[np.int32],
         positions: NDArray[np.int32],
         device_rows: Tensor,
         device_positions: Tensor,
-        drafts: NDArray[np.int32],
+        drafts: NDArray[np.int32] | None = None,
     ) -> SampledTokens:
-        """As `sample`, for m consecutive tokens of some rows, with [m] drafts of them, -1 for a row's last. What is sampled at a position
-        counts while all drafts before it are what was sampled.
+        """[m, vocab_size] float32 logits -> a token for each of m rows, without waiting for the device. Rows with processors are distinct.
 
-        Where logits are processed, position by position, since a token depends on those before it: this waits for the device. The tokens
-        are observed. A row that fails behind an accepted draft gets no failure: it fails in the next step, where it begins with that.
+        `positions` [m] are those of the tokens to be sampled, and key their noise; `device_*` are the same on the device. Logits of rows
+        with processors are changed in place; they must then be contiguous.
+
+        With `drafts` [m] some rows have several consecutive tokens, each with its draft, or -1 for the last: a token counts if all before
+        it are their drafts. A row that would fail behind an accepted draft fails in the next step, which begins there.
         """
         logprob_rows, raw = self._raw_logits(logits, rows)
-        firsts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
-        if not self.processes(rows):
-            sampled = self._choose(logits, rows, positions, device_rows, device_positions)
-            accepted = num_accepted(sampled.tokens, self._put(drafts), self._put(firsts.astype(np.int32)))
-            return self._with_logprobs(replace(sampled, accepted=accepted), rows, logprob_rows, raw)
-        tokens = torch.zeros(len(rows), dtype=torch.int64, device=self.device)
-        counts, alive = np.zeros(len(firsts), np.int32), np.arange(len(firsts))
-        failures: dict[int, Exception] = {}
-        for number in range(len(rows)):
-            index = firsts[alive] + number
-            if not len(index):
-                break
-            at = self._put(index)
-            chosen = self._choose(logits[at], rows[index], positions[index], device_rows[at], device_positions[at])
-            failed = self.observe(rows[index], positions[index], chosen)
-            tokens[at] = chosen.tokens
-            has_token = ~np.isin(rows[index], [*failed, *chosen.postponed])
-            if number == 0:
-                failures = failed
-                has_token |= np.isin(rows[index], [*failed])
-            counts[alive] += has_token
-            alive = alive[has_token & (chosen.tokens.cpu().numpy() == drafts[index])]
-        sampled = SampledTokens(tokens, failures=failures, accepted=self._put(counts))
+        step = StepRows(rows, positions, drafts)
+        features = self._features[rows]
+        present = int(np.bitwise_or.reduce(features))
+        for processor in self._processors if present & _PROCESSED else ():
+            if present & processor.feature:
+                members = (features & processor.feature).nonzero()[0]
+                processor.apply(logits, step, members if processor is not self._custom else members[step.numbers[members] == 0])
+        draw_params: NDArray[np.void] | None = None
+        if present & _RANDOM:
+            draw_params = self._draw_params[rows]
+            draw_params["position"] = positions
+        tokens = self._draw_tokens(logits, draw_params, device_rows, device_positions)
+        if drafts is not None and present & CustomProcessors.feature:
+            self._sample_behind_drafts(logits, step, tokens, draw_params, device_rows, device_positions)
+        impossible: Tensor | None = None
+        if present & _PROCESSED:
+            at = self._put((features & _PROCESSED).nonzero()[0])
+            impossible = ~(logits[at, tokens[at]] > -math.inf)  # also where it is NaN
+        accepted = self._num_accepted(step, features, tokens, impossible) if drafts is not None or step.postponed else None
+        if present & Penalties.feature:
+            self._penalties.record(step, (features & Penalties.feature).nonzero()[0], tokens, accepted)
+        sampled = SampledTokens(tokens, impossible=impossible, failures=step.failures, accepted=accepted)
         return self._with_logprobs(sampled, rows, logprob_rows, raw)
+
+    def _draw_tokens(self, logits: Tensor, params: NDArray[np.void] | None, device_rows: Tensor, device_positions: Tensor) -> Tensor:
+        if params is None:
+            return logits.argmax(-1)
+        return self._draw(logits, params, self.device_params(device_rows, device_positions))
+
+    def _sample_behind_drafts(
+        self,
+        logits: Tensor,
+        step: StepRows,
+        tokens: Tensor,
+        draw_params: NDArray[np.void] | None,
+        device_rows: Tensor,
+        device_positions: Tensor,
+    ) -> None:
+        """Of rows with custom processors, token by token: these may keep a state, so they see no draft that was not sampled. Waits for the
+        device."""
+        assert step.drafts is not None
+        members = ((self._features[step.rows] & CustomProcessors.feature != 0) & (step.numbers == 0)).nonzero()[0]
+        while True:
+            goes_on = [
+                index not in step.postponed and row not in step.failures for index, row in zip(members, step.rows[members], strict=True)
+            ]
+            members = members[goes_on]
+            at = self._put(members)
+            found = (tokens[at] == self._put(step.drafts[members])) & (logits[at, tokens[at]] > -math.inf)
+            members = members[found.cpu().numpy()] + 1
+            if not len(members):
+                return
+            self._custom.apply(logits, step, members)
+            at = self._put(members)
+            params = None if draw_params is None else draw_params[members]
+            tokens[at] = self._draw_tokens(logits[at], params, device_rows[at], device_positions[at])
+
+    def _num_accepted(self, step: StepRows, features: NDArray[np.int32], tokens: Tensor, impossible: Tensor | None) -> Tensor:
+        """As `SampledTokens.accepted`. A row's first token counts even if it is impossible: the row fails with it."""
+        firsts = first_of_rows(step.rows)
+        drafts = np.full(len(step.rows), -1, np.int32) if step.drafts is None else step.drafts.copy()
+        drafts[[index - 1 for index in step.postponed]] = -1  # at a row's first token: that of the row before, whose last has none
+        on_device = self._put(drafts)
+        if impossible is not None:
+            blocked = torch.zeros(len(tokens), dtype=torch.bool, device=self.device)
+            blocked[self._put((features & _PROCESSED).nonzero()[0])] = impossible
+            on_device[:-1].masked_fill_(blocked[1:], -1)
+        accepted = num_accepted(tokens, on_device, self._put(firsts.astype(np.int32)))
+        if step.postponed:
+            accepted *= self._put(~np.isin(firsts, list(step.postponed)))
+        return accepted
 
     def _raw_logits(self, logits: Tensor, rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], Tensor | None]:
         """Which of the m ask for logprobs, and [w, vocab_size] their logits as they are now; None if there are none."""
@@ -184,53 +222,32 @@ class Sampler:
         logprobs = token_logprobs(raw, tokens, int(self._num_logprobs[rows].max()))
         return replace(sampled, logprobs=logprobs, logprob_rows=logprob_rows)
 
-    def _choose(
-        self, logits: Tensor, rows: NDArray[np.int32], positions: NDArray[np.int32], device_rows: Tensor, device_positions: Tensor
-    ) -> SampledTokens:
-        """As `sample`, without logprobs. Rows whose logits are processed are distinct."""
-        features = self._features[rows]
-        processed = np.flatnonzero(features & _PROCESSED)
-        step = StepRows(rows, positions)
-        if len(processed):
-            for processor in self._processors:
-                members = np.flatnonzero(features & processor.feature)
-                if len(members):
-                    processor.apply(logits, step, members)
-        if np.count_nonzero(features & _RANDOM):
-            params = self._draw_params[rows]
-            params["position"] = positions
-            tokens = self._draw(logits, params, self.device_params(device_rows, device_positions))
-        else:
-            tokens = logits.argmax(-1)
-        impossible: Tensor | None = None
-        if len(processed):
-            at = self._put(processed)
-            impossible = ~(logits[at, tokens[at]] > -math.inf)  # also where it is NaN
-            penalised = np.flatnonzero(features & Penalties.feature)
-            if step.postponed:
-                penalised = penalised[~np.isin(rows[penalised], list(step.postponed))]
-            if len(penalised):
-                self._penalties.record(step, penalised, tokens)
-        return SampledTokens(tokens, impossible=impossible, failures=step.failures, postponed=frozenset(step.postponed))
-
     def observe(self, rows: NDArray[np.int32], positions: NDArray[np.int32], sampled: SampledTokens) -> dict[int, Exception]:
-        """What was sampled for [m] rows at `positions` is in host memory. Must precede the next step of rows with `Features.LAST_TOKEN`.
-
-        Returns the rows that have no token, or cannot go on with it, with the reason.
-        """
+        """What was sampled for [m] tokens of `rows` at `positions` is in host memory. Must precede the next step of rows with
+        `Features.LAST_TOKEN`. Returns the rows that have no token, or cannot go on with it, with the reason."""
         features = self._features[rows]
+        present = int(np.bitwise_or.reduce(features))
         failures = dict(sampled.failures)
+        if not present & _PROCESSED:
+            return failures
+        counts = np.ones(len(rows), np.bool_)
+        if sampled.accepted is not None:
+            firsts = first_of_rows(rows)
+            lengths = np.diff(firsts, append=len(rows))
+            counts = np.arange(len(rows)) < np.repeat(firsts + sampled.accepted.numpy(), lengths)
         if sampled.impossible is not None:
-            for index in np.flatnonzero(features & _PROCESSED)[sampled.impossible.numpy()].tolist():
+            impossible = (features & _PROCESSED).nonzero()[0][sampled.impossible.numpy()]
+            for index in impossible[counts[impossible]].tolist():
                 row = int(rows[index])
                 if row not in failures:
                     failures[row] = self._refusal(row, int(positions[index]))
-        if np.count_nonzero(features & _LAST_TOKEN):
+        if present & _LAST_TOKEN:
+            if failures:
+                counts &= ~np.isin(rows, list(failures))
             tokens = sampled.tokens.numpy()
-            without_token = np.isin(rows, [*failures, *sampled.postponed])
             for processor in self._processors:
-                members = np.flatnonzero(((features & processor.feature) != 0) & ~without_token)
-                if len(members):
+                if present & processor.feature:
+                    members = ((features & processor.feature != 0) & counts).nonzero()[0]
                     failures.update(processor.observe(rows[members], tokens[members]))
         return failures
 

@@ -73,7 +73,20 @@ class Vocabulary:
     may_begin: tuple[bool, ...]
     """By id: whether a text that this token begins starts with just its own text, but for the dropped space."""
     encode: Callable[[str], Sequence[int]]
-    """The ids of a text that goes on from another."""
+    """The ids of a text."""
+
+    def ids_behind(self, token_id: int, text: bytes) -> Sequence[int]:
+        """The likely ids of a text that follows a token: as the tokenizer cuts both together, if it cuts between them; else as it cuts the
+        text alone. None if these are not the text's, or it ends within a character."""
+        for whole in (self.texts[token_id] + text, text):
+            ids = self.encode(whole.decode(errors="ignore"))
+            begin, missing = len(ids), len(text)
+            while begin and missing > 0:
+                begin -= 1
+                missing -= len(self.texts[ids[begin]])
+            if b"".join(self.texts[one] for one in ids[begin:]) == text:
+                return ids[begin:]
+        return ()
 
 
 class GrammarCompiler:
@@ -123,7 +136,7 @@ class GrammarCompiler:
         matcher = llguidance.LLMatcher(model.tokenizer, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(wanted, _in_our_words(matcher.get_error().strip()))
-        compiled = CompiledGrammar(matcher, model.eos_token_ids, model.first, model.vocabulary.encode)
+        compiled = CompiledGrammar(matcher, model.eos_token_ids, model.first, model.vocabulary.texts, model.vocabulary.ids_behind)
         try:
             if not compiled.try_out(len(model.vocabulary.texts), TRIAL_TOKENS):
                 raise _refusal(wanted, "nothing that the model's vocabulary can write matches")
