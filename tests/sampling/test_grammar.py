@@ -48,7 +48,7 @@ def ints(*values: int) -> np.ndarray:
 
 
 def mask(rows: Grammars, logits: torch.Tensor, indices: np.ndarray) -> tuple[dict[int, Exception], set[int]]:
-    """Masks the logits of all these rows. Returns the rows that failed, and those that are postponed."""
+    """Masks the logits of all these rows. Returns the rows that failed, and the indices of those that are postponed."""
     step = StepRows(indices, np.zeros_like(indices))
     rows.apply(logits, step, np.arange(len(indices)))
     return step.failures, step.postponed

@@ -49,7 +49,7 @@ def decode(
         rows.apply(logits, step, np.arange(len(open_rows)))
         assert step.failures == {}
         tokens = logits.argmax(-1).numpy().astype(np.int32)
-        chosen = ~np.isin(open_rows, list(step.postponed))
+        chosen = ~np.isin(np.arange(len(open_rows)), list(step.postponed))
         assert rows.observe(open_rows[chosen], tokens[chosen]) == {}
         for row, token in zip(open_rows[chosen], tokens[chosen], strict=True):
             outputs[row].append(int(token))
