@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from both_sides import SIDES, reached
 from oracle_engine import OracleEngine, StepGate, idle, until
+from speculating import also_with_drafts
 
 from aengine import (
     Completion,
@@ -75,6 +76,7 @@ async def refusal_of(engine: EngineProtocol, *args: Any, **options: Any) -> Inva
     return caught.value
 
 
+@also_with_drafts
 async def test_a_stream_is_its_solo_run(both: Both) -> None:
     params = SamplingParams(seed=5, max_tokens=20, ignore_eos=True)
     stream = both.engine.stream([1, 2, 3], params, request_id="a:b")
@@ -113,6 +115,7 @@ async def test_the_cached_part_of_a_prompt_is_told(both: Both) -> None:
     assert (await both.engine.generate(prompt, params, cache_salt="other")).usage.cached_prompt_tokens == 0
 
 
+@also_with_drafts
 async def test_eos_and_stop_tokens(both: Both) -> None:
     ended = await both.engine.generate([8], SamplingParams(seed=2))
     output, reason = both.oracle.solo(2)
@@ -124,6 +127,7 @@ async def test_eos_and_stop_tokens(both: Both) -> None:
     assert stopped.text == both.oracle.tokenizer.decode(stopped.token_ids[:-1])
 
 
+@also_with_drafts
 async def test_the_reason_comes_with_the_last_token(both: Both) -> None:
     output = both.oracle.tokenizer.decode(
         (await both.engine.generate([3], SamplingParams(seed=4, max_tokens=12, ignore_eos=True))).token_ids
@@ -136,6 +140,7 @@ async def test_the_reason_comes_with_the_last_token(both: Both) -> None:
     assert tokens[-1].token_id >= 0
 
 
+@also_with_drafts
 async def test_several_sequences(both: Both) -> None:
     params = SamplingParams(seed=11, n=3, max_tokens=6, ignore_eos=True)
     stream = both.engine.stream([2, 3], params)
@@ -150,7 +155,8 @@ async def test_several_sequences(both: Both) -> None:
         assert answer.finish_reason is FinishReason.MAX_TOKENS
     assert len({answer.token_ids for answer in answers}) == 3
     assert stream.usage.completion_tokens == 18
-    assert await both.engine.generate([2, 3], params) == first
+    again = await both.engine.generate([2, 3], params)
+    assert [(one.token_ids, one.text) for one in (again, *again.others)] == [(one.token_ids, one.text) for one in answers]
 
 
 async def test_the_context_ends_an_answer(both: Both) -> None:
@@ -174,6 +180,7 @@ async def test_requests_run_in_the_order_of_their_submission(both: Both) -> None
 
 
 class TestOptions:
+    @also_with_drafts
     async def test_timeout(self, both: Both) -> None:
         slow_down(both.oracle)
         stream = both.engine.stream([1], ENDLESS, timeout=0.2)
@@ -193,6 +200,7 @@ class TestOptions:
         assert (await both.engine.generate([1], SamplingParams(seed=1, max_tokens=1), request_id="again")).token_ids
 
 
+@also_with_drafts
 class TestLeaving:
     async def test_aclose_returns_when_the_pages_are_free(self, both: Both) -> None:
         stream = both.engine.stream([1] * 50, ENDLESS)
@@ -318,6 +326,7 @@ class TestLeaving:
             assert [token.token_id for token in tokens] == oracle.solo(1)[0]
 
 
+@also_with_drafts
 class TestCancelling:
     async def test_from_outside(self, both: Both) -> None:
         stream = both.engine.stream([1], ENDLESS, request_id="x")
@@ -412,6 +421,7 @@ class TestErrors:
                 gate.open()
             await waiting.aclose()
 
+    @also_with_drafts
     async def test_a_stream_that_failed_says_so(self, both: Both) -> None:
         stream = both.engine.stream([1], ENDLESS)
         await stream.__anext__()
@@ -434,6 +444,7 @@ class TestErrors:
 
 
 class TestLifeCycle:
+    @also_with_drafts
     async def test_closing_ends_streams(self, side: str) -> None:
         async with OracleEngine() as oracle:
             async with reached(side, oracle) as engine:

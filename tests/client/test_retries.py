@@ -14,6 +14,7 @@ from cutting_proxy import cutting_proxy
 from grpc_harness import serving
 from oracle_engine import OracleEngine, idle, until
 from scripted_server import fails, says, scripted, whole_answer
+from speculating import also_with_drafts
 
 from aengine import (
     ConnectionLostError,
@@ -237,6 +238,7 @@ class TestResuming:
                 await stream.__anext__()
             assert idle(oracle)
 
+    @also_with_drafts
     async def test_cuts_anywhere_in_a_real_connection(self) -> None:
         budgets = random.Random(7).sample(range(200, 9000), 12)
         params = SamplingParams(seed=5, max_tokens=300, ignore_eos=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from both_sides import REMOTE, reached
+from speculating import demo, drafts_everywhere
 
 from aengine import AEngineError, AsyncEngine, InvalidRequestError, NothingToChooseError, SamplingParams, StructuredOutput
 from aengine.chats import ChatFields
@@ -22,10 +24,11 @@ LIMITED = SamplingParams(seed=3, max_tokens=12)
 EOS = 4093  # of the demo model; a special token
 
 
-@pytest.fixture(scope="module")
-async def engine() -> AsyncIterator[AsyncEngine]:
-    async with AsyncEngine("demo", kv_cache_memory=64 * 1024 * 1024) as running:
-        yield running
+@pytest.fixture(scope="module", params=["plain", "drafts"])
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[AsyncEngine]:
+    with drafts_everywhere() if request.param == "drafts" else nullcontext():
+        async with demo() as running:
+            yield running
 
 
 @pytest.fixture
@@ -178,6 +181,6 @@ async def test_the_load(engine: AsyncEngine, client: AsyncClient) -> None:
 
 
 def _without_cache(answer: Any) -> Any:
-    """Equal requests find more in the prefix cache the second time."""
-    usage = replace(answer.usage, cached_prompt_tokens=0)
+    """Equal requests find more in the prefix cache the second time, and have other drafts."""
+    usage = replace(answer.usage, cached_prompt_tokens=0, draft_tokens=0, accepted_draft_tokens=0)
     return replace(answer, usage=usage, others=tuple(_without_cache(other) for other in answer.others))

@@ -15,6 +15,7 @@ from oracle_engine import Ahead, OracleEngine, StepGate, busy_worker, until
 from oracle_requests import check_whole, nothing_left, oracle_request
 from raw_h2 import GENERATION, RawCall, RawConnection, framed, raw_connection
 from slow_cases import slow_but
+from speculating import also_with_drafts
 
 from aengine import SamplingParams
 from aengine.engine import prompts
@@ -75,7 +76,12 @@ async def decoding(engine: OracleEngine) -> AsyncIterator[tuple[StreamGenerateRe
     gate.open()
 
 
-PHASES = [preparing, queued, in_prefill, decoding]
+PHASES = [(preparing, "plain"), (queued, "plain"), (in_prefill, "plain"), (decoding, "plain"), (decoding, "drafts")]
+
+
+def in_phases(test: Callable[..., object]) -> Callable[..., object]:
+    return pytest.mark.usefixtures("speculation")(pytest.mark.parametrize(("phase", "speculation"), PHASES, indirect=["speculation"])(test))
+
 
 # Each way gives the request up; deadlines do so by themselves.
 
@@ -113,7 +119,7 @@ def was_noticed(engine: OracleEngine) -> bool:
     ),
 )
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("phase", PHASES)
+@in_phases
 async def test_a_request_that_is_given_up(phase: Phase, way: Callable[..., object], method: str, ahead: Ahead) -> None:
     async with OracleEngine(ahead=ahead) as engine, serving(engine) as serve:
         async with phase(engine) as (request, reached, go_on), raw_connection(serve.server.address) as connection:
@@ -134,7 +140,7 @@ async def test_a_request_that_is_given_up(phase: Phase, way: Callable[..., objec
         check_whole(engine, 2, await events_of(serve.generation.StreamGenerate(oracle_request(2, request_id=MINE))))
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@in_phases
 async def test_cancel_requests_in_every_phase(phase: Phase) -> None:
     """From another connection; the stream ends as a result, and the answer to the canceller comes when the pages are free."""
     async with OracleEngine() as engine, serving(engine) as serve:
@@ -154,6 +160,7 @@ async def test_cancel_requests_in_every_phase(phase: Phase) -> None:
         await until(lambda: nothing_left(engine) and serve.server.in_flight == 0)
 
 
+@also_with_drafts
 async def test_cancel_requests_of_one_whose_client_does_not_read() -> None:
     """Its pages are free at once; its call ends when the client reads or leaves."""
     async with OracleEngine(max_unread_tokens=8) as engine, serving(engine) as serve:
@@ -209,6 +216,7 @@ async def test_a_deadline_that_has_passed_computes_nothing() -> None:
         assert engine.stats().prompt_tokens == 0
 
 
+@also_with_drafts
 async def test_a_crowd_that_leaves_in_every_way_at_once() -> None:
     """Ten connections with six requests each: those that stay are whole, and nothing is left of the others."""
     async with OracleEngine(num_pages=600, max_unread_tokens=8, ahead=Ahead.DEVICE) as engine, serving(engine) as serve:

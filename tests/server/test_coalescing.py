@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import cast
@@ -15,6 +16,7 @@ from grpc import aio
 from grpc_harness import events_of, serving, stream_request, text_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from speculating import demo, drafts_everywhere
 
 from aengine import AsyncEngine
 from aengine.outputs import FinishReason, Token
@@ -308,20 +310,21 @@ async def test_a_client_that_leaves_while_a_token_waits(engine: FakeEngine, monk
 # ---- the engine with the demo model -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-async def demo() -> AsyncIterator[AsyncEngine]:
-    async with AsyncEngine("demo", kv_cache_memory=64 * 1024 * 1024) as engine:
-        yield engine
+@pytest.fixture(scope="module", params=["plain", "drafts"])
+async def engine_of_demo(request: pytest.FixtureRequest) -> AsyncIterator[AsyncEngine]:
+    with drafts_everywhere() if request.param == "drafts" else nullcontext():
+        async with demo() as engine:
+            yield engine
 
 
 @pytest.mark.parametrize("stops", [(), ("e", "no such thing")], ids=["max_tokens", "stop strings"])
-async def test_the_unary_reply_whatever_the_policy(demo: AsyncEngine, stops: tuple[str, ...]) -> None:
+async def test_the_unary_reply_whatever_the_policy(engine_of_demo: AsyncEngine, stops: tuple[str, ...]) -> None:
     """Several sequences with logprobs, mixed as the engine makes them."""
     spec = text_spec("It is a truth universally", output=OutputOptions(token_ids=True, logprobs=LogprobOptions(top_k=3)))
     spec.sampling.n, spec.sampling.seed, spec.sampling.temperature = 3, 7, 0.9
     spec.stopping.max_tokens, spec.stopping.min_tokens = 60, 10
     spec.stopping.stop_strings.extend(stops)
-    async with serving(demo) as serve:
+    async with serving(engine_of_demo) as serve:
         unary = await serve.generation.Generate(GenerateRequest(spec=spec, request_id="r"))
         unary.ClearField("timing")
         assert len(unary.sequences) == 3
@@ -330,8 +333,12 @@ async def test_the_unary_reply_whatever_the_policy(demo: AsyncEngine, stops: tup
             events = await events_of(serve.generation.StreamGenerate(StreamGenerateRequest(spec=spec, request_id="r")))
             check_stream(events, delta_tokens)
             response = folded(events)
+            num_accepted = response.usage.accepted_draft_tokens
+            assert (num_accepted > 0) == (engine_of_demo.config.speculative != "off")
             for answer in (unary, response):
                 answer.usage.ClearField("cached_prompt_tokens")  # the first one found none
+                answer.usage.ClearField("draft_tokens")
+                answer.usage.ClearField("accepted_draft_tokens")
             assert response.SerializeToString(deterministic=True) == unary.SerializeToString(deterministic=True)
             if delay_ms:
                 assert len(deltas_of(events)) < unary.usage.completion_tokens

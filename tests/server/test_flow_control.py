@@ -12,6 +12,7 @@ from oracle_engine import OracleEngine, until
 from oracle_requests import check_whole, ids_of, nothing_left, num_generated, oracle_request, step_with_the_loop
 from raw_h2 import DEFAULT_WINDOW, GENERATION, RawCall, RawConnection, framed, raw_connection
 from records_seen import Seen, watch
+from speculating import also_with_drafts
 
 from aengine.server.calls import interceptor
 from aengine.server.generation.events import READ_TOKENS
@@ -19,7 +20,13 @@ from aengine.server.generation.events import READ_TOKENS
 pytestmark = pytest.mark.anyio
 
 MAX_UNREAD = 8
-MOST_HELD = MAX_UNREAD + 1 + 2  # it lags with one token more, and is parked within two steps
+
+
+def most_held(engine: OracleEngine) -> int:
+    """A request lags with one token more than MAX_UNREAD, and is parked within two steps after that one."""
+    return MAX_UNREAD + 3 * (1 if engine.config.speculative == "off" else 1 + engine.config.max_drafts)
+
+
 CANCELLED, ABORTED = 1, 10
 STREAM = GENERATION + "StreamGenerate"
 
@@ -52,6 +59,7 @@ async def stands_still(engine: OracleEngine, serve: Serving, request_id: str) ->
     return num_tokens
 
 
+@also_with_drafts
 @pytest.mark.parametrize("window", [0, 1, 700])
 async def test_a_closed_window_parks_the_request_until_it_opens(window: int) -> None:
     async with make_engine() as engine, serving(engine) as serve, raw_connection(serve.server.address, window=window) as connection:
@@ -59,7 +67,7 @@ async def test_a_closed_window_parks_the_request_until_it_opens(window: int) -> 
         call = await stall(connection, 1)
         await until(lambda: call.num_bytes == window)
         num_tokens = await stands_still(engine, serve, "stalled-1")
-        at_most = MOST_HELD + (READ_TOKENS + window // 12 if window > 1 else 0)  # no delta takes fewer bytes
+        at_most = most_held(engine) + (READ_TOKENS + window // 12 if window > 1 else 0)  # no delta takes fewer bytes
         assert MAX_UNREAD < num_tokens <= at_most
         await check_others_go_on(engine, serve)
         assert engine.stats().parked == 1
@@ -70,6 +78,7 @@ async def test_a_closed_window_parks_the_request_until_it_opens(window: int) -> 
         await until(lambda: nothing_left(engine) and serve.server.in_flight == 0)
 
 
+@also_with_drafts
 async def test_a_window_that_opens_little_by_little_loses_nothing() -> None:
     async with make_engine() as engine, serving(engine) as serve, raw_connection(serve.server.address, window=0) as connection:
         call = await stall(connection, 1)
@@ -83,6 +92,7 @@ async def test_a_window_that_opens_little_by_little_loses_nothing() -> None:
         assert call.status == 0
 
 
+@also_with_drafts
 async def test_a_little_more_window_takes_a_little_more_from_the_engine() -> None:
     """A server that took all there is would have it all again soon, beside what it took."""
     max_unread = 4 * READ_TOKENS
@@ -124,9 +134,9 @@ async def test_many_of_them_hold_little_and_leave_nothing(way: str) -> None:
         connections = [await stack.enter_async_context(raw_connection(serve.server.address, window=0)) for _ in range(10)]
         calls = [await stall(connections[seed % 10], seed) for seed in range(20)]
         await until(lambda: engine.stats().parked == 20)
-        assert all(MAX_UNREAD < num_generated(engine, f"stalled-{seed}") <= MOST_HELD for seed in range(20))
+        assert all(MAX_UNREAD < num_generated(engine, f"stalled-{seed}") <= most_held(engine) for seed in range(20))
         await check_others_go_on(engine, serve)
-        assert all(num_generated(engine, f"stalled-{seed}") <= MOST_HELD for seed in range(20))
+        assert all(num_generated(engine, f"stalled-{seed}") <= most_held(engine) for seed in range(20))
         assert serve.server.in_flight == 20
         if way == "reset":
             for call in calls:

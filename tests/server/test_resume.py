@@ -14,6 +14,7 @@ from fake_engine import FakeEngine, FakeStream, tokens
 from grpc import aio
 from grpc_harness import Failure, Serving, events_of, failure_of, serving, text_spec
 from oracle_engine import OracleEngine, StepGate, idle, until
+from speculating import also_with_drafts
 
 from aengine.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from aengine.outputs import FinishReason, Token
@@ -255,6 +256,7 @@ async def test_events_that_were_sent_are_dropped_when_there_are_too_many(engine:
         assert await events_of(serve.generation.ResumeGenerate(rest(events[0], 11))) == events[11:]
 
 
+@also_with_drafts
 async def test_without_a_reader_the_request_parks_and_goes_on_when_one_comes() -> None:
     """And nothing that was not sent is lost."""
     async with OracleEngine(max_unread_tokens=16) as engine, limited(engine, events=64) as serve:
@@ -341,6 +343,7 @@ async def test_what_is_over_is_dropped_after_its_time(engine: FakeEngine) -> Non
 # ---- ends ----------------------------------------------------------------------------------------------------------------
 
 
+@also_with_drafts
 async def test_cancel_requests_ends_a_request_that_nobody_reads() -> None:
     async with OracleEngine() as engine, serving(engine) as serve:
         gate = StepGate(engine)

@@ -10,6 +10,7 @@ from oracle_requests import check_whole, ids_of, nothing_left, num_generated, or
 from raw_h2 import GENERATION, framed, raw_connection
 from session_client import SessionClient, cancellation, more_credit, opening, submission
 from slow_cases import slow_but
+from speculating import also_with_drafts
 
 from aengine.server.generation.events import READ_TOKENS
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.anyio
 MAX_UNREAD = 8
 
 
+@also_with_drafts
 @pytest.mark.parametrize("ahead", list(Ahead))
 async def test_every_tag_has_the_tokens_of_its_solo_run(ahead: Ahead) -> None:
     async with OracleEngine(ahead=ahead, max_num_seqs=64, num_pages=4000) as engine, serving(engine) as serve:
@@ -45,6 +47,7 @@ async def test_a_step_is_a_message() -> None:
         assert engine.stats().steps == 20
 
 
+@also_with_drafts
 async def test_cancelling_one_leaves_the_others() -> None:
     async with OracleEngine() as engine, serving(engine) as serve:
         gate = StepGate(engine, at=10)
@@ -64,6 +67,7 @@ async def test_cancelling_one_leaves_the_others() -> None:
         await until(lambda: nothing_left(engine))
 
 
+@also_with_drafts
 @pytest.mark.parametrize("ahead", slow_but([Ahead.HOST], Ahead))
 @pytest.mark.parametrize("whole_channel", [False, True])
 async def test_a_client_that_leaves_leaves_nothing(ahead: Ahead, whole_channel: bool) -> None:
@@ -78,6 +82,7 @@ async def test_a_client_that_leaves_leaves_nothing(ahead: Ahead, whole_channel: 
         await until(lambda: nothing_left(engine) and serve.server.in_flight == 0)
 
 
+@also_with_drafts
 async def test_all_leave_within_a_few_steps() -> None:
     async with OracleEngine() as engine, serving(engine) as serve:
         gate = StepGate(engine, at=5)
@@ -94,6 +99,7 @@ async def test_all_leave_within_a_few_steps() -> None:
         await until(lambda: nothing_left(engine) and serve.server.in_flight == 0)
 
 
+@also_with_drafts
 async def test_without_credit_requests_park_and_go_on_with_it() -> None:
     async with OracleEngine(max_unread_tokens=MAX_UNREAD, num_pages=4000) as engine, serving(engine) as serve:
         step_with_the_loop(engine)
@@ -110,6 +116,7 @@ async def test_without_credit_requests_park_and_go_on_with_it() -> None:
         await until(lambda: nothing_left(engine))
 
 
+@also_with_drafts
 async def test_a_client_that_does_not_read_parks_its_requests() -> None:
     async with OracleEngine(max_unread_tokens=MAX_UNREAD, num_pages=4000) as engine, serving(engine) as serve:
         step_with_the_loop(engine)
