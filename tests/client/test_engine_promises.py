@@ -305,10 +305,12 @@ class TestLeaving:
 
     async def test_a_second_reader_is_refused(self, both: Both) -> None:
         gate = StepGate(both.oracle, at=2)
-        params = SamplingParams(seed=1, max_tokens=5, ignore_eos=True)
+        params = SamplingParams(seed=1, max_tokens=20, ignore_eos=True)
         async with both.engine.stream([1], params) as stream:
             reading = asyncio.ensure_future(tokens_of(stream))
-            await until(lambda: stream.usage.completion_tokens == 2)  # both that there are, so it waits
+            await until(gate.held.is_set)
+            num_tokens = both.oracle._steps.stats.completion_tokens
+            await until(lambda: stream.usage.completion_tokens == num_tokens)  # all that there are, so it waits
             with pytest.raises(
                 EngineStateError, match="another task waits for this stream's next token; a stream has one reader at a time"
             ):

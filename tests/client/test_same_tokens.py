@@ -182,5 +182,5 @@ async def test_the_load(engine: AsyncEngine, client: AsyncClient) -> None:
 
 def _without_cache(answer: Any) -> Any:
     """Equal requests find more in the prefix cache the second time, and have other drafts."""
-    usage = replace(answer.usage, cached_prompt_tokens=0, draft_tokens=0, accepted_draft_tokens=0)
+    usage = replace(answer.usage, cached_prompt_tokens=0, drafts=())
     return replace(answer, usage=usage, others=tuple(_without_cache(other) for other in answer.others))

@@ -333,12 +333,11 @@ async def test_the_unary_reply_whatever_the_policy(engine_of_demo: AsyncEngine, 
             events = await events_of(serve.generation.StreamGenerate(StreamGenerateRequest(spec=spec, request_id="r")))
             check_stream(events, delta_tokens)
             response = folded(events)
-            num_accepted = response.usage.accepted_draft_tokens
+            num_accepted = sum(drafts.accepted for drafts in response.usage.drafts)
             assert (num_accepted > 0) == (engine_of_demo.config.speculative != "off")
             for answer in (unary, response):
                 answer.usage.ClearField("cached_prompt_tokens")  # the first one found none
-                answer.usage.ClearField("draft_tokens")
-                answer.usage.ClearField("accepted_draft_tokens")
+                answer.usage.ClearField("drafts")
             assert response.SerializeToString(deterministic=True) == unary.SerializeToString(deterministic=True)
             if delay_ms:
                 assert len(deltas_of(events)) < unary.usage.completion_tokens
