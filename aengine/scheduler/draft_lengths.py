@@ -5,8 +5,9 @@ Owns what is measured for it: how often the drafts of each row were accepted, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,7 @@ _FIRST_STEPS, _MOST_STEPS, _TRIAL_STEPS = 8, 32, 2  # the credit at first, at mo
 _FIRST_LOOK, _LAST_LOOK = 32, 512  # after so many steps with drafts steps without are measured again
 
 
-@dataclass(frozen=True, slots=True)
-class StepKind:
+class StepKind(NamedTuple):
     """Steps whose seconds are comparable."""
 
     processed: bool  # logits of some rows are processed
@@ -90,8 +90,9 @@ class DraftLengths:
         self._decided[row] = kept * self._decided[row] + decided
         self._accepted[row] = kept * self._accepted[row] + num_accepted
 
-    def plain_step_took(self, seconds: float, num_rows: int, kind: StepKind, *, steady: bool) -> None:
-        """A step that computed one token of each of `num_rows` rows has returned. `steady`: the step before was such a one, too."""
+    def plain_step_took(self, seconds: float, num_rows: int, kind: StepKind, *, steady: bool, passed: int) -> None:
+        """A step that computed one token of each of `num_rows` rows has returned. `steady`: the step before was such a one, too. `passed`: so
+        many steps since the one before of which this was told."""
         if steady:
             self._plain[kind.processed].add(num_rows, seconds)
             if self._since_plain >= self._look:
@@ -99,7 +100,7 @@ class DraftLengths:
             self._since_plain = 0
         if self._credit is None:
             self._credit = _FIRST_STEPS * seconds
-        self._earn(_FOR_TRYING * seconds, num_rows, kind)
+        self._earn(_FOR_TRYING * seconds * passed, num_rows, kind)
 
     def step_took(self, seconds: float, num_rows: int, num_tokens: int, kind: StepKind, num_new: int) -> None:
         """A step of `num_tokens` tokens has returned in which `num_rows` rows decoded, with drafts or with work of the draft model. It
@@ -128,35 +129,39 @@ class _StepSeconds:
     """Moving averages of the seconds of steps, by their number of tokens; numbers that differ by less than a fifth are not told apart."""
 
     def __init__(self) -> None:
-        self._seconds: NDArray[np.float64] = np.zeros(_BUCKETS)
-        self._num_steps = np.zeros(_BUCKETS, np.int64)
+        self._seconds = [0.0] * _BUCKETS  # 0: not known
+        self._num_steps = [0] * _BUCKETS
 
     def add(self, num_tokens: int, seconds: float) -> None:
         at, seconds = _bucket(num_tokens), max(seconds, 1e-9)
-        known = float(self._seconds[at])
+        known = self._seconds[at]
         self._num_steps[at] += 1
         # One step that took long, for whatever reason, changes little.
         self._seconds[at] = _MEMORY * known + (1 - _MEMORY) * min(seconds, 2 * known) if known else seconds
 
     def is_known(self, num_tokens: int) -> bool:
-        return bool(self._num_steps[_bucket(num_tokens)] >= 3)
+        return self._num_steps[_bucket(num_tokens)] >= 3
 
     def of(self, num_tokens: int) -> float:
         """Of the nearest known number; 1 while none is known."""
-        known = self._seconds.nonzero()[0]
-        return float(self._seconds[known[np.abs(known - _bucket(num_tokens)).argmin()]]) if len(known) else 1.0
+        at = _bucket(num_tokens)
+        if self._seconds[at]:
+            return self._seconds[at]
+        known = [i for i, seconds in enumerate(self._seconds) if seconds]
+        return self._seconds[min(known, key=lambda i: abs(i - at))] if known else 1.0
 
     def from_narrow(self, widths: NDArray[np.int64], narrow: int, seconds: float) -> NDArray[np.float64]:
         """Of wider steps than one of `narrow` tokens that takes `seconds`: between known widths in proportion, beyond them as the last."""
-        known = self._seconds.nonzero()[0]
-        known = known[_WIDTHS[known] > narrow]
-        result: NDArray[np.float64] = np.interp(widths, np.append(narrow, _WIDTHS[known]), np.append(seconds, self._seconds[known]))
+        known = [i for i, seconds in enumerate(self._seconds) if seconds and _WIDTHS[i] > narrow]
+        result: NDArray[np.float64] = np.interp(
+            widths, [narrow, *(_WIDTHS[i] for i in known)], [seconds, *(self._seconds[i] for i in known)]
+        )
         return result
 
 
 def _bucket(num_tokens: int) -> int:
-    return num_tokens if num_tokens <= 16 else min(int(16 + 5 * np.log2(num_tokens / 16)), _BUCKETS - 1)
+    return num_tokens if num_tokens <= 16 else min(int(16 + 5 * math.log2(num_tokens / 16)), _BUCKETS - 1)
 
 
-_WIDTHS = np.append(np.arange(17.0), 16 * 2.0 ** ((np.arange(17, _BUCKETS) - 16 + 0.5) / 5))  # of the buckets
+_WIDTHS = [*range(17), *(16 * 2.0 ** ((i - 15.5) / 5) for i in range(17, _BUCKETS))]  # of the buckets
 _NO_SECONDS = _StepSeconds()

@@ -13,13 +13,17 @@ from aengine.outputs import DraftUsage
 from aengine.scheduler.draft_lengths import DraftLengths, StepKind
 from aengine.scheduler.draft_progress import DraftProgress
 from aengine.scheduler.drafter import Acceptance, Draft, Drafter, DraftSource
-from aengine.scheduler.plan import DraftRows, Features, IntArray, StepPlan, StepResult
+from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, StepPlan, StepResult
 from aengine.scheduler.request import DraftCount
 from aengine.scheduler.residency import Residency
 from aengine.scheduler.rows import RowTable
 
-_LOOK_EVERY = 8
-"""Steps after which it is looked whether drafts would pay now; at first it is after each. Looking costs time."""
+_FIRST_LOOK, _LAST_LOOK = 8, 32
+"""Steps after which it is looked whether drafts would pay now: at first after each, later the more seldom the longer there are none at all.
+Looking costs time."""
+_MEASURED = 4  # steps before a look are measured
+
+_PROCESSED = int(Features.PROCESSED | Features.LOGPROBS)  # steps take longer with these
 
 
 class Drafts:
@@ -41,6 +45,8 @@ class Drafts:
         self._in_flight: dict[int, Draft] = {}  # by row
         self._tried: IntArray | None = None  # rows whose drafts are only tried; None: none are
         self._num_steps = 0  # since the engine was drafting
+        self._next_look, self._pause = 0, _FIRST_LOOK  # after so many of them, and how many more until the look after that
+        self._measured = 0  # the latest of them that was measured
         self._before: tuple[float, bool] | None = None  # when the step before returned, if there was no pause since, and whether it drafted
 
     def assign(self, row: int, primary: int | None) -> None:
@@ -60,6 +66,8 @@ class Drafts:
     def choose(self, decodes: IntArray, budget: int) -> Iterator[tuple[int, Draft]]:
         """Of `decodes` the rows that get drafts, with these: at most `budget` together, and as many as there are pages for."""
         rows = self._rows
+        if not self.drafting and not rows.num_lockstep:
+            return
         can = (rows.max_drafts[decodes] > 0) & (rows.flights[decodes] == 0)
         if not self.drafting:
             can &= rows.lockstep[decodes]
@@ -95,15 +103,19 @@ class Drafts:
     def observe(self, plan: StepPlan, result: StepResult, committed: IntArray, now: float) -> list[DraftCount]:
         """A step has returned at time `now`, in seconds; [n] tokens of its rows have their KV in pages. Returns what became of the drafts
         of requests that have not ended meanwhile."""
+        self._num_steps += 1
+        if plan.draft_rows is None and self._runs_ahead() and not result.forced:
+            self._before = None
+            return []
         rows, counts = self._rows, list[DraftCount]()
         if self._progress is not None:
             self._progress.commit(plan, committed)
         for row in plan.rows[plan.num_sampled > 0].tolist() if self._forced else ():
             self._forced.pop(row, None)
         self._forced.update(result.forced)
-        drafted = np.flatnonzero(plan.num_sampled > 1)
+        drafted = plan.num_decodes + np.flatnonzero(plan.num_sampled[plan.num_decodes :] > 1) if self._in_flight else NO_INTS
         drafts = {row: self._in_flight.pop(row) for row in plan.rows[drafted].tolist()}
-        self._measure(plan, drafts, int((committed - plan.starts).sum()), now)
+        self._measure(plan, drafts, committed, now)
         for i in drafted[committed[drafted] > plan.starts[drafted]].tolist():  # else the row got no token
             row, accepted = int(plan.rows[i]), int(committed[i] - plan.starts[i]) - 1
             draft = drafts[row]
@@ -116,10 +128,10 @@ class Drafts:
             if rows.active[row]:
                 self.usage[draft.source] = self.usage.get(draft.source, DraftUsage(draft.source.value)).plus(num_drafts, accepted)
                 counts.append(DraftCount(int(rows.keys[row]), draft.source, num_drafts, accepted))
-        self._num_steps += 1
         if self.drafting:
-            self._num_steps = 0
-        elif self._num_steps < _LOOK_EVERY or self._num_steps % _LOOK_EVERY == 0:
+            self._num_steps = self._next_look = self._measured = 0
+            self._pause = _FIRST_LOOK
+        elif self._num_steps < _FIRST_LOOK or self._num_steps >= self._next_look:
             self._look()
         return counts
 
@@ -134,18 +146,26 @@ class Drafts:
         if self._progress is not None:
             self._progress.rollback(plan)
 
-    def _measure(self, plan: StepPlan, drafts: dict[int, Draft], num_new: int, now: float) -> None:
+    def _runs_ahead(self) -> bool:
+        """Whether there are no drafts, and a look is not near."""
+        ahead = _FIRST_LOOK <= self._num_steps < self._next_look - _MEASURED
+        return ahead and not (self.drafting or self._in_flight or self._forced)
+
+    def _measure(self, plan: StepPlan, drafts: dict[int, Draft], committed: IntArray, now: float) -> None:
         before, self._before = self._before, None
         if plan.num_decodes + len(drafts) < len(plan.rows):
             return  # it has a part of a prompt
         plain = not drafts and plan.draft_rows is None
         self._before = (now, plain)
+        passed, self._measured = self._num_steps - self._measured, self._num_steps
         if before is not None:
             kind = self._kind(plan.rows, drafts)
             if plain:
-                self._lengths.plain_step_took(now - before[0], len(plan.rows), kind, steady=before[1])
+                self._lengths.plain_step_took(now - before[0], len(plan.rows), kind, steady=before[1], passed=passed)
             else:
-                self._lengths.step_took(now - before[0], len(plan.rows), int(plan.lengths.sum()), kind, num_new)
+                self._lengths.step_took(
+                    now - before[0], len(plan.rows), int(plan.lengths.sum()), kind, int((committed - plan.starts).sum())
+                )
 
     def _look(self) -> None:
         """Whether drafts would pay, or can be tried, for the rows whose steps run ahead now; their latest tokens are not known."""
@@ -155,6 +175,8 @@ class Drafts:
             return
         able = decodes[(rows.max_drafts[decodes] > 0) & ~rows.lockstep[decodes]]
         found = self._propose(able, rows.num_known[able], int(rows.max_drafts[able].sum()))
+        self._pause = _FIRST_LOOK if found else min(2 * self._pause, _LAST_LOOK)
+        self._next_look = self._num_steps + self._pause
         if not found:
             return
         kind = self._kind(decodes, found)
@@ -184,5 +206,5 @@ class Drafts:
         return found
 
     def _kind(self, rows: IntArray, drafts: dict[int, Draft]) -> StepKind:
-        processed = np.count_nonzero(self._rows.features[rows] & int(Features.PROCESSED | Features.LOGPROBS)) > 0
-        return StepKind(bool(processed), any(draft.by_model for draft in drafts.values()))
+        processed = self._rows.num_processed > 0 and bool(np.count_nonzero(self._rows.features[rows] & _PROCESSED))
+        return StepKind(processed, any(draft.by_model for draft in drafts.values()))

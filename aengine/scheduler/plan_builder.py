@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aengine.scheduler.drafter import NO_DRAFT, Draft
-from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, StepPlan
+from aengine.scheduler.plan import NO_INTS, DraftRows, IntArray, StepPlan
 from aengine.scheduler.residency import RowChanges
 from aengine.scheduler.rows import RowTable
 
@@ -57,7 +57,6 @@ class PlanBuilder:
             page_groups, page_rows, page_cols, page_ids = map(np.concatenate, zip(*changes.page_writes, strict=True))
         if changes.copies:
             copy_from, copy_to = map(np.concatenate, zip(*changes.copies.values(), strict=True))
-        forcing = (rows.features[plan_rows] & int(Features.GRAMMAR) != 0) & (rows.max_drafts[plan_rows] > 0)
         return StepPlan(
             step=step,
             rows=plan_rows,
@@ -74,5 +73,5 @@ class PlanBuilder:
             copy_from=copy_from,
             copy_to=copy_to,
             draft_rows=draft_rows,
-            wants_forced=bool(np.count_nonzero(forcing)),
+            wants_forced=rows.num_lockstep > 0 and bool(np.count_nonzero(rows.max_drafts[plan_rows[rows.has_grammar(plan_rows)]])),
         )
