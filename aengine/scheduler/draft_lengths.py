@@ -91,7 +91,7 @@ class DraftLengths:
         self._accepted[row] = kept * self._accepted[row] + num_accepted
 
     def plain_step_took(self, seconds: float, num_rows: int, kind: StepKind, *, steady: bool, passed: int) -> None:
-        """A step that computed one token of each of `num_rows` rows has returned. `steady`: the step before was such a one, too. `passed`: so
+        """A step that computed one token of each of `num_rows` rows has returned. `steady`: so had the step before. `passed`: so
         many steps since the one before of which this was told."""
         if steady:
             self._plain[kind.processed].add(num_rows, seconds)
