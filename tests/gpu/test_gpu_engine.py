@@ -61,6 +61,23 @@ def test_streams_and_cancellations_leave_nothing(device: str, eager: bool) -> No
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("speculative", ["ngram", "draft"])
+@pytest.mark.parametrize("device", [CUDA])
+def test_speculation_changes_no_stream(device: str, speculative: str) -> None:
+    """In float32, where the width of a step hardly changes a token. The demo model is its own draft model."""
+
+    async def texts(**options: Any) -> list[str]:
+        settings = {"dtype": "float32", "max_num_seqs": 16, "kv_cache_memory": 8 << 20, **options}
+        async with AsyncEngine("demo", device=device, **settings) as engine:
+            params = [SamplingParams(temperature=0.7 * (seed % 2), seed=seed, max_tokens=60, ignore_eos=True) for seed in range(8)]
+            found = await asyncio.gather(*(engine.generate(PROMPT * 3, each) for each in params))
+            assert (engine.stats().draft_tokens > 0) is bool(options)
+            return [one.text for one in found]
+
+    model = {"speculative_model": "demo"} if speculative == "draft" else {}
+    assert asyncio.run(texts(speculative=speculative, **model)) == asyncio.run(texts())
+
+
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_seeded_stream_is_the_same_alone_and_in_a_crowd(device: str) -> None:
     """In float32, where what a row gets hardly depends on the rows beside it; the noise does not depend on them at all."""

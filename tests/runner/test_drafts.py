@@ -89,7 +89,7 @@ class Drafts:
 
     def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
         known = tokens.tolist()
-        following = next(one[len(known) :] for one in self.sequences if one[: len(known)] == known)
+        following = next((one[len(known) :] for one in self.sequences if one[: len(known)] == known), [])
         right = following[: self.rng.choice([0, self.rng.randint(0, most), most])]
         self.num_proposed += most
         return Draft(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import pathlib
+import random
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 from driver import GREEDY, Driver, sampled
+from every_draft import use_every_draft
+from test_drafts import Drafts, OfAModel, random_requests, run
 from workloads import compare_with_eager, random_steps
 
 from aengine.config import EngineConfig
@@ -21,7 +25,9 @@ from aengine.runner.base import InFlightStep
 from aengine.runner.buckets import GraphBytes
 from aengine.runner.device_executor import DeviceExecutor
 from aengine.runner.model_runner import ModelRunner
-from aengine.scheduler.plan import RowParams
+from aengine.scheduler.plan import RowParams, StepPlan
+from aengine.scheduler.request import Request
+from aengine.speculation.by_model import ModelDrafter
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -136,6 +142,54 @@ def test_a_decode_step_waits_for_nothing(model_dir: pathlib.Path, backend: str, 
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert all(len(flight.result().tokens) == 6 for flight in flights)
+
+
+def drafting_alone(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> OfAModel:
+    """Nine requests, greedy ones and drawn ones, of a model that is its own draft model. Steps whose rows are known are launched under
+    torch's check for waits."""
+    use_every_draft(monkeypatch)
+    launch = runner.launch
+
+    def launch_without_waiting(plan: StepPlan) -> InFlightStep:
+        torch.cuda.set_sync_debug_mode("default" if plan.new_rows else "error")
+        try:
+            return launch(plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    runner.launch = launch_without_waiting
+    params = [sampled(key, 0.8, top_p=0.9) if key % 2 else GREEDY for key in range(9)]
+    requests = [Request(key, np.arange(1 + 9 * key, dtype=np.int32), params[key], 40, max_drafts=key) for key in range(9)]
+    drafter = OfAModel()
+    drafter.propose = functools.partial(ModelDrafter.propose, drafter)
+    outputs, _ = run(runner, requests, 0, drafter, 200)
+    assert {len(tokens) for tokens in outputs.values()} == {40}
+    return drafter
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_drafts_are_made_and_accepted_without_waiting(
+    model_dir: pathlib.Path, backend: str, eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly all are accepted: the model's steps round otherwise in bfloat16 than its own as a draft model."""
+    options = {"speculative": "draft", "speculative_model": str(model_dir), "max_drafts": 8, "graph_sizes": None}
+    with cuda_runner(model_dir, backend, eager=eager, **options) as runner:
+        drafter = drafting_alone(runner, monkeypatch)
+        assert drafter.num_accepted > 0.8 * drafter.num_proposed > 100, (drafter.num_accepted, drafter.num_proposed)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_replays_that_verify_drafts(model_dir: pathlib.Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the same steps without graphs, whose attention sees the drafts of a row as a chunk."""
+    use_every_draft(monkeypatch)
+    with cuda_runner(model_dir, backend, speculative="ngram", max_drafts=8, graph_sizes=None) as runner:
+        requests = random_requests(random.Random(0), 199)
+        expected, steps = run(runner, requests, 0, None, 400)
+        compared = compare_with_eager(runner)
+        run(runner, requests, steps, Drafts(expected, requests, random.Random(0)), 400)
+        assert compared.by_graph > 10
+        assert compared.worst < 0.2
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
