@@ -100,9 +100,7 @@ class _Step:
         self._num_tokens = layout.num_tokens
         self._c = CStep(
             *map(address, self._arrays),
-            None,
-            None,
-            None,
+            *(None,) * 5,
             layout.num_tokens,
             layout.num_rows,
             layout.num_tokens,

@@ -18,10 +18,12 @@ from aengine.kernels.cpu.library import (
     MAX_BUFFERS,
     PANEL,
     CAttentionOp,
+    CCopyOp,
     CEmbedOp,
     CExpertsOp,
     CGatherOp,
     CHeadsOp,
+    CKeptOp,
     CLinearOp,
     CModel,
     CNorm,
@@ -35,7 +37,9 @@ from aengine.models.cpu_weights import PackedWeights
 from aengine.models.spec import (
     Activation,
     Attention,
+    DraftHead,
     Experts,
+    HeadKind,
     LatentAttention,
     Layer,
     Mlp,
@@ -67,12 +71,13 @@ class Program:
     `heads` of its queries, its `latent` keys and values, and the `query` heads that are as wide as these.
     """
 
-    def __init__(self, weights: PackedWeights, num_positions: int, groups: LayerGroups) -> None:
-        """`groups` are those of the KV pages."""
+    def __init__(self, weights: PackedWeights, num_positions: int, groups: LayerGroups, reader: PackedWeights | None = None) -> None:
+        """`groups` are those of the KV pages. `reader`: of a draft head whose target the model is."""
         spec = self._spec = weights.spec
         if spec.learned_positions is not None:
             num_positions = min(num_positions, spec.learned_positions.count)
         self._places = groups.places
+        self._reader = reader
         self._weights = weights
         self._tables = {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
         self._tensors: list[Tensor] = []  # what the operations point to besides the weights
@@ -103,26 +108,84 @@ class Program:
         """Layers per page, KV heads, and widths of a head's key and value of a pool for the model."""
 
     @property
+    def kept_width(self) -> int:
+        """The width of hidden states that it keeps by slot; 0: none."""
+        spec = self._spec if self._reader is None else self._reader.spec
+        return 0 if spec.draft_head is None else spec.hidden_size
+
+    @property
     def hidden_stride(self) -> int:
         """Elements from one row of the hidden states to the next."""
         return self._strides[self._buffers["hidden"]]
 
     def _write(self, spec: ModelSpec) -> None:
-        self._embed(spec)
+        read = None if self._reader is None else self._reader.spec.draft_head
+        taps = () if read is None else read.taps
+        if spec.draft_head is None:
+            self._embed(spec, "residual")
+        else:
+            self._head_inputs(spec, spec.draft_head)
+        gathers = read is None or (read.kind is HeadKind.EAGLE3 and spec.num_layers not in taps)
         for index, layer in enumerate(spec.layers):
-            self._layer(f"layers.{index}.", index, layer)
+            self._tap(index, taps)
+            self._layer(f"layers.{index}.", index, layer, gathers=gathers and index + 1 == spec.num_layers)
+        self._tap(spec.num_layers, taps)
+        if spec.draft_head is not None and spec.draft_head.kind is HeadKind.EAGLE3:
+            self._kept(library.WRITE_KEPT, "residual")
         if self._norm("norm", spec.norm, "residual", "hidden", factor=spec.logit_scale) != "hidden":
             self._buffers["hidden"] = self._buffers["residual"]
+        if HeadKind.MTP in {head.kind for head in (read, spec.draft_head) if head is not None}:
+            self._kept(library.WRITE_KEPT, "hidden")
+        if not gathers:
+            self._gather("hidden")
 
-    def _embed(self, spec: ModelSpec) -> None:
+    def _head_inputs(self, spec: ModelSpec, head: DraftHead) -> None:
+        """What a draft head reads, and the residual that its layer begins with."""
+        size = spec.hidden_size
+        self._embed(spec, "inputs", 2 * size)
+        self._norm("embedding_norm", head.norm, "inputs", "inputs")
+        self._kept(library.READ_KEPT, "inputs", first=size)
+        if head.kind is HeadKind.EAGLE3 and not head.normed_residual:
+            self._kept(library.READ_KEPT, "residual")
+        self._norm("hidden_norm", head.norm, "inputs", "inputs", first=size)
+        if head.kind is HeadKind.MTP:
+            self._linear("combine", "inputs", "residual", size)
+        elif head.normed_residual:
+            self._copy("inputs", size, "residual", 0, size)
+
+    def _tap(self, index: int, taps: tuple[int, ...]) -> None:
+        """Keeps what the head reads of the residual before a layer; and what it makes of all taps, when there are all of them."""
+        size = self._spec.hidden_size
+        for place in (place for place, tap in enumerate(taps) if tap == index):
+            self._buffer("taps", len(taps) * size)
+            self._copy("residual", 0, "taps", place * size, size)
+        if taps and index == max(taps):
+            assert self._reader is not None
+            self._linear("fuse", "taps", "fused", self._reader.spec.hidden_size, weights=self._reader)
+            self._kept(library.WRITE_KEPT, "fused")
+
+    def _copy(self, source: str, first: int, out: str, out_first: int, width: int) -> None:
+        self._add(library.COPY, CCopyOp(first, out_first, width, self._buffers[source], self._buffer(out, out_first + width)))
+
+    def _kept(self, kind: int, rows: str, first: int = 0) -> None:
+        width = self.kept_width
+        self._add(kind, CKeptOp(first, width, self._buffer(rows, first + width)))
+
+    def _embed(self, spec: ModelSpec, name: str, width: int = 0) -> None:
+        """To the first columns of a buffer that is `width` wide, or wide enough; what follows them becomes zero."""
         tables, learned = self._weights.tables, spec.learned_positions
         positions = None if learned is None else self._keep(tables["positions"][learned.offset :])
         scale = torch.tensor(spec.embedding_scale, dtype=self._weights.dtype).item()
-        out = self._buffer("residual", spec.hidden_size)
+        out = self._buffer(name, max(width, spec.hidden_size))
         self._add(library.EMBED, CEmbedOp(tables["embedding"].data_ptr(), positions, spec.hidden_size, out, scale))
 
-    def _layer(self, name: str, index: int, layer: Layer) -> None:
-        source = self._norm(f"{name}attention_norm", layer.attention_norm, "residual", "normed")
+    def _layer(self, name: str, index: int, layer: Layer, *, gathers: bool) -> None:
+        """`gathers`: what is computed behind its attention is asked for at the logits indices alone."""
+        head = self._spec.draft_head
+        if head is not None and head.kind is HeadKind.EAGLE3:
+            source = "inputs"
+        else:
+            source = self._norm(f"{name}attention_norm", layer.attention_norm, "residual", "normed")
         if layer.parallel and layer.mlp_norm is not None:
             mlp_source = self._norm(f"{name}mlp_norm", layer.mlp_norm, "residual", "mlp_normed")
         else:
@@ -132,8 +195,7 @@ class Program:
             self._attention(name, index, attention, source)
         else:
             self._latent_attention(name, index, attention, source)
-        if index + 1 == self._spec.num_layers:
-            # What is computed from here on is asked for at the logits indices alone.
+        if gathers:
             for buffer in dict.fromkeys(("residual", "attended", *((mlp_source,) if layer.parallel else ()))):
                 self._gather(buffer)
         attended = "attended"
@@ -277,8 +339,10 @@ class Program:
         *,
         activation: int = library.SILU,
         multiplier: float = 1.0,
+        weights: PackedWeights | None = None,
     ) -> None:
-        weight = ctypes.pointer(self._weights.linears[name].c)
+        """`weights`: None: the model's."""
+        weight = ctypes.pointer((weights or self._weights).linears[name].c)
         self._add(library.LINEAR, CLinearOp(weight, self._buffers[source], self._buffer(out, width), epilogue, activation, multiplier))
 
     def _head_norm(self, name: str, qk_norm: QkNorm, dim: int) -> CNorm:

@@ -84,6 +84,14 @@ class LastTokens:
     output_rows: IntArray  # [m], rows whose last tokens become the sampled ones when the step ends; or none
 
 
+@dataclass(frozen=True, slots=True)
+class KeptHidden:
+    """Hidden states that a draft head reads, kept by slot as keys and values are."""
+
+    states: Tensor  # [slots of the pool, width], contiguous, of the model's dtype
+    slots: IntArray  # where the step keeps its own: of each of its tokens, or for a head of each logits index; -1: nowhere
+
+
 class StepArguments:
     """A `CStep` and the arrays that it points to, which live as long as the object."""
 
@@ -96,6 +104,7 @@ class StepArguments:
         sampled: NDArray[np.int64] | None,
         draw_params: NDArray[np.void] | None,
         last_tokens: LastTokens,
+        kept: KeptHidden | None = None,
     ) -> None:
         """`draw_params` are of `DRAW_PARAMS`. Raises ValueError for too many or too few ids, draws or rows, and for last tokens that could
         not be written back."""
@@ -103,7 +112,8 @@ class StepArguments:
         rows = (last_tokens.tokens, last_tokens.input_rows, last_tokens.output_rows)
         given = (token_ids, layout.positions, layout.slot_mapping, *indices, logits_indices, *rows)  # as the fields of `CStep`
         arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in given]
-        self._keep = (arrays, hidden, sampled, draw_params)
+        kept_slots = None if kept is None else np.ascontiguousarray(kept.slots, dtype=np.int32)
+        self._keep = (arrays, hidden, sampled, draw_params, kept, kept_slots)
         num_tokens, num_logits = layout.num_tokens, len(logits_indices)
         tokens, num_inputs, num_outputs = map(len, rows)
         self.c = CStep(
@@ -111,7 +121,10 @@ class StepArguments:
             None if hidden is None else hidden.data_ptr(),
             None if sampled is None else address(sampled),
             None if draw_params is None else address_of_params(draw_params, num_logits),
+            None if kept is None else kept.states.data_ptr(),
+            None if kept_slots is None else address(kept_slots),
             *(num_tokens, len(layout.last_page_len), num_logits, tokens, num_inputs, num_outputs, len(layout.kv_indices)),
+            0 if kept_slots is None else len(kept_slots),
         )
         if len(token_ids) != num_tokens:
             raise ValueError(f"there are {len(token_ids)} token ids for {num_tokens} positions")
@@ -179,12 +192,13 @@ class DecoderStack:
         groups: LayerGroups | None = None,
         quantization: str = "none",
         allocate: Allocate = lazy_bytes,
+        target: DecoderStack | None = None,
     ) -> None:
         """Packs each of `weights` as it comes: the names of `named_weights(spec)` with their parts, consecutive rows of a
         parameter. Only the embedding is kept unpacked: if it has `dtype` it is not copied, so it may stay in a mapped file.
 
         It can be called with positions below `num_positions`. `groups`: of the KV; None: all layers are in one. `quantization` is
-        that of `EngineConfig`. `allocate` makes the memory of packed matrices.
+        that of `EngineConfig`. `allocate` makes the memory of packed matrices. `target`: of a draft head.
         Raises ValueError for a model that `unsupported` names, and for weights that are missing, unknown or of another shape.
         """
         reason = unsupported(spec, dtype)
@@ -195,7 +209,19 @@ class DecoderStack:
         self._groups = groups or layer_groups([None] * spec.num_layers)
         self._weights = PackedWeights(spec, dtype)
         self._weights.take(workspace, weights, quantization, allocate)
+        if target is not None:
+            self._weights.share(target._weights)
+        self._num_positions = num_positions
         self._program = Program(self._weights, num_positions, self._groups)
+
+    def serve(self, head: DecoderStack) -> None:
+        """From now on steps keep the hidden states that a draft head reads. Before any step is prepared."""
+        self._program = Program(self._weights, self._num_positions, self._groups, head._weights)
+
+    @property
+    def kept_width(self) -> int:
+        """The width of the hidden states that steps read or keep by slot; 0: they do not."""
+        return self._program.kept_width
 
     @property
     def nbytes(self) -> int:
@@ -213,12 +239,14 @@ class DecoderStack:
         greedy: bool = False,
         draw_params: NDArray[np.void] | None = None,
         last_tokens: LastTokens,
+        kept: KeptHidden | None = None,
     ) -> PreparedStep:
         """A step that writes keys and values of [T] `token_ids` at the layout's slots.
 
         At the [m] `logits_indices` it brings hidden states; or next tokens, if it is `greedy` or has [m] `draw_params` (of `DRAW_PARAMS`).
-        What a token gets depends on its own sequence alone: not on other rows, the cut into chunks, or the number of threads.
-        Raises ValueError for a pool of another shape, and for another number of ids or draws than there are tokens.
+        What a token gets depends on its own sequence alone: not on other rows, the cut into chunks, or the number of threads. `kept` is for
+        a draft head, and for the model that it reads hidden states of.
+        Raises ValueError for a pool or hidden states of another shape, and for another number of ids, draws or slots than there are tokens.
         """
         c = pool.c
         shape, elements = (c.layers_per_page, c.kv_heads, c.key_dim, c.value_dim), (ELEMENTS[self.dtype], PAGE_ELEMENTS[torch.int8])
@@ -226,13 +254,24 @@ class DecoderStack:
             raise ValueError("the pool's layers, KV heads, widths or dtype are not the model's")
         if len(layout.kv_indices) != len(self._groups.windows):
             raise ValueError(f"the layout has {len(layout.kv_indices)} layer groups, not {len(self._groups.windows)}")
+        self._check_kept(kept, pool, layout.num_tokens if self.spec.draft_head is None else len(logits_indices))
         samples = greedy or draw_params is not None
         hidden = None if samples else torch.empty(len(logits_indices), self._program.hidden_stride, dtype=self.dtype)
         sampled = np.empty(len(logits_indices), np.int64) if samples else None
-        step = StepArguments(layout, token_ids, logits_indices, hidden, sampled, draw_params, last_tokens)
+        step = StepArguments(layout, token_ids, logits_indices, hidden, sampled, draw_params, last_tokens, kept)
         arguments = (ctypes.byref(self._program.c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
         used = None if hidden is None else hidden[:, : self.spec.hidden_size]
         return PreparedStep(workspace, arguments, (self, pool, step), used, sampled)
+
+    def _check_kept(self, kept: KeptHidden | None, pool: KvPool, num_rows: int) -> None:
+        width = self.kept_width
+        if kept is None and not width:
+            return
+        shape = (pool.c.num_pages * pool.c.page_size, width)
+        if kept is None or kept.states.shape != shape or kept.states.dtype != self.dtype or not kept.states.is_contiguous():
+            raise ValueError(f"the model keeps hidden states {list(shape)} of {self.dtype}")
+        if len(kept.slots) != num_rows:
+            raise ValueError(f"there are {len(kept.slots)} slots for hidden states of {num_rows} tokens")
 
     def logits(self, workspace: Workspace, hidden: Tensor) -> Tensor:
         """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32."""

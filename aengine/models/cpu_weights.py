@@ -42,6 +42,11 @@ class PackedWeights:
         linears = sum(weight.nbytes for weight in self.linears.values()) + sum(weights.nbytes for weights in self.grouped.values())
         return linears + sum(vector.nbytes for vector in self.vectors.values())
 
+    def share(self, target: PackedWeights) -> None:
+        """Of a draft head: embedding and output head are those of its target if it has none of its own."""
+        self.tables.setdefault("embedding", target.tables["embedding"])
+        self.linears.setdefault("head", target.linears["head"])
+
     def take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]], quantization: str, allocate: Allocate) -> None:
         """Packs each of `weights` as it comes, in the order of `named_weights`.
 

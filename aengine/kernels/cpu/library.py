@@ -32,7 +32,7 @@ BF16_PAIRS, F32_WORDS, INT8_QUADS, INT4_CODES, INT8_CODES, FLOAT8_CODES = range(
 SCALE_KINDS = (torch.bfloat16, torch.float32, torch.float16)  # by `ScaleKind`
 MAX_ACTIVATION_GROUP = 128
 _BYTES = ctypes.c_char * 0
-EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS = range(8)  # `OpKind`
+EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS, COPY, READ_KEPT, WRITE_KEPT = range(11)  # `OpKind`
 STORE, ADD, ACTIVATE, GATED = range(4)  # `Epilogue`
 SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, CLIPPED_SWIGLU = range(6)  # `Activation`
 RMS_NORM, LAYER_NORM = range(2)  # `NormKind`
@@ -109,6 +109,14 @@ class CHeadsOp(Structure):
     _fields_ = _fields((c_void_p, "weights"), (c_int64, "num_heads copied in_first in_stride out_first out_stride"), (c_int32, "in out"))
 
 
+class CCopyOp(Structure):
+    _fields_ = _fields((c_int64, "in_first out_first width"), (c_int32, "in out"))
+
+
+class CKeptOp(Structure):
+    _fields_ = _fields((c_int64, "first width"), (c_int32, "rows"))
+
+
 class CModel(Structure):
     _fields_ = _fields(
         (POINTER(COp), "ops"),
@@ -131,12 +139,12 @@ class CPool(Structure):
 class CStep(Structure):
     _fields_ = _fields(
         (c_void_p, "token_ids positions slots qo_indptr kv_indptr kv_indices last_page_len"),
-        (c_void_p, "logits_indices last_tokens input_rows output_rows hidden sampled draw_params"),
-        (c_int64, "num_tokens num_rows num_logits num_last_tokens num_input_rows num_output_rows num_groups"),
+        (c_void_p, "logits_indices last_tokens input_rows output_rows hidden sampled draw_params kept kept_slots"),
+        (c_int64, "num_tokens num_rows num_logits num_last_tokens num_input_rows num_output_rows num_groups num_kept"),
     )
 
 
-_OPS = (COp, CEmbedOp, CNormOp, CLinearOp, CAttentionOp, CGatherOp, CExpertsOp, CHeadsOp)
+_OPS = (COp, CEmbedOp, CNormOp, CLinearOp, CAttentionOp, CGatherOp, CExpertsOp, CHeadsOp, CCopyOp, CKeptOp)
 STRUCT_SIZES = [*map(ctypes.sizeof, (CPackedLinear, CPart, CCodesPart, *_OPS, CModel, CPool)), DRAW_PARAMS.itemsize, ctypes.sizeof(CStep)]
 """In the order of `aengine_struct_sizes`."""
 

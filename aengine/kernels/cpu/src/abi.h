@@ -103,7 +103,9 @@ struct Norm {
 
 // The operations of a step, each done before the next begins. Buffers of activations are numbers; each has a row for each token, or from
 // GATHER on for each logits index.
-enum OpKind : i32 { EMBED = 0, NORM = 1, LINEAR = 2, ROTATE = 3, ATTEND = 4, GATHER = 5, EXPERTS = 6, HEADS = 7 };
+enum OpKind : i32 {
+  EMBED = 0, NORM = 1, LINEAR = 2, ROTATE = 3, ATTEND = 4, GATHER = 5, EXPERTS = 6, HEADS = 7, COPY = 8, READ_KEPT = 9, WRITE_KEPT = 10
+};
 
 struct Op {
   i32 kind;
@@ -192,6 +194,19 @@ struct HeadsOp {
   i32 in, out;
 };
 
+// `width` columns of `in` from column in_first on become those of `out` from out_first on; what follows them there becomes zero.
+struct CopyOp {
+  i64 in_first, out_first, width;
+  i32 in, out;
+};
+
+// READ_KEPT: the hidden states that are kept at the slots of the step's tokens become columns of `rows` from `first` on; what follows them
+// becomes zero. WRITE_KEPT: the first columns of `rows` are kept at the step's `kept_slots`.
+struct KeptOp {
+  i64 first, width;
+  i32 rows;
+};
+
 struct Model {
   const Op* ops;
   const PackedLinear* head;
@@ -244,7 +259,9 @@ struct Step {
   void* hidden;                   // [num_logits, stride of the hidden buffer]; null: not stored
   i64* sampled;                   // [num_logits], the next token of each; null: nothing is sampled
   const DrawParams* draw_params;  // [num_logits], how each is sampled; null: greedy
-  i64 num_tokens, num_rows, num_logits, num_last_tokens, num_input_rows, num_output_rows, num_groups;
+  void* kept;              // [num_pages * page_size, width], hidden states by slot of group 0; null: the model has no operation for them
+  const i32* kept_slots;   // [num_kept], where WRITE_KEPT writes its rows; -1: nowhere
+  i64 num_tokens, num_rows, num_logits, num_last_tokens, num_input_rows, num_output_rows, num_groups, num_kept;
 
   const i32* group_slots(i64 group) const { return slots + group * num_tokens; }
   const i32* group_pages(i64 group) const { return kv_indices + group * kv_indptr[num_rows]; }

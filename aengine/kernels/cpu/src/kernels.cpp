@@ -34,8 +34,8 @@ const char* aengine_level() { return AENGINE_LEVEL; }
 // The sizes of the structs of abi.h, in the order of `library.STRUCT_SIZES`, so that a library of other sources is noticed.
 void aengine_struct_sizes(i64* sizes) {
   const i64 all[] = {sizeof(PackedLinear), sizeof(Part), sizeof(CodesPart), sizeof(Op), sizeof(EmbedOp), sizeof(NormOp), sizeof(LinearOp),
-                     sizeof(AttentionOp), sizeof(GatherOp), sizeof(ExpertsOp), sizeof(HeadsOp), sizeof(Model), sizeof(Pool),
-                     sizeof(DrawParams), sizeof(Step)};
+                     sizeof(AttentionOp), sizeof(GatherOp), sizeof(ExpertsOp), sizeof(HeadsOp), sizeof(CopyOp), sizeof(KeptOp),
+                     sizeof(Model), sizeof(Pool), sizeof(DrawParams), sizeof(Step)};
   memcpy(sizes, all, sizeof all);
 }
 

@@ -15,9 +15,9 @@ inline Status check_tokens(const Model& model, const Pool& pool, const Step& ste
   for (i64 i = 0; i < step.num_tokens; i++) {
     if (step.positions[i] < 0 || step.positions[i] >= model.num_positions) return BAD_POSITION;
   }
-  for (i64 i = 0; i < step.num_groups * step.num_tokens; i++) {
-    if (step.slots[i] < -1 || step.slots[i] >= pool.num_pages * pool.page_size) return BAD_SLOT;
-  }
+  const auto is_bad = [&](i32 slot) { return slot < -1 || slot >= pool.num_pages * pool.page_size; };
+  if (std::any_of(step.slots, step.slots + step.num_groups * step.num_tokens, is_bad)) return BAD_SLOT;
+  if (std::any_of(step.kept_slots, step.kept_slots + step.num_kept, is_bad)) return BAD_SLOT;
   return OK;
 }
 
@@ -94,6 +94,9 @@ class Stack {
         case GATHER: gather(member, op->as<GatherOp>()), rows = step_.num_logits; break;
         case EXPERTS: run_experts(member, op->as<ExpertsOp>(), rows_, rows, space_); break;
         case HEADS: multiply_heads(member, op->as<HeadsOp>(), rows_, rows, space_); break;
+        case COPY: copy(member, op->as<CopyOp>(), rows); break;
+        case READ_KEPT: read_kept(member, op->as<KeptOp>()); break;
+        case WRITE_KEPT: write_kept(member, op->as<KeptOp>()); break;
       }
     }
   }
@@ -131,6 +134,35 @@ class Stack {
   void gather(const Member& member, const GatherOp& op) const {
     const Rows<E>& in = rows_[op.in];
     gather_rows(member, in.data, in.stride, step_.logits_indices, step_.num_logits, in.stride, rows_[op.out]);
+  }
+  void copy(const Member& member, const CopyOp& op, i64 rows) const {
+    const Rows<E>&in = rows_[op.in], &out = rows_[op.out];
+    member.each_run(rows, 16, [&](i64 begin, i64 end) {
+      for (i64 i = begin; i < end; i++) put_columns(in.row(i) + op.in_first, op.width, out, i, op.out_first);
+    });
+  }
+  void read_kept(const Member& member, const KeptOp& op) const {
+    const Rows<E>& out = rows_[op.rows];
+    member.each_run(step_.num_tokens, 16, [&](i64 begin, i64 end) {
+      for (i64 i = begin; i < end; i++) {
+        const i64 slot = step_.slots[i];
+        put_columns(kept(larger(slot, 0), op), slot < 0 ? 0 : op.width, out, i, op.first);
+      }
+    });
+  }
+  void write_kept(const Member& member, const KeptOp& op) const {
+    const Rows<E>& in = rows_[op.rows];
+    member.each_run(step_.num_kept, 16, [&](i64 begin, i64 end) {
+      for (i64 i = begin; i < end; i++) {
+        if (step_.kept_slots[i] >= 0) memcpy(static_cast<void*>(kept(step_.kept_slots[i], op)), in.row(i), (size_t)op.width * sizeof(E));
+      }
+    });
+  }
+  E* kept(i64 slot, const KeptOp& op) const { return static_cast<E*>(step_.kept) + slot * op.width; }
+  // Columns of row i of `out` from `first` on; what follows them becomes zero.
+  static void put_columns(const E* from, i64 width, const Rows<E>& out, i64 i, i64 first) {
+    memcpy(static_cast<void*>(out.row(i) + first), from, (size_t)width * sizeof(E));
+    memset(static_cast<void*>(out.row(i) + first + width), 0, (size_t)(out.stride - first - width) * sizeof(E));
   }
 
   const Model& m_;
