@@ -18,7 +18,7 @@ from aengine.engine.step_stats import StepStats
 from aengine.engine.watchdog import watchdog
 from aengine.errors import ConfigError, StepHangError
 from aengine.runner.base import Runner
-from aengine.scheduler.drafter import Drafter
+from aengine.scheduler.drafter import Drafter, DraftSource
 from aengine.scheduler.request import SchedulerConfig, Updates
 from aengine.scheduler.scheduler import Scheduler
 from aengine.speculation.by_model import ModelDrafter
@@ -112,16 +112,17 @@ class StepLoop:
 def _drafter(config: EngineConfig, loaded: LoadedModel) -> Drafter | None:
     if loaded.drafter is not None:
         return loaded.drafter
-    max_rows = loaded.runner.max_num_seqs
     match config.speculative:
         case "ngram":
-            return NgramDrafter(loaded.info.vocab_size, max_rows)
-        case "draft":
-            return ModelDrafter()
+            return NgramDrafter(loaded.info.vocab_size, loaded.runner.max_num_seqs)
         case "off":
             return None
-        case mode:
-            raise ConfigError.of("speculative", f"{mode!r} is not available yet")
+        case "auto":
+            raise ConfigError.of("speculative", "'auto' is not available yet")
+        case _:
+            source = loaded.runner.draft_source
+            assert source is not None, "loaded"
+            return ModelDrafter(source)
 
 
 def _scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
@@ -134,7 +135,8 @@ def _scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
         windows=runner.windows,
         enable_prefix_cache=config.enable_prefix_cache,
         max_drafts=config.max_drafts,
-        has_draft_model=config.speculative_model is not None,
+        has_draft_model=runner.draft_source is not None,
+        has_draft_head=runner.draft_source in (DraftSource.HEAD, DraftSource.MTP),
         tenant_weights=config.tenant_weights,
         ageing_seconds=config.ageing_seconds,
     )

@@ -6,14 +6,15 @@ Imports neither torch nor a model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aengine.cache import Windows
-from aengine.scheduler.plan import NewRow, StepPlan, StepResult
+from aengine.scheduler.drafter import DraftSource
+from aengine.scheduler.plan import NO_INTS, NewRow, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from aengine.attention import StepLayout
@@ -48,6 +49,10 @@ class Runner(Protocol):
     max_num_seqs: int  # rows are 0 .. max_num_seqs - 1
     max_num_batched_tokens: int  # of one step
 
+    @property
+    def draft_source(self) -> DraftSource | None:
+        """What computes `StepPlan.draft_rows`; None: nothing does."""
+
     def launch(self, plan: StepPlan) -> InFlightStep:
         """Starts a step, or prepares one that is computed when its result is asked for. Its input includes the tokens sampled in earlier
         steps, also when their results were not asked for yet."""
@@ -74,6 +79,7 @@ class Step:
     next_positions: IntArray  # [m], positions of the tokens to be sampled
     wants_forced: bool = False  # as of the plan
     drafts: IntArray | None = None  # [m], the drafts at these positions, -1 where there is none; None: there are none at all
+    kept_slots: IntArray = field(default_factory=lambda: NO_INTS)  # [m], of a draft head: the slots that its next positions have
 
     @classmethod
     def of(cls, plan: StepPlan, layout: StepLayout) -> Step:

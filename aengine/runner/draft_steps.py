@@ -15,16 +15,34 @@ from aengine.runner.base import IntArray, Step
 from aengine.scheduler.plan import NO_INTS, DraftRows, StepPlan
 
 
-def with_drafts(plan: StepPlan, drafted: DraftRows, page_table: IntArray, page_size: int, run: Callable[[Step], IntArray]) -> IntArray:
+def with_drafts(
+    plan: StepPlan, drafted: DraftRows, page_table: IntArray, page_size: int, run: Callable[[Step], IntArray], *, is_head: bool
+) -> IntArray:
     """The `token_ids` of a plan with the drafts that the draft model proposes for the rows that are `drafted`. `run` computes a step of it
     and returns its tokens; decodes go on from what it sampled last for their rows.
 
-    `page_table` [1, rows, columns] is of a group without a window.
+    `page_table` [1, rows, columns] is of a group without a window. A head has a token at the position before it, beside the model's hidden
+    state of that position. So it has no first tokens.
     """
-    layout = build_layout(drafted.rows, 0, drafted.starts, drafted.lengths, page_table, page_size)
-    at = drafted.num_drafts.nonzero()[0]
-    rows, num_drafts, positions = drafted.rows[at], drafted.num_drafts[at], layout.seq_lens[at]  # of the first drafts
-    tokens = run(Step(plan.step, layout, drafted.rows, drafted.token_ids, layout.qo_indptr[1:][at] - 1, rows, positions))
+    behind = int(is_head)  # how far its positions are behind those of its tokens
+    starts, lengths, ids = drafted.starts - behind, drafted.lengths, drafted.token_ids
+    all_rows, num_drafts = drafted.rows, drafted.num_drafts
+    if (starts < 0).any():
+        numbers = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # within their rows
+        lengths, starts, ids = lengths + np.minimum(starts, 0), np.maximum(starts, 0), ids[numbers + np.repeat(starts, lengths) >= 0]
+        all_rows, starts, lengths, num_drafts = (array[lengths > 0] for array in (all_rows, starts, lengths, num_drafts))
+        if not len(all_rows):
+            return plan.token_ids
+
+    def next_slots(rows: IntArray, layout: StepLayout, of: slice | NDArray[np.int64] = slice(None)) -> IntArray:
+        positions = layout.seq_lens[of]
+        return page_table[0, rows, positions // page_size] * page_size + positions % page_size if is_head else NO_INTS
+
+    layout = build_layout(all_rows, 0, starts, lengths, page_table, page_size)
+    at = num_drafts.nonzero()[0]
+    rows, num_drafts, positions = all_rows[at], num_drafts[at], layout.seq_lens[at]  # the latter behind those of the step
+    step = plan.step, layout, all_rows, ids, layout.qo_indptr[1:][at] - 1, rows, positions + behind
+    tokens = run(Step(*step, kept_slots=next_slots(rows, layout, at)))
     if not len(at):
         return plan.token_ids
     ends = np.zeros(len(page_table[0]), np.int64)  # by row, in token_ids
@@ -33,7 +51,8 @@ def with_drafts(plan: StepPlan, drafted: DraftRows, page_table: IntArray, page_s
     token_ids[places] = tokens
     going = [(num_drafts > number).nonzero()[0] for number in range(1, num_drafts.max())]  # in each further step
     for number, (of, layout) in enumerate(zip(going, _decodes(rows, positions, going, page_table, page_size), strict=True), 1):
-        token_ids[places[of] + number] = run(Step(plan.step, layout, rows[of], NO_INTS, layout.qo_indptr[:-1], rows[of], layout.seq_lens))
+        step = plan.step, layout, rows[of], NO_INTS, layout.qo_indptr[:-1], rows[of], layout.seq_lens + behind
+        token_ids[places[of] + number] = run(Step(*step, kept_slots=next_slots(rows[of], layout)))
     return token_ids
 
 

@@ -81,7 +81,7 @@ class HostExecutor:
                 setup.max_num_seqs, spec.vocab_size, setup.device, draw=lambda logits, params, _: ops.draw(workspace, logits, params)
             )
             if self._draft is not None:
-                self._draft.load(check)
+                self._draft.load(check, self._stack)
         self._scorer = PromptScorer(spec.vocab_size, setup.device)
         self._last_tokens = np.zeros(setup.max_num_seqs, dtype=np.int32)  # by row
         self._queue = HostQueue()
@@ -153,6 +153,7 @@ class HostExecutor:
             greedy=greedy,
             draw_params=draw_params,
             last_tokens=LastTokens(self._last_tokens, step.rows[:num_decodes], rows if kernels_sample else _NO_ROWS),
+            kept=None if self._draft is None else self._draft.kept(layout.slot_mapping[0]),
         )
         # Sampling in torch follows otherwise, whose threads then spin on the cores that the next step needs.
         can_run_ahead = kernels_sample and self._workspace.threads > 1

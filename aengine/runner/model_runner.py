@@ -20,16 +20,17 @@ from aengine.errors import ConfigError, ModelLoadError
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.checkpoint import checkpoint_dtype
 from aengine.models.choice import AnySpec, find_spec, parameter_counts, quantization_of
-from aengine.models.hub import resolve_model
 from aengine.models.model_config import load_generation
 from aengine.runner.base import InFlightStep, Step
 from aengine.runner.capture import Capture
 from aengine.runner.cuda_capture import CudaCapture
 from aengine.runner.device import find_device, set_thread_count
+from aengine.runner.draft_setup import draft_source, with_draft_model
 from aengine.runner.draft_steps import with_drafts
 from aengine.runner.executors import build_executor
 from aengine.runner.memory import show_bytes, size_pool
 from aengine.runner.setup import ExecutorSetup
+from aengine.scheduler.drafter import DraftSource
 from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan
 
 _log = logging.getLogger("aengine")
@@ -86,9 +87,9 @@ class ModelRunner:
             quantization=self.quantization,
             capture=capture,
         )
-        if config.speculative_model is not None:
-            setup = replace(setup, draft=_draft_setup(setup, config.speculative_model))
-        self.draft_vocab_size = None if setup.draft is None else setup.draft.spec.vocab_size
+        setup = with_draft_model(setup)
+        self.draft_source = draft_source(setup)
+        self.draft_vocab_size = None if setup.draft is None else setup.draft.native_spec.vocab_size
         self._executor = build_executor(setup, warm, check)
         budget = self._executor.kv_budget() if config.kv_cache_memory is None else config.kv_cache_memory
         bytes_per_page = self._executor.bytes_per_page()
@@ -124,7 +125,9 @@ class ModelRunner:
             self._page_table[plan.page_groups, plan.page_rows, plan.page_cols] = plan.page_ids
         layout = self._layouts.build(plan.rows, plan.num_decodes, plan.starts, plan.lengths, same_pages=not len(plan.page_rows))
         if plan.draft_rows is not None:
-            token_ids = with_drafts(plan, plan.draft_rows, self._page_table[:1], self.page_size, self._executor.draft)
+            is_head = self.draft_source in (DraftSource.HEAD, DraftSource.MTP)
+            table = self._page_table[:1]
+            token_ids = with_drafts(plan, plan.draft_rows, table, self.page_size, self._executor.draft, is_head=is_head)
             plan = replace(plan, token_ids=token_ids)
         return self._executor.launch(Step.of(plan, layout))
 
@@ -148,18 +151,6 @@ class ModelRunner:
             if not errors:
                 raise
             raise RowsFailed(errors) from None
-
-
-def _draft_setup(setup: ExecutorSetup, model: str) -> ExecutorSetup:
-    """Raises ModelLoadError, and ConfigError for a draft model with a shorter context."""
-    if None not in setup.groups.windows:
-        raise ConfigError.of("speculative_model", f"{model!r} is not possible: all layers of the model have windows")
-    model_dir = resolve_model(model, None, setup.config.load_format)
-    spec = find_spec(model_dir, "native", setup.max_model_len)
-    if spec.max_position_embeddings < setup.max_model_len:
-        lengths = f"{spec.max_position_embeddings} tokens, and sequences may have {setup.max_model_len}: lower max_model_len"
-        raise ConfigError.of("speculative_model", f"{model!r} has a context of {lengths}")
-    return replace(setup, spec=spec, model_dir=model_dir, is_draft=True)
 
 
 def _set_threads(threads: int | None, spec: AnySpec) -> None:

@@ -21,9 +21,12 @@ class DraftProgress:
     In a step it computes at most as many tokens as the model, beside up to `MOST_BEHIND` of each row with drafts.
     """
 
-    def __init__(self, rows: RowTable, cache: PageCache, max_num_batched_tokens: int) -> None:
+    def __init__(self, rows: RowTable, cache: PageCache, max_num_batched_tokens: int, *, is_head: bool = False) -> None:
+        """`is_head`: the draft model is a head. It computes a token when the model has computed the one before it, whose hidden state it
+        reads, and computes accepted drafts again, from the model's hidden states instead of its own."""
         self._rows = rows
         self._cache = cache
+        self._is_head = is_head
         self._most = self._left = max_num_batched_tokens
         self._computed = np.zeros(len(rows.sequences), np.int32)
         self._planned: list[tuple[int, int, int, int]] = []  # row, start, length and number of drafts, of the step that is planned
@@ -36,6 +39,13 @@ class DraftProgress:
         self._computed[row] = size * (len(marked) if marked.all() else int(marked.argmin()))
         if primary is not None and marked.all():
             self._computed[row] = min(num_shared, max(self._computed[row], self._computed[primary]))
+
+    def follow(self, row: int, start: int, length: int) -> None:
+        """In the step that is planned the model computes so many tokens of a row from position `start` on, whose ids are known."""
+        if not self._is_head:
+            self.catch_up(row, start + length)
+        elif start:
+            self.catch_up(row, start + 1)
 
     def catch_up(self, row: int, end: int) -> None:
         """In the step that is planned the draft model computes the row's tokens before position `end`, or as many as the step can have."""
@@ -80,7 +90,9 @@ class DraftProgress:
             return
         accepted = np.zeros(len(self._computed), np.int32)  # by row
         accepted[plan.rows] = committed - plan.starts - 1
-        ends = drafted.starts + drafted.lengths + np.minimum(accepted[drafted.rows], drafted.num_drafts - 1).clip(0)
+        ends = drafted.starts + drafted.lengths
+        if not self._is_head:
+            ends = ends + np.minimum(accepted[drafted.rows], drafted.num_drafts - 1).clip(0)
         proposed = drafted.num_drafts > 0
         self._computed[drafted.rows[proposed]] = ends[proposed]
         for i in np.flatnonzero(ends // size > drafted.starts // size).tolist():

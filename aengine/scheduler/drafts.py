@@ -57,11 +57,11 @@ class Drafts:
         if self._progress is not None:
             self._progress.assign(row, primary)
 
-    def follow_prompt(self, row: int, end: int) -> None:
-        """In the step that is planned the model computes the row's prompt up to position `end`."""
+    def follow_prompt(self, row: int, start: int, length: int) -> None:
+        """In the step that is planned the model computes so many tokens of the row's prompt from position `start` on."""
         rows = self._rows
         if self._progress is not None and self._follows and rows.max_drafts[row] and rows.limit[row] - rows.num_tokens[row] > 2:
-            self._progress.catch_up(row, end)
+            self._progress.follow(row, start, length)
 
     def choose(self, decodes: IntArray, budget: int) -> Iterator[tuple[int, Draft]]:
         """Of `decodes` the rows that get drafts, with these: at most `budget` together, and as many as there are pages for."""

@@ -27,6 +27,7 @@ class SchedulerConfig:
     enable_prefix_cache: bool = True
     max_drafts: int = 0  # of a sequence in a step
     has_draft_model: bool = False  # of the runner
+    has_draft_head: bool = False  # its draft model is a head, which reads hidden states of the model
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     ageing_seconds: float = 30.0
 

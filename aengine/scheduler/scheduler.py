@@ -39,7 +39,9 @@ class Scheduler:
         self._cache = PageCache(config.num_pages, config.page_size)
         self._residency = Residency(self._rows, self._cache, needs, enable_prefix_cache=config.enable_prefix_cache)
         self._builder = PlanBuilder(self._rows)
-        progress = DraftProgress(self._rows, self._cache, config.max_num_batched_tokens) if config.has_draft_model else None
+        progress = None
+        if config.has_draft_model:
+            progress = DraftProgress(self._rows, self._cache, config.max_num_batched_tokens, is_head=config.has_draft_head)
         self._drafts = None if drafter is None else Drafts(self._rows, self._residency, drafter, progress)
         self._queue = WaitingQueue(tenant_weights=config.tenant_weights, ageing_seconds=config.ageing_seconds)
         self._sequences: dict[int, Sequence] = {}  # all that are not FINISHED
@@ -218,7 +220,7 @@ class Scheduler:
         chunks.append(Chunk(row, start, length, num_sampled=int(length == missing)))
         rows.set_decoding(row, length == missing)
         if self._drafts is not None:
-            self._drafts.follow_prompt(row, start + length)
+            self._drafts.follow_prompt(row, start, length)
         return length
 
     def _add_drafts(self, decodes: IntArray, budget: int, chunks: list[Chunk]) -> IntArray:

@@ -93,6 +93,7 @@ class HookedRunner(OracleRunner):
         super().__init__(num_pages, page_size, max_num_seqs, max_num_batched_tokens)
         self.num_pages = num_pages
         self.max_model_len = 400
+        self.draft_source = None
         self.max_num_seqs = max_num_seqs
         self._ahead = ahead
         self.queue = HostQueue()

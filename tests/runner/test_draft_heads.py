@@ -1,0 +1,162 @@
+"""Draft heads in the CPU kernels: they propose what plain torch makes of the formulas, and change nothing of what is generated."""
+
+from __future__ import annotations
+
+import pathlib
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from every_draft import use_every_draft
+from head_models import Drafting, eagle, mtp
+from slow_cases import slow_but
+from test_greedy import make_runner
+
+from aengine.runner.base import InFlightStep
+from aengine.runner.model_runner import ModelRunner
+from aengine.scheduler.drafter import DraftSource
+from aengine.scheduler.plan import RowParams, StepPlan
+from aengine.scheduler.request import Request, SchedulerConfig
+from aengine.scheduler.scheduler import Scheduler
+from aengine.speculation.by_model import ModelDrafter
+
+MADE: dict[str, Callable[[pathlib.Path], Drafting]] = {
+    "eagle": lambda path: eagle(path, own_ids=True),
+    "eagle-own-embedding": lambda path: eagle(path, own_ids=False, normed_residual=True),
+    "deepseek-v3": lambda path: mtp(path, "deepseek-v3"),
+    "glm4-moe": lambda path: mtp(path, "glm4-moe"),
+    "mimo": lambda path: mtp(path, "mimo"),
+}
+pytestmark = pytest.mark.usefixtures("every_draft")
+QUICK = ["eagle", "deepseek-v3", "mimo"]
+
+
+@pytest.fixture
+def every_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_every_draft(monkeypatch)
+
+
+@pytest.fixture(scope="module", params=MADE)
+def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Drafting:
+    return MADE[request.param](tmp_path_factory.mktemp("drafting"))
+
+
+class Run:
+    """A scheduler on a runner, which records what each step is to check."""
+
+    def __init__(self, runner: ModelRunner, *, num_pages: int, max_drafts: int = 3) -> None:
+        self.runner = runner
+        self.config = SchedulerConfig(
+            *(runner.max_num_seqs, runner.max_num_batched_tokens, runner.max_model_len, num_pages, runner.page_size),
+            max_drafts=max_drafts,
+            has_draft_model=runner.draft_source is not None,
+            has_draft_head=runner.draft_source in (DraftSource.HEAD, DraftSource.MTP),
+        )
+        drafter = None if runner.draft_source is None else ModelDrafter(runner.draft_source)
+        self.scheduler = Scheduler(self.config, drafter=drafter)
+        self.drafted: list[tuple[int, list[int], list[int]]] = []  # key and tokens of a row, and the drafts behind them
+        self.num_steps = 0
+
+    def __call__(self, requests: list[Request], waves: int = 1) -> dict[int, list[int]]:
+        """The outputs by key, of requests that come in so many waves."""
+        scheduler, outputs = self.scheduler, {request.key: list[int]() for request in requests}
+        flights: deque[tuple[StepPlan, InFlightStep]] = deque()
+        for wave in range(waves):
+            for request in requests[wave::waves]:
+                scheduler.submit(request)
+            for _ in range(6 if wave + 1 < waves else 10_000):
+                plan = scheduler.schedule()
+                if plan is not None:
+                    step = self._launch(plan)
+                    flights.append((plan, step))
+                    self.num_steps += 1
+                elif not flights:
+                    break
+                if plan is None or len(flights) > 1 or not flights[-1][1].overlaps:
+                    returned, step = flights.popleft()
+                    scheduler.commit(returned, step.result())
+                updates = scheduler.take_updates()
+                for key, token in zip(updates.keys, updates.token_ids, strict=True):
+                    outputs[key].append(token)
+                assert not any(finished.error for finished in updates.finished)
+        return outputs
+
+    def _launch(self, plan: StepPlan) -> InFlightStep:
+        executor, steps = self.runner._executor, []
+        launch = executor.launch
+        executor.launch = lambda step: steps.append(step) or launch(step)  # type: ignore[method-assign]
+        try:
+            flight = self.runner.launch(plan)
+        finally:
+            del executor.launch  # type: ignore[attr-defined]
+        rows = self.scheduler._rows
+        for i in np.flatnonzero(plan.num_sampled > 1):
+            row, start = int(plan.rows[i]), int(plan.starts[i])
+            drafts = steps[0].drafts[steps[0].sampled_rows == row][:-1]
+            self.drafted.append((int(rows.keys[row]), rows.tokens[row, : start + 1].tolist(), drafts.tolist()))
+        return flight
+
+
+def requests_of(count: int, max_tokens: int = 24, *, seed: int = 0, temperature: float = 0.0) -> list[Request]:
+    """Half of them begin with the same tokens."""
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(0, 199, 40)
+    found = []
+    for key in range(count):
+        prompt = rng.integers(0, 199, rng.integers(1, 70))
+        if key % 2:
+            prompt[:40] = shared[: len(prompt)]
+        params = RowParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=key)
+        found.append(Request(key, prompt.astype(np.int32), params, max_tokens, max_drafts=3))
+    return found
+
+
+@pytest.fixture
+def make(drafting: Drafting) -> Iterator[Callable[..., ModelRunner]]:
+    made: list[ModelRunner] = []
+
+    def one(**options) -> ModelRunner:
+        made.append(make_runner(drafting.model_dir, max_num_batched_tokens=48, page_size=4, **options))
+        return made[-1]
+
+    yield one
+    for runner in made:
+        runner.close()
+
+
+@pytest.mark.parametrize("drafting", slow_but(QUICK, MADE), indirect=True)
+def test_a_head_proposes_what_plain_torch_does(drafting: Drafting, make: Callable[..., ModelRunner]) -> None:
+    """In chunks and waves, with preemption and shared prefixes; and outputs are those without it.
+
+    The head's KV of the last token in a page depends on the token after it, so where sequences part behind a shared page it is that of one
+    of them, and the others may get other drafts.
+    """
+    requests = requests_of(14)
+    expected = Run(make(), num_pages=60)(requests, waves=3)
+    run = Run(make(**drafting.options), num_pages=60)
+    assert run(requests, waves=3) == expected
+    stats = run.scheduler.stats()
+    assert stats.preemptions > 0
+    assert stats.cached_tokens > 0
+    shared = [(tokens, drafts) for key, tokens, drafts in run.drafted if key % 2]
+    alone = [(tokens, drafts) for key, tokens, drafts in run.drafted if not key % 2]
+    assert len(alone) > 40
+    for tokens, drafts in alone[::4]:
+        assert drafts == drafting.drafts(tokens, len(drafts)), len(tokens)
+    assert np.mean([drafts == drafting.drafts(tokens, len(drafts)) for tokens, drafts in shared[::4]]) > 0.8
+
+
+def test_drafts_of_a_head_that_is_right_are_accepted(tmp_path: pathlib.Path) -> None:
+    """Greedy ones, and drawn ones, since the noise is the model's."""
+    drafting = mtp(tmp_path, "mimo", from_last_token=True)
+    for temperature in (0.0, 1.0):
+        runners = [make_runner(tmp_path, **options) for options in ({}, drafting.options)]
+        plain, run = (Run(runner, num_pages=200) for runner in runners)
+        requests = requests_of(6, 24, temperature=temperature)
+        assert run(requests) == plain(requests)
+        stats = run.scheduler.stats()
+        assert stats.accepted_draft_tokens == stats.draft_tokens > 90
+        assert run.num_steps < plain.num_steps / 2
+        for runner in runners:
+            runner.close()
