@@ -77,16 +77,15 @@ class DraftModel:
             value_dim=value_dim,
             dtype=dtype,
         )
-        self._hidden = torch.zeros(num_pages * page_size, self._kept_width, dtype=self._setup.dtype)
+        self._hidden = torch.zeros(num_pages, page_size, self._kept_width, dtype=self._setup.dtype)
 
     def kept(self, slots: IntArray) -> KeptHidden | None:
         """What a step needs to write hidden states to these slots; None: this is no head."""
-        return KeptHidden(self._hidden, slots) if self._kept_width else None
+        return KeptHidden(self._hidden.flatten(0, 1), slots) if self._kept_width else None
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._pool.copy_pages(self._workspace, sources, destinations)
-        hidden = self._hidden.view(-1, self._page_shape[0], self._kept_width)
-        hidden[torch.from_numpy(destinations).long()] = hidden[torch.from_numpy(sources).long()]
+        self._hidden[torch.from_numpy(destinations).long()] = self._hidden[torch.from_numpy(sources).long()]
 
     def run(self, step: Step, draw_params: NDArray[np.void] | None) -> IntArray:
         """[m] tokens drawn from its logits with the noise of the model, so that both likely draw the same; the likeliest ones without
