@@ -49,7 +49,7 @@ SPECULATED = {
     "planted": "random prompts, and drafts that are right as often as --acceptance says",
     "random": "the same prompts, with the drafts of --speculative, as all others",
     "text": "pieces of a novel, to be continued",
-    "edit": "a piece of a novel, and its beginning once more, to be continued greedily",
+    "edit": "random prompts, and n-grams of a document as drafts of which the output is an edited copy",
     "json": "JSON by a schema, several answers of each user one after another",
 }
 
@@ -129,7 +129,7 @@ def build_parser() -> argparse.ArgumentParser:
     speculation.add_argument("--acceptance", type=_shares, default=(0.4, 0.6, 0.8), metavar="A,A", help=rates)
     speculation.add_argument("--output-len", type=int, default=300, metavar="N", help="tokens of an answer (default: 300)")
     speculation.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each engine that count (default: 3)")
-    speculation.add_argument("--temperature", type=float, default=0.8, metavar="T", help="but for edit, which is greedy (default: 0.8)")
+    speculation.add_argument("--temperature", type=float, default=0.8, metavar="T", help="(default: 0.8)")
     speculation.set_defaults(run=_speculation, speculative="auto")
     add_engine_options(speculation)
     for command in (serve, offline, latency, step, startup, quality, speculation):

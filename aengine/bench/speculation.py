@@ -1,7 +1,7 @@
 """Speculation against none, on the same requests, in turns: `aengine-bench speculation`.
 
-Owns the requests, a drafter whose drafts are right as often as it is told (it knows what comes), and the comparison. Both engines are
-loaded at once, and each turn sends the same requests, so that what disturbs the machine disturbs both.
+Owns the requests and the comparison. All engines are
+loaded at once, and each turn sends the same requests, so that what disturbs the machine disturbs all.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import random
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from statistics import mean, median
-from typing import NamedTuple
-
-import numpy as np
+from typing import NamedTuple, TypeVar
 
 from aengine.bench.metrics import Speculation
+from aengine.bench.planted import PROMPT, EditDrafter, Planted, PlantedDrafter
 from aengine.bench.quality import HELD_TEXT
 from aengine.bench.workload import Lengths, Range, random_lengths
 from aengine.config import EngineConfig
@@ -27,8 +25,8 @@ from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.loading import LoadedModel
 from aengine.outputs import DraftUsage
 from aengine.params import SamplingParams, StructuredOutput
-from aengine.scheduler.drafter import Acceptance, Draft, DraftSource
-from aengine.scheduler.plan import IntArray
+
+EngineT = TypeVar("EngineT", bound=AsyncEngine)
 
 HEADER = (
     "workload",
@@ -45,7 +43,8 @@ HEADER = (
     "per step",
     "same",
 )
-_PROMPT, _EDITED, _BEGINNING = 32, 400, 80  # tokens
+PLANTED = {"planted", "edit"}
+"""Workloads with drafters of their own. The others have those of the modes."""
 _ANSWERS = 5  # of each user
 _SCHEMA = json.dumps(
     {
@@ -103,43 +102,20 @@ class Comparison:
         return (workload, self.case.users, self.speculative, *rates, *ratios, *counts, "yes" if self.same else "NO")
 
 
-class PlantedDrafter:
-    """Satisfies `Drafter`: it knows what comes, and makes each draft wrong with probability 1 - `acceptance`."""
-
-    def __init__(self) -> None:
-        self.acceptance = 0.0
-        self._sequences: dict[bytes, IntArray] = {}  # by prompt
-        self._of_rows: dict[int, IntArray] = {}
-        self._rng = random.Random(0)
-        self._measured = Acceptance(0.5)
-
-    def plant(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """All prompts have `_PROMPT` tokens."""
-        self._sequences[np.array(prompt, np.int32).tobytes()] = np.array([*prompt, *output], np.int32)
-
-    def assign(self, row: int) -> None:
-        self._of_rows.pop(row, None)
-
-    def propose(self, row: int, tokens: IntArray, most: int) -> Draft:
-        if row not in self._of_rows:
-            self._of_rows[row] = self._sequences.get(tokens[:_PROMPT].tobytes(), tokens)
-        following = self._of_rows[row][len(tokens) : len(tokens) + most]
-        wrong = [self._rng.random() >= self.acceptance for _ in following]
-        return Draft(np.where(wrong, np.abs(following - 1), following), DraftSource.NGRAM, self._measured.value)
-
-    def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
-        self._measured.add(len(draft.token_ids), num_accepted)
-
-
 class _PlantedEngine(AsyncEngine):
-    """An engine whose drafts come from a `PlantedDrafter`."""
+    """An engine whose drafts come from a drafter that can be told what will come."""
 
-    def __init__(self, config: EngineConfig, drafter: PlantedDrafter) -> None:
+    drafter: Planted  # once it is started
+
+    def __init__(self, config: EngineConfig, workload: str) -> None:
         super().__init__(replace(config, speculative="ngram", speculative_model=None))
-        self._drafter = drafter
+        self._workload = workload
 
     def _load(self) -> LoadedModel:
-        return replace(super()._load(), drafter=self._drafter)
+        loaded = super()._load()
+        edits = self._workload == "edit"
+        self.drafter = EditDrafter(loaded.info.vocab_size, loaded.runner.max_num_seqs) if edits else PlantedDrafter()
+        return replace(loaded, drafter=self.drafter)
 
 
 class _Ask(NamedTuple):
@@ -170,26 +146,27 @@ async def compare(
 ) -> AsyncGenerator[Comparison, None]:
     """Of each case, each of `modes` with an engine without speculation; of planted drafts there is one. Engines are loaded as `config` says
     but for their speculation. Raises what an engine raises."""
-    drafter = PlantedDrafter()
     async with AsyncExitStack() as stack:
 
-        async def start(engine: AsyncEngine) -> AsyncEngine:
+        async def start(engine: EngineT) -> EngineT:
             await engine.start()
             return await stack.enter_async_context(aclosing(engine))
 
         off = await start(AsyncEngine(replace(config, speculative="off", speculative_model=None)))
-        planted, others = dict[str, AsyncEngine](), dict[str, AsyncEngine]()
-        if any(case.workload == "planted" for case in cases):
-            planted["planted"] = await start(_PlantedEngine(config, drafter))
-        if any(case.workload != "planted" for case in cases):
-            others = {mode: await start(AsyncEngine(one)) for mode, one in modes.items()}
+        workloads = {case.workload for case in cases}
+        planted = {workload: await start(_PlantedEngine(config, workload)) for workload in sorted(workloads & PLANTED)}
+        others = {mode: await start(AsyncEngine(one)) for mode, one in modes.items()} if workloads - PLANTED else {}
         for case in cases:
             asks = _asks(case, load, off)
             known = await _turn(off, asks)  # the first turn of each engine is not counted
-            drafter.acceptance = case.acceptance
-            for user, answers in zip(asks, known.answers, strict=True):
-                drafter.plant(user[0].prompt, answers.token_ids[0])
-            engines = planted if case.workload == "planted" else others
+            engines: dict[str, AsyncEngine] = dict(others)
+            if case.workload in PLANTED:
+                drafter = planted[case.workload].drafter
+                if isinstance(drafter, PlantedDrafter):
+                    drafter.acceptance = case.acceptance
+                for user, answers in zip(asks, known.answers, strict=True):
+                    drafter.plant(user[0].prompt, answers.token_ids[0])
+                engines = {"planted": planted[case.workload]}
             same = {mode: (await _turn(engine, asks)).token_ids == known.token_ids for mode, engine in engines.items()}
             offs = [await _turn(off, asks)]
             turns: dict[str, list[_Turn]] = {mode: [] for mode in engines}
@@ -217,15 +194,10 @@ def _asks(case: Case, load: Load, engine: AsyncEngine) -> list[list[_Ask]]:
     )
     users = range(case.users)
     match case.workload:
-        case "text" | "edit":
-            length = _PROMPT if case.workload == "text" else _EDITED
+        case "text":
             ids = tuple(engine.tokenizer.encode(HELD_TEXT.read_text(encoding="utf-8")))
-            starts = [user * length % (len(ids) - length) for user in users]
-            prompts = [ids[start : start + length] for start in starts]
-            if case.workload == "edit":
-                params = replace(params, temperature=0.0)
-                between = tuple(engine.tokenizer.encode("\n\n", add_special_tokens=False))
-                prompts = [prompt + between + prompt[:_BEGINNING] for prompt in prompts]
+            starts = (user * PROMPT % (len(ids) - PROMPT) for user in users)
+            prompts = [ids[start : start + PROMPT] for start in starts]
         case "json":
             params = replace(params, ignore_eos=False, structured_output=StructuredOutput(json_schema=_SCHEMA))
             return [
@@ -233,7 +205,7 @@ def _asks(case: Case, load: Load, engine: AsyncEngine) -> list[list[_Ask]]:
                 for user in users
             ]
         case _:
-            lengths = Lengths(case.users, Range(_PROMPT, _PROMPT), Range(1, 1), engine.model_info.vocab_size)
+            lengths = Lengths(case.users, Range(PROMPT, PROMPT), Range(1, 1), engine.model_info.vocab_size)
             prompts = [item.prompt for item in random_lengths(lengths)]
     return [[_Ask(prompt, replace(params, seed=user))] for user, prompt in enumerate(prompts)]
 

@@ -16,7 +16,8 @@ from server_process import server_process
 
 import aengine
 from aengine.bench import cli, steps
-from aengine.bench.speculation import HEADER, PlantedDrafter
+from aengine.bench.planted import PlantedDrafter
+from aengine.bench.speculation import HEADER
 from aengine.bench.steps import Case, LeftOut, ModelSteps
 from aengine.bench.workload import nano_vllm
 from aengine.config import EngineConfig
@@ -219,17 +220,17 @@ def test_speculation_is_set_beside_none(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(PlantedDrafter, "propose", propose)
     path = tmp_path / "out.json"
-    what = ("--workload", "planted,text,edit,json", "--users", "2", "--acceptance", "1", "--output-len", "12", "--rounds", "1")
+    what = ("--workload", "planted,text,edit,json", "--users", "1", "--acceptance", "1", "--output-len", "12", "--rounds", "1")
     assert cli.main(["speculation", *MEMORY, *what, "--speculative", "ngram", "--json", str(path)]) == 0
     assert any(len(draft.token_ids) for draft in proposed), "the planted engine asks this drafter"
     lines = capsys.readouterr().out.splitlines()
     assert lines[-5].split() == " ".join(HEADER).split()
     results = json.loads(path.read_text())["figures"]["results"]
     assert [(result["case"], result["speculative"]) for result in results] == [
-        (["planted", 2, 1.0], "planted"),
-        (["text", 2, 0.0], "ngram"),
-        (["edit", 2, 0.0], "ngram"),
-        (["json", 2, 0.0], "ngram"),
+        (["planted", 1, 1.0], "planted"),
+        (["text", 1, 0.0], "ngram"),
+        (["edit", 1, 0.0], "planted"),
+        (["json", 1, 0.0], "ngram"),
     ]
     for result in results:
         assert result["same"]
