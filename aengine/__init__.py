@@ -27,7 +27,7 @@ from aengine.errors import (
     ServerError,
     StepHangError,
 )
-from aengine.outputs import Completion, EngineStats, FinishReason, Token, TokenLogprob, Usage
+from aengine.outputs import Completion, DraftUsage, EngineStats, FinishReason, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams, StructuredOutput
 from aengine.protocols import EngineProtocol
 from aengine.requests import RequestOptions
@@ -47,6 +47,7 @@ __all__ = [
     "ConfigError",
     "ConnectionLostError",
     "ContextLengthError",
+    "DraftUsage",
     "EngineConfig",
     "EngineDeadError",
     "EngineProtocol",
