@@ -16,11 +16,12 @@ from aengine.engine.mailbox import Mailbox, Stop
 from aengine.engine.step_driver import Done, StepDriver
 from aengine.engine.step_stats import StepStats
 from aengine.engine.watchdog import watchdog
-from aengine.errors import ConfigError, StepHangError
+from aengine.errors import StepHangError
 from aengine.runner.base import Runner
 from aengine.scheduler.drafter import Drafter, DraftSource
 from aengine.scheduler.request import SchedulerConfig, Updates
 from aengine.scheduler.scheduler import Scheduler
+from aengine.speculation.best_of import BestOfBoth
 from aengine.speculation.by_model import ModelDrafter
 from aengine.speculation.ngram import NgramDrafter
 
@@ -112,17 +113,14 @@ class StepLoop:
 def _drafter(config: EngineConfig, loaded: LoadedModel) -> Drafter | None:
     if loaded.drafter is not None:
         return loaded.drafter
-    match config.speculative:
-        case "ngram":
-            return NgramDrafter(loaded.info.vocab_size, loaded.runner.max_num_seqs)
-        case "off":
-            return None
-        case "auto":
-            raise ConfigError.of("speculative", "'auto' is not available yet")
-        case _:
-            source = loaded.runner.draft_source
-            assert source is not None, "loaded"
-            return ModelDrafter(source)
+    if config.speculative == "off":
+        return None
+    source = loaded.runner.draft_source
+    model = None if source is None else ModelDrafter(source)
+    if model is not None and config.speculative != "auto":
+        return model
+    ngram = NgramDrafter(loaded.info.vocab_size, loaded.runner.max_num_seqs)
+    return ngram if model is None else BestOfBoth(ngram, model)
 
 
 def _scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:

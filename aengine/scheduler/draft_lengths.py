@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 from aengine.scheduler.drafter import Draft, num_decided
 from aengine.scheduler.plan import IntArray
 
-_MEMORY = 0.85  # of an average of seconds: what the past counts
+_SLOWER, _FASTER = 0.1, 0.3
+"""What a step counts in the average of seconds, if it took longer, and if it took less: what delays steps now and then is not theirs."""
 _ROW_MEMORY = 16.0  # decided drafts of a row; what its drafter says of a draft counts like _PRIOR of them
 _PRIOR = 4.0
-_TRIED = 2  # drafts of a row when some are only tried
+_TRIED = 2  # drafts of a row when some are only tried, and at first
 _FOR_TRYING = 0.01  # of the time
-_FIRST_STEPS, _MOST_STEPS, _TRIAL_STEPS = 8, 32, 2  # the credit at first, at most, and where something is tried, in steps without drafts
+_MOST_SPARE, _TRIAL = 8, 2  # the allowance at first and at most, and where something is tried, in steps without drafts
+_KNOWN_AFTER = 6  # steps
 _FIRST_LOOK, _LAST_LOOK = 32, 512  # after so many steps with drafts steps without are measured again
+_LOOKS = 3  # of them
 
 
 class StepKind(NamedTuple):
@@ -32,29 +35,33 @@ class StepKind(NamedTuple):
 
 
 class DraftLengths:
-    """There is a credit of seconds. Each step with drafts earns what it took less than steps without drafts would have taken for as many
-    tokens, or pays what it took more; besides, `_FOR_TRYING` of all time is earned. Without credit there are no drafts. So speculation
-    loses about that share of the time at most, whatever the estimates are worth."""
+    """`_FOR_TRYING` of all time is the allowance for drafts that turn out not to pay. A step whose drafts were to pay and that took longer
+    than steps without drafts would have taken for as many tokens makes a debt, which later steps work off; there are no drafts while it is
+    more than the allowance. So speculation loses about that share of the time at most, whatever the estimates are worth."""
 
     def __init__(self, num_rows: int) -> None:
         self._decided = np.zeros(num_rows)
         self._accepted = np.zeros(num_rows)
         self._plain = {processed: _StepSeconds() for processed in (False, True)}  # of steps without drafts, which may run ahead
         self._verifying: dict[StepKind, _StepSeconds] = {}
-        self._credit: float | None = None  # seconds; None: no step was measured
+        self._most: dict[StepKind, int] = {}  # drafts of a row so far
+        self._spare: float | None = None  # the allowance, in seconds; None: no step was measured
+        self._debt = 0.0  # seconds
         self._since_plain = 0  # steps with drafts
-        self._look = _FIRST_LOOK
+        self._look, self._looks = _FIRST_LOOK, 0
 
     def assign(self, row: int) -> None:
         self._decided[row] = self._accepted[row] = 0.0
 
     def may_draft(self, num_decodes: int, kind: StepKind) -> bool:
-        """Whether there is credit, and it is known what steps without drafts take."""
-        return self._plain[kind.processed].is_known(num_decodes) and (self._credit or 0.0) > 0.0 and self._since_plain < self._look
+        """Whether the debt is not too large, and it is known what steps without drafts take."""
+        known = self._plain[kind.processed].is_known(num_decodes) and self._since_plain < self._look
+        return known and self._spare is not None and self._debt <= max(self._spare, 0.0)
 
     def may_try(self, num_decodes: int, kind: StepKind) -> bool:
-        """Whether there is credit for drafts that are not likely to pay."""
-        return self.may_draft(num_decodes, kind) and (self._credit or 0.0) >= _TRIAL_STEPS * self._plain[kind.processed].of(num_decodes)
+        """Whether drafts that are not likely to pay are allowed."""
+        seconds = _TRIAL * self._plain[kind.processed].of(num_decodes)
+        return self._spare is not None and self._spare >= seconds and not self._debt and self.may_draft(num_decodes, kind)
 
     def choose(self, num_decodes: int, found: Mapping[int, Draft], kind: StepKind, *, tried: IntArray | None) -> dict[int, int]:
         """How many drafts each row gets, of those `found` for it, in a step in which `num_decodes` rows decode.
@@ -65,12 +72,13 @@ class DraftLengths:
         """
         if tried is not None:
             return {row: min(_TRIED, len(draft.token_ids)) if row in tried else 0 for row, draft in found.items()}
+        most = 2 * self._most.get(kind, _TRIED // 2)  # what many drafts cost is found out step by step
         gains = sorted(
             (
                 (acceptance**j, row)
                 for row, draft in found.items()
                 for acceptance in (self._acceptance(row, draft),)
-                for j in _counts(draft)
+                for j in range(1, min(len(draft.token_ids), most) + 1)
             ),
             reverse=True,
         )
@@ -91,35 +99,40 @@ class DraftLengths:
         self._accepted[row] = kept * self._accepted[row] + num_accepted
 
     def plain_step_took(self, seconds: float, num_rows: int, kind: StepKind, *, steady: bool, passed: int) -> None:
-        """A step that computed one token of each of `num_rows` rows has returned. `steady`: so had the step before. `passed`: so
-        many steps since the one before of which this was told."""
+        """A step that computed one token of each of `num_rows` rows has returned. `steady`: so had the step before. `passed`: so many steps
+        since the one before of which this was told."""
+        plain = self._plain[kind.processed]
         if steady:
-            self._plain[kind.processed].add(num_rows, seconds)
-            if self._since_plain >= self._look:
-                self._look = min(2 * self._look, _LAST_LOOK)
-            self._since_plain = 0
-        if self._credit is None:
-            self._credit = _FIRST_STEPS * seconds
-        self._earn(_FOR_TRYING * seconds * passed, num_rows, kind)
+            plain.add(num_rows, seconds)
+            self._looks += 1
+            if self._since_plain and self._looks >= _LOOKS:
+                if self._since_plain >= self._look:
+                    self._look = min(2 * self._look, _LAST_LOOK)
+                self._since_plain = 0
+        most = _MOST_SPARE * plain.of(num_rows)
+        self._spare = most if self._spare is None else min(self._spare + _FOR_TRYING * seconds * passed, most)
+        paid = min(self._debt, max(self._spare, 0.0))
+        self._debt -= paid
+        self._spare -= paid
 
-    def step_took(self, seconds: float, num_rows: int, num_tokens: int, kind: StepKind, num_new: int) -> None:
-        """A step of `num_tokens` tokens has returned in which `num_rows` rows decoded, with drafts or with work of the draft model. It
-        brought `num_new` tokens."""
+    def step_took(
+        self, seconds: float, num_rows: int, num_tokens: int, kind: StepKind, num_new: int, *, num_drafts: int, tried: bool
+    ) -> None:
+        """A step of `num_tokens` tokens has returned in which `num_rows` rows decoded, with up to `num_drafts` drafts or with work of the
+        draft model. It brought `num_new` tokens. `tried`: the drafts were not likely to pay."""
         self._since_plain += 1
-        self._verifying.setdefault(kind, _StepSeconds()).add(num_tokens, seconds)
-        saved = self._plain[kind.processed].of(num_rows) * num_new / num_rows - seconds
-        self._earn(saved + _FOR_TRYING * seconds, num_rows, kind)
-
-    def _earn(self, seconds: float, num_rows: int, kind: StepKind) -> None:
-        if self._credit is not None:
-            self._credit = min(self._credit + seconds, _MOST_STEPS * self._plain[kind.processed].of(num_rows))
+        self._looks = 0
+        if num_drafts:
+            self._verifying.setdefault(kind, _StepSeconds()).add(num_tokens, seconds)
+            self._most[kind] = max(self._most.get(kind, 1), num_drafts)
+        lost = seconds - self._plain[kind.processed].of(num_rows) * num_new / num_rows
+        if tried and self._spare is not None:
+            self._spare -= max(lost, 0.0)
+        else:
+            self._debt = max(self._debt + lost, 0.0)
 
     def _acceptance(self, row: int, draft: Draft) -> float:
         return float((_PRIOR * draft.acceptance + self._accepted[row]) / (_PRIOR + self._decided[row]))
-
-
-def _counts(draft: Draft) -> range:
-    return range(1, len(draft.token_ids) + 1)
 
 
 _BUCKETS = 64
@@ -136,11 +149,11 @@ class _StepSeconds:
         at, seconds = _bucket(num_tokens), max(seconds, 1e-9)
         known = self._seconds[at]
         self._num_steps[at] += 1
-        # One step that took long, for whatever reason, changes little.
-        self._seconds[at] = _MEMORY * known + (1 - _MEMORY) * min(seconds, 2 * known) if known else seconds
+        part = _SLOWER if seconds > known else _FASTER
+        self._seconds[at] = known + part * (min(seconds, 2 * known) - known) if known else seconds
 
     def is_known(self, num_tokens: int) -> bool:
-        return self._num_steps[_bucket(num_tokens)] >= 3
+        return self._num_steps[_bucket(num_tokens)] >= _KNOWN_AFTER
 
     def of(self, num_tokens: int) -> float:
         """Of the nearest known number; 1 while none is known."""

@@ -19,8 +19,8 @@ from aengine.scheduler.residency import Residency
 from aengine.scheduler.rows import RowTable
 
 _FIRST_LOOK, _LAST_LOOK = 8, 32
-"""Steps after which it is looked whether drafts would pay now: at first after each, later the more seldom the longer there are none at all.
-Looking costs time."""
+"""Steps after which it is looked whether drafts would pay now: at first after each, later the more seldom the longer they do not. Looking
+costs time."""
 _MEASURED = 4  # steps before a look are measured
 
 _PROCESSED = int(Features.PROCESSED | Features.LOGPROBS)  # steps take longer with these
@@ -44,8 +44,9 @@ class Drafts:
         self._forced_acceptance = Acceptance(0.9)
         self._in_flight: dict[int, Draft] = {}  # by row
         self._tried: IntArray | None = None  # rows whose drafts are only tried; None: none are
+        self._trying = False  # in the latest step
         self._num_steps = 0  # since the engine was drafting
-        self._next_look, self._pause = 0, _FIRST_LOOK  # after so many of them, and how many more until the look after that
+        self._next_look, self._pause = 0, _FIRST_LOOK // 2  # after so many of them, and how many more until the look after that
         self._measured = 0  # the latest of them that was measured
         self._before: tuple[float, bool] | None = None  # when the step before returned, if there was no pause since, and whether it drafted
 
@@ -85,6 +86,7 @@ class Drafts:
                     self._progress.catch_up(row, int(rows.num_tokens[row]))
                     chosen[row], catches_up = 0, True
         self.drafting = self.drafting and (catches_up or any(chosen.values()))
+        self._trying = self._tried is not None
         if not catches_up:
             self._tried = None
         for row, wanted in chosen.items():
@@ -130,7 +132,7 @@ class Drafts:
                 counts.append(DraftCount(int(rows.keys[row]), draft.source, num_drafts, accepted))
         if self.drafting:
             self._num_steps = self._next_look = self._measured = 0
-            self._pause = _FIRST_LOOK
+            self._pause = self._pause if self._trying else _FIRST_LOOK // 2
         elif self._num_steps < _FIRST_LOOK or self._num_steps >= self._next_look:
             self._look()
         return counts
@@ -163,8 +165,10 @@ class Drafts:
             if plain:
                 self._lengths.plain_step_took(now - before[0], len(plan.rows), kind, steady=before[1], passed=passed)
             else:
+                num_tokens, num_new = int(plan.lengths.sum()), int((committed - plan.starts).sum())
+                num_drafts = int(plan.num_sampled.max()) - 1
                 self._lengths.step_took(
-                    now - before[0], len(plan.rows), int(plan.lengths.sum()), kind, int((committed - plan.starts).sum())
+                    now - before[0], len(plan.rows), num_tokens, kind, num_new, num_drafts=num_drafts, tried=self._trying
                 )
 
     def _look(self) -> None:
@@ -175,7 +179,7 @@ class Drafts:
             return
         able = decodes[(rows.max_drafts[decodes] > 0) & ~rows.lockstep[decodes]]
         found = self._propose(able, rows.num_known[able], int(rows.max_drafts[able].sum()))
-        self._pause = _FIRST_LOOK if found else min(2 * self._pause, _LAST_LOOK)
+        self._pause = min(2 * self._pause, _LAST_LOOK)
         self._next_look = self._num_steps + self._pause
         if not found:
             return
