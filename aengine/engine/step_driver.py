@@ -123,7 +123,7 @@ class StepDriver:
         if self._flights and not self._flights[-1].step.overlaps:
             return False
         if self._paused:
-            self._scheduler.expire()
+            self._scheduler.pause()
             if not self._flights:
                 self._end_pauses()
             return False

@@ -130,7 +130,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None when nothing can run (with steps in flight: until one of them is committed)."""
-        now = self.expire()
+        now = self._expire()
         if self._drafts is not None and self._drafts.drafting and self._num_in_flight:
             return None  # drafts follow tokens that are known
         while True:
@@ -149,8 +149,14 @@ class Scheduler:
                 return None
             self._preempt(self._residency.victim())
 
-    def expire(self) -> float:
-        """End what has passed its deadline; returns the time. `schedule()` does it, so this is for when nothing is scheduled."""
+    def pause(self) -> None:
+        """In place of `schedule()` while no step is to run. Requests still end at their deadlines."""
+        self._expire()
+        if self._drafts is not None:
+            self._drafts.idle()
+
+    def _expire(self) -> float:
+        """End what has passed its deadline; returns the time."""
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
             sequence = self._sequences.get(heapq.heappop(self._deadlines)[1])

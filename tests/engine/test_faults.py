@@ -6,15 +6,17 @@ import logging
 import random
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
 from oracle_engine import Ahead, OracleEngine, StepGate, idle, seeds_of, until
 from slow_cases import slow_but
-from speculating import also_with_drafts
+from speculating import also_with_drafts, demo
 
-from aengine import EngineDeadError, FinishReason, InvalidRequestError, QueueFullError, SamplingParams, StepHangError
+from aengine import EngineDeadError, FinishReason, InvalidRequestError, QueueFullError, SamplingParams, StepHangError, StructuredOutput
+from aengine.sampling.grammar import CompiledGrammar, GrammarError, _Matcher
 from aengine.scheduler.plan import RowsFailed, StepPlan
 
 pytestmark = pytest.mark.anyio
@@ -131,6 +133,60 @@ async def test_text_that_cannot_be_decoded_fails_its_request_alone(stop: tuple[s
             await until(lambda: idle(engine))
             await broken.aclose()
             assert (await engine.generate([3], SamplingParams(seed=9, max_tokens=2, detokenize=False))).token_ids
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_processor_that_raises_fails_its_request_behind_the_tokens_before_it(speculation: bool) -> None:
+    """All of these reach the reader, also where they come in one step with the one that fails."""
+    prompt, count = "It is a truth universally", 11
+    async with demo(dtype="float32") as engine:
+        length = len(engine.tokenizer.encode(prompt))
+
+        def process(logits: Any, tokens: list[int]) -> None:
+            if len(tokens) >= length + count:
+                raise CannotBuild("process")
+
+        params = SamplingParams(seed=4, max_tokens=30, ignore_eos=True)
+        whole = await engine.generate(prompt, params)
+        other = engine.stream(prompt, params)
+        stream = engine.stream(prompt, replace(params, logits_processors=(process,)))
+        got: list[int] = []
+        with pytest.raises(CannotBuild):
+            async for token in stream:
+                got.append(token.token_id)
+        assert got == list(whole.token_ids[:count])
+        assert (stream.usage.accepted_draft_tokens > 0) == speculation
+        assert [token.token_id async for token in other] == list(whole.token_ids)
+        await until(lambda: idle(engine))
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("count", [3, 6])
+async def test_a_grammar_that_takes_too_much_fails_its_request_behind_the_tokens_before_it(
+    count: int, speculation: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = _Matcher.fill
+
+    def fail(matcher: _Matcher, bits: Any) -> None:
+        if matcher.num_tokens == count:
+            raise GrammarError.of("structured_output", "takes too much")
+        fill(matcher, bits)
+
+    async with demo(dtype="float32") as engine:
+        params = SamplingParams(seed=4, max_tokens=20, structured_output=StructuredOutput(regex="It is a truth universally [a-z]{40}"))
+        whole = await engine.generate("It is", params)
+        assert (whole.usage.accepted_draft_tokens > count) == speculation
+        monkeypatch.setattr(CompiledGrammar, "try_out", lambda *given: True)
+        monkeypatch.setattr(_Matcher, "fill", fail)
+        other = engine.stream("It is", SamplingParams(seed=5, max_tokens=30, ignore_eos=True))
+        stream = engine.stream("It is", params)
+        got: list[int] = []
+        with pytest.raises(GrammarError, match="takes too much"):
+            async for token in stream:
+                got.append(token.token_id)
+        assert got == list(whole.token_ids[:count])
+        assert len([token async for token in other]) == 30
+        await until(lambda: idle(engine))
 
 
 async def test_an_idle_engine_does_not_hang() -> None:

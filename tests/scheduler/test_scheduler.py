@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 from kv_oracle import make_request
@@ -10,6 +11,7 @@ from simulation import Simulation
 
 from aengine.cache import PageChain
 from aengine.outputs import FinishReason
+from aengine.scheduler.draft_lengths import DraftLengths
 from aengine.scheduler.request import SchedulerConfig
 from aengine.scheduler.residency import MAX_PREEMPTIONS
 
@@ -23,6 +25,24 @@ def config(**changes: object) -> SchedulerConfig:
 @pytest.fixture(params=[False, True], ids=["in-turn", "one-ahead"])
 def overlap(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
+
+
+def test_a_pause_counts_for_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where steps are timed to know what drafts cost."""
+    took: list[float] = []
+    for name in ("plain_step_took", "step_took"):
+        monkeypatch.setattr(DraftLengths, name, lambda lengths, seconds, *rest, **named: took.append(seconds))
+    simulation = Simulation(config(max_drafts=4), drafts=random.Random(0))
+    simulation.submit(make_request(1, [1, 2, 3], 60))
+    for number in range(200):
+        simulation.clock.now += 1.0
+        simulation.step()
+        if number == 8:
+            simulation.scheduler.pause()
+            simulation.clock.now += 100.0
+    simulation.check_finished()
+    assert len(took) > 10
+    assert set(took) == {1.0}
 
 
 class TestPrefixSharing:
