@@ -16,6 +16,8 @@ from slow_cases import slow_but
 from speculating import also_with_drafts, demo
 
 from aengine import EngineDeadError, FinishReason, InvalidRequestError, QueueFullError, SamplingParams, StepHangError, StructuredOutput
+from aengine.engine.stream import TokenStream
+from aengine.params import LogitsProcessor
 from aengine.sampling.grammar import CompiledGrammar, GrammarError, _Matcher
 from aengine.scheduler.plan import RowsFailed, StepPlan
 
@@ -135,26 +137,38 @@ async def test_text_that_cannot_be_decoded_fails_its_request_alone(stop: tuple[s
             assert (await engine.generate([3], SamplingParams(seed=9, max_tokens=2, detokenize=False))).token_ids
 
 
+async def check_fails_behind(stream: TokenStream, error: type[Exception], ids: Sequence[int]) -> None:
+    got: list[int] = []
+
+    async def read() -> None:
+        async for token in stream:
+            got.append(token.token_id)
+
+    with pytest.raises(error):
+        await read()
+    assert got == list(ids)
+
+
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_processor_that_raises_fails_its_request_behind_the_tokens_before_it(speculation: bool) -> None:
     """All of these reach the reader, also where they come in one step with the one that fails."""
-    prompt, count = "It is a truth universally", 11
+    prompt = "It is a truth universally"
     async with demo(dtype="float32") as engine:
         length = len(engine.tokenizer.encode(prompt))
 
-        def process(logits: Any, tokens: list[int]) -> None:
-            if len(tokens) >= length + count:
-                raise CannotBuild("process")
+        def raise_at(count: int) -> LogitsProcessor:
+            def process(logits: Any, tokens: list[int]) -> None:
+                if len(tokens) >= length + count:
+                    raise CannotBuild("process")
+
+            return process
 
         params = SamplingParams(seed=4, max_tokens=30, ignore_eos=True)
         whole = await engine.generate(prompt, params)
         other = engine.stream(prompt, params)
-        stream = engine.stream(prompt, replace(params, logits_processors=(process,)))
-        got: list[int] = []
-        with pytest.raises(CannotBuild):
-            async for token in stream:
-                got.append(token.token_id)
-        assert got == list(whole.token_ids[:count])
+        streams = {count: engine.stream(prompt, replace(params, logits_processors=(raise_at(count),))) for count in range(5, 14)}
+        for count, stream in streams.items():
+            await check_fails_behind(stream, CannotBuild, whole.token_ids[:count])
         assert (stream.usage.accepted_draft_tokens > 0) == speculation
         assert [token.token_id async for token in other] == list(whole.token_ids)
         await until(lambda: idle(engine))
@@ -179,12 +193,7 @@ async def test_a_grammar_that_takes_too_much_fails_its_request_behind_the_tokens
         monkeypatch.setattr(CompiledGrammar, "try_out", lambda *given: True)
         monkeypatch.setattr(_Matcher, "fill", fail)
         other = engine.stream("It is", SamplingParams(seed=5, max_tokens=30, ignore_eos=True))
-        stream = engine.stream("It is", params)
-        got: list[int] = []
-        with pytest.raises(GrammarError, match="takes too much"):
-            async for token in stream:
-                got.append(token.token_id)
-        assert got == list(whole.token_ids[:count])
+        await check_fails_behind(engine.stream("It is", params), GrammarError, whole.token_ids[:count])
         assert len([token async for token in other]) == 30
         await until(lambda: idle(engine))
 
