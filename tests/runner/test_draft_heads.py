@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections import deque
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import torch
 from every_draft import use_every_draft
 from head_models import Drafting, eagle, mtp
+from safetensors.torch import load_file, save_file
 from slow_cases import slow_but
 from test_greedy import make_runner
 
+from aengine.errors import ConfigError, ModelLoadError
 from aengine.runner.base import InFlightStep
 from aengine.runner.model_runner import ModelRunner
 from aengine.scheduler.drafter import DraftSource
@@ -160,3 +164,81 @@ def test_drafts_of_a_head_that_is_right_are_accepted(tmp_path: pathlib.Path) -> 
         assert run.num_steps < plain.num_steps / 2
         for runner in runners:
             runner.close()
+
+
+@pytest.mark.parametrize("drafting", slow_but(["mimo"], MADE), indirect=True)
+def test_forks_have_the_hidden_states_of_their_prompt(drafting: Drafting, make: Callable[..., ModelRunner]) -> None:
+    """Its last page is copied. Each of them may not have another token, so that they part."""
+    prompt = np.arange(30, dtype=np.int32)
+    run = Run(make(**drafting.options), num_pages=200)
+    requests = []
+    for key in range(3):
+        params = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, banned_token_ids=tuple(range(key, 199, 3)))
+        forks = {"fork_of": 0} if key else {"num_forks": 2}
+        requests.append(Request(key, prompt, params, 12, max_drafts=3, **forks))
+    run(requests)
+    for key, tokens, drafts in run.drafted:
+        assert drafts == drafting.drafts(tokens, len(drafts)), (key, len(tokens))
+    assert {key for key, _, _ in run.drafted} == {0, 1, 2}
+
+
+def changed(path: pathlib.Path, **changes: object) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 200}, "it is for 200 tokens, and the model has 199"),
+        ({"target_hidden_size": 32}, "it reads hidden states of 32 numbers, and the model's have 64"),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 6]}},
+            r"it reads hidden states between layers \[2, 3, 7\], and the model has 6 layers",
+        ),
+        (
+            {"hidden_size": 128, "target_hidden_size": 64},
+            "its hidden_size 128 is not the model's, so it needs embed_tokens and lm_head of its own",
+        ),
+        ({"architectures": ["LlamaForCausalLM"]}, r"it is a whole model \(LlamaForCausalLM\), which speculative 'draft' takes"),
+    ],
+)
+def test_a_head_of_another_model_is_refused(tmp_path: pathlib.Path, changes: dict[str, object], message: str) -> None:
+    drafting = eagle(tmp_path, own_ids=True)
+    changed(tmp_path / "head", **changes)
+    with pytest.raises(ConfigError, match=f"^speculative_model: '.*head' is not possible: {message}$"):
+        make_runner(drafting.model_dir, **drafting.options)
+
+
+def test_what_a_checkpoint_of_a_head_lacks_is_named(tmp_path: pathlib.Path) -> None:
+    drafting = eagle(tmp_path, own_ids=True)
+    path = tmp_path / "head" / "model.safetensors"
+    stored = load_file(path)
+    for message, tensors in {
+        r"lacks d2t, the tokens of its 50 logits$": {key: tensor for key, tensor in stored.items() if key != "d2t"},
+        "does not give each logit a token of its own below 199$": {**stored, "d2t": stored["d2t"] + 199},
+        "lacks fc.weight$": {key: tensor for key, tensor in stored.items() if key != "fc.weight"},
+        "unexpected midlayer.x$": {**stored, "midlayer.x": torch.zeros(1)},
+    }.items():
+        save_file(tensors, path)
+        with pytest.raises(ModelLoadError, match=message):
+            make_runner(drafting.model_dir, **drafting.options)
+    with pytest.raises(ModelLoadError, match=r"is no model, but a draft head of one: give it as speculative_model, with"):
+        make_runner(tmp_path / "head")
+
+
+def test_mtp_needs_a_checkpoint_with_a_layer_for_it(tmp_path: pathlib.Path) -> None:
+    drafting = mtp(tmp_path, "mimo")
+    with pytest.raises(ConfigError, match=r"^speculative: 'mtp' needs the CPU kernels: no other code runs draft heads$"):
+        make_runner(tmp_path, **drafting.options, attention_backend="torch_native")
+    missing = "^speculative: 'mtp' is not possible: the checkpoint carries no MTP layer of a kind that is supported$"
+    stored = load_file(tmp_path / "model.safetensors")
+    save_file({key: tensor for key, tensor in stored.items() if "mtp" not in key}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=missing):
+        make_runner(tmp_path, **drafting.options)
+    make_runner(tmp_path).close()
+    save_file(stored, tmp_path / "model.safetensors")
+    make_runner(tmp_path).close()
+    changed(tmp_path, num_nextn_predict_layers=0)
+    with pytest.raises(ConfigError, match=missing):
+        make_runner(tmp_path, **drafting.options)
