@@ -129,6 +129,7 @@ def build_parser() -> argparse.ArgumentParser:
     speculation.add_argument("--acceptance", type=_shares, default=(0.4, 0.6, 0.8), metavar="A,A", help=rates)
     speculation.add_argument("--output-len", type=int, default=300, metavar="N", help="tokens of an answer (default: 300)")
     speculation.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each engine that count (default: 3)")
+    speculation.add_argument("--seconds", type=float, default=1.0, help="least time of a turn (default: 1)")
     speculation.add_argument("--temperature", type=float, default=0.8, metavar="T", help="(default: 0.8)")
     speculation.set_defaults(run=_speculation, speculative="auto")
     add_engine_options(speculation)
@@ -356,7 +357,7 @@ def _speculation(options: argparse.Namespace, command: list[str]) -> int:
 
     async def run(config: EngineConfig) -> None:
         own = {mode: replace(config, speculative=mode, speculative_model=model if mode in TAKE_MODEL else None) for mode in modes}
-        load = Load(options.output_len, options.rounds, options.temperature)
+        load = Load(options.output_len, options.rounds, options.seconds, options.temperature)
         async with aclosing(compare(config, own, cases, load)) as comparisons:
             async for result in comparisons:
                 results.append(result)

@@ -73,6 +73,7 @@ class Load:
 
     output_len: int  # tokens of each answer, JSON aside; it also takes a while until an engine has learned which drafts pay
     rounds: int
+    seconds: float  # of a turn at least: the requests are sent again until it has taken so long
     temperature: float
 
 
@@ -158,7 +159,7 @@ async def compare(
         others = {mode: await start(AsyncEngine(one)) for mode, one in modes.items()} if workloads - PLANTED else {}
         for case in cases:
             asks = _asks(case, load, off)
-            known = await _turn(off, asks)  # the first turn of each engine is not counted
+            known = await _turn(off, asks, load.seconds)  # the first turn of each engine is not counted
             engines: dict[str, AsyncEngine] = dict(others)
             if case.workload in PLANTED:
                 drafter = planted[case.workload].drafter
@@ -167,13 +168,13 @@ async def compare(
                 for user, answers in zip(asks, known.answers, strict=True):
                     drafter.plant(user[0].prompt, answers.token_ids[0])
                 engines = {"planted": planted[case.workload]}
-            same = {mode: (await _turn(engine, asks)).token_ids == known.token_ids for mode, engine in engines.items()}
-            offs = [await _turn(off, asks)]
+            same = {mode: (await _turn(engine, asks, load.seconds)).token_ids == known.token_ids for mode, engine in engines.items()}
+            offs = [await _turn(off, asks, load.seconds)]
             turns: dict[str, list[_Turn]] = {mode: [] for mode in engines}
             for _ in range(load.rounds):
                 for mode, engine in engines.items():
-                    turns[mode].append(await _turn(engine, asks))
-                offs.append(await _turn(off, asks))
+                    turns[mode].append(await _turn(engine, asks, load.seconds))
+                offs.append(await _turn(off, asks, load.seconds))
             around = [mean((before.rate, after.rate)) for before, after in itertools.pairwise(offs)]
             for mode, ons in turns.items():
                 yield Comparison(
@@ -210,12 +211,18 @@ def _asks(case: Case, load: Load, engine: AsyncEngine) -> list[list[_Ask]]:
     return [[_Ask(prompt, replace(params, seed=user))] for user, prompt in enumerate(prompts)]
 
 
-async def _turn(engine: AsyncEngine, asks: Sequence[Sequence[_Ask]]) -> _Turn:
-    """Counts the tokens that come from when all users have one until the first of them has all."""
-    users = await asyncio.gather(*(_user(engine, ask) for ask in asks))
-    begin, end = max(user.times[0] for user in users), min(user.times[-1] for user in users)
-    num_tokens = sum(begin < moment <= end for user in users for moment in user.times)
-    return _Turn(num_tokens / max(end - begin, 1e-9), users)
+async def _turn(engine: AsyncEngine, asks: Sequence[Sequence[_Ask]], seconds: float = 0.0) -> _Turn:
+    """Counts the tokens that come from when all users have one until the first of them has all. Of requests that are sent again, the
+    answers are the last ones."""
+    num_tokens, counted = 0, 0.0
+    start = time.perf_counter()
+    while True:
+        users = await asyncio.gather(*(_user(engine, ask) for ask in asks))
+        begin, end = max(user.times[0] for user in users), min(user.times[-1] for user in users)
+        num_tokens += sum(begin < moment <= end for user in users for moment in user.times)
+        counted += max(end - begin, 0.0)
+        if time.perf_counter() - start >= seconds:
+            return _Turn(num_tokens / max(counted, 1e-9), users)
 
 
 async def _user(engine: AsyncEngine, asks: Iterable[_Ask]) -> _Answers:

@@ -220,7 +220,20 @@ def test_speculation_is_set_beside_none(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(PlantedDrafter, "propose", propose)
     path = tmp_path / "out.json"
-    what = ("--workload", "planted,text,edit,json", "--users", "1", "--acceptance", "1", "--output-len", "12", "--rounds", "1")
+    what = (
+        "--workload",
+        "planted,text,edit,json",
+        "--users",
+        "1",
+        "--acceptance",
+        "1",
+        "--output-len",
+        "12",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0",
+    )
     assert cli.main(["speculation", *MEMORY, *what, "--speculative", "ngram", "--json", str(path)]) == 0
     assert any(len(draft.token_ids) for draft in proposed), "the planted engine asks this drafter"
     lines = capsys.readouterr().out.splitlines()
