@@ -99,13 +99,6 @@ class Step:
         drafts[(firsts + num_sampled - 1)[num_sampled > 0]] = -1
         return cls(plan.step, layout, rows, token_ids, *sampled, plan.wants_forced, drafts)
 
-    def accepted(self, tokens: NDArray[np.int32 | np.int64]) -> IntArray:
-        """Of a step with drafts and [m] sampled tokens: how many of each row's tokens count, as in `StepResult`."""
-        assert self.drafts is not None
-        ends = np.flatnonzero(tokens != self.drafts)  # a row's last token has no draft
-        firsts = self.first_samples()
-        return (ends[np.searchsorted(ends, firsts)] - firsts + 1).astype(np.int32)
-
     def first_samples(self) -> NDArray[np.int64]:
         """[sampled rows], the index of each row's first among the m tokens."""
         return np.flatnonzero(np.append(True, self.sampled_rows[1:] != self.sampled_rows[:-1]))

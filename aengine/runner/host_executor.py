@@ -29,6 +29,7 @@ from aengine.runner.memory import check_memory, cpu_budget, free_host_memory, sh
 from aengine.runner.prompt_logprobs import PromptScorer
 from aengine.runner.results import step_result
 from aengine.runner.setup import ExecutorSetup
+from aengine.sampling.acceptance import num_accepted_on_host
 from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.plan import NewRow, StepResult
 
@@ -176,7 +177,7 @@ class HostExecutor:
         tokens = call.sampled.astype(np.int32)
         if step.drafts is None:
             return StepResult(step.number, tokens)
-        accepted = step.accepted(tokens)
+        accepted = num_accepted_on_host(tokens, step.drafts, step.first_samples())
         self._keep_last_tokens(step, tokens, accepted)
         return StepResult(step.number, tokens, accepted=accepted)
 

@@ -61,13 +61,12 @@ def step_result(step: Step, sampled: SampledTokens | None, scores: PromptScores 
     prompt_logprobs = () if scores is None else scores.on_host()
     if sampled is None:
         return StepResult(step.number, np.zeros(0, dtype=np.int32), prompt_logprobs=prompt_logprobs)
-    failures = sampler.observe(step.sampled_rows, step.next_positions, sampled)
     return StepResult(
         step=step.number,
         tokens=sampled.tokens.numpy().astype(np.int32),
         logprobs=_logprobs_by_row(sampled),
         prompt_logprobs=prompt_logprobs,
-        failures=failures,
+        failures=sampler.observe(sampled),
         accepted=None if sampled.accepted is None else sampled.accepted.numpy(),
         forced=sampler.forced(step.sampled_rows) if step.wants_forced else {},
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.kernels.upload import to_device
-from aengine.sampling.processors import Processor, StepRows, first_of_rows
+from aengine.sampling.processors import Processor, StepRows
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
 _Ids = NDArray[np.int64]
@@ -117,7 +117,7 @@ class Masks(Processor):
 
     def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int64]) -> Mapping[int, Exception]:
         while len(rows):
-            firsts = first_of_rows(rows)
+            firsts = np.append(True, rows[1:] != rows[:-1]).nonzero()[0]
             distinct = rows[firsts]
             self._last_tokens[distinct, :-1] = self._last_tokens[distinct, 1:]
             self._last_tokens[distinct, -1] = tokens[firsts]

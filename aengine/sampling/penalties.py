@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aengine.kernels.draw_params import HIGHEST_LOGIT
 from aengine.kernels.upload import to_device
-from aengine.sampling.processors import Processor, StepRows, first_of_rows
+from aengine.sampling.processors import Processor, StepRows
 from aengine.scheduler.plan import Features, NewRow
 
 _FIRST_ENTRIES = 256
@@ -92,10 +92,7 @@ class Penalties(Processor):
         indices, slots, ends = self._put(np.stack((firsts, self._slots[step.rows[firsts]], lengths)))
         entries = torch.arange(most, device=self._device)
         sampled = tokens[(indices[:, None] + entries).clamp_(max=len(tokens) - 1)].to(torch.int32)
-        if accepted is None:
-            num_tokens = torch.full_like(indices, 1)
-        else:
-            num_tokens = accepted[self._put(np.searchsorted(first_of_rows(step.rows), firsts))]
+        num_tokens = torch.full_like(indices, 1) if accepted is None else accepted[self._put(np.searchsorted(step.firsts, firsts))]
         ids, counts = self._with_tokens(slots, ends, int(lengths.max()), sampled, num_tokens)
         width = ids.shape[1] - most
         self._lists[:, 1, :width].index_copy_(0, slots, counts[:, :width])

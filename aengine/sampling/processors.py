@@ -27,14 +27,18 @@ class StepRows:
     failures: dict[int, Exception] = field(default_factory=dict)  # why a row's first token cannot be sampled, by row
     postponed: set[int] = field(default_factory=set)
     """Which of the m cannot be sampled in this step, for lack of time, or since it would fail: a row fails at its first token alone."""
+    firsts: NDArray[np.int64] = field(init=False)  # [rows], of each row its first token's index
     numbers: NDArray[np.int64] = field(init=False)  # [m], of a token among those of its row
 
     def __post_init__(self) -> None:
-        numbers = np.zeros(len(self.rows), np.int64)
+        firsts = np.arange(len(self.rows))
+        numbers = np.zeros_like(firsts)
         if self.drafts is not None:
-            numbers = np.arange(len(self.rows))
-            firsts = first_of_rows(self.rows)
-            numbers -= np.repeat(firsts, np.diff(firsts, append=len(self.rows)))
+            ends = (self.drafts < 0).nonzero()[0] + 1
+            numbers, firsts = firsts, ends.copy()
+            firsts[0], firsts[1:] = 0, ends[:-1]
+            numbers -= firsts.repeat(ends - firsts)
+        object.__setattr__(self, "firsts", firsts)
         object.__setattr__(self, "numbers", numbers)
 
     def drafts_before(self, index: int) -> list[int]:
@@ -65,8 +69,3 @@ class Processor:
         """The parameters that limit which token a row with the feature may have at `position`, with the tokens [vocab_size] that each
         leaves."""
         yield from ()
-
-
-def first_of_rows(rows: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Of each row the index of its first token; the tokens of a row follow each other."""
-    return np.append(True, rows[1:] != rows[:-1]).nonzero()[0]

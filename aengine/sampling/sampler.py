@@ -8,8 +8,8 @@ row alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,14 +20,14 @@ from aengine.errors import NothingToChooseError
 from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
 from aengine.kernels.upload import to_device
 from aengine.params import GREEDY_BELOW
-from aengine.sampling.acceptance import num_accepted
+from aengine.sampling.acceptance import num_accepted, num_accepted_on_host
 from aengine.sampling.custom import CustomProcessors
 from aengine.sampling.draw import Draw, select_draw
 from aengine.sampling.grammar import Grammars
 from aengine.sampling.logprobs import DeviceLogprobs, token_logprobs
 from aengine.sampling.masks import Masks
 from aengine.sampling.penalties import Penalties
-from aengine.sampling.processors import Processor, StepRows, first_of_rows
+from aengine.sampling.processors import Processor, StepRows
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
 _RANDOM, _PROCESSED, _LAST_TOKEN = int(Features.RANDOM), int(Features.PROCESSED), int(Features.LAST_TOKEN)
@@ -42,9 +42,9 @@ class SampledTokens:
     logprobs: DeviceLogprobs | None = None  # of the w rows in `logprob_rows`
     logprob_rows: NDArray[np.int64] | None = None  # [w], which of the m, ascending
     impossible: Tensor | None = None  # [p] bool: of the tokens whose logits were processed, those that were left no choice
-    failures: Mapping[int, Exception] = field(default_factory=dict)  # what grammars and custom code raised, by row
     accepted: Tensor | None = None
     """[rows] int32: how many of each row's tokens count. 0: there was no time for the row. None: one of each."""
+    step: StepRows | None = None  # with what grammars and custom code raised; None: no logits were processed, and there are no drafts
 
 
 class Sampler:
@@ -132,29 +132,32 @@ class Sampler:
         With `drafts` [m] some rows have several consecutive tokens, each with its draft, or -1 for the last: a token counts if all before
         it are their drafts. A row that would fail behind an accepted draft fails in the next step, which begins there.
         """
-        logprob_rows, raw = self._raw_logits(logits, rows)
-        step = StepRows(rows, positions, drafts)
         features = self._features[rows]
         present = int(np.bitwise_or.reduce(features))
-        for processor in self._processors if present & _PROCESSED else ():
-            if present & processor.feature:
-                members = (features & processor.feature).nonzero()[0]
-                processor.apply(logits, step, members if processor is not self._custom else members[step.numbers[members] == 0])
+        step = StepRows(rows, positions, drafts) if present & _PROCESSED or drafts is not None else None
+        logprob_rows, raw = self._raw_logits(logits, rows) if present & Features.LOGPROBS else (None, None)
+        if step is not None:
+            for processor in self._processors:
+                if present & processor.feature:
+                    members = (features & processor.feature).nonzero()[0]
+                    processor.apply(logits, step, members if processor is not self._custom else members[step.numbers[members] == 0])
         draw_params: NDArray[np.void] | None = None
         if present & _RANDOM:
             draw_params = self._draw_params[rows]
             draw_params["position"] = positions
         tokens = self._draw_tokens(logits, draw_params, device_rows, device_positions)
-        if drafts is not None and present & CustomProcessors.feature:
-            self._sample_behind_drafts(logits, step, tokens, draw_params, device_rows, device_positions)
-        impossible: Tensor | None = None
-        if present & _PROCESSED:
-            at = self._put((features & _PROCESSED).nonzero()[0])
-            impossible = ~(logits[at, tokens[at]] > -math.inf)  # also where it is NaN
-        accepted = self._num_accepted(step, features, tokens, impossible) if drafts is not None or step.postponed else None
-        if present & Penalties.feature:
-            self._penalties.record(step, (features & Penalties.feature).nonzero()[0], tokens, accepted)
-        sampled = SampledTokens(tokens, impossible=impossible, failures=step.failures, accepted=accepted)
+        sampled = SampledTokens(tokens)
+        if step is not None:
+            if drafts is not None and present & CustomProcessors.feature:
+                self._sample_behind_drafts(logits, step, tokens, draw_params, device_rows, device_positions)
+            processed = (features & _PROCESSED).nonzero()[0]
+            impossible = self._impossible(logits, tokens, processed)
+            accepted = self._num_accepted(step, tokens, processed, impossible) if drafts is not None or step.postponed else None
+            if present & Penalties.feature:
+                self._penalties.record(step, (features & Penalties.feature).nonzero()[0], tokens, accepted)
+            sampled = SampledTokens(tokens, impossible=impossible, accepted=accepted, step=step)
+        if raw is None or logprob_rows is None:
+            return sampled
         return self._with_logprobs(sampled, rows, logprob_rows, raw)
 
     def _draw_tokens(self, logits: Tensor, params: NDArray[np.void] | None, device_rows: Tensor, device_positions: Tensor) -> Tensor:
@@ -190,57 +193,65 @@ class Sampler:
             params = None if draw_params is None else draw_params[members]
             tokens[at] = self._draw_tokens(logits[at], params, device_rows[at], device_positions[at])
 
-    def _num_accepted(self, step: StepRows, features: NDArray[np.int32], tokens: Tensor, impossible: Tensor | None) -> Tensor:
-        """As `SampledTokens.accepted`. A row's first token counts even if it is impossible: the row fails with it."""
-        firsts = first_of_rows(step.rows)
-        drafts = np.full(len(step.rows), -1, np.int32) if step.drafts is None else step.drafts.copy()
-        drafts[[index - 1 for index in step.postponed]] = -1  # at a row's first token: that of the row before, whose last has none
-        on_device = self._put(drafts)
-        if impossible is not None:
-            blocked = torch.zeros(len(tokens), dtype=torch.bool, device=self.device)
-            blocked[self._put((features & _PROCESSED).nonzero()[0])] = impossible
-            on_device[:-1].masked_fill_(blocked[1:], -1)
-        accepted = num_accepted(tokens, on_device, self._put(firsts.astype(np.int32)))
+    def _impossible(self, logits: Tensor, tokens: Tensor, indices: NDArray[np.int64]) -> Tensor:
+        """[p] bool: of the tokens at `indices` [p], which have no logit that could be chosen; also where it is NaN."""
+        if self.device.type == "cpu":
+            return torch.from_numpy(~(logits.numpy()[indices, tokens.numpy()[indices]] > -math.inf))
+        at = self._put(indices)
+        return ~(logits[at, tokens[at]] > -math.inf)
+
+    def _num_accepted(self, step: StepRows, tokens: Tensor, processed: NDArray[np.int64], impossible: Tensor) -> Tensor:
+        """As `SampledTokens.accepted`, with what `_impossible` says of the tokens `processed`. A row's first token counts even if it is
+        impossible: the row fails with it."""
+        drafts = np.full(len(tokens), -1, np.int32) if step.drafts is None else step.drafts.copy()
+        drafts[[index - 1 for index in step.postponed]] = -1  # before a row's first token: of another row's last, which has none
+        on_device, firsts = self._put(drafts), step.firsts  # on a CPU the same memory
+        blocked = impossible
+        if len(processed) < len(tokens):
+            blocked = torch.zeros(len(tokens), dtype=torch.bool, device=self.device).index_copy_(0, self._put(processed), impossible)
+        on_device[:-1].masked_fill_(blocked[1:], -1)
+        if self.device.type == "cpu":
+            accepted = torch.from_numpy(num_accepted_on_host(tokens.numpy(), drafts, firsts))
+        else:
+            accepted = num_accepted(tokens, on_device, self._put(firsts.astype(np.int32)))
         if step.postponed:
             accepted *= self._put(~np.isin(firsts, list(step.postponed)))
         return accepted
 
-    def _raw_logits(self, logits: Tensor, rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], Tensor | None]:
-        """Which of the m ask for logprobs, and [w, vocab_size] their logits as they are now; None if there are none."""
+    def _raw_logits(self, logits: Tensor, rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], Tensor]:
+        """Which of the m ask for logprobs, and [w, vocab_size] their logits as they are now."""
         logprob_rows = np.flatnonzero(self._num_logprobs[rows] >= 0)
-        if not len(logprob_rows):
-            return logprob_rows, None
         unchanged = len(logprob_rows) == len(rows) and not np.count_nonzero(self._features[rows] & _PROCESSED)
         return logprob_rows, logits if unchanged else logits.index_select(0, self._put(logprob_rows))
 
     def _with_logprobs(
-        self, sampled: SampledTokens, rows: NDArray[np.int32], logprob_rows: NDArray[np.int64], raw: Tensor | None
+        self, sampled: SampledTokens, rows: NDArray[np.int32], logprob_rows: NDArray[np.int64], raw: Tensor
     ) -> SampledTokens:
-        if raw is None:
-            return sampled
         tokens = sampled.tokens if len(logprob_rows) == len(rows) else sampled.tokens.index_select(0, self._put(logprob_rows))
         logprobs = token_logprobs(raw, tokens, int(self._num_logprobs[rows].max()))
         return replace(sampled, logprobs=logprobs, logprob_rows=logprob_rows)
 
-    def observe(self, rows: NDArray[np.int32], positions: NDArray[np.int32], sampled: SampledTokens) -> dict[int, Exception]:
-        """What was sampled for [m] tokens of `rows` at `positions` is in host memory. Must precede the next step of rows with
-        `Features.LAST_TOKEN`. Returns the rows that have no token, or cannot go on with it, with the reason."""
+    def observe(self, sampled: SampledTokens) -> dict[int, Exception]:
+        """The tokens of a step are in host memory. Must precede the next step of rows with `Features.LAST_TOKEN`.
+
+        Returns the rows that have no token, or cannot go on with it, with the reason.
+        """
+        step = sampled.step
+        if step is None:
+            return {}
+        rows, failures = step.rows, dict(step.failures)
         features = self._features[rows]
         present = int(np.bitwise_or.reduce(features))
-        failures = dict(sampled.failures)
-        if not present & _PROCESSED:
-            return failures
         counts = np.ones(len(rows), np.bool_)
         if sampled.accepted is not None:
-            firsts = first_of_rows(rows)
-            lengths = np.diff(firsts, append=len(rows))
-            counts = np.arange(len(rows)) < np.repeat(firsts + sampled.accepted.numpy(), lengths)
-        if sampled.impossible is not None:
+            counts = step.numbers < sampled.accepted.numpy()[(step.numbers == 0).cumsum() - 1]
+        assert sampled.impossible is not None
+        if np.count_nonzero(sampled.impossible.numpy()):
             impossible = (features & _PROCESSED).nonzero()[0][sampled.impossible.numpy()]
             for index in impossible[counts[impossible]].tolist():
                 row = int(rows[index])
                 if row not in failures:
-                    failures[row] = self._refusal(row, int(positions[index]))
+                    failures[row] = self._refusal(row, int(step.positions[index]))
         if present & _LAST_TOKEN:
             if failures:
                 counts &= ~np.isin(rows, list(failures))

@@ -82,5 +82,5 @@ def step(sampler: Sampler, logits: torch.Tensor, rows: Sequence[Row], *, observe
         impossible = [] if sampled.impossible is None else sampled.impossible.tolist()
         processed = [one.row for one in rows if one.params.features & Features.PROCESSED]
         failing = {row for row, nothing_left in zip(processed, impossible, strict=bool(impossible)) if nothing_left}
-        assert set(sampler.observe(indices, positions, sampled)) == failing | set(sampled.failures)
+        assert set(sampler.observe(sampled)) == failing | set(sampled.step.failures if sampled.step else ())
     return sampled

@@ -208,7 +208,7 @@ def test_rows_that_cannot_choose_fail_alone(temperature: float, filters: dict[st
     for result in results:
         assert result.impossible is not None
         assert result.impossible.tolist() == [False, True, True, True, True, False]
-        assert {row: str(error) for row, error in result.failures.items()} == {2: "no"}
+        assert {row: str(error) for row, error in result.step.failures.items()} == {2: "no"}
     others, alone = run([good, good], logits[[0, 5]])
     assert [rows[0].tokens, rows[5].tokens] == [row.tokens for row in others]
     for crowd, own in zip(results, alone, strict=True):
@@ -237,7 +237,7 @@ def test_what_left_nothing_is_named() -> None:
     logits = torch.randn(len(wanted), VOCAB, generator=torch.Generator().manual_seed(4))
     logits[-1] = math.nan
     result = step(sampler, logits, rows, observe=False)
-    refusals = sampler.observe(np.arange(len(rows), dtype=np.int32), np.full(len(rows), 3, dtype=np.int32), result)
+    refusals = sampler.observe(result)
     assert [refusals[i].field if i in refusals else None for i in range(len(rows))] == [name for name, _ in wanted]
     assert str(refusals[4]) == "bad_words: no token can be chosen at position 3: it leaves none of those that allowed_token_ids leave"
 

@@ -113,7 +113,7 @@ def run(sequences: list[Sequence], steps: Iterator[dict[int, list[int]]], length
         logits = torch.stack([one.logits(len(one.tokens) + i) for one in going for i in range(1 + len(drafts[one.row]))])
         given = np.array([draft for one in going for draft in (*drafts[one.row], -1)], np.int32) if any(drafts.values()) else None
         sampled = sampler.sample(logits, rows, positions, torch.from_numpy(rows), torch.from_numpy(positions), given)
-        failures = sampler.observe(rows, positions, sampled)
+        failures = sampler.observe(sampled)
         accepted = [1] * len(going) if sampled.accepted is None else sampled.accepted.tolist()
         lines = [] if sampled.logprob_rows is None else sampled.logprob_rows.tolist()
         first = 0

@@ -110,7 +110,7 @@ def sampling_cost(case: str, params: RowParams, batch: int, vocab_size: int, flo
         positions = np.full(batch, at, dtype=np.int32)
         at += 1
         sampled = sampler.sample(logits, rows, positions, device_rows, torch.from_numpy(positions))
-        sampler.observe(rows, positions, sampled)
+        sampler.observe(sampled)
 
     with torch.inference_mode():
         milliseconds = _median(step, repeats) * 1e3
