@@ -70,7 +70,7 @@ class EngineConfig:
     speculative_model: Annotated[str | None, text("a Hugging Face id, a directory, or a GGUF file")] = None
     """What proposes drafts: for draft a native model with the vocabulary of the model; for eagle a head that was trained for the model; for
     auto either of them, or None."""
-    max_drafts: Annotated[int, integer(1, 16)] = 4
+    max_drafts: Annotated[int, integer(1, 16)] = 8
     """Most drafts of a sequence in one step. How many there are is decided by what steps take and how often drafts are right."""
     eager: bool = False
     """On CUDA: launch every operation on its own instead of replaying captured graphs. Starts faster, runs slower."""

@@ -18,7 +18,7 @@ from aengine.scheduler.request import DraftCount
 from aengine.scheduler.residency import Residency
 from aengine.scheduler.rows import RowTable
 
-_FIRST_LOOK, _LAST_LOOK = 8, 32
+_FIRST_LOOK, _LAST_LOOK = 8, 64
 """Steps after which it is looked whether drafts would pay now: at first after each, later the more seldom the longer they do not. Looking
 costs time."""
 _MEASURED = 4  # steps before a look are measured
@@ -55,6 +55,8 @@ class Drafts:
         self._drafter.assign(row)
         self._lengths.assign(row)
         self._forced.pop(row, None)
+        self._pause = _FIRST_LOOK // 2
+        self._next_look = min(self._next_look, self._num_steps + _FIRST_LOOK)
         if self._progress is not None:
             self._progress.assign(row, primary)
 

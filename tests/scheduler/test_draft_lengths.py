@@ -1,0 +1,156 @@
+"""How many drafts there are, on a clock that steps move by what they are to cost: speculation gains where it can, and loses nearly nothing
+where it cannot."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from aengine.scheduler.draft_lengths import DraftLengths, StepKind
+from aengine.scheduler.drafter import Acceptance, Draft, DraftSource
+from aengine.scheduler.plan import RowParams, StepPlan, StepResult
+from aengine.scheduler.request import Request, SchedulerConfig
+from aengine.scheduler.scheduler import Scheduler
+
+SAMPLED = RowParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+MAX_LEN = 2048
+Seconds = Callable[[int, bool], float]
+"""Of a step of so many tokens; whether the step before it had not returned when it was planned."""
+
+
+class Planted:
+    """Satisfies `Drafter`: knows what comes, and is right as often as it is told."""
+
+    learns = True
+
+    def __init__(self, truth: dict[int, np.ndarray], right: Callable[[int], float]) -> None:
+        """`right(position)`: how likely a draft is right."""
+        self._truth, self._right = truth, right
+        self._rng = np.random.default_rng(0)
+        self._acceptance = Acceptance(0.6)
+
+    def assign(self, row: int) -> None:
+        pass
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
+        known = len(tokens)
+        following = self._truth[int(tokens[0])][known : known + most].copy()
+        following[self._rng.random(len(following)) >= self._right(known)] += 1
+        return Draft(following, DraftSource.NGRAM, self._acceptance.value)
+
+    def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
+        if self.learns:
+            self._acceptance.add(len(draft.token_ids), num_accepted)
+
+
+def total_seconds(num_rows: int, num_tokens: int, seconds: Seconds, right: Callable[[int], float] | None) -> float:
+    """Of so many tokens for each of the requests; `right` None: without speculation."""
+    rng = np.random.default_rng(1)
+    truth = {key: np.append(np.int32(key), rng.integers(1000, 2000, MAX_LEN, dtype=np.int32)) for key in range(num_rows)}
+    now = 0.0
+    drafter = None if right is None else Planted(truth, right)
+    config = SchedulerConfig(num_rows, 4096, MAX_LEN, 1 + num_rows * MAX_LEN // 16, 16, max_drafts=8)
+    scheduler = Scheduler(config, lambda: now, drafter)
+    for key, tokens in truth.items():
+        scheduler.submit(Request(key, tokens[:8], SAMPLED, num_tokens))
+    flights: deque[tuple[StepPlan, bool]] = deque()
+    by_row: dict[int, int] = {}
+    while True:
+        plan = scheduler.schedule()
+        if plan is not None:
+            for new in plan.new_rows:
+                by_row[new.row] = int(scheduler._rows.tokens[new.row, 0])
+            flights.append((plan, bool(flights)))
+        elif not flights:
+            return now
+        if plan is None or len(flights) > 1 or plan.num_decodes < len(plan.rows):
+            returned, ahead = flights.popleft()
+            now += seconds(int(returned.lengths.sum()), ahead)
+            scheduler.commit(returned, result_of(returned, truth, by_row))
+            scheduler.take_updates()
+
+
+def result_of(plan: StepPlan, truth: dict[int, np.ndarray], by_row: dict[int, int]) -> StepResult:
+    tokens, accepted, at = list[int](), list[int](), 0
+    for i, row in enumerate(plan.rows.tolist()):
+        length, sampled, start = int(plan.lengths[i]), int(plan.num_sampled[i]), int(plan.starts[i])
+        ids = plan.token_ids[at : at + length] if i >= plan.num_decodes else plan.token_ids[:0]
+        at += length if i >= plan.num_decodes else 0
+        if not sampled:
+            continue
+        end = start + length
+        following = truth[by_row[row]][end - sampled + 1 : end + 1]
+        wrong = np.flatnonzero(following[:-1] != ids[length - sampled + 1 :]) if sampled > 1 else np.zeros(0, int)
+        accepted.append(int(wrong[0]) + 1 if len(wrong) else sampled)
+        tokens += following.tolist()
+    drafted = bool((plan.num_sampled > 1).any())
+    return StepResult(plan.step, np.array(tokens, np.int32), accepted=np.array(accepted, np.int32) if drafted else None)
+
+
+def memory_bound(num_tokens: int, ahead: bool) -> float:
+    """Weights are read once, and each token adds a little; what is not planned ahead waits for its plan."""
+    return 0.040 + 0.0003 * num_tokens + (0 if ahead else 0.0003)
+
+
+def compute_bound(num_tokens: int, ahead: bool) -> float:
+    return 0.001 + 0.001 * num_tokens + (0 if ahead else 0.0005)
+
+
+def gain(num_rows: int, num_tokens: int, seconds: Seconds, right: Callable[[int], float]) -> float:
+    return total_seconds(num_rows, num_tokens, seconds, None) / total_seconds(num_rows, num_tokens, seconds, right)
+
+
+@pytest.mark.parametrize("num_rows", [1, 32])
+@pytest.mark.parametrize("seconds", [memory_bound, compute_bound])
+def test_drafts_that_are_wrong_cost_next_to_nothing(num_rows: int, seconds: Seconds) -> None:
+    assert gain(num_rows, 600, seconds, lambda position: 0.0) > 0.97
+
+
+@pytest.mark.parametrize(("acceptance", "least"), [(0.4, 1.5), (0.6, 2.0), (0.8, 3.0)])
+def test_drafts_that_cost_little_are_made(acceptance: float, least: float) -> None:
+    assert gain(1, 1000, memory_bound, lambda position: acceptance) > least
+
+
+@pytest.mark.parametrize("acceptance", [0.2, 0.5, 0.8])
+def test_drafts_that_cost_as_much_as_tokens_are_not_made(acceptance: float) -> None:
+    assert gain(16, 600, compute_bound, lambda position: acceptance) > 0.97
+
+
+def test_drafts_that_become_right_are_found() -> None:
+    assert gain(1, 2000, memory_bound, lambda position: 0.0 if position < 1000 else 0.9) > 1.4
+
+
+def test_drafts_that_become_wrong_are_given_up() -> None:
+    assert gain(8, 2000, compute_bound, lambda position: 0.95 if position < 100 else 0.0) > 0.975
+
+
+def test_a_drafter_that_is_too_sure_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Planted, "learns", False)
+    assert gain(1, 2000, lambda num_tokens, ahead: 0.04 + 0.004 * num_tokens, lambda position: 0.0) > 0.975
+
+
+def test_steps_that_become_slow_are_noticed() -> None:
+    """Drafts that did pay are given up when wide steps take longer than it was measured."""
+    num_steps = 0
+
+    def seconds(num_tokens: int, ahead: bool) -> float:
+        nonlocal num_steps
+        num_steps += 1
+        return 0.04 + (0.0 if num_steps < 200 else 0.05 * (num_tokens - 1))
+
+    plain = total_seconds(1, 2000, seconds, None)
+    num_steps = 0
+    assert plain / total_seconds(1, 2000, seconds, lambda position: 0.5) > 0.975
+
+
+def test_nothing_is_drafted_before_steps_without_drafts_were_measured() -> None:
+    lengths, kind = DraftLengths(1), StepKind(processed=False)
+    for _ in range(6):
+        assert not lengths.may_draft(1, kind)
+        lengths.plain_step_took(0.01, 1, kind, steady=True, passed=1)
+    assert lengths.may_draft(1, kind)
+    assert not lengths.may_draft(32, kind)
+    assert not lengths.may_draft(1, StepKind(processed=True))
