@@ -14,6 +14,8 @@ from every_draft import EveryDraft, use_every_draft
 from reference import greedy, save_tiny
 from test_greedy import make_runner
 
+from aengine.errors import ConfigError
+from aengine.models.hub import resolve_model
 from aengine.runner.base import Step
 from aengine.runner.model_runner import ModelRunner
 from aengine.scheduler.plan import RowParams
@@ -204,3 +206,19 @@ def test_it_proposes_its_own_continuation(family: str, tmp_path: Path) -> None:
     engine.generate(*(request(key, prompt, 12) for key, prompt in enumerate(prompts([1, 16, 30]))))
     assert checked > 100
     runner.close()
+
+
+def test_its_weights_and_pages_are_quantised_alike(tmp_path: Path) -> None:
+    save_tiny("qwen3", tmp_path)
+    runner = with_draft(tmp_path, tmp_path, dtype="bfloat16", quantization="int8", kv_cache_dtype="int8")
+    _, counts = Engine(runner).generate(*(request(key, prompt) for key, prompt in enumerate(prompts([9, 40]))))
+    all_accepted(counts)
+    runner.close()
+
+
+def test_what_cannot_be_a_draft_model(tmp_path: Path) -> None:
+    save_tiny("mistral-windowed", tmp_path / "windowed")
+    with pytest.raises(ConfigError, match="is not possible: all layers of the model have windows"):
+        with_draft(tmp_path / "windowed", tmp_path / "windowed")
+    with pytest.raises(ConfigError, match="has a context of 256 tokens, and sequences may have 2048: lower max_model_len"):
+        with_draft(resolve_model("demo"), tmp_path / "windowed")
