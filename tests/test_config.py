@@ -87,7 +87,7 @@ def test_defaults() -> None:
         "quantization": "none",
         "speculative": "off",
         "speculative_model": None,
-        "max_drafts": 4,
+        "max_drafts": 8,
         "eager": False,
         "graph_sizes": None,
         "graph_tokens": 512,
