@@ -18,9 +18,10 @@ from aengine.layers.ops import Activations, LayerOps, TorchOps
 from aengine.layers.rotary import RopeSpec, cos_sin_cache
 from aengine.models.blocks import AttentionBlock, MlpBlock, Normalize, Weight, Weights
 from aengine.models.experts import ExpertsBlock
+from aengine.models.head_inputs import HeadInputs, Kept
 from aengine.models.latent_attention import LatentAttentionBlock
 from aengine.models.named_weights import named_weights
-from aengine.models.spec import Experts, LatentAttention, Layer, ModelSpec, Norm
+from aengine.models.spec import Experts, HeadKind, LatentAttention, Layer, ModelSpec, Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class ForwardBatch:
     positions: Tensor  # [T] int32
     logits_indices: Tensor  # [m] int32, the tokens whose logits are computed
     attention: AttentionStep
+    slots: Tensor | None = None  # [T] int32, where KV is written in the first layer group, -1: nowhere; for a draft head and its target
+    next_slots: Tensor | None = None  # [T] int32, where a draft head keeps what it carries to the next position; -1: nowhere
 
 
 class Decoder:
@@ -38,12 +41,14 @@ class Decoder:
 
     def __init__(self, spec: ModelSpec, weights: Mapping[str, Weight], num_positions: int, ops: LayerOps | None = None) -> None:
         """Uses `weights` (those of `named_weights(spec)`, all on one device) without copying them. There may be a `head.weight` even if the
-        head is tied to the embedding: the same matrix in another form.
+        head is tied to the embedding: the same matrix in another form. A draft head that has no embedding or no output head is given those
+        of its target.
 
         It can be called with positions below `num_positions`. `ops`: those of the device; None: plain torch.
         Raises ValueError for other weights than the spec's.
         """
-        different = (named_weights(spec).keys() ^ weights.keys()) - ({"head.weight"} if spec.tied_head else set())
+        shared = {"embedding.weight", "head.weight"} if spec.draft_head is not None else {"head.weight"} if spec.tied_head else set()
+        different = (named_weights(spec).keys() ^ weights.keys()) - shared
         if different:
             raise ValueError(f"weights that are missing or unknown: {', '.join(sorted(different))}")
         self._spec = spec
@@ -56,14 +61,37 @@ class Decoder:
         tables = {rope: cos_sin_cache(rope, num_positions, self._embedding.device) for rope in spec.ropes}
         self._layers = [_Layer(layer, index, weights, tables, ops) for index, layer in enumerate(spec.layers)]
         self._norm = _Join(spec.norm, self._weights, "norm", ops)
+        draft_head = spec.draft_head
+        self._head_inputs = None if draft_head is None else HeadInputs(draft_head, self._weights, ops)
+        self.kept: Kept | None = None  # of a draft head and of its target
+        if draft_head is not None:
+            self.kept = Kept(draft_head, self._weights.linear("fuse") if draft_head.kind is HeadKind.EAGLE3 else None)
+        self._taps: tuple[int, ...] = ()
+
+    def serve(self, head: Decoder) -> None:
+        """From now on it keeps the hidden states that the draft `head` reads. Before it is called or recorded."""
+        self.kept = head.kept
+        self._taps = () if head.kept is None else head.kept.taps
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size], normed, ready for the head."""
-        pending, residual = None, self._embed(batch)
-        for layer in self._layers:
-            pending, residual = layer(pending, residual, batch)
-        hidden = self._norm(pending, residual)[0]
+        pending, residual, inputs = None, self._embed(batch), None
+        if self._head_inputs is not None:
+            assert self.kept is not None
+            assert batch.slots is not None
+            inputs, residual = self._head_inputs(residual, self.kept.read(batch.slots))
+        tapped: dict[int, Tensor] = {}
+        for index, layer in enumerate(self._layers):
+            if index in self._taps:
+                tapped[index] = residual.clone() if pending is None else residual + pending
+            pending, residual = layer(pending, residual, batch, inputs)
+        assert pending is not None, "there are layers"
+        if len(self._layers) in self._taps:
+            tapped[len(self._layers)] = residual + pending
+        hidden, residual = self._norm(pending, residual)
         assert isinstance(hidden, Tensor)
+        if self.kept is not None:
+            self.kept.keep(batch.slots, batch.next_slots, tapped, residual, hidden)
         return hidden
 
     def logits(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
@@ -87,6 +115,12 @@ class Decoder:
         if self._spec.logit_scale != 1.0:
             logits *= self._spec.logit_scale
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+    @property
+    def shared_weights(self) -> dict[str, Weight]:
+        """Those that a draft head has of its target: embedding and output head."""
+        embedding: Weight = self._embedding
+        return {"embedding.weight": embedding, "head.weight": self._weights.all.get("head.weight", embedding)}
 
     @property
     def head_shape(self) -> tuple[int, int]:
@@ -137,9 +171,12 @@ class _Layer:
         self._post_attention = _norm_or_identity(layer.post_attention_norm, weights, "post_attention_norm", ops)
         self._post_mlp = _norm_or_identity(layer.post_mlp_norm, weights, "post_mlp_norm", ops)
 
-    def __call__(self, pending: Tensor | None, residual: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        """What is to be added to the residual, and the residual: [T, hidden_size] each. Those given are given up."""
-        x, residual = self._join_attention(pending, residual)
+    def __call__(
+        self, pending: Tensor | None, residual: Tensor, batch: ForwardBatch, inputs: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What is to be added to the residual, and the residual: [T, hidden_size] each. Those given are given up. Attention reads `inputs`;
+        None: the normed residual."""
+        x, residual = self._join_attention(pending, residual) if inputs is None else (inputs, residual)
         attended = self._post_attention(self._attention(x, batch.positions, batch.attention))
         if self._parallel:
             x = x if self._shared_norm else self._join_mlp(None, residual)[0]

@@ -173,6 +173,7 @@ class DecodeGraphs:
             positions=inputs.positions,
             logits_indices=self._arange[:size],
             attention=attention,
+            slots=inputs.slot_mapping[0],
         )
         logits, tokens = self._logits[:size], self._tokens[:size]
         self._model.head_product(self._model(batch), out=logits)

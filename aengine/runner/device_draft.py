@@ -1,7 +1,9 @@
-"""`DeviceDraft`: a smaller model in torch that proposes tokens for the model to check. What it proposes stays on the device."""
+"""`DeviceDraft`: in torch, a smaller model of the same vocabulary or a draft head. It proposes tokens for the model to check, which stay on
+the device."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -9,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.kernels.upload import upload
+from aengine.kernels.upload import to_device, upload
+from aengine.models.decoder import Decoder
+from aengine.models.draft_heads import draft_token_ids
 from aengine.runner.base import IntArray, Step
 from aengine.runner.device_model import DeviceModel
 from aengine.runner.setup import ExecutorSetup
@@ -18,10 +22,11 @@ from aengine.sampling.sampler import Sampler
 
 
 class DeviceDraft:
-    """Has KV pages of its own, with the numbers of the model's."""
+    """Has KV pages of its own, with the numbers of the model's. For a head there are hidden states beside them, a row for each slot."""
 
-    def __init__(self, setup: ExecutorSetup, vocab_size: int, check: Callable[[], object]) -> None:
-        """`setup` is the draft model's, `vocab_size` the model's. To be called on the stream of the steps. Raises what loading raises."""
+    def __init__(self, setup: ExecutorSetup, target: DeviceModel, vocab_size: int, check: Callable[[], object]) -> None:
+        """`setup` is the draft model's, `target` and `vocab_size` are the model's. To be called on the stream of the steps. Raises what
+        loading raises."""
         device = setup.device
         self._device = device
         self._vocab_size = vocab_size
@@ -30,8 +35,30 @@ class DeviceDraft:
         self._last_tokens = torch.zeros(setup.max_num_seqs + setup.max_num_batched_tokens + 1, dtype=torch.int32, device=device)
         self._proposed = torch.zeros(setup.max_num_seqs * self._most, dtype=torch.int32, device=device)
         """By row, a draft at position p of a sequence at p % `most_drafts`: no row has more in a step."""
-        self.model = DeviceModel(setup, self._last_tokens, check)
+        self.model = DeviceModel(setup, self._last_tokens, check, target)
         self._draw = select_draw(self._draft_vocab_size, device)
+        ids = draft_token_ids(setup.native_spec, setup.model_dir, setup.config.load_format)
+        self._token_ids = None if ids is None else to_device(ids, device)  # of the logits, where these are of some tokens alone
+        self._page_size, self._dtype = setup.config.page_size, setup.dtype
+        decoder = self.model.model
+        self._kept = decoder.kept if isinstance(decoder, Decoder) else None
+        self._kept_width = 0 if self._kept is None else setup.native_spec.hidden_size
+
+    def bytes_per_page(self) -> int:
+        """Of the hidden states, beside the KV."""
+        return self._page_size * self._kept_width * self._dtype.itemsize
+
+    def allocate(self, num_pages: int) -> None:
+        """The hidden states of so many pages."""
+        if self._kept is not None:
+            self._kept.states = torch.zeros(num_pages * self._page_size, self._kept_width, dtype=self._dtype, device=self._device)
+
+    def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
+        """Their hidden states."""
+        if self._kept is not None:
+            pages = self._kept.states.view(-1, self._page_size, self._kept_width)
+            read, write = upload((sources, destinations), self._device)
+            pages.index_copy_(0, write.long(), pages.index_select(0, read))
 
     def run(self, step: Step, sampler: Sampler) -> None:
         """Proposes the tokens that are sampled in the step, with the noise of the model, so that both likely draw the same. Decodes go on
@@ -46,13 +73,19 @@ class DeviceDraft:
             return
         params, tokens = sampler.draft_params(step.sampled_rows, step.next_positions), forward.greedy_tokens
         if params is not None or tokens is None:
-            logits = forward.logits(forward.logits_indices)
+            logits = self._of_all(forward.logits(forward.logits_indices))
             on_device = sampler.device_params(forward.rows, forward.next_positions)
             tokens = logits.argmax(-1) if params is None else self._draw(logits, params, on_device)
         tokens = tokens.to(torch.int32)
         self._last_tokens.index_copy_(0, forward.rows.long(), tokens)
         at = forward.rows * self._most + forward.next_positions % self._most
         self._proposed.index_copy_(0, at.long(), tokens.clamp(max=self._vocab_size - 1))
+
+    def _of_all(self, logits: Tensor) -> Tensor:
+        """The logits of all tokens: the noise of a token belongs to its id among all."""
+        if self._token_ids is None:
+            return logits
+        return logits.new_full((len(logits), self._draft_vocab_size), -math.inf).index_copy_(1, self._token_ids, logits)
 
     def fill(self, token_ids: Tensor, at: NDArray[np.int64], rows: IntArray, positions: IntArray) -> Tensor:
         """[n] int32 ids, those `at` these indices replaced by what was proposed for `rows` at `positions`."""

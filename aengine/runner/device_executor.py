@@ -85,7 +85,7 @@ class DeviceExecutor:
             """As of `DecodeGraphs`."""
             self._no_tokens = self._last_tokens[:0]
             self._model = DeviceModel(setup, self._last_tokens, check)
-            self._draft = None if setup.draft is None else DeviceDraft(setup.draft, setup.spec.vocab_size, check)
+            self._draft = None if setup.draft is None else DeviceDraft(setup.draft, self._model, setup.spec.vocab_size, check)
             self._models = [self._model] if self._draft is None else [self._model, self._draft.model]
             self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device)
             self._scorer = PromptScorer(setup.spec.vocab_size, setup.device)
@@ -93,7 +93,8 @@ class DeviceExecutor:
         self._unstarted: DeviceStep | None = None  # the latest step, on a CPU
 
     def bytes_per_page(self) -> int:
-        return sum(model.backend.bytes_per_page() for model in self._models)
+        hidden = 0 if self._draft is None else self._draft.bytes_per_page()
+        return hidden + sum(model.backend.bytes_per_page() for model in self._models)
 
     def kv_budget(self) -> int:
         """On CUDA what is left beside weights, the widest step, graphs, and other users of the device."""
@@ -122,6 +123,8 @@ class DeviceExecutor:
         with self._stream.enter():
             for model in self._models:
                 model.backend.copy_pages(sources, destinations)
+            if self._draft is not None:
+                self._draft.copy_pages(sources, destinations)
 
     def draft(self, step: Step) -> IntArray:
         """The tokens stay on the device until the step in which the model checks them; until then `BY_MODEL` stands for each."""
@@ -257,6 +260,8 @@ class DeviceExecutor:
     def _allocate_pages(self, num_pages: int) -> None:
         for model in self._models:
             model.backend.allocate(num_pages)
+        if self._draft is not None:
+            self._draft.allocate(num_pages)
 
     def _graph_sizes(self) -> GraphSizes:
         config, setup = self._setup.config, self._setup
@@ -270,7 +275,7 @@ class DeviceExecutor:
             return None
         try:
             capture = self._capture(self._setup.device)
-            taken = [model.record(sizes, max_model_len, capture) for model in self._models]
+            taken = [model.record(sizes, max_model_len, capture) for model in self._models if not model.is_head]
         except Exception as error:  # the same steps run without graphs
             _log.warning("no graphs, so that steps take longer: %s", error, exc_info=_log.isEnabledFor(logging.DEBUG))
             taken = [None]

@@ -9,31 +9,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.attention import AttentionMetadata
-from aengine.kernels.upload import upload
-from aengine.models.decoder import ForwardBatch
+from aengine.attention import AttentionBackend, AttentionMetadata
+from aengine.kernels.upload import to_device, upload
+from aengine.models.decoder import Decoder, ForwardBatch
+from aengine.models.spec import ModelSpec
 from aengine.runner.base import Step
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.capture import Capture
 from aengine.runner.decode_graphs import Forward
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.step_graphs import StepGraphs, record_graphs
-from aengine.runner.torch_models import load_torch_model
+from aengine.runner.torch_models import TorchModel, load_torch_model
 
 
 class DeviceModel:
-    def __init__(self, setup: ExecutorSetup, last_tokens: Tensor, check: Callable[[], object]) -> None:
-        """Loads the model, as `build_executor`. `last_tokens`: as of `DecodeGraphs`. To be called on the stream of the steps."""
+    def __init__(self, setup: ExecutorSetup, last_tokens: Tensor, check: Callable[[], object], target: DeviceModel | None = None) -> None:
+        """Loads the model, as `build_executor`. `last_tokens`: as of `DecodeGraphs`. `target`: of a draft head, which must not have run.
+        To be called on the stream of the steps."""
         self._setup = setup
         self._last_tokens = last_tokens
-        self._model, self.backend = load_torch_model(setup, check)
+        self.model: TorchModel
+        self.backend: AttentionBackend
+        self.model, self.backend = load_torch_model(setup, check, None if target is None else target.model)
+        self.is_head = isinstance(setup.spec, ModelSpec) and setup.spec.draft_head is not None
+        """A draft head, of which no graphs are recorded: it has one layer."""
         self.graphs: StepGraphs | None = None
 
     def record(self, sizes: GraphSizes, max_model_len: int, capture: Capture) -> GraphBytes | None:
         """Records graphs of steps over the pages that there are. None: the backend does not support them."""
         setup = self._setup
         pages_per_row = -(-max_model_len // setup.config.page_size)
-        recorded = record_graphs(self._model, self.backend, sizes, self._last_tokens, pages_per_row, capture, setup.max_num_seqs)
+        recorded = record_graphs(self.model, self.backend, sizes, self._last_tokens, pages_per_row, capture, setup.max_num_seqs)
         if recorded is None:
             return None
         self.graphs, taken = recorded
@@ -61,15 +67,25 @@ class DeviceModel:
         )
         *metadata, positions, decode_rows, logits_indices, rows, next_positions = upload(arrays, self._setup.device)
         input_ids = torch.cat((self._last_tokens.index_select(0, decode_rows), token_ids)) if layout.num_decodes else token_ids
+        slots = metadata[-1][0] if isinstance(self.model, Decoder) and self.model.kept is not None else None
         attention = self.backend.plan(AttentionMetadata(layout, *metadata))
-        batch = ForwardBatch(input_ids, positions, logits_indices, attention)
+        batch = ForwardBatch(input_ids, positions, logits_indices, attention, slots, self._next_slots(step, logits_indices))
         in_pieces = None if graphs is None or graphs.pieces is None else graphs.pieces.forward(batch)
-        hidden = self._model(batch) if in_pieces is None else in_pieces
+        hidden = self.model(batch) if in_pieces is None else in_pieces
 
         def logits(indices: Tensor) -> Tensor:
-            return self._model.logits(hidden, replace(batch, logits_indices=indices))
+            return self.model.logits(hidden, replace(batch, logits_indices=indices))
 
         return Forward(logits, logits_indices, rows, next_positions)
+
+    def _next_slots(self, step: Step, logits_indices: Tensor) -> Tensor | None:
+        """Of a draft head: where it keeps what it carries, which it does at the logits indices."""
+        if not self.is_head:
+            return None
+        next_slots = torch.full((step.layout.num_tokens,), -1, dtype=torch.int32, device=self._setup.device)
+        if len(step.kept_slots):
+            next_slots.index_copy_(0, logits_indices.long(), to_device(step.kept_slots, self._setup.device))
+        return next_slots
 
     def _is_short(self, step: Step) -> bool:
         """Whether no row has more tokens than one with drafts may have."""

@@ -27,8 +27,6 @@ def with_draft_model(setup: ExecutorSetup) -> ExecutorSetup:
         raise ConfigError.of(named, f"{value!r} is not possible: the model runs in the code of transformers")
     if config.speculative_model is not None:
         draft = _of_directory(setup, setup.spec, config.speculative_model)
-    elif value == "auto" and (setup.device.type != "cpu" or config.attention_backend == "torch_native"):
-        return setup  # where heads do not run
     else:
         spec = mtp_spec(setup.model_dir, setup.spec, config.load_format)
         if spec is None:

@@ -42,9 +42,6 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
             if config.attention_backend == "cpu":
                 raise ConfigError.of("attention_backend", f"'cpu' is not possible here: {reason}") from None
             _log.warning("running in plain torch, which is several times slower than the CPU kernels: %s", reason)
-    if setup.draft is not None and setup.draft.native_spec.draft_head is not None:
-        name = "speculative_model" if config.speculative_model is not None else "speculative"
-        raise ConfigError.of(name, f"{getattr(config, name)!r} needs the CPU kernels: no other code runs draft heads")
     if config.quantization != "none" and (on_cpu or fallback):
         needs = " and ".join(["the CPU kernels"] * on_cpu + ["a native model"] * fallback)
         raise ConfigError.of("quantization", f"{config.quantization!r} needs {needs}")

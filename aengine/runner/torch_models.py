@@ -43,8 +43,10 @@ class TorchModel(Protocol):
         """The float32 logits of a `head_product`: a new tensor."""
 
 
-def load_torch_model(setup: ExecutorSetup, check: Callable[[], object]) -> tuple[TorchModel, AttentionBackend]:
-    """As `build_executor`. To be called on the stream of the steps."""
+def load_torch_model(
+    setup: ExecutorSetup, check: Callable[[], object], target: TorchModel | None = None
+) -> tuple[TorchModel, AttentionBackend]:
+    """As `build_executor`. `target`: of a draft head. To be called on the stream of the steps."""
     spec = setup.spec
     backend = select_backend(setup.config.attention_backend, setup.attention())
     on_cpu = setup.device.type == "cpu"
@@ -61,7 +63,12 @@ def load_torch_model(setup: ExecutorSetup, check: Callable[[], object]) -> tuple
     kept = [weight.nbytes for weight in weights.values() if not isinstance(weight, Tensor)]
     if kept:
         _log.info("%d quantised matrices take %s", len(kept), show_bytes(sum(kept)))
-    return Decoder(spec, weights, setup.max_model_len, ops), backend
+    if spec.draft_head is None:
+        return Decoder(spec, weights, setup.max_model_len, ops), backend
+    assert isinstance(target, Decoder), "models of transformers have no draft heads"
+    head = Decoder(spec, {**target.shared_weights, **weights}, setup.max_model_len, ops)
+    target.serve(head)
+    return head, backend
 
 
 def _weight_bytes(setup: ExecutorSetup, quantized: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 from collections import deque
@@ -14,6 +15,7 @@ from every_draft import use_every_draft
 from head_models import Drafting, eagle, mtp
 from safetensors.torch import load_file, save_file
 from slow_cases import slow_but
+from test_graphs import graph_runner
 from test_greedy import make_runner
 
 from aengine.errors import ConfigError, ModelLoadError
@@ -33,7 +35,8 @@ MADE: dict[str, Callable[[pathlib.Path], Drafting]] = {
     "mimo": lambda path: mtp(path, "mimo"),
 }
 pytestmark = pytest.mark.usefixtures("every_draft")
-QUICK = ["eagle", "deepseek-v3", "mimo"]
+BACKENDS = ("cpu", "torch_native", "graphs")
+QUICK = [("eagle", "cpu"), ("deepseek-v3", "cpu"), ("mimo", "cpu"), ("eagle", "graphs"), ("mimo", "torch_native")]
 
 
 @pytest.fixture
@@ -97,7 +100,8 @@ class Run:
         rows = self.scheduler._rows
         for i in np.flatnonzero(plan.num_sampled > 1):
             row, start = int(plan.rows[i]), int(plan.starts[i])
-            drafts = steps[0].drafts[steps[0].sampled_rows == row][:-1]
+            known = executor._drafts(steps[0]).numpy() if executor.name == "torch" else steps[0].drafts
+            drafts = known[steps[0].sampled_rows == row][:-1]
             self.drafted.append((int(rows.keys[row]), rows.tokens[row, : start + 1].tolist(), drafts.tolist()))
         return flight
 
@@ -117,11 +121,15 @@ def requests_of(count: int, max_tokens: int = 24, *, seed: int = 0, temperature:
 
 
 @pytest.fixture
-def make(drafting: Drafting) -> Iterator[Callable[..., ModelRunner]]:
+def make(drafting: Drafting, backend: str) -> Iterator[Callable[..., ModelRunner]]:
     made: list[ModelRunner] = []
 
     def one(**options) -> ModelRunner:
-        made.append(make_runner(drafting.model_dir, max_num_batched_tokens=48, page_size=4, **options))
+        settings = {"max_num_batched_tokens": 48, "page_size": 4, **options}
+        if backend == "graphs":
+            made.append(graph_runner(drafting.model_dir, graph_sizes=(4, 24), **settings))
+        else:
+            made.append(make_runner(drafting.model_dir, attention_backend=backend, **settings))
         return made[-1]
 
     yield one
@@ -129,7 +137,7 @@ def make(drafting: Drafting) -> Iterator[Callable[..., ModelRunner]]:
         runner.close()
 
 
-@pytest.mark.parametrize("drafting", slow_but(QUICK, MADE), indirect=True)
+@pytest.mark.parametrize(("drafting", "backend"), slow_but(QUICK, itertools.product(MADE, BACKENDS)), indirect=["drafting"])
 def test_a_head_proposes_what_plain_torch_does(drafting: Drafting, make: Callable[..., ModelRunner]) -> None:
     """In chunks and waves, with preemption and shared prefixes; and outputs are those without it.
 
@@ -166,7 +174,11 @@ def test_drafts_of_a_head_that_is_right_are_accepted(tmp_path: pathlib.Path) -> 
             runner.close()
 
 
-@pytest.mark.parametrize("drafting", slow_but(["mimo"], MADE), indirect=True)
+@pytest.mark.parametrize(
+    ("drafting", "backend"),
+    slow_but([("mimo", "cpu"), ("mimo", "torch_native")], itertools.product(MADE, BACKENDS)),
+    indirect=["drafting"],
+)
 def test_forks_have_the_hidden_states_of_their_prompt(drafting: Drafting, make: Callable[..., ModelRunner]) -> None:
     """Its last page is copied. Each of them may not have another token, so that they part."""
     prompt = np.arange(30, dtype=np.int32)
@@ -229,8 +241,6 @@ def test_what_a_checkpoint_of_a_head_lacks_is_named(tmp_path: pathlib.Path) -> N
 
 def test_mtp_needs_a_checkpoint_with_a_layer_for_it(tmp_path: pathlib.Path) -> None:
     drafting = mtp(tmp_path, "mimo")
-    with pytest.raises(ConfigError, match=r"^speculative: 'mtp' needs the CPU kernels: no other code runs draft heads$"):
-        make_runner(tmp_path, **drafting.options, attention_backend="torch_native")
     missing = "^speculative: 'mtp' is not possible: the checkpoint carries no MTP layer of a kind that is supported$"
     stored = load_file(tmp_path / "model.safetensors")
     save_file({key: tensor for key, tensor in stored.items() if "mtp" not in key}, tmp_path / "model.safetensors")
