@@ -208,13 +208,15 @@ class DeviceExecutor:
         return sampled, scores
 
     def _sample(self, step: Step, forward: Forward) -> SampledTokens:
-        """Without `accepted`, which follow from the tokens, where no logits are processed."""
+        """Without `accepted`, which follow from the tokens, where no logits are processed. Where they are, the host must know the drafts,
+        and waits for those of a draft model."""
         logits = forward.logits(forward.logits_indices)
         if self._sampler.is_greedy(step.sampled_rows):
             return SampledTokens(logits.argmax(-1))
-        given = (logits, step.sampled_rows, step.next_positions, forward.rows, forward.next_positions)
-        drafts = self._drafts(step).cpu().numpy() if step.drafts is not None and self._sampler.processes(step.sampled_rows) else None
-        return self._sampler.sample(*given, drafts)
+        drafts = step.drafts if self._sampler.processes(step.sampled_rows) else None
+        if drafts is not None and self._draft is not None:
+            drafts = self._drafts(step).cpu().numpy()
+        return self._sampler.sample(logits, step.sampled_rows, step.next_positions, forward.rows, forward.next_positions, drafts)
 
     def _token_ids(self, step: Step) -> Tensor:
         """Those of the step, with what the draft model proposed."""

@@ -118,7 +118,8 @@ def run(
 ) -> tuple[dict[int, Tokens], int]:
     """All of them at once. Returns what they got, by key, and the number of the next step."""
     sizes = runner.max_num_seqs, runner.max_num_batched_tokens, runner.max_model_len, num_pages, runner.page_size
-    config = SchedulerConfig(*sizes, windows=runner.windows, max_drafts=8, has_draft_model=isinstance(drafter, OfAModel))
+    drafting = {"has_draft_model": isinstance(drafter, OfAModel), "has_draft_head": runner.draft_source is DraftSource.MTP}
+    config = SchedulerConfig(*sizes, windows=runner.windows, max_drafts=8, **drafting)
     scheduler = Scheduler(config, drafter=drafter)
     scheduler._num_steps = first_step
     outputs: dict[int, Tokens] = {request.key: [] for request in requests}
@@ -192,6 +193,10 @@ def test_a_model_that_is_its_own_draft_model(backend: str, tmp_path: pathlib.Pat
         runner = graph_runner(tmp_path, graph_sizes=None, **options)
     else:
         runner = make_runner(tmp_path, attention_backend=backend, **options)
+    attention, layers = runner.spec.layers[0].attention, runner.spec.num_layers
+    per_layer = 4 * 2 * attention.num_kv_heads * attention.head_dim * 4  # page_size, keys and values, float32
+    in_pages = layers // len(runner.windows)  # layers of the model, whose windows have pages of their own
+    assert runner._executor.bytes_per_page() == (in_pages + layers) * per_layer
     requests = random_requests(random.Random(0), 100)[:30]
     expected, steps = run(runner, requests, 0, None, 80)
     drafter = OfAModel()

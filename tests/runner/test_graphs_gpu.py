@@ -179,6 +179,17 @@ def test_drafts_are_made_and_accepted_without_waiting(
         assert drafter.num_accepted > 0.8 * drafter.num_proposed > 100, (drafter.num_accepted, drafter.num_proposed)
 
 
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_drafts_of_a_head_are_made_without_waiting(
+    tmp_path: pathlib.Path, backend: str, eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1, "attention_bias": True}
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL, **changes}))
+    with cuda_runner(tmp_path, backend, eager=eager, speculative="mtp", max_drafts=8, graph_sizes=None) as runner:
+        assert drafting_alone(runner, monkeypatch).num_proposed > 100
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_replays_that_verify_drafts(model_dir: pathlib.Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the same steps without graphs, whose attention sees the drafts of a row as a chunk."""
