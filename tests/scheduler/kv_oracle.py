@@ -103,6 +103,7 @@ class OracleRunner:
         self.windows = windows
         self.slots = np.full(num_pages * page_size, -1, np.int64)
         self.draft_slots = self.slots.copy()  # of the draft model, in the pages of the first group
+        self.draft_is_head = False
         self._rng = random.Random(0)
         self.truths: dict[int, Truth] = {}  # by key
         self.num_computed = 0  # tokens computed in all steps
@@ -203,6 +204,9 @@ class OracleRunner:
             given += length
             if not np.array_equal(self.draft_slots[self.slots_of(row, 0, 0, start)], self.contents_of(row, 0, 0, start)):
                 raise OracleError("the draft model reads wrong KV")
+            read = max(0, start - 1), end - 1  # positions of the model's hidden states
+            if self.draft_is_head and not np.array_equal(self.slots[self.slots_of(row, 0, *read)], self.contents_of(row, 0, *read)):
+                raise OracleError("a draft head reads hidden states of tokens that the model has not computed")
             following = truth[end : end + self._rng.choice([0, self._rng.randint(0, num_drafts), num_drafts])].tolist()
             drafts = (following + [self._rng.randrange(50) for _ in range(num_drafts)])[:num_drafts]
             right = 0
@@ -210,7 +214,8 @@ class OracleRunner:
                 right += 1
             written = max(end, end + num_drafts - 1)  # it does not compute its last draft
             contents = np.full(written - start, -2)
-            known = self.contents_of(row, 0, start, min(end + right, written))
+            # What a head computes of its own hidden states does not count.
+            known = self.contents_of(row, 0, start, end if self.draft_is_head else min(end + right, written))
             contents[: len(known)] = known
             self.draft_slots[self.slots_of(row, 0, start, written)] = contents
             if num_drafts:

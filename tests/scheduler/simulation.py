@@ -42,6 +42,7 @@ class Simulation:
         self.config = config
         self.clock = FakeClock()
         self.runner = OracleRunner(config.num_pages, config.page_size, config.max_num_seqs, config.max_num_batched_tokens, config.windows)
+        self.runner.draft_is_head = config.has_draft_head
         drafter = None if drafts is None else RandomDrafts(self.runner.truth_of, drafts, has_model=config.has_draft_model)
         self.scheduler = Scheduler(config, self.clock, drafter)
         if self.scheduler._drafts is not None:

@@ -44,7 +44,8 @@ def random_config(rng: random.Random) -> SchedulerConfig:
         max_drafts=20,
         enable_prefix_cache=rng.random() < 0.85,
         ageing_seconds=rng.choice([5.0, 50.0]),
-        has_draft_model=windows[0] is None and rng.random() < 0.6,
+        has_draft_model=windows[0] is None and (drawn := rng.random()) < 0.6,
+        has_draft_head=windows[0] is None and drawn < 0.2,
     )
 
 
@@ -258,3 +259,17 @@ class TestTheOracleCanFail:
 
         monkeypatch.setattr(DraftProgress, "commit", commit)
         assert fails(range(200))
+
+    def test_a_head_computes_a_chunk_with_the_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(DraftProgress, "follow", lambda self, row, start, length: self.catch_up(row, start + length))
+        assert fails(range(100))
+
+    def test_what_a_head_computed_of_its_own_hidden_states_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = DraftProgress.commit
+
+        def commit(self: DraftProgress, plan: StepPlan, committed: np.ndarray) -> None:
+            self._is_head = False
+            real(self, plan, committed)
+
+        monkeypatch.setattr(DraftProgress, "commit", commit)
+        assert fails(range(100))
