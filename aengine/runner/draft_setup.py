@@ -13,6 +13,8 @@ from aengine.models.spec import HeadKind, ModelSpec
 from aengine.runner.setup import ExecutorSetup
 from aengine.scheduler.drafter import DraftSource
 
+_NOT_NATIVE = "the model runs in the code of transformers, where no hidden states are read"
+
 
 def with_draft_model(setup: ExecutorSetup) -> ExecutorSetup:
     """With that of `EngineConfig.speculative` if there is one. Raises ModelLoadError, and ConfigError for one that is not possible."""
@@ -20,23 +22,14 @@ def with_draft_model(setup: ExecutorSetup) -> ExecutorSetup:
     if config.speculative in ("off", "ngram"):
         return setup
     named = "speculative_model" if config.speculative_model is not None else "speculative"
-    value = getattr(config, named)
-    if not isinstance(setup.spec, ModelSpec):
-        if named == "speculative" and value == "auto":
-            return setup
-        raise ConfigError.of(named, f"{value!r} is not possible: the model runs in the code of transformers")
-    if config.speculative_model is not None:
-        draft = _of_directory(setup, setup.spec, config.speculative_model)
-    else:
-        spec = mtp_spec(setup.model_dir, setup.spec, config.load_format)
-        if spec is None:
-            if value == "auto":
-                return setup
-            raise ConfigError.of(named, "'mtp' is not possible: the checkpoint carries no MTP layer of a kind that is supported")
-        draft = replace(setup, spec=spec)
-    if None not in setup.groups.windows:
-        raise ConfigError.of(named, f"{value!r} is not possible: all layers of the model have windows")
-    return replace(setup, draft=replace(draft, is_draft=True))
+    draft, reason = _of_checkpoint(setup) if config.speculative_model is None else _of_directory(setup, config.speculative_model)
+    if draft is not None and None not in setup.groups.windows:
+        draft, reason = None, "all layers of the model have windows"
+    if draft is not None:
+        return replace(setup, draft=replace(draft, is_draft=True))
+    if (named, config.speculative) == ("speculative", "auto"):
+        return setup
+    raise ConfigError.of(named, f"{getattr(config, named)!r} is not possible: {reason}")
 
 
 def draft_source(setup: ExecutorSetup) -> DraftSource | None:
@@ -46,13 +39,25 @@ def draft_source(setup: ExecutorSetup) -> DraftSource | None:
     return DraftSource.MODEL if head is None else DraftSource.MTP if head.kind is HeadKind.MTP else DraftSource.HEAD
 
 
-def _of_directory(setup: ExecutorSetup, target: ModelSpec, model: str) -> ExecutorSetup:
+def _of_checkpoint(setup: ExecutorSetup) -> tuple[ExecutorSetup | None, str]:
+    """That of an MTP layer of the model; or None, and why there can be none."""
+    if not isinstance(setup.spec, ModelSpec):
+        return None, _NOT_NATIVE
+    spec = mtp_spec(setup.model_dir, setup.spec, setup.config.load_format)
+    if spec is None:
+        return None, "the checkpoint carries no MTP layer of a kind that is supported"
+    return replace(setup, spec=spec), ""
+
+
+def _of_directory(setup: ExecutorSetup, model: str) -> tuple[ExecutorSetup | None, str]:
     config = setup.config
     model_dir = resolve_model(model, None, config.load_format)
     if config.speculative == "eagle" or (config.speculative == "auto" and load_spec(model_dir).draft_head is not None):
-        return replace(setup, spec=eagle_spec(model_dir, target, config.load_format), model_dir=model_dir)
+        if not isinstance(setup.spec, ModelSpec):
+            return None, _NOT_NATIVE
+        return replace(setup, spec=eagle_spec(model_dir, setup.spec, config.load_format), model_dir=model_dir), ""
     spec = find_spec(model_dir, "native", setup.max_model_len)
     if spec.max_position_embeddings < setup.max_model_len:
-        lengths = f"{spec.max_position_embeddings} tokens, and sequences may have {setup.max_model_len}: lower max_model_len"
-        raise ConfigError.of("speculative_model", f"{model!r} has a context of {lengths}")
-    return replace(setup, spec=spec, model_dir=model_dir)
+        lengths = f"{spec.max_position_embeddings} tokens, and sequences may have {setup.max_model_len}"
+        return None, f"it has a context of {lengths}: lower max_model_len"
+    return replace(setup, spec=spec, model_dir=model_dir), ""

@@ -18,8 +18,11 @@ from slow_cases import slow_but
 from test_graphs import graph_runner
 from test_greedy import make_runner
 
+from aengine.attention import build_layout
 from aengine.errors import ConfigError, ModelLoadError
+from aengine.models.cpu_stack import LastTokens
 from aengine.runner.base import InFlightStep
+from aengine.runner.host_executor import HostExecutor
 from aengine.runner.model_runner import ModelRunner
 from aengine.scheduler.drafter import DraftSource
 from aengine.scheduler.plan import RowParams, StepPlan
@@ -246,9 +249,35 @@ def test_mtp_needs_a_checkpoint_with_a_layer_for_it(tmp_path: pathlib.Path) -> N
     save_file({key: tensor for key, tensor in stored.items() if "mtp" not in key}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=missing):
         make_runner(tmp_path, **drafting.options)
-    make_runner(tmp_path).close()
-    save_file(stored, tmp_path / "model.safetensors")
-    make_runner(tmp_path).close()
+    sources = []
+    for tensors, mode in ((None, "off"), (None, "auto"), (stored, "off"), (stored, "auto")):
+        if tensors is not None:
+            save_file(tensors, tmp_path / "model.safetensors")
+        runner = make_runner(tmp_path, speculative=mode)
+        sources.append(runner.draft_source)
+        runner.close()
+    assert sources == [None, None, None, DraftSource.MTP]
     changed(tmp_path, num_nextn_predict_layers=0)
     with pytest.raises(ConfigError, match=missing):
         make_runner(tmp_path, **drafting.options)
+
+
+def test_steps_with_no_room_for_hidden_states_are_refused(tmp_path: pathlib.Path) -> None:
+    mtp(tmp_path, "mimo")
+    runner = make_runner(tmp_path, speculative="mtp")
+    executor, one = runner._executor, np.array([0], np.int32)
+    assert isinstance(executor, HostExecutor)
+    assert executor._draft is not None
+    layout = build_layout(one, 0, one, one + 2, np.ones((1, 1, 1), np.int32), runner.page_size)
+    no_tokens = LastTokens(one[:0], one[:0], one[:0])
+    for slots, message in (
+        (None, r"the model keeps hidden states \[\d+, 64\] of torch.float32"),
+        ([3], "there are 1 slots for hidden states of 2 tokens"),
+        ([3, 1 << 30], "a slot of the step is neither -1 nor in the pool"),
+    ):
+        kept = None if slots is None else executor._draft.kept(np.array(slots, np.int32))
+        with pytest.raises(ValueError, match=message):
+            executor._stack.prepare(
+                executor._workspace, executor._pool, layout, layout.positions, one, last_tokens=no_tokens, kept=kept
+            ).run()
+    runner.close()
