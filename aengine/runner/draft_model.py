@@ -108,6 +108,8 @@ class DraftModel:
             last_tokens=LastTokens(self._last_tokens, step.rows[:num_decodes], step.sampled_rows[: 0 if own_ids else None]),
             kept=self.kept(step.kept_slots),
         )
+        if self._workspace.threads > 1 and not own_ids:
+            call.begin()  # on the threads that the model's steps run on; others would spin on the cores of these afterwards
         call.run()
         if own_ids:
             tokens = self._draw(call, draw_params)

@@ -66,7 +66,7 @@ def itself(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     made.close()
 
 
-def with_draft(path: Path, draft: Path, **options: str) -> ModelRunner:
+def with_draft(path: Path, draft: Path, **options: str | int) -> ModelRunner:
     made = make_runner(path, speculative="draft", speculative_model=str(draft), max_drafts=5, page_size=PAGE_SIZE, **options)
     made.steps = 0  # type: ignore[attr-defined]  # that it has run
     return made
@@ -208,9 +208,9 @@ def test_it_proposes_its_own_continuation(family: str, tmp_path: Path) -> None:
     runner.close()
 
 
-def test_its_weights_and_pages_are_quantised_alike(tmp_path: Path) -> None:
+def test_its_weights_and_pages_are_quantised_alike_with_two_threads(tmp_path: Path) -> None:
     save_tiny("qwen3", tmp_path)
-    runner = with_draft(tmp_path, tmp_path, dtype="bfloat16", quantization="int8", kv_cache_dtype="int8")
+    runner = with_draft(tmp_path, tmp_path, dtype="bfloat16", quantization="int8", kv_cache_dtype="int8", threads=2)
     _, counts = Engine(runner).generate(*(request(key, prompt) for key, prompt in enumerate(prompts([9, 40]))))
     all_accepted(counts)
     runner.close()
