@@ -125,7 +125,9 @@ class DraftLengths:
         if num_drafts:
             self._verifying.setdefault(kind, _StepSeconds()).add(num_tokens, seconds)
             self._most[kind] = max(self._most.get(kind, 1), num_drafts)
-        lost = seconds - self._plain[kind.processed].of(num_rows) * num_new / num_rows
+        plain = self._plain[kind.processed].of(num_rows)
+        # What holds up the whole process for once is not the drafts' fault.
+        lost = min(seconds - plain * num_new / num_rows, _MOST_SPARE * plain)
         if tried and self._spare is not None:
             self._spare -= max(lost, 0.0)
         else:

@@ -127,6 +127,18 @@ def test_drafts_that_become_wrong_are_given_up() -> None:
     assert gain(8, 2000, compute_bound, lambda position: 0.95 if position < 100 else 0.0) > 0.975
 
 
+def test_a_stall_is_not_charged_to_drafts() -> None:
+    num_steps = 0
+
+    def seconds(num_tokens: int, ahead: bool) -> float:
+        nonlocal num_steps
+        num_steps += 1
+        return memory_bound(num_tokens, ahead) + (10.0 if num_steps == 50 else 0.0)
+
+    plain = total_seconds(1, 1000, memory_bound, None) + 10.0
+    assert plain / total_seconds(1, 1000, seconds, lambda position: 0.9) > 1.8
+
+
 def test_a_drafter_that_is_too_sure_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Planted, "learns", False)
     assert gain(1, 2000, lambda num_tokens, ahead: 0.04 + 0.004 * num_tokens, lambda position: 0.0) > 0.975
