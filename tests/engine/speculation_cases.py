@@ -54,12 +54,13 @@ class Outcome:
     prompt_ids: list[int] = field(default_factory=list)
 
 
-def random_cases(seed: int, count: int) -> list[Case]:
+def random_cases(seed: int, count: int, *, processed: bool = True) -> list[Case]:
+    """If not `processed`, tokens are drawn in the kernels, which is only done where it is so for all rows of a step."""
     rng = random.Random(seed)
-    return [_case(rng, number) for number in range(count)]
+    return [_case(rng, processed) for _ in range(count)]
 
 
-def _case(rng: random.Random, number: int) -> Case:
+def _case(rng: random.Random, processed: bool) -> Case:
     def some(most: int, least: int = 1) -> tuple[int, ...]:
         return tuple(rng.sample(range(VOCAB_SIZE), rng.randint(least, most)))
 
@@ -95,13 +96,13 @@ def _case(rng: random.Random, number: int) -> Case:
         "prompt_logprobs": lambda: rng.choice([0, 2]),
         "max_drafts": lambda: rng.choice([0, 1, 2, 16]),
         "n": lambda: rng.choice([2, 3]),
-        "logits_processors": lambda: rng.sample(PROCESSORS, rng.randint(1, 2)),
+        "logits_processors": lambda: rng.sample(PROCESSORS, rng.randint(1, 3)),
         "structured_output": lambda: rng.choice(STRUCTURES),
     }
     rare = ("detokenize", "prompt_logprobs", "n", "structured_output", "logits_processors", "allowed_token_ids")
-    names = [name for name in pieces if rng.random() < (0.12 if name in rare else 0.25)]
-    if rng.random() < 0.15:
-        names = ["temperature", "n"][: rng.randint(0, 2)]  # what the kernels sample
+    names = [name for name in pieces if rng.random() < (0.15 if name in rare else 0.25)]
+    if not processed:
+        names = [name for name in names if name in _OF_DRAWS]
     fields = {name: pieces[name]() for name in names}
     if fields.get("structured_output"):
         fields.pop("ignore_eos", None)
@@ -116,6 +117,9 @@ def _case(rng: random.Random, number: int) -> Case:
         fields["banned_token_ids"] = tuple(token for token in fields.get("banned_token_ids", ()) if token not in allowed)
     params = SamplingParams(seed=rng.getrandbits(64), max_tokens=max_tokens, **fields)
     return Case(prompt, params, rng.randint(0, 9) if rng.random() < 0.1 else None, rng.random() < 0.1)
+
+
+_OF_DRAWS = {"temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos", "max_drafts", "n"}
 
 
 def not_twice(logits: torch.Tensor, token_ids: list[int]) -> None:
@@ -140,7 +144,13 @@ def repeats(logits: torch.Tensor, token_ids: list[int]) -> None:
     logits[token_ids[-min(5, len(token_ids))]] += 15.0
 
 
-PROCESSORS = (not_twice, by_length, fails_at_30, nothing_after_comma, repeats, repeats)
+def by_logits(logits: torch.Tensor, token_ids: list[int]) -> None:
+    """The next token depends on the logits of all tokens so far, as masks and penalties have left them."""
+    seen = logits[sorted(set(token_ids))].clamp(-1e4, 1e4)
+    logits[round(float(seen.sum()) * 100) % VOCAB_SIZE] += 20.0
+
+
+PROCESSORS = (not_twice, by_length, fails_at_30, nothing_after_comma, repeats, by_logits, by_logits)
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -185,7 +195,7 @@ class KnownDrafts:
         if rng is None:
             return Draft(np.array(right[:most], np.int32), DraftSource.NGRAM)
         num_right = rng.choice([0, rng.randint(0, most), most, most])
-        wrong = [rng.choice([rng.randrange(VOCAB_SIZE), EOS, int(tokens[-1])]) for _ in range(most)]
+        wrong = [rng.choice([rng.randrange(VOCAB_SIZE), EOS, int(rng.choice(tokens)), int(tokens[-1])]) for _ in range(most)]
         ids = [*right[:num_right], *wrong][: rng.choice([most, most, rng.randint(1, most)])]
         return Draft(np.array(ids, np.int32), DraftSource.NGRAM)
 

