@@ -35,15 +35,15 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_stream_is_its_solo_run(speculation: bool) -> None:
     async with OracleEngine() as engine:
-        stream = engine.stream([1, 2, 3], SamplingParams(seed=5, max_tokens=20, ignore_eos=True))
+        stream = engine.stream([1, 2, 3], SamplingParams(seed=5, max_tokens=60, ignore_eos=True))
         tokens = [token async for token in stream]
         output, reason = engine.solo(5)
         assert [token.token_id for token in tokens] == output
-        assert [token.finish_reason for token in tokens] == [None] * 19 + [reason]
+        assert [token.finish_reason for token in tokens] == [None] * 59 + [reason]
         completion = stream.completion()
         assert completion.token_ids == tuple(output)
         assert completion.finish_reason is FinishReason.MAX_TOKENS
-        assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (3, 20)
+        assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (3, 60)
         assert completion.text == "".join(token.text for token in tokens) == engine._loaded.tokenizer.decode(output)
         assert [token async for token in stream] == []
         await stream.aclose()
