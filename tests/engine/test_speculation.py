@@ -56,23 +56,23 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8", "threads": 2},  # with two threads steps run ahead
 }
-DRAFTERS = ["known", "ngram", "draft", "alone"]
+DRAFTERS = ["known", "ngram", "auto", "alone"]
 QUICK = [*((drafter, "float32", FEW) for drafter in DRAFTERS), ("known", "bfloat16", FEW), ("known", "float32", DRAWN)]
-SLOW = [*itertools.product(["known"], NUMBERS, MANY), *itertools.product(DRAFTERS[1:], ["bfloat16", "int8"], [SOME])]
+SLOW = [*itertools.product(["known"], NUMBERS, MANY), *itertools.product(["draft", *DRAFTERS[1:]], ["bfloat16", "int8"], [SOME])]
 
 
 @pytest.mark.parametrize(("drafter", "numbers", "drawn"), slow_but(QUICK, [*QUICK, *SLOW]))
 async def test_requests_get_the_same(drafter: str, numbers: str, drawn: tuple[int, int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`drafter`: known has drafts of what is known to come, alone too, for one request after another; of draft the model itself is the
-    draft model."""
+    """`drafter`: known has drafts of what is known to come, alone too, for one request after another; of draft and auto the model itself
+    is the draft model."""
     cases = random_cases(drawn[0], drawn[1], processed=drawn[2])
     expected, further = await expected_of(drawn, numbers)
     use_every_draft(monkeypatch)
     options = {"speculative": "ngram", "kv_cache_memory": 80 * PAGE_BYTES[numbers], **CROWD}
     if drafter in ("known", "alone"):
         use_drafter(monkeypatch, KnownDrafts([*expected, *further], random.Random(drawn[0])))
-    elif drafter == "draft":
-        options |= {"speculative": "draft", "speculative_model": "demo"}
+    elif drafter in ("draft", "auto"):
+        options |= {"speculative": drafter, "speculative_model": "demo"}
         options["kv_cache_memory"] *= 2
     async with engine_of(numbers, **options) as engine:
         found = await outcomes(engine, cases, 1 if drafter == "alone" else 32)
