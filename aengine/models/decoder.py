@@ -90,8 +90,12 @@ class Decoder:
             tapped[len(self._layers)] = residual + pending
         hidden, residual = self._norm(pending, residual)
         assert isinstance(hidden, Tensor)
-        if self.kept is not None:
-            self.kept.keep(batch.slots, batch.next_slots, tapped, residual, hidden)
+        if self.kept is not None and self._head_inputs is not None:
+            assert batch.next_slots is not None
+            self.kept.of_head(batch.next_slots, residual, hidden)
+        elif self.kept is not None:
+            assert batch.slots is not None
+            self.kept.of_target(batch.slots, tapped, hidden)
         return hidden
 
     def logits(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
@@ -124,8 +128,10 @@ class Decoder:
 
     @property
     def head_shape(self) -> tuple[int, int]:
-        """vocab_size, hidden_size"""
-        return self._spec.vocab_size, self._spec.hidden_size
+        """How many logits a token has, and hidden_size."""
+        head = self._spec.draft_head
+        own = head.num_draft_ids if head is not None and head.own_head else None
+        return own or self._spec.vocab_size, self._spec.hidden_size
 
     def _embed(self, batch: ForwardBatch) -> Tensor:
         embedded = F.embedding(batch.input_ids, self._embedding)

@@ -41,13 +41,13 @@ class Kept:
     def read(self, slots: Tensor) -> Tensor:
         return self.states.index_select(0, slots.clamp(min=0))
 
-    def keep(self, slots: Tensor | None, next_slots: Tensor | None, tapped: Mapping[int, Tensor], residual: Tensor, hidden: Tensor) -> None:
-        """What [T] tokens make: their last `residual`, the `hidden` states that an output head reads, and the residuals that are `tapped`.
-        `slots` are the target's, `next_slots` the head's, as in `ForwardBatch`."""
-        if next_slots is not None:
-            self._write(next_slots, residual if self._carries_residual else hidden)
-        elif slots is not None:
-            self._write(slots, hidden if self._fuse is None else self._fuse(torch.cat([tapped[tap] for tap in self.taps], -1)))
+    def of_target(self, slots: Tensor, tapped: Mapping[int, Tensor], hidden: Tensor) -> None:
+        """[T] tokens of the target, with the residuals at its `taps` and the `hidden` states that its output head reads."""
+        self._write(slots, hidden if self._fuse is None else self._fuse(torch.cat([tapped[tap] for tap in self.taps], -1)))
+
+    def of_head(self, next_slots: Tensor, residual: Tensor, hidden: Tensor) -> None:
+        """[T] tokens of the head, with their last residual and the `hidden` states that its output head reads."""
+        self._write(next_slots, residual if self._carries_residual else hidden)
 
     def _write(self, slots: Tensor, states: Tensor) -> None:
         """Where a slot is -1, at slot 0, which is on the reserved page 0."""

@@ -101,6 +101,7 @@ class DecodeGraphs:
         self._staging = [StagingBuffer(device) for _ in range(3)]  # used in turn: copies of earlier steps may not be done
         self._num_steps = 0
         self._inputs = torch.zeros(self._frame.length(self._num_pages), dtype=torch.int32, device=device)
+        self._next_slots = torch.full((largest,), -1, dtype=torch.int32, device=device)
         self._arange = torch.arange(largest + 1, dtype=torch.int32, device=device)
         self._logits = torch.zeros(largest, model.head_shape[0], dtype=dtype, device=device)
         self._tokens = torch.zeros(largest, dtype=torch.int64, device=device)
@@ -131,8 +132,8 @@ class DecodeGraphs:
         self._graphs[size] = graph
         return True
 
-    def run(self, step: Step, token_ids: Tensor) -> Forward | None:
-        """`token_ids` int32 are those of the step, on the device. None: no graph holds it."""
+    def run(self, step: Step, token_ids: Tensor, next_slots: Tensor | None = None) -> Forward | None:
+        """`token_ids` int32 are those of the step, on the device; `next_slots` as of `ForwardBatch`. None: no graph holds it."""
         layout, places, count = step.layout, step.rows, step.layout.num_tokens
         size = fitting(self._sizes, count)
         if size is None:
@@ -143,13 +144,16 @@ class DecodeGraphs:
             given = np.arange(self._num_rows, self._num_rows + len(token_ids), dtype=np.int32)
             layout, places = as_decodes(layout), np.concatenate((step.rows[: layout.num_decodes], given))
             self._last_tokens[self._num_rows : self._num_rows + len(token_ids)].copy_(token_ids)
+        if next_slots is not None:
+            self._next_slots[:count].copy_(next_slots)
+            self._next_slots[count:size].fill_(-1)
         self._prepare(graph, layout, places, size)
         graph.pieces.replay()
 
         def logits(indices: Tensor) -> Tensor:
             return self._model.scaled_logits(self._logits[:count] if len(indices) == count else self._logits.index_select(0, indices))
 
-        if only_decodes:
+        if only_decodes and next_slots is None:  # a draft head's samples are one position later
             inputs = graph.inputs
             return Forward(logits, self._arange[:count], inputs.rows[:count], inputs.seq_lens[:count], greedy_tokens=self._tokens[:count])
         indices, rows, positions = upload((step.logits_indices, step.sampled_rows, step.next_positions), self._tokens.device)
@@ -174,6 +178,7 @@ class DecodeGraphs:
             logits_indices=self._arange[:size],
             attention=attention,
             slots=inputs.slot_mapping[0],
+            next_slots=self._next_slots[:size],
         )
         logits, tokens = self._logits[:size], self._tokens[:size]
         self._model.head_product(self._model(batch), out=logits)

@@ -76,6 +76,8 @@ class DeviceDraft:
             logits = self._of_all(forward.logits(forward.logits_indices))
             on_device = sampler.device_params(forward.rows, forward.next_positions)
             tokens = logits.argmax(-1) if params is None else self._draw(logits, params, on_device)
+        elif self._token_ids is not None:
+            tokens = self._token_ids.index_select(0, tokens)
         tokens = tokens.to(torch.int32)
         self._last_tokens.index_copy_(0, forward.rows.long(), tokens)
         at = forward.rows * self._most + forward.next_positions % self._most

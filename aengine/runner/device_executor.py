@@ -277,7 +277,7 @@ class DeviceExecutor:
             return None
         try:
             capture = self._capture(self._setup.device)
-            taken = [model.record(sizes, max_model_len, capture) for model in self._models if not model.is_head]
+            taken = [model.record(sizes, max_model_len, capture) for model in self._models]
         except Exception as error:  # the same steps run without graphs
             _log.warning("no graphs, so that steps take longer: %s", error, exc_info=_log.isEnabledFor(logging.DEBUG))
             taken = [None]

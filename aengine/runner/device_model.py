@@ -31,8 +31,7 @@ class DeviceModel:
         self.model: TorchModel
         self.backend: AttentionBackend
         self.model, self.backend = load_torch_model(setup, check, None if target is None else target.model)
-        self.is_head = isinstance(setup.spec, ModelSpec) and setup.spec.draft_head is not None
-        """A draft head, of which no graphs are recorded: it has one layer."""
+        self._is_head = isinstance(setup.spec, ModelSpec) and setup.spec.draft_head is not None
         self.graphs: StepGraphs | None = None
 
     def record(self, sizes: GraphSizes, max_model_len: int, capture: Capture) -> GraphBytes | None:
@@ -48,9 +47,9 @@ class DeviceModel:
     def forward(self, step: Step, token_ids: Tensor) -> Forward:
         """Replays a graph if one holds the step, else runs the model over uploaded arrays. `token_ids` int32 are the step's, on the
         device."""
-        layout, graphs = step.layout, self.graphs
+        layout, graphs, next_slots = step.layout, self.graphs, self._next_slots(step)
         if graphs is not None and self._is_short(step):
-            replayed = graphs.decodes.run(step, token_ids)
+            replayed = graphs.decodes.run(step, token_ids, next_slots)
             if replayed is not None:
                 return replayed
         arrays = (
@@ -69,7 +68,7 @@ class DeviceModel:
         input_ids = torch.cat((self._last_tokens.index_select(0, decode_rows), token_ids)) if layout.num_decodes else token_ids
         slots = metadata[-1][0] if isinstance(self.model, Decoder) and self.model.kept is not None else None
         attention = self.backend.plan(AttentionMetadata(layout, *metadata))
-        batch = ForwardBatch(input_ids, positions, logits_indices, attention, slots, self._next_slots(step, logits_indices))
+        batch = ForwardBatch(input_ids, positions, logits_indices, attention, slots, next_slots)
         in_pieces = None if graphs is None or graphs.pieces is None else graphs.pieces.forward(batch)
         hidden = self.model(batch) if in_pieces is None else in_pieces
 
@@ -78,14 +77,14 @@ class DeviceModel:
 
         return Forward(logits, logits_indices, rows, next_positions)
 
-    def _next_slots(self, step: Step, logits_indices: Tensor) -> Tensor | None:
+    def _next_slots(self, step: Step) -> Tensor | None:
         """Of a draft head: where it keeps what it carries, which it does at the logits indices."""
-        if not self.is_head:
+        if not self._is_head:
             return None
-        next_slots = torch.full((step.layout.num_tokens,), -1, dtype=torch.int32, device=self._setup.device)
+        next_slots = np.full(step.layout.num_tokens, -1, np.int32)
         if len(step.kept_slots):
-            next_slots.index_copy_(0, logits_indices.long(), to_device(step.kept_slots, self._setup.device))
-        return next_slots
+            next_slots[step.logits_indices] = step.kept_slots
+        return to_device(next_slots, self._setup.device)
 
     def _is_short(self, step: Step) -> bool:
         """Whether no row has more tokens than one with drafts may have."""

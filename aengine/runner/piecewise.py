@@ -62,7 +62,7 @@ class PiecewiseGraphs:
         device, dtype = spec.device, spec.dtype
         self._input_ids = torch.zeros(largest, dtype=torch.int32, device=device)
         self._positions = torch.zeros(largest, dtype=torch.int32, device=device)
-        self._slots = torch.full((largest,), -1, dtype=torch.int32, device=device)
+        self._slots = torch.full((2, largest), -1, dtype=torch.int32, device=device)  # `slots` and `next_slots` of a batch
         self._attended = torch.zeros(largest, spec.num_heads, spec.value_dim, dtype=dtype, device=device)
         self._hidden = torch.zeros(largest, model.head_shape[1], dtype=dtype, device=device)
         self._attention = _Attention(self._attended)
@@ -72,9 +72,7 @@ class PiecewiseGraphs:
         """For steps of up to `size` tokens, one of the sizes."""
         pieces = self._attention.pieces = Pieces(self._capture)
         positions = self._positions[:size]
-        batch = ForwardBatch(
-            self._input_ids[:size], positions, logits_indices=positions[:0], attention=self._attention, slots=self._slots[:size]
-        )
+        batch = ForwardBatch(self._input_ids[:size], positions, positions[:0], self._attention, *self._slots[:, :size])
         pieces.record(lambda: self._write_hidden(batch))
         pieces.replay()  # the first replay takes time and device memory
         self._pieces[size] = pieces
@@ -89,9 +87,10 @@ class PiecewiseGraphs:
         # The padding is ids and positions of earlier steps, or zeros: any valid ones do.
         self._input_ids[:count].copy_(batch.input_ids)
         self._positions[:count].copy_(batch.positions)
-        if batch.slots is not None:
-            self._slots[:count].copy_(batch.slots)
-            self._slots[count:size].fill_(-1)
+        for slots, given in zip(self._slots, (batch.slots, batch.next_slots), strict=True):
+            if given is not None:
+                slots[:count].copy_(given)
+                slots[count:size].fill_(-1)
         self._attention.step, self._attention.num_tokens = batch.attention, count
         self._pieces[size].replay()
         return self._hidden[:count]

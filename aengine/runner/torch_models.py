@@ -27,7 +27,7 @@ _log = logging.getLogger("aengine")
 class TorchModel(Protocol):
     @property
     def head_shape(self) -> tuple[int, int]:
-        """vocab_size and hidden_size, of the output head."""
+        """How many logits a token has, and hidden_size."""
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size], normed, ready for the head."""

@@ -150,8 +150,8 @@ def verified_by_graph(runner: ModelRunner) -> list[Step] | None:
         return None
     found, run = [], DecodeGraphs.run
 
-    def noting(step: Step, token_ids: torch.Tensor) -> Forward | None:
-        done = run(graphs.decodes, step, token_ids)
+    def noting(step: Step, *given: torch.Tensor | None) -> Forward | None:
+        done = run(graphs.decodes, step, *given)
         if done is not None and step.drafts is not None:
             found.append(step)
         return done
