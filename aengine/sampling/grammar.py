@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aengine.errors import InvalidRequestError
 from aengine.kernels.upload import to_device
-from aengine.sampling.forced_text import MOST_BYTES, Encode, ForcedText
+from aengine.sampling.forced_text import MOST_BYTES, Encode, ForcedText, Place
 from aengine.sampling.processors import Processor, StepRows
 from aengine.scheduler.plan import Features, NewRow
 
@@ -70,7 +70,7 @@ class _Matcher:
         self._compiled = compiled
         self._state = compiled.matcher.deep_copy()
         self._tokens: list[int] = []  # of the output, without the one that ends it
-        self._forced = b""  # what must come next, or begin of it, as far as it was looked for
+        self._place = Place()  # as far as forced text was looked for
 
     def fill(self, bits: NDArray[np.int32]) -> None:
         """Sets the bits [ceil(vocab_size / 32)] of the tokens that may come next, and no others. Raises `GrammarError` if it takes more
@@ -90,21 +90,18 @@ class _Matcher:
         self.fill(bits)
         return np.unpackbits(bits.view(np.uint8), bitorder="little", count=vocab_size).astype(np.bool_)
 
-    def forced(self, cuts: ForcedText) -> list[int]:
-        """The likely tokens of the text that must come next, or none."""
+    def likely(self, learned: ForcedText) -> list[int]:
+        """The likely next tokens, where the grammar forces a text, or has just done so."""
         if not self._tokens or self._compiled.encode is None:
             return []
-        text = self._state.compute_ff_bytes()
-        if not text:
-            return []
-        self._forced = text[:MOST_BYTES]
-        return cuts.tokens(self._tokens[-1], self._forced, self._compiled.texts, self._compiled.encode)
+        self._place = self._place.forced(self._state.compute_ff_bytes()[:MOST_BYTES])
+        return learned.tokens(self._tokens[-1], self._place, self._compiled.texts, self._compiled.encode)
 
-    def learn(self, token: int, cuts: ForcedText) -> None:
+    def learn(self, token: int, learned: ForcedText) -> None:
         """The next token, which was sampled."""
-        if self._forced:
-            cuts.learn(self._tokens[-1], self._forced, token)
-            self._forced = self._forced[len(self._compiled.texts[token]) or MOST_BYTES :]
+        if self._place.text:
+            learned.learn(self._tokens[-1], self._place, token)
+            self._place = self._place.behind(self._compiled.texts[token])
 
     def accept(self, token: int) -> bool:
         """Goes on by a token; returns whether the output ends with it. Raises `GrammarError`, and then stays where it was."""
@@ -141,7 +138,7 @@ class Grammars(Processor):
         self._matchers: dict[int, _Matcher] = {}  # of rows whose output has not ended
         self._waiting: list[int] = []  # rows whose mask was not made last time, the one that waits longest first
         self._highest: Tensor | None = None  # `_HIGHEST_OF_BYTES` on a device other than a CPU
-        self._cuts = ForcedText()
+        self._learned = ForcedText()
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
         """A row with output (after a preemption) continues where its tokens left its grammar.
@@ -218,9 +215,9 @@ class Grammars(Processor):
         matcher.go_back(num_tokens)
 
     def forced(self, rows: NDArray[np.int32]) -> dict[int, NDArray[np.int32]]:
-        """Of rows with a grammar that leaves one text for what follows their latest token, its tokens."""
+        """Of rows with a grammar that leaves one text for what follows their latest token, or did so shortly before, the likely tokens."""
         matchers = {row: matcher for row in rows.tolist() if (matcher := self._matchers.get(row)) is not None}
-        return {row: np.array(tokens, np.int32) for row, matcher in matchers.items() if (tokens := matcher.forced(self._cuts))}
+        return {row: np.array(tokens, np.int32) for row, matcher in matchers.items() if (tokens := matcher.likely(self._learned))}
 
     def limits(self, row: int, position: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         if (matcher := self._matchers.get(row)) is not None:
@@ -234,7 +231,7 @@ class Grammars(Processor):
             matcher = self._matchers.get(row)
             if matcher is None or row in errors:
                 continue
-            matcher.learn(token, self._cuts)
+            matcher.learn(token, self._learned)
             try:
                 if matcher.accept(token):
                     del self._matchers[row]

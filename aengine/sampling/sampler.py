@@ -263,7 +263,7 @@ class Sampler:
         return failures
 
     def forced(self, rows: NDArray[np.int32]) -> dict[int, NDArray[np.int32]]:
-        """The tokens that must follow in some of the rows, whose latest tokens were observed."""
+        """The likely next tokens of rows on which a grammar forces a text, or has just done so. Their latest tokens were observed."""
         return self._grammars.forced(rows[(self._features[rows] & Features.GRAMMAR) != 0])
 
     def _refusal(self, row: int, position: int) -> NothingToChooseError:

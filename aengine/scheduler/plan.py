@@ -175,7 +175,7 @@ class StepResult:
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     failures: Mapping[int, BaseException] = field(default_factory=dict)  # by row
     forced: Mapping[int, IntArray] = field(default_factory=dict)
-    """By row, of a plan that `wants_forced`: tokens that must follow, if the model cuts the text into the same ones."""
+    """By row, of a plan that `wants_forced`: likely next tokens, where a grammar forces a text or has just done so."""
     accepted: IntArray | None = None  # [rows with num_sampled > 0]; None: one of each
 
 

@@ -237,7 +237,7 @@ class Scheduler:
             drafted.append(row)
             length = len(draft.token_ids) + 1
             chunks.append(Chunk(row, int(self._rows.num_computed[row]), length, length, draft))
-        return np.setdiff1d(decodes, drafted, assume_unique=True) if drafted else decodes
+        return decodes[(decodes[:, None] != drafted).all(axis=1)] if drafted else decodes  # faster than setdiff1d
 
     def _make_plan(self, decodes: IntArray, chunks: list[Chunk]) -> StepPlan:
         self._sent = self._residency.changes

@@ -77,7 +77,11 @@ class Vocabulary:
 
     def ids_behind(self, token_id: int, text: bytes) -> Sequence[int]:
         """The likely ids of a text that follows a token: as the tokenizer cuts both together, if it cuts between them; else as it cuts the
-        text alone. None if these are not the text's, or it ends within a character."""
+        text alone. None if these are not the text's, or it begins within a character. A part of one at its end is left out."""
+        whole_characters = text.decode(errors="ignore").encode()
+        if not text.startswith(whole_characters):
+            return ()
+        text = whole_characters
         for whole in (self.texts[token_id] + text, text):
             ids = self.encode(whole.decode(errors="ignore"))
             begin, missing = len(ids), len(text)

@@ -14,6 +14,7 @@ import tiny_tokenizers
 from tokenizers import Tokenizer as CoreTokenizer
 
 from aengine.engine.tokenizer import Tokenizer
+from aengine.engine.vocabulary import read_vocabulary
 from aengine.errors import InvalidRequestError
 from aengine.params import StructuredOutput
 from aengine.structured import grammars
@@ -381,3 +382,16 @@ def test_a_closed_compiler_takes_nothing_back(tokenizer: Tokenizer) -> None:
     closed.close()
     assert all(future.cancelled() or future.result() is not None for future in waiting)
     assert waiting[-1].cancelled()
+
+
+def test_ids_behind_a_token_are_those_of_both_together(tokenizer: Tokenizer) -> None:
+    vocabulary = read_vocabulary(tokenizer, VOCAB_SIZE)
+    for text in ('{"first_name": "Anna"}', "It is a truth universally acknowledged, that", "naïve größe"):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        for at in range(1, len(ids)):
+            behind = b"".join(vocabulary.texts[one] for one in ids[at:])
+            found = vocabulary.ids_behind(ids[at - 1], behind)
+            assert b"".join(vocabulary.texts[one] for one in found) == (behind if found else b"")
+            assert at > 1 or list(found) == ids[1:]
+    cut = " of theï".encode()[:-1]  # within a character
+    assert list(vocabulary.ids_behind(ids[0], cut)) == tokenizer.encode(" of the", add_special_tokens=False)
