@@ -407,7 +407,7 @@ class TestCounters:
             assert [total.steps, total.drafted, total.accepted] == [
                 sum(getattr(one, name) for one in ours) for name in ("steps", "drafted", "accepted")
             ]
-            assert total.steps <= total.drafted <= 4 * total.steps
+            assert total.steps <= total.drafted <= engine.config.max_drafts * total.steps
         assert (
             by_drafter["draft"].accepted / by_drafter["draft"].drafted
             > 0.9
