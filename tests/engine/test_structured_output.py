@@ -9,6 +9,7 @@ from dataclasses import replace
 import anyio
 import grammar_decoding
 import pytest
+from every_draft import use_every_draft
 from oracle_engine import idle
 
 from aengine import AsyncEngine, Completion, FinishReason, InvalidRequestError, SamplingParams, StructuredOutput
@@ -127,3 +128,21 @@ async def test_leaving_while_the_grammar_compiles() -> None:
         async with engine.stream(PROMPT, wanting(json_schema={"type": "array", "items": {"enum": list(range(300))}})):
             pass
         assert idle(engine)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_forced_text_is_drafted_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_every_draft(monkeypatch)
+    names = ("date_of_birth", "place_of_residence", "occupation_category")
+    schema = {"type": "object", "properties": {name: {"enum": [1, 2]} for name in names}, "required": names, "additionalProperties": False}
+    wanted = [replace(wanting(json_schema=schema), temperature=0.0, max_tokens=60)] * 4
+    completions = []
+    for speculative in ("off", "ngram"):
+        async with AsyncEngine("demo", dtype="float32", speculative=speculative, max_drafts=16, kv_cache_memory=64 << 20) as engine:
+            completions.append([await engine.generate(PROMPT, one) for one in wanted])
+    off, on = completions
+    assert [one.token_ids for one in on] == [one.token_ids for one in off]
+    usage = [next(each for each in one.usage.drafts if each.drafter == "grammar") for one in on]
+    assert usage[0].accepted > 0
+    assert usage[-1].accepted > usage[0].accepted, "how the model cuts the text was learned"
+    assert usage[-1].accepted > 0.9 * usage[-1].drafted
