@@ -5,7 +5,7 @@ Knows nothing of where drafts come from, of prompts or of budgets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -28,7 +28,7 @@ _PROCESSED = int(Features.PROCESSED | Features.LOGPROBS)  # steps take longer wi
 
 class Drafts:
     """A draft follows a token that is known. So while the engine is `drafting`, no step is planned before the one before it has returned.
-    Otherwise steps run ahead, and only rows get drafts for which the next step has to wait in any case."""
+    Otherwise steps run ahead, and now and then it is looked whether drafts would pay."""
 
     def __init__(self, rows: RowTable, residency: Residency, drafter: Drafter, progress: DraftProgress | None) -> None:
         """`progress`: of the draft model, if there is one."""
@@ -38,9 +38,10 @@ class Drafts:
         self._residency = residency
         self._drafter = drafter
         self._progress = progress
+        self._forcing = True  # forced text may pay
         self._follows = True  # the draft model computes prompts, since its drafts may pay
         self._lengths = DraftLengths(len(rows.sequences))
-        self._forced: dict[int, IntArray] = {}  # by row: tokens that a grammar forces to follow
+        self._forced: Mapping[int, IntArray] = {}  # by row: tokens that grammars force to follow, as of the latest result
         self._forced_acceptance = Acceptance(0.9)
         self._in_flight: dict[int, Draft] = {}  # by row
         self._tried: IntArray | None = None  # rows whose drafts are only tried; None: none are
@@ -54,7 +55,6 @@ class Drafts:
         """The row is assigned to another sequence; as a fork, to one that shares the pages of the row `primary`."""
         self._drafter.assign(row)
         self._lengths.assign(row)
-        self._forced.pop(row, None)
         self._pause = _FIRST_LOOK // 2
         self._next_look = min(self._next_look, self._num_steps + _FIRST_LOOK)
         if self._progress is not None:
@@ -69,14 +69,9 @@ class Drafts:
     def choose(self, decodes: IntArray, budget: int) -> Iterator[tuple[int, Draft]]:
         """Of `decodes` the rows that get drafts, with these: at most `budget` together, and as many as there are pages for."""
         rows = self._rows
-        if not self.drafting and not rows.num_lockstep:
-            return
-        can = (rows.max_drafts[decodes] > 0) & (rows.flights[decodes] == 0)
         if not self.drafting:
-            can &= rows.lockstep[decodes]
-        able = decodes[can]
-        if not len(able):
             return
+        able = decodes[(rows.max_drafts[decodes] > 0) & (rows.flights[decodes] == 0)]
         found = self._propose(able, rows.num_tokens[able], budget)
         kind = self._kind(decodes, found)
         chosen: dict[int, int] = {}
@@ -87,7 +82,7 @@ class Drafts:
                 for row in [row for row, wanted in chosen.items() if wanted and found[row].by_model and self._progress.is_behind(row)]:
                     self._progress.catch_up(row, int(rows.num_tokens[row]))
                     chosen[row], catches_up = 0, True
-        self.drafting = self.drafting and (catches_up or any(chosen.values()))
+        self.drafting = catches_up or any(chosen.values())
         self._trying = self._tried is not None
         if not catches_up:
             self._tried = None
@@ -100,6 +95,11 @@ class Drafts:
                     self._progress.propose(row, int(rows.num_tokens[row]), length)
                 yield row, self._in_flight[row]
 
+    @property
+    def wants_forced(self) -> bool:
+        """Whether the step that is planned should say what grammars force: its result, or one of those in flight, is looked at."""
+        return self.drafting or not _FIRST_LOOK <= self._num_steps + 1 < self._next_look - 1
+
     def take_rows(self) -> DraftRows | None:
         """What the draft model computes in the step that was planned."""
         return None if self._progress is None else self._progress.take()
@@ -108,15 +108,13 @@ class Drafts:
         """A step has returned at time `now`, in seconds; [n] tokens of its rows have their KV in pages. Returns what became of the drafts
         of requests that have not ended meanwhile."""
         self._num_steps += 1
-        if plan.draft_rows is None and self._runs_ahead() and not result.forced:
+        self._forced = result.forced
+        if plan.draft_rows is None and self._runs_ahead():
             self._before = None
             return []
         rows, counts = self._rows, list[DraftCount]()
         if self._progress is not None:
             self._progress.commit(plan, committed)
-        for row in plan.rows[plan.num_sampled > 0].tolist() if self._forced else ():
-            self._forced.pop(row, None)
-        self._forced.update(result.forced)
         drafted = plan.num_decodes + np.flatnonzero(plan.num_sampled[plan.num_decodes :] > 1) if self._in_flight else NO_INTS
         drafts = {row: self._in_flight.pop(row) for row in plan.rows[drafted].tolist()}
         self._measure(plan, drafts, committed, now)
@@ -153,7 +151,7 @@ class Drafts:
     def _runs_ahead(self) -> bool:
         """Whether there are no drafts, and a look is not near."""
         ahead = _FIRST_LOOK <= self._num_steps < self._next_look - _MEASURED
-        return ahead and not (self.drafting or self._in_flight or self._forced)
+        return ahead and not (self.drafting or self._in_flight)
 
     def _measure(self, plan: StepPlan, drafts: dict[int, Draft], committed: IntArray, now: float) -> None:
         before, self._before = self._before, None
@@ -174,26 +172,30 @@ class Drafts:
                 )
 
     def _look(self) -> None:
-        """Whether drafts would pay, or can be tried, for the rows whose steps run ahead now; their latest tokens are not known."""
-        rows = self._rows
+        """Whether drafts would pay, or can be tried, now; of rows whose steps run ahead the latest tokens are not known."""
+        rows, lengths = self._rows, self._lengths
         decodes = rows.ready(in_flight=False)
-        if not len(decodes) or not self._lengths.may_draft(len(decodes), self._kind(decodes, {})):
+        if not len(decodes) or not lengths.may_draft(len(decodes), self._kind(decodes, {})):
+            self._next_look = self._num_steps + _FIRST_LOOK
             return
-        able = decodes[(rows.max_drafts[decodes] > 0) & ~rows.lockstep[decodes]]
+        able = decodes[rows.max_drafts[decodes] > 0]
         found = self._propose(able, rows.num_known[able], int(rows.max_drafts[able].sum()))
-        self._pause = min(2 * self._pause, _LAST_LOOK)
-        self._next_look = self._num_steps + self._pause
-        if not found:
-            return
         kind = self._kind(decodes, found)
-        self.drafting = any(self._lengths.choose(len(decodes), found, kind, tried=None).values())
+        pays = bool(found) and any(lengths.choose(len(decodes), found, kind, tried=None).values())
+        if any(draft.source is DraftSource.GRAMMAR for draft in found.values()):
+            self._forcing = pays
+        if self._forcing and rows.num_processed and np.count_nonzero(rows.features[able] & int(Features.GRAMMAR)):
+            self._pause = 1  # nothing is forced in most steps
+        elif self._num_steps >= _FIRST_LOOK:
+            self._pause = min(2 * self._pause, _LAST_LOOK)
+        self._next_look = self._num_steps + self._pause
         if kind.by_model:
-            self._follows = self.drafting
-        if not self.drafting and self._lengths.may_try(len(decodes), kind):
+            self._follows = pays
+        if found and not pays and lengths.may_try(len(decodes), kind):
             self._tried = np.array(list(found), np.int32)
             if self._progress is not None and kind.by_model:
                 self._tried = self._tried[[self._progress.lags(self._tried).argmin()]]
-            self.drafting = True
+        self.drafting = pays or self._tried is not None
 
     def _propose(self, able: IntArray, num_tokens: IntArray, budget: int) -> dict[int, Draft]:
         rows, found = self._rows, dict[int, Draft]()

@@ -33,7 +33,9 @@ class PlanBuilder:
         self._rows = rows
         self._ones = np.ones(len(rows.sequences), np.int32)  # of a step of decodes alone: their lengths, and how many tokens each samples
 
-    def build(self, step: int, decodes: IntArray, chunks: list[Chunk], changes: RowChanges, draft_rows: DraftRows | None) -> StepPlan:
+    def build(
+        self, step: int, decodes: IntArray, chunks: list[Chunk], changes: RowChanges, draft_rows: DraftRows | None, *, wants_forced: bool
+    ) -> StepPlan:
         """Counts what the step computes and samples as computed and sampled."""
         rows = self._rows
         num_decodes, num_rows = len(decodes), len(decodes) + len(chunks)
@@ -73,5 +75,5 @@ class PlanBuilder:
             copy_from=copy_from,
             copy_to=copy_to,
             draft_rows=draft_rows,
-            wants_forced=rows.num_lockstep > 0 and bool(np.count_nonzero(rows.max_drafts[plan_rows[rows.has_grammar(plan_rows)]])),
+            wants_forced=wants_forced,
         )

@@ -5,7 +5,6 @@ vectorised operations. Knows no policy: who runs and why is the scheduler's busi
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aengine.cache import PageNeeds
 from aengine.scheduler.plan import Features, IntArray
@@ -40,7 +39,7 @@ class RowTable:
         self.parked = np.zeros(num_rows, np.bool_)
         self._ready = np.zeros(num_rows, np.bool_)  # active, decoding and not parked
         self.lockstep = np.zeros(num_rows, np.bool_)  # the next step needs the token of the one before: never two in flight
-        self.num_lockstep = self.num_processed = 0  # assigned rows in lock step, and with features other than RANDOM
+        self.num_processed = 0  # assigned rows with features other than RANDOM
         self.max_drafts = np.zeros(num_rows, np.int32)  # in a step
         self.features = np.zeros(num_rows, np.int32)
         self.tenants = np.zeros(num_rows, np.int32)
@@ -74,7 +73,6 @@ class RowTable:
         self.max_drafts[row] = self._max_drafts if request.max_drafts is None else min(request.max_drafts, self._max_drafts)
         self.features[row] = request.params.features
         self.num_processed += bool(request.params.features & ~Features.RANDOM)
-        self.num_lockstep += bool(request.params.features & Features.LAST_TOKEN)
         self.lockstep[row] = bool(request.params.features & Features.LAST_TOKEN)
         self.tenants[row] = tenant
         self.tokens[row, :num_tokens] = sequence.tokens
@@ -94,7 +92,6 @@ class RowTable:
         sequence.row = -1
         self.sequences[row] = None
         self.num_processed -= bool(self.features[row] & ~int(Features.RANDOM))
-        self.num_lockstep -= bool(self.lockstep[row])
         self.active[row] = self.decoding[row] = self.parked[row] = self._ready[row] = False
         self.num_pages[row] = 0
         self._free.append(row)
@@ -117,10 +114,6 @@ class RowTable:
         if in_flight:  # else a row at its limit has ended
             ready = ready & (self.num_tokens < self.limit) & ~(self.lockstep & (self.flights > 0))
         return ready.nonzero()[0].astype(np.int32)
-
-    def has_grammar(self, rows: IntArray) -> NDArray[np.bool_]:
-        mask: NDArray[np.bool_] = (self.features[rows] & int(Features.GRAMMAR)) != 0
-        return mask
 
     def pages(self, row: int) -> IntArray:
         """The pages that the row holds, first to last."""

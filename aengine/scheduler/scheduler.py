@@ -242,8 +242,9 @@ class Scheduler:
     def _make_plan(self, decodes: IntArray, chunks: list[Chunk]) -> StepPlan:
         self._sent = self._residency.changes
         self._residency.changes = RowChanges()
-        draft_rows = None if self._drafts is None else self._drafts.take_rows()
-        plan = self._builder.build(self._num_steps, decodes, chunks, self._sent, draft_rows)
+        drafts = self._drafts
+        draft_rows, wants_forced = (None, False) if drafts is None else (drafts.take_rows(), drafts.wants_forced)
+        plan = self._builder.build(self._num_steps, decodes, chunks, self._sent, draft_rows, wants_forced=wants_forced)
         self._num_steps += 1
         self._num_in_flight += 1
         self._queue.charge(self._rows.tenants[_charged(plan)])
