@@ -21,6 +21,7 @@ from aengine.scheduler.rows import RowTable
 _FIRST_LOOK, _LAST_LOOK = 8, 64
 """Steps after which it is looked whether drafts would pay now: at first after each, later the more seldom the longer they do not. Looking
 costs time."""
+_NO_LIMIT = 1 << 30
 _MEASURED = 4  # steps before a look are measured
 
 _PROCESSED = int(Features.PROCESSED | Features.LOGPROBS)  # steps take longer with these
@@ -44,6 +45,7 @@ class Drafts:
         self._forced: Mapping[int, IntArray] = {}  # by row: tokens that grammars force to follow, as of the latest result
         self._forced_acceptance = Acceptance(0.9)
         self._in_flight: dict[int, Draft] = {}  # by row
+        self._unused: dict[int, tuple[int, Draft]] = {}  # by row: a draft that was found and not used, and for which position
         self._tried: IntArray | None = None  # rows whose drafts are only tried; None: none are
         self._trying = False  # in the latest step
         self._num_steps = 0  # since the engine was drafting
@@ -55,6 +57,7 @@ class Drafts:
         """The row is assigned to another sequence; as a fork, to one that shares the pages of the row `primary`."""
         self._drafter.assign(row)
         self._lengths.assign(row)
+        self._unused.pop(row, None)
         self._pause = _FIRST_LOOK // 2
         self._next_look = min(self._next_look, self._num_steps + _FIRST_LOOK)
         if self._progress is not None:
@@ -122,11 +125,7 @@ class Drafts:
             row, accepted = int(plan.rows[i]), int(committed[i] - plan.starts[i]) - 1
             draft = drafts[row]
             num_drafts = len(draft.token_ids)
-            self._lengths.observe(row, num_drafts, accepted)
-            if draft.source is DraftSource.GRAMMAR:
-                self._forced_acceptance.add(num_drafts, accepted)
-            else:
-                self._drafter.observe(row, int(plan.starts[i]) + 1, draft, accepted)
+            self._learn(row, int(plan.starts[i]) + 1, draft, accepted)
             if rows.active[row]:
                 self.usage[draft.source] = self.usage.get(draft.source, DraftUsage(draft.source.value)).plus(num_drafts, accepted)
                 counts.append(DraftCount(int(rows.keys[row]), draft.source, num_drafts, accepted))
@@ -175,40 +174,65 @@ class Drafts:
         """Whether drafts would pay, or can be tried, now; of rows whose steps run ahead the latest tokens are not known."""
         rows, lengths = self._rows, self._lengths
         decodes = rows.ready(in_flight=False)
-        if not len(decodes) or not lengths.may_draft(len(decodes), self._kind(decodes, {})):
+        if not len(decodes):
             self._next_look = self._num_steps + _FIRST_LOOK
             return
+        self._learn_from_unused()
         able = decodes[rows.max_drafts[decodes] > 0]
-        found = self._propose(able, rows.num_known[able], int(rows.max_drafts[able].sum()))
+        found = self._propose(able, rows.num_known[able], _NO_LIMIT)
         kind = self._kind(decodes, found)
         pays = bool(found) and any(lengths.choose(len(decodes), found, kind, tried=None).values())
+        self.drafting = pays and lengths.may_draft(len(decodes), kind)
         if any(draft.source is DraftSource.GRAMMAR for draft in found.values()):
             self._forcing = pays
-        if self._forcing and rows.num_processed and np.count_nonzero(rows.features[able] & int(Features.GRAMMAR)):
-            self._pause = 1  # nothing is forced in most steps
+        if rows.num_processed and np.count_nonzero(rows.features[able] & int(Features.GRAMMAR)):
+            self._pause = 1 if self._forcing and lengths.may_draft(len(decodes), kind) else _FIRST_LOOK  # nothing is forced in most steps
         elif self._num_steps >= _FIRST_LOOK:
             self._pause = min(2 * self._pause, _LAST_LOOK)
         self._next_look = self._num_steps + self._pause
+        if not self.drafting:
+            self._unused = {row: (int(rows.num_known[row]), draft) for row, draft in found.items() if not draft.by_model}
         if kind.by_model:
             self._follows = pays
-        if found and not pays and lengths.may_try(len(decodes), kind):
-            self._tried = np.array(list(found), np.int32)
-            if self._progress is not None and kind.by_model:
-                self._tried = self._tried[[self._progress.lags(self._tried).argmin()]]
-        self.drafting = pays or self._tried is not None
+            self._try(len(decodes), found, kind)
+
+    def _try(self, num_decodes: int, found: dict[int, Draft], kind: StepKind) -> None:
+        """What a draft model would propose is not known before it is used. So it is used for one row now and then, if it does not pay."""
+        by_model = np.array([row for row, draft in found.items() if draft.by_model], np.int32)
+        if not self.drafting and self._progress is not None and self._lengths.may_try(num_decodes, kind):
+            self._tried = by_model[[self._progress.lags(by_model).argmin()]]
+            self.drafting = True
+
+    def _learn(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
+        """Of a draft for a row that had `num_tokens` tokens so many were right."""
+        self._lengths.observe(row, len(draft.token_ids), num_accepted)
+        if draft.source is DraftSource.GRAMMAR:
+            self._forced_acceptance.add(len(draft.token_ids), num_accepted)
+        else:
+            self._drafter.observe(row, num_tokens, draft, num_accepted)
+
+    def _learn_from_unused(self) -> None:
+        """Of drafts that were not used it is known what came in their place."""
+        unused, self._unused = self._unused, {}
+        for row, (position, draft) in unused.items():
+            came = self._rows.tokens[row, position : int(self._rows.num_known[row])]
+            decided = min(len(came), len(draft.token_ids))
+            if decided:
+                wrong = np.flatnonzero(came[:decided] != draft.token_ids[:decided])
+                self._learn(row, position, draft.cut(decided), int(wrong[0]) if len(wrong) else decided)
 
     def _propose(self, able: IntArray, num_tokens: IntArray, budget: int) -> dict[int, Draft]:
         rows, found = self._rows, dict[int, Draft]()
         for row, num in zip(able.tolist(), num_tokens.tolist(), strict=True):
             # The last token of a sequence is sampled, and never computed.
-            most = min(int(rows.max_drafts[row]), budget, int(rows.limit[row]) - num - 1)
+            most = min(budget, int(rows.limit[row]) - num - 1)
             if most <= 0:
                 continue
             forced = self._forced.get(row)
             if forced is not None and len(forced):
-                draft = Draft(forced[:most], DraftSource.GRAMMAR, self._forced_acceptance.value)
+                draft = Draft(forced[: min(most, int(rows.max_forced[row]))], DraftSource.GRAMMAR, self._forced_acceptance.value)
             else:
-                draft = self._drafter.propose(row, rows.tokens[row, :num], most)
+                draft = self._drafter.propose(row, rows.tokens[row, :num], min(most, int(rows.max_drafts[row])))
             if len(draft.token_ids):
                 found[row] = draft
         return found

@@ -10,6 +10,9 @@ from aengine.cache import PageNeeds
 from aengine.scheduler.plan import Features, IntArray
 from aengine.scheduler.request import Sequence
 
+MOST_FORCED = 16
+"""Drafts of forced text in a step, where a request says nothing: they are nearly always right."""
+
 
 class RowTable:
     """`num_rows` rows of up to `max_model_len` tokens, with pages in the groups of `needs`.
@@ -41,6 +44,7 @@ class RowTable:
         self.lockstep = np.zeros(num_rows, np.bool_)  # the next step needs the token of the one before: never two in flight
         self.num_processed = 0  # assigned rows with features other than RANDOM
         self.max_drafts = np.zeros(num_rows, np.int32)  # in a step
+        self.max_forced = np.zeros(num_rows, np.int32)  # the same of those that a grammar forces
         self.features = np.zeros(num_rows, np.int32)
         self.tenants = np.zeros(num_rows, np.int32)
         # Large tables are mapped lazily: only the parts that are used take memory.
@@ -71,6 +75,7 @@ class RowTable:
         self.decoding[row] = self._ready[row] = False
         self.parked[row] = sequence.parked
         self.max_drafts[row] = self._max_drafts if request.max_drafts is None else min(request.max_drafts, self._max_drafts)
+        self.max_forced[row] = MOST_FORCED if request.max_drafts is None else request.max_drafts
         self.features[row] = request.params.features
         self.num_processed += bool(request.params.features & ~Features.RANDOM)
         self.lockstep[row] = bool(request.params.features & Features.LAST_TOKEN)
