@@ -67,17 +67,8 @@ class DraftModel:
         return self._groups.layers_per_page * page_bytes(*self._page_shape) + hidden
 
     def allocate(self, num_pages: int) -> None:
-        page_size, num_kv_heads, key_dim, value_dim, dtype = self._page_shape
-        self._pool = KvPool(
-            layers_per_page=self._groups.layers_per_page,
-            num_pages=num_pages,
-            page_size=page_size,
-            num_kv_heads=num_kv_heads,
-            key_dim=key_dim,
-            value_dim=value_dim,
-            dtype=dtype,
-        )
-        self._hidden = torch.zeros(num_pages, page_size, self._kept_width, dtype=self._setup.dtype)
+        self._pool = KvPool(self._groups.layers_per_page, num_pages, *self._page_shape)
+        self._hidden = torch.zeros(num_pages, self._setup.config.page_size, self._kept_width, dtype=self._setup.dtype)
 
     def kept(self, slots: IntArray) -> KeptHidden | None:
         """What a step needs to write hidden states to these slots; None: this is no head."""

@@ -103,16 +103,7 @@ class HostExecutor:
         return cpu_budget()
 
     def allocate(self, num_pages: int, max_model_len: int) -> None:
-        page_size, num_kv_heads, key_dim, value_dim, dtype = self._page_shape
-        self._pool = KvPool(
-            layers_per_page=self._layers_per_page,
-            num_pages=num_pages,
-            page_size=page_size,
-            num_kv_heads=num_kv_heads,
-            key_dim=key_dim,
-            value_dim=value_dim,
-            dtype=dtype,
-        )
+        self._pool = KvPool(self._layers_per_page, num_pages, *self._page_shape)
 
         if self._draft is not None:
             self._draft.allocate(num_pages)

@@ -17,7 +17,7 @@ class KvPool:
     """Pages of keys and values, initially zero; memory is committed when it is first written."""
 
     def __init__(
-        self, *, layers_per_page: int, num_pages: int, page_size: int, num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
+        self, layers_per_page: int, num_pages: int, page_size: int, num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
     ) -> None:
         """`page_size` is in tokens, fastest if a multiple of 16; `key_dim` and `value_dim` are the widths of a head of the model.
         `dtype` is that of the model, bfloat16 or float32; or int8: each head of a token is rounded to integers with scales of its own."""
