@@ -71,8 +71,8 @@ class EngineConfig:
     """What proposes drafts: for draft a native model with the vocabulary of the model; for eagle a head that was trained for the model; for
     auto either of them, or None."""
     max_drafts: Annotated[int, integer(1, 16)] = 8
-    """Most drafts of a sequence in one step; of text that a grammar forces there may be 16. How many there are is decided by what steps take
-    and how often drafts are right."""
+    """Most drafts of a sequence in one step; of text that a grammar forces there may be 16. How many there are is decided by what steps
+    take and how often drafts are right."""
     eager: bool = False
     """On CUDA: launch every operation on its own instead of replaying captured graphs. Starts faster, runs slower."""
     graph_sizes: Annotated[tuple[int, ...] | None, _GRAPH_SIZES] = None
