@@ -248,7 +248,7 @@ async def test_the_smaller_of_deadline_and_time_limit_reaches_the_engine(engine:
 
 async def test_the_grpc_deadline_is_an_error(engine: FakeEngine) -> None:
     async with serving(engine) as serve:
-        call = serve.generation.StreamGenerate(stream_request(), timeout=0.2)
+        call = serve.generation.StreamGenerate(stream_request(), timeout=1.5)
         stream = await engine.submitted.get()
         with pytest.raises(aio.AioRpcError) as caught:
             await events_of(call)
