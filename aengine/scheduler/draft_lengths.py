@@ -19,6 +19,7 @@ _SLOWER, _FASTER = 0.1, 0.3
 """What a step counts in the average of seconds, if it took longer, and if it took less: what delays steps now and then is not theirs."""
 _ROW_MEMORY = 16.0  # decided drafts of a row; what its drafter says of a draft counts like _PRIOR of them
 _PRIOR = 4.0
+_TOKEN_COST = 0.005  # of a step of one row, for each draft, beside what is measured: measured times of similar widths differ by chance
 _TRIED = 2  # drafts of a row when some are only tried, and at first
 _FOR_TRYING = 0.01  # of the time
 _MOST_SPARE, _TRIAL = 8, 2  # the allowance at first and at most, and where something is tried, in steps without drafts
@@ -86,6 +87,7 @@ class DraftLengths:
         tokens = num_decodes + np.cumsum([gain for gain, _ in gains])
         widths = np.arange(num_decodes + 1, num_decodes + len(gains) + 1)
         seconds = self._verifying.get(kind, _NO_SECONDS).from_narrow(widths, num_decodes, plain)
+        seconds = np.maximum.accumulate(seconds) * (1 + _TOKEN_COST / num_decodes * np.arange(1, len(gains) + 1))
         rates = np.append(num_decodes / plain, tokens / seconds)
         best = dict.fromkeys(found, 0)
         for _, row in gains[: int(rates.argmax())]:
