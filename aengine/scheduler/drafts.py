@@ -22,7 +22,8 @@ _FIRST_LOOK, _LAST_LOOK = 8, 64
 """Steps after which it is looked whether drafts would pay now: at first after each, later the more seldom the longer they do not. Looking
 costs time."""
 _NO_LIMIT = 1 << 30
-_MEASURED = 4  # steps before a look are measured
+_FORCED_LOOKS = 16  # after forced text that pays, until the next one is found
+_MEASURED = 6  # steps before a look are measured
 
 _PROCESSED = int(Features.PROCESSED | Features.LOGPROBS)  # steps take longer with these
 
@@ -39,11 +40,11 @@ class Drafts:
         self._residency = residency
         self._drafter = drafter
         self._progress = progress
-        self._forcing = True  # forced text may pay
+        self._forcing = 0  # looks that are made at once, since forced text paid lately
         self._follows = True  # the draft model computes prompts, since its drafts may pay
         self._lengths = DraftLengths(len(rows.sequences))
         self._forced: Mapping[int, IntArray] = {}  # by row: tokens that grammars force to follow, as of the latest result
-        self._forced_acceptance = Acceptance(0.9)
+        self._forced_acceptance = Acceptance(0.5)  # until it is known better from drafts that are not used
         self._in_flight: dict[int, Draft] = {}  # by row
         self._unused: dict[int, tuple[int, Draft]] = {}  # by row: a draft that was found and not used, and for which position
         self._tried: IntArray | None = None  # rows whose drafts are only tried; None: none are
@@ -156,6 +157,8 @@ class Drafts:
         before, self._before = self._before, None
         if plan.num_decodes + len(drafts) < len(plan.rows):
             return  # it has a part of a prompt
+        if plan.wants_forced and not drafts and np.count_nonzero(self._rows.features[plan.rows] & int(Features.GRAMMAR)):
+            return  # what is forced takes time that steps without speculation do not take
         plain = not drafts and plan.draft_rows is None
         self._before = (now, plain)
         passed, self._measured = self._num_steps - self._measured, self._num_steps
@@ -184,11 +187,13 @@ class Drafts:
         pays = bool(found) and any(lengths.choose(len(decodes), found, kind, tried=None).values())
         self.drafting = pays and lengths.may_draft(len(decodes), kind)
         if any(draft.source is DraftSource.GRAMMAR for draft in found.values()):
-            self._forcing = pays
-        if rows.num_processed and np.count_nonzero(rows.features[able] & int(Features.GRAMMAR)):
-            self._pause = 1 if self._forcing and lengths.may_draft(len(decodes), kind) else _FIRST_LOOK  # nothing is forced in most steps
+            self._forcing = _FORCED_LOOKS if pays else 0
+        elif self._forcing:
+            self._forcing -= 1
+        if self._forcing and lengths.may_draft(len(decodes), kind):
+            self._pause = 1  # nothing is forced in most steps
         elif self._num_steps >= _FIRST_LOOK:
-            self._pause = min(2 * self._pause, _LAST_LOOK)
+            self._pause = min(2 * max(self._pause, _FIRST_LOOK // 2), _LAST_LOOK)
         self._next_look = self._num_steps + self._pause
         if not self.drafting:
             self._unused = {row: (int(rows.num_known[row]), draft) for row, draft in found.items() if not draft.by_model}
