@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from aengine.scheduler.drafter import Draft, num_decided
 from aengine.scheduler.plan import IntArray
 
-_SLOWER, _FASTER = 0.1, 0.3
-"""What a step counts in the average of seconds, if it took longer, and if it took less: what delays steps now and then is not theirs."""
+_LATEST = 0.1  # what a step counts at least in the average of seconds
 _ROW_MEMORY = 16.0  # decided drafts of a row; what its drafter says of a draft counts like _PRIOR of them
 _PRIOR = 4.0
 _TOKEN_COST = 0.005  # of a step of one row, for each draft, beside what is measured: measured times of similar widths differ by chance
@@ -153,7 +152,7 @@ class _StepSeconds:
         at, seconds = _bucket(num_tokens), max(seconds, 1e-9)
         known = self._seconds[at]
         self._num_steps[at] += 1
-        part = _SLOWER if seconds > known else _FASTER
+        part = max(1 / self._num_steps[at], _LATEST)
         self._seconds[at] = known + part * (min(seconds, 2 * known) - known) if known else seconds
 
     def is_known(self, num_tokens: int) -> bool:
