@@ -6,6 +6,7 @@ Owns what is measured for it: how often the drafts of each row were accepted, an
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -23,8 +24,8 @@ _TRIED = 2  # drafts of a row when some are only tried, and at first
 _FOR_TRYING = 0.01  # of the time
 _MOST_SPARE, _TRIAL = 8, 2  # the allowance at first and at most, and where something is tried, in steps without drafts
 _KNOWN_AFTER = 6  # steps
-_FIRST_LOOK, _LAST_LOOK = 32, 512  # after so many steps with drafts steps without are measured again
-_LOOKS = 3  # of them
+_FIRST_SPAN, _LAST_SPAN = 32, 512  # after so many steps with drafts steps without are measured again
+_NUM_MEASURED = 3  # of them
 
 
 class StepKind(NamedTuple):
@@ -43,19 +44,19 @@ class DraftLengths:
         self._decided = np.zeros(num_rows)
         self._accepted = np.zeros(num_rows)
         self._plain = {processed: _StepSeconds() for processed in (False, True)}  # of steps without drafts, which may run ahead
-        self._verifying: dict[StepKind, _StepSeconds] = {}
+        self._verifying: defaultdict[StepKind, _StepSeconds] = defaultdict(_StepSeconds)
         self._most: dict[StepKind, int] = {}  # drafts of a row so far
         self._spare: float | None = None  # the allowance, in seconds; None: no step was measured
         self._debt = 0.0  # seconds
         self._since_plain = 0  # steps with drafts
-        self._look, self._looks = _FIRST_LOOK, 0
+        self._span, self._num_measured = _FIRST_SPAN, 0
 
     def assign(self, row: int) -> None:
         self._decided[row] = self._accepted[row] = 0.0
 
     def may_draft(self, num_decodes: int, kind: StepKind) -> bool:
         """Whether the debt is not too large, and it is known what steps without drafts take."""
-        known = self._plain[kind.processed].is_known(num_decodes) and self._since_plain < self._look
+        known = self._plain[kind.processed].is_known(num_decodes) and self._since_plain < self._span
         return known and self._spare is not None and self._debt <= max(self._spare, 0.0)
 
     def may_try(self, num_decodes: int, kind: StepKind) -> bool:
@@ -85,7 +86,7 @@ class DraftLengths:
         plain = self._plain[kind.processed].of(num_decodes)
         tokens = num_decodes + np.cumsum([gain for gain, _ in gains])
         widths = np.arange(num_decodes + 1, num_decodes + len(gains) + 1)
-        seconds = self._verifying.get(kind, _NO_SECONDS).from_narrow(widths, num_decodes, plain)
+        seconds = self._verifying[kind].from_narrow(widths, num_decodes, plain)
         seconds = np.maximum.accumulate(seconds) * (1 + _TOKEN_COST / num_decodes * np.arange(1, len(gains) + 1))
         rates = np.append(num_decodes / plain, tokens / seconds)
         best = dict.fromkeys(found, 0)
@@ -105,10 +106,10 @@ class DraftLengths:
         plain = self._plain[kind.processed]
         if steady:
             plain.add(num_rows, seconds)
-            self._looks += 1
-            if self._since_plain and self._looks >= _LOOKS:
-                if self._since_plain >= self._look:
-                    self._look = min(2 * self._look, _LAST_LOOK)
+            self._num_measured += 1
+            if self._since_plain and self._num_measured >= _NUM_MEASURED:
+                if self._since_plain >= self._span:
+                    self._span = min(2 * self._span, _LAST_SPAN)
                 self._since_plain = 0
         most = _MOST_SPARE * plain.of(num_rows)
         self._spare = most if self._spare is None else min(self._spare + _FOR_TRYING * seconds * passed, most)
@@ -122,9 +123,9 @@ class DraftLengths:
         """A step of `num_tokens` tokens has returned in which `num_rows` rows decoded, with up to `num_drafts` drafts or with work of the
         draft model. It brought `num_new` tokens. `tried`: the drafts were not likely to pay."""
         self._since_plain += 1
-        self._looks = 0
+        self._num_measured = 0
         if num_drafts:
-            self._verifying.setdefault(kind, _StepSeconds()).add(num_tokens, seconds)
+            self._verifying[kind].add(num_tokens, seconds)
             self._most[kind] = max(self._most.get(kind, 1), num_drafts)
         plain = self._plain[kind.processed].of(num_rows)
         # What holds up the whole process for once is not the drafts' fault.
@@ -180,4 +181,3 @@ def _bucket(num_tokens: int) -> int:
 
 
 _WIDTHS = [*range(17), *(16 * 2.0 ** ((i - 15.5) / 5) for i in range(17, _BUCKETS))]  # of the buckets
-_NO_SECONDS = _StepSeconds()

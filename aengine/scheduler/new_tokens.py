@@ -37,7 +37,7 @@ def new_tokens(table: RowTable, plan: StepPlan, result: StepResult) -> tuple[New
     num_sampled = plan.num_sampled[at]
     firsts = np.cumsum(num_sampled) - num_sampled  # of each row, the index of its first token in the result
     positions = committed[at] - num_sampled + 1  # of these
-    accepted = _until_end(table, rows, positions, num_sampled, result.accepted, result.tokens)
+    accepted = _until_end(table, rows, positions, firsts, num_sampled, result.accepted, result.tokens)
     committed[at] -= num_sampled - accepted
     number = np.arange(accepted.sum(), dtype=np.int32) - np.repeat(np.cumsum(accepted) - accepted, accepted)  # within its row
     index = np.repeat(firsts, accepted) + number  # in the result
@@ -46,10 +46,9 @@ def new_tokens(table: RowTable, plan: StepPlan, result: StepResult) -> tuple[New
 
 
 def _until_end(
-    table: RowTable, rows: IntArray, positions: IntArray, num_sampled: IntArray, accepted: IntArray, tokens: IntArray
+    table: RowTable, rows: IntArray, positions: IntArray, firsts: IntArray, num_sampled: IntArray, accepted: IntArray, tokens: IntArray
 ) -> IntArray:
     """[m] `accepted` without the tokens behind the one that ends a row."""
-    firsts = np.cumsum(num_sampled) - num_sampled
     accepted = np.minimum(accepted, table.limit[rows] - positions).clip(0)
     stops = np.flatnonzero((tokens[:, None] == table.stop_ids[np.repeat(rows, num_sampled)]).any(axis=1))
     if len(stops):
