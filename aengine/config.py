@@ -89,6 +89,13 @@ class EngineConfig:
     transformers (slower, checked at the start)."""
     skip_self_check: bool = False
     """Serve a model that runs in the code of transformers without comparing its logits at the start with those of its own forward pass."""
+    tensor_parallel_size: Annotated[int, integer(1, 64)] = 1
+    """Ranks that share every layer of the model; each is a process, but for the first, which is the engine's own."""
+    tensor_parallel_mode: Annotated[str, one_of("exact", "fast")] = "exact"
+    """exact (every dot product is computed whole on one rank, so that the tokens are those of one rank; four exchanges per layer), fast
+    (products whose inputs are split are summed over the ranks, in their order; two exchanges per layer)."""
+    pipeline_parallel_size: Annotated[int, integer(1, 64)] = 1
+    """Stages that consecutive layers of the model are divided into, each on tensor_parallel_size ranks."""
     enable_prefix_cache: bool = True
     """Keep the KV of finished sequences while memory allows, and use it for requests that begin with the same tokens."""
     max_queued_requests: Annotated[int | None, integer(1)] = 4096

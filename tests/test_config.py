@@ -28,6 +28,8 @@ INTEGERS: dict[str, tuple[int, int | None, bool]] = {  # lowest, highest, whethe
     "max_logprobs": (0, None, False),
     "max_unread_tokens": (1, None, False),
     "max_drafts": (1, 16, False),
+    "tensor_parallel_size": (1, 64, False),
+    "pipeline_parallel_size": (1, 64, False),
     "seed": (0, 2**64 - 1, False),
 }
 POSITIVE = ("ageing_seconds", "step_timeout")
@@ -37,6 +39,7 @@ CHOICES = {
     "kv_cache_dtype": ("auto", "fp8", "int8"),
     "quantization": ("none", "int8", "int4", "fp8"),
     "speculative": ("off", "ngram", "draft", "eagle", "mtp", "auto"),
+    "tensor_parallel_mode": ("exact", "fast"),
     "load_format": ("auto", "safetensors", "pt", "dummy"),
     "model_impl": ("auto", "native", "transformers"),
 }
@@ -94,6 +97,9 @@ def test_defaults() -> None:
         "load_format": "auto",
         "model_impl": "auto",
         "skip_self_check": False,
+        "tensor_parallel_size": 1,
+        "tensor_parallel_mode": "exact",
+        "pipeline_parallel_size": 1,
         "enable_prefix_cache": True,
         "max_queued_requests": 4096,
         "max_queued_tokens": None,

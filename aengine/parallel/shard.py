@@ -1,0 +1,44 @@
+"""`Shard`: which part of a model a rank holds. Knows nothing of models or processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Ranks are numbered stage by stage: rank = stage * size + index. The first rank is the driver's."""
+
+    index: int = 0  # in its tensor-parallel group
+    size: int = 1  # ranks that share every layer of a stage
+    stage: int = 0
+    num_stages: int = 1
+    exact: bool = True
+    """Whether every dot product is computed whole on one rank, so that results are those of one rank, bit by bit. Otherwise products
+    whose inputs are split are summed over the ranks, in their order."""
+
+    @property
+    def rank(self) -> int:
+        return self.stage * self.size + self.index
+
+    @property
+    def num_ranks(self) -> int:
+        return self.size * self.num_stages
+
+    def bounds(self, total: int, unit: int = 1) -> tuple[int, ...]:
+        """[size + 1]: where the parts begin that the ranks of a stage have of `total` rows or columns, and the end. Parts are multiples of
+        `unit`, but for the last that is not empty, and differ by at most one unit."""
+        units, left = divmod(-(-total // unit), self.size)
+        return tuple(min(unit * (units * i + min(i, left)), total) for i in range(self.size + 1))
+
+    def part(self, total: int, unit: int = 1) -> range:
+        """This rank's of `bounds`."""
+        return range(*self.bounds(total, unit)[self.index : self.index + 2])
+
+    def layers(self, count: int) -> range:
+        """The layers of this rank's stage."""
+        return range(count * self.stage // self.num_stages, count * (self.stage + 1) // self.num_stages)
+
+
+WHOLE = Shard()
+"""Of a model on one rank."""
