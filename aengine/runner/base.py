@@ -78,6 +78,7 @@ class Step:
     sampled_rows: IntArray  # [m], their rows; several tokens of a row follow each other
     next_positions: IntArray  # [m], positions of the tokens to be sampled
     wants_forced: bool = False  # as of the plan
+    scores_prompts: bool = False  # the same
     drafts: IntArray | None = None  # [m], the drafts at these positions, -1 where there is none; None: there are none at all
     kept_slots: IntArray = field(default_factory=lambda: NO_INTS)  # [m], of a draft head: the slots that its next positions have
 
@@ -86,18 +87,18 @@ class Step:
         rows, num_sampled, token_ids = plan.rows, plan.num_sampled, plan.token_ids
         if layout.num_decodes == len(rows):
             sampled = layout.qo_indptr[:-1], rows, layout.seq_lens
-            return cls(plan.step, layout, rows, token_ids, *sampled, plan.wants_forced)
+            return cls(plan.step, layout, rows, token_ids, *sampled, plan.wants_forced, plan.scores_prompts)
         if not np.count_nonzero(num_sampled > 1):
             at = num_sampled.nonzero()[0]
             sampled = layout.qo_indptr[1:][at] - 1, rows[at], layout.seq_lens[at]
-            return cls(plan.step, layout, rows, token_ids, *sampled, plan.wants_forced)
+            return cls(plan.step, layout, rows, token_ids, *sampled, plan.wants_forced, plan.scores_prompts)
         firsts = np.cumsum(num_sampled, dtype=np.int32) - num_sampled
         indices = np.arange(num_sampled.sum(), dtype=np.int32) + np.repeat(layout.qo_indptr[1:] - num_sampled - firsts, num_sampled)
         sampled = indices, np.repeat(rows, num_sampled), layout.positions[indices] + 1
         ids = np.concatenate((np.full(layout.num_decodes, -1, np.int32), token_ids, [-1]), dtype=np.int32)
         drafts = ids[indices + 1]
         drafts[(firsts + num_sampled - 1)[num_sampled > 0]] = -1
-        return cls(plan.step, layout, rows, token_ids, *sampled, plan.wants_forced, drafts)
+        return cls(plan.step, layout, rows, token_ids, *sampled, plan.wants_forced, plan.scores_prompts, drafts)
 
     def first_samples(self) -> NDArray[np.int64]:
         """[sampled rows], the index of each row's first among the m tokens."""

@@ -63,11 +63,6 @@ class PromptScorer:
         self._device = device
         self._prompts: dict[int, tuple[NDArray[np.int32], int]] = {}  # row -> its prompt, how many alternatives
 
-    @property
-    def has_prompts(self) -> bool:
-        """Whether `score` may need logits."""
-        return bool(self._prompts)
-
     def update(self, new_rows: Sequence[NewRow]) -> None:
         """Assigns rows to new sequences."""
         for new in new_rows:
@@ -91,7 +86,7 @@ class PromptScorer:
             start = int(layout.seq_lens[i]) - (end - first) + 1  # position of the first predicted token
             count = min(end - first, len(prompt) - start)
             if layout.seq_lens[i] >= len(prompt):
-                del self._prompts[int(rows[i])]  # this is its last chunk: later steps need not keep all hidden states
+                del self._prompts[int(rows[i])]  # this is its last chunk
             if count > 0:
                 spans.append(_Span(int(rows[i]), start, count, width))
                 indices.append(np.arange(first, first + count, dtype=np.int32))

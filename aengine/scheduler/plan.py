@@ -134,6 +134,7 @@ class StepPlan:
     copy_to: IntArray = field(default_factory=lambda: NO_INTS)  # [c]
     draft_rows: DraftRows | None = None  # the drafts that are proposed for them are -1 in token_ids
     wants_forced: bool = False  # the result should say what grammars force to follow
+    scores_prompts: bool = False  # some rows have a part of a prompt whose logprobs are asked for
 
 
 @dataclass(frozen=True, slots=True)

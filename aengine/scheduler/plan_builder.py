@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aengine.scheduler.drafter import NO_DRAFT, Draft
-from aengine.scheduler.plan import NO_INTS, DraftRows, IntArray, StepPlan
+from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, StepPlan
 from aengine.scheduler.residency import RowChanges
 from aengine.scheduler.rows import RowTable
 
@@ -41,12 +41,14 @@ class PlanBuilder:
         num_decodes, num_rows = len(decodes), len(decodes) + len(chunks)
         plan_rows, lengths = decodes, self._ones[:num_rows]
         num_sampled = num_certain = lengths  # certain: tokens that are the sequence's, which drafts are not
+        scores_prompts = False
         if chunks:
             added = np.array([(chunk.row, chunk.length, chunk.num_sampled) for chunk in chunks], np.int32)
             plan_rows = np.concatenate((decodes, added[:, 0]))
             lengths = np.concatenate((self._ones[:num_decodes], added[:, 1]))
             num_sampled = np.concatenate((self._ones[:num_decodes], added[:, 2]))
             num_certain = np.where(num_sampled > 1, 1, lengths)
+            scores_prompts = bool(np.count_nonzero(rows.features[added[:, 0]] & int(Features.PROMPT_LOGPROBS)))
         starts = rows.num_computed[plan_rows]
         rows.num_computed[plan_rows] = starts + num_certain
         rows.num_tokens[plan_rows] += num_sampled > 0
@@ -76,4 +78,5 @@ class PlanBuilder:
             copy_to=copy_to,
             draft_rows=draft_rows,
             wants_forced=wants_forced,
+            scores_prompts=scores_prompts,
         )

@@ -32,7 +32,7 @@ def test_experts_and_heads(tmp_path: pathlib.Path, model: str, quantization: str
     prefix, changes = MODELS[model]
     save_random(prefix, {**TINY, **changes}, quantized, 1, dtype=torch.float32)
     runner, logits = run(quantized, quantization=quantization)
-    weights = runner._executor._stack._weights
+    weights = runner._executor._model._stack._weights
     assert {one.c.format for name, group in weights.grouped.items() if ".experts." in name for one in group.linears} == {
         FORMATS[quantization]
     }

@@ -254,7 +254,7 @@ def test_what_a_checkpoint_leaves_alone_is_quantized_at_load(tmp_path: pathlib.P
     rewrite(resolve_model("demo"), tmp_path, LAYOUTS["gptq 4 bits"])
     config = EngineConfig(model=str(tmp_path), device="cpu", quantization="int8", kv_cache_memory=1 << 20)
     runner = ModelRunner(config, tmp_path)
-    held = runner._executor._stack._weights.linears
+    held = runner._executor._model._stack._weights.linears
     quantized = quantized_bytes(config, runner.spec, tmp_path)
     expected = weight_bytes(config, runner.spec, 2, quantized)
     runner.close()

@@ -117,6 +117,7 @@ class Driver:
             page_rows=page_rows,
             page_cols=page_cols,
             page_ids=page_ids,
+            scores_prompts=any(s.params.prompt_logprobs is not None for s, _ in entries[num_decodes:]),
         )
         self.step += 1
         return plan

@@ -93,7 +93,7 @@ def test_prompt_logprobs(tiny: Tiny, chunk: int | None, block: int, monkeypatch:
     ]
     plain = Driver(make_runner(path)).generate([s.prompt for s in sequences], 4)
     pieces = run_prompts(driver, sequences)
-    assert not driver.runner._executor._scorer.has_prompts, "later steps keep hidden states for nobody"
+    assert not driver.runner._executor._scorer._prompts, "kept for nobody"
     assert [s.output[:4] for s in sequences] == plain
     for s in sequences:
         width = s.params.prompt_logprobs

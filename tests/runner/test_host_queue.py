@@ -155,7 +155,7 @@ def test_the_tokens_are_those_of_one_after_the_other(tiny: pathlib.Path, dtype: 
         withdrawn = step % 3 == 0
         runner.hold(held or withdrawn)
         flight.wait()
-        assert (runner._executor._workspace.running is None) is (held or withdrawn)
+        assert (runner._executor._model.workspace.running is None) is (held or withdrawn)
         if withdrawn:
             assert following.withdraw()
             for one in sequences:
@@ -203,7 +203,7 @@ def test_a_runner_that_is_closed_in_the_middle(tiny: pathlib.Path) -> None:
     for _ in range(5):
         runner = make_runner(tiny, threads=2)
         driver, sequences = started(runner, PROMPTS)
-        workspace = runner._executor._workspace
+        workspace = runner._executor._model.workspace
         launch_decode(driver, sequences)
         launch_decode(driver, sequences)
         assert workspace.running is not None

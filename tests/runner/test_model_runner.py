@@ -191,9 +191,9 @@ def test_widest_step_runs_and_leaves_no_trace(tmp_path: pathlib.Path) -> None:
     step = dummy.step
     assert (step.layout.num_tokens, step.layout.num_rows) == (200, 6)
     assert step.layout.seq_lens.max() == runner.max_model_len
-    last_tokens = runner._executor._last_tokens.copy()
+    last_tokens = runner._executor._model.last_tokens.copy()
     assert len(runner._executor.launch(step).result().tokens) == 6
-    runner._executor._last_tokens[:] = last_tokens
+    runner._executor._model.last_tokens[:] = last_tokens
     for _ in range(7):
         driver.run_step([sequence])
     assert [sequence.output] == greedy(model, [list(range(40))], 8)

@@ -61,7 +61,7 @@ async def seen_by_steps(engine: AsyncEngine) -> tuple[int, int]:
 
     await engine.generate([1], SamplingParams(max_tokens=1, logits_processors=(processor,)))
     runner: Any = engine._loaded.runner
-    return seen[0], runner._executor._workspace.threads
+    return seen[0], runner._executor._model.workspace.threads
 
 
 def test_engines_leave_each_other_and_their_host_alone(monkeypatch: pytest.MonkeyPatch) -> None:

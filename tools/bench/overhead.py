@@ -64,7 +64,7 @@ class TimedEngine(AsyncEngine):
         executor = runner._executor
         if not isinstance(executor, HostExecutor):
             raise SystemExit("there are no CPU kernels here to compare with")
-        stack: Any = executor._stack
+        stack: Any = executor._model._stack
         prepare = stack.prepare
 
         def kept(workspace: Workspace, pool: KvPool, layout: StepLayout, token_ids: NDArray[np.int32], *args: Any, **options: Any) -> Any:

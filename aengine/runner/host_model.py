@@ -1,0 +1,120 @@
+"""`HostModel`: what a step of the CPU kernels reads and writes: the packed weights, the KV pages and the last tokens. Of a rank, its part.
+
+Owns the memory. Knows nothing of sampling, or of which step comes when.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.kernels.cpu.levels import KernelsUnavailableError
+from aengine.kernels.cpu.library import Workspace, load_kernels
+from aengine.kernels.cpu.pool import KvPool, page_bytes
+from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
+from aengine.models.cpu_stack import DecoderStack, LastTokens, PreparedStep, unsupported
+from aengine.models.weight_bytes import quantized_bytes, weight_bytes
+from aengine.runner.base import IntArray, Step
+from aengine.runner.draft_model import DraftModel
+from aengine.runner.memory import check_memory, cpu_budget, free_host_memory, show_bytes
+from aengine.runner.setup import ExecutorSetup
+from aengine.scheduler.plan import NO_INTS
+
+_log = logging.getLogger("aengine")
+
+
+class HostModel:
+    def __init__(self, setup: ExecutorSetup, warm: WarmMemory | None, check: Callable[[], object]) -> None:
+        """As `build_executor`. Raises KernelsUnavailableError before it reads any weights."""
+        spec, dtype = setup.native_spec, setup.dtype
+        reason = unsupported(spec, dtype)
+        if reason is not None:
+            raise KernelsUnavailableError(reason)
+        kernels = load_kernels()
+        self.workspace = Workspace(kernels, torch.get_num_threads())
+        attention = spec.layers[0].attention
+        kv_dtype = setup.kv_dtype or dtype
+        self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, kv_dtype)
+        self._layers_per_page = setup.groups.layers_per_page
+        quantization = setup.config.quantization
+        quantized = quantized_bytes(setup.config, spec, setup.model_dir)
+        mapped = setup.config.load_format != "dummy" and setup.config.dtype in ("auto", spec.dtype) and "embedding.weight" not in quantized
+        copied = spec.vocab_size * spec.hidden_size * dtype.itemsize if spec.tied_head and not mapped else 0  # beside the packed head
+        committed = 0 if warm is None else warm.touched
+        weights = sum(weight_bytes(setup.config, spec, dtype.itemsize, quantized).values()) + copied
+        self.draft: DraftModel | None = None
+        if setup.draft is not None:
+            self.draft = DraftModel(setup.draft, self.workspace, spec.vocab_size)
+            weights += self.draft.weight_bytes()
+        check_memory(weights, self.bytes_per_page(), setup.needs, setup.config, free_host_memory() + committed)
+        allocate = lazy_bytes if warm is None else warm.allocate
+        start = time.perf_counter()
+        with torch.inference_mode():
+            self._stack = DecoderStack(
+                self.workspace,
+                spec,
+                setup.weights(check),
+                setup.max_model_len,
+                dtype=dtype,
+                groups=setup.groups,
+                quantization=quantization,
+                allocate=allocate,
+            )
+            if self.draft is not None:
+                self.draft.load(check, self._stack)
+        self.last_tokens = np.zeros(setup.max_num_seqs, dtype=np.int32)  # by row
+        _log.info(
+            "CPU kernels: level %s, %d threads, %s of %s weights packed in %.2f s",
+            kernels.level.value,
+            self.workspace.threads,
+            show_bytes(self._stack.nbytes),
+            setup.weight_form,
+            time.perf_counter() - start,
+        )
+
+    def bytes_per_page(self) -> int:
+        own = self._layers_per_page * page_bytes(*self._page_shape)
+        return own if self.draft is None else own + self.draft.bytes_per_page()
+
+    def kv_budget(self) -> int:
+        return cpu_budget()
+
+    def allocate(self, num_pages: int) -> None:
+        self._pool = KvPool(self._layers_per_page, num_pages, *self._page_shape)
+        if self.draft is not None:
+            self.draft.allocate(num_pages)
+
+    def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
+        self._pool.copy_pages(self.workspace, sources, destinations)
+        if self.draft is not None:
+            self.draft.copy_pages(sources, destinations)
+
+    def prepare(self, step: Step, *, greedy: bool = False, draw_params: NDArray[np.void] | None = None) -> PreparedStep:
+        """A step that brings next tokens if it is `greedy` or has `draw_params`, which become the last tokens of their rows. Otherwise it
+        brings hidden states: at the logits indices, or of all tokens if prompts are scored."""
+        num_decodes = step.layout.num_decodes
+        token_ids = np.empty(num_decodes, np.int32)  # filled with last tokens when the step begins
+        if num_decodes < step.layout.num_rows:
+            token_ids = np.concatenate((token_ids, step.token_ids))
+        samples = greedy or draw_params is not None
+        return self._stack.prepare(
+            self.workspace,
+            self._pool,
+            step.layout,
+            token_ids,
+            np.arange(len(token_ids), dtype=np.int32) if step.scores_prompts else step.logits_indices,
+            greedy=greedy,
+            draw_params=draw_params,
+            last_tokens=LastTokens(self.last_tokens, step.rows[:num_decodes], step.sampled_rows if samples else NO_INTS),
+            kept=None if self.draft is None else self.draft.kept(step.layout.slot_mapping[0]),
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32."""
+        return self._stack.logits(self.workspace, hidden)
