@@ -140,6 +140,28 @@ class StepHangError(AEngineError):
     """A step took longer than `step_timeout`; the engine gave the step thread up. Cause of an `EngineDeadError`."""
 
 
+class RankError(AEngineError):
+    """Base of what befalls a rank: `rank` is its number, `pid` its process where it runs on the engine's host, and `log_lines` are the last
+    lines that it logged. Cause of an `EngineDeadError`."""
+
+    def __init__(self, message: str, rank: int, pid: int | None = None, log_lines: Sequence[str] = ()) -> None:
+        self.rank = rank
+        self.pid = pid
+        self.log_lines = tuple(log_lines)
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[RankError], tuple[Any, ...]]:
+        return type(self), (str(self), self.rank, self.pid, self.log_lines)
+
+
+class RankDiedError(RankError):
+    """The process of a rank has ended, or the connection to it broke. The message says how, with the last log lines."""
+
+
+class RankHungError(RankError):
+    """A rank did not answer within `step_timeout`."""
+
+
 class ConnectionLostError(AEngineError, ConnectionError):
     """The server of an `AsyncClient` cannot be reached, or the connection broke during a call."""
 

@@ -1,0 +1,106 @@
+"""`Channel`: messages over a stream socket. The sockets of one host are pairs, those between hosts TCP; a peer that is gone is noticed by
+the end of the stream."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from contextlib import suppress
+
+from aengine.parallel.messages import FRAME, Message, MessageError, check_header, decode, encode
+
+FRAME_SECONDS = 60.0
+"""What has begun to arrive is whole within this time."""
+_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
+
+
+class ChannelClosedError(Exception):
+    """The peer is gone, or sent what is no message. Nothing more can be sent or received."""
+
+
+class ChannelTimeoutError(Exception):
+    """The peer did not send, or read, for too long."""
+
+
+class Channel:
+    """One thread at a time receives; any thread may send."""
+
+    def __init__(self, stream: socket.socket, peer: str) -> None:
+        """`peer` is what errors call the other side."""
+        self.peer = peer
+        self._socket = stream
+        self._sending = threading.Lock()
+        self._readable, self._writable = select.poll(), select.poll()
+        stream.setblocking(False)
+        if stream.family != socket.AF_UNIX:
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE:
+                if hasattr(socket, name):
+                    stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._readable.register(stream, select.POLLIN)
+        self._writable.register(stream, select.POLLOUT)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: Message, timeout: float | None = None) -> None:
+        """Waits at most `timeout` seconds for a peer that does not read. Raises ChannelClosedError, or ChannelTimeoutError, after which
+        the channel cannot be used."""
+        self.send_frame(encode(message), timeout)
+
+    def send_frame(self, frame: bytes, timeout: float | None = None) -> None:
+        """Sends an encoded message, as `send`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._sending:
+            rest = memoryview(frame)
+            while rest:
+                try:
+                    rest = rest[self._socket.send(rest, socket.MSG_NOSIGNAL) :]
+                except BlockingIOError:
+                    self._wait(self._writable, deadline)
+                except OSError as error:
+                    raise self._closed(error) from None
+
+    def receive(self, timeout: float | None = None) -> Message:
+        """Waits at most `timeout` seconds for a message to begin. Raises ChannelTimeoutError, or ChannelClosedError."""
+        header = bytearray(FRAME.size)
+        self._fill(header, None if timeout is None else time.monotonic() + timeout)
+        try:
+            size, kind = check_header(header)
+            data = bytearray(size)
+            self._fill(data, time.monotonic() + FRAME_SECONDS)
+            return decode(kind, data)
+        except (MessageError, ChannelTimeoutError) as error:
+            raise ChannelClosedError(f"{self.peer} sent what is no message: {error}") from None
+
+    def close(self) -> None:
+        """May be called from any thread: who waits in `send` or `receive` gets ChannelClosedError."""
+        with suppress(OSError):  # the peer may be faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _fill(self, data: bytearray, deadline: float | None) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                count = self._socket.recv_into(rest)
+            except BlockingIOError:
+                begun = len(rest) < len(data)
+                self._wait(self._readable, time.monotonic() + FRAME_SECONDS if begun else deadline)
+                continue
+            except OSError as error:
+                raise self._closed(error) from None
+            if count == 0:
+                raise ChannelClosedError(f"{self.peer} closed the connection")
+            rest = rest[count:]
+
+    def _wait(self, poller: select.poll, deadline: float | None) -> None:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not poller.poll(None if left is None else left * 1000):
+            raise ChannelTimeoutError(f"{self.peer} does not answer")
+
+    def _closed(self, error: OSError) -> ChannelClosedError:
+        return ChannelClosedError(f"the connection to {self.peer} broke: {error.strerror or error}")

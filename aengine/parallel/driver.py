@@ -1,0 +1,260 @@
+"""`DriverRanks`: the other ranks, as rank 0 sees them. `start_ranks` brings them up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from aengine.config import EngineConfig
+from aengine.errors import AEngineError, ModelLoadError, RankDiedError, RankHungError
+from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
+from aengine.parallel.launch import FOLLOWER_MODULE, FollowerProcess, divide_cores
+from aengine.parallel.messages import Close, Facts, LastTokens, Logits, Message, Plan, Sizes, Welcome, encode
+from aengine.parallel.shard import Shard
+from aengine.parallel.watcher import END_SECONDS, Follower, Watcher
+from aengine.scheduler.plan import IntArray, StepPlan
+
+_log = logging.getLogger("aengine")
+CHECK_SECONDS = 0.2
+"""Between two looks at whether loading is to end."""
+LOADING_SECONDS = 600.0
+"""A rank that loads says something within this time."""
+CLOSE_SECONDS = 10.0
+"""After which a rank that was told to end is killed."""
+MessageT = TypeVar("MessageT", Facts, Sizes)
+
+
+def start_ranks(
+    config: EngineConfig,
+    model_dir: Path,
+    report_failure: Callable[[BaseException], object],
+    *,
+    check: Callable[[], object] = lambda: None,
+    exchange_bytes: int = 0,
+    command: Sequence[str] = (sys.executable, "-m", FOLLOWER_MODULE),
+) -> DriverRanks:
+    """Starts all ranks of `config` but the first, which is the caller. They end with the calling thread, at the latest; until `close` it
+    keeps to its share of the cores, unless the device is a GPU.
+
+    `report_failure` is called once, by another thread, if a rank fails. `check` is called while ranks are waited for, and may raise to end
+    that. `exchange_bytes` are shared by the ranks of a stage: `DriverRanks.exchange_fd`. `command` runs a rank.
+    """
+    shard = Shard(0, config.tensor_parallel_size, 0, config.pipeline_parallel_size, config.tensor_parallel_mode == "exact")
+    num_ranks = shard.num_ranks
+    cores: list[list[int]] = [[]] * num_ranks if config.device.startswith("cuda") else divide_cores(num_ranks)
+    threads = config.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)
+    fds = [_shared_memory(exchange_bytes) for _ in range(shard.num_stages)] if exchange_bytes else []
+    store = socket.create_server(("127.0.0.1", 0))
+    followers: list[Follower] = []
+    try:
+        for rank in range(1, num_ranks):
+            ours, theirs = socket.socketpair()
+            process = FollowerProcess(rank, command, theirs, fds[rank // shard.size] if fds else None)
+            followers.append(Follower(rank, Channel(ours, f"rank {rank}"), process))
+            options = json.dumps(dataclasses.asdict(config))
+            task = Welcome(options, str(model_dir), threads, np.array(cores[rank], np.int32), num_ranks, *store.getsockname())
+            followers[-1].channel.send(task)
+    except BaseException:
+        _end(followers, 0.0)
+        store.close()
+        raise
+    finally:
+        for fd in fds[1:]:
+            os.close(fd)
+    return DriverRanks(
+        shard,
+        followers,
+        report_failure,
+        check,
+        threads=threads,
+        cores=cores[0],
+        exchange_fd=fds[0] if fds else None,
+        store=store,
+        timeout=config.step_timeout,
+    )
+
+
+class DriverRanks:
+    """All methods but `check`, `hung` and `close` belong to one thread."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        followers: Sequence[Follower],
+        report_failure: Callable[[BaseException], object],
+        check: Callable[[], object],
+        *,
+        threads: int,
+        cores: Sequence[int],
+        exchange_fd: int | None,
+        store: socket.socket,
+        timeout: float,
+    ) -> None:
+        self.shard = shard  # of rank 0
+        self.threads = threads  # of a step, on this rank
+        self.num_local = 1 + sum(follower.process is not None for follower in followers)  # ranks on this host, this one included
+        self.exchange_fd = exchange_fd  # memory that the ranks of the first stage share; closed by `close`
+        self.store: tuple[str, int] = store.getsockname()  # an address where nobody answers yet
+        self.store_fd = store.fileno()  # it listens there; closed by `close`
+        self._store = store
+        self._followers = followers
+        self._report_failure = report_failure
+        self._check = check
+        self._timeout = timeout
+        self._on_failure: list[Callable[[], object]] = []
+        self._failure: AEngineError | None = None
+        self._failed = threading.Event()
+        self._serving = False
+        self._closing = threading.Lock()
+        self._closed = False
+        self._pinned: tuple[int, set[int]] | None = None
+        if cores:
+            self._pinned = threading.get_native_id(), os.sched_getaffinity(0)
+            os.sched_setaffinity(0, cores)
+        self._watcher = Watcher(followers, self._fail)
+
+    def check(self) -> None:
+        """Raises what happened to a rank: `RankDiedError`, or its own error if it could not load."""
+        if self._failure is not None:
+            raise self._failure
+
+    def on_failure(self, callback: Callable[[], object]) -> None:
+        """`callback` is called by another thread when a rank fails; it ends what waits for other ranks."""
+        self._on_failure.append(callback)
+        if self._failure is not None:
+            callback()
+
+    def same(self, facts: Mapping[str, str]) -> None:
+        """Compares what must be the same on all ranks, by name. Raises ModelLoadError with rank, name and both values."""
+        for follower in self._followers:
+            theirs = json.loads(self._next(follower, Facts).values)
+            for name, value in facts.items():
+                if theirs.get(name) != value:
+                    raise ModelLoadError(f"{follower.name} cannot be used: its {name} is {theirs.get(name)}, that of rank 0 is {value}")
+
+    def agree(self, num_pages: int, max_model_len: int) -> tuple[int, int]:
+        """The least of all ranks. Waits until all have loaded. Raises what happened to a rank."""
+        sizes = [self._next(follower, Sizes) for follower in self._followers]
+        least = Sizes(min(num_pages, *(each.num_pages for each in sizes)), min(max_model_len, *(each.max_model_len for each in sizes)))
+        self._send(least)
+        self._serving = True
+        return least.num_pages, least.max_model_len
+
+    def send_plan(self, plan: StepPlan) -> None:
+        """What is sent is never taken back. This and what follows raise what happened to a rank, and `RankHungError` for one that does not
+        read."""
+        self._send(Plan.of(plan))
+
+    def send_logits(self, indices: IntArray) -> None:
+        """Asks for the logits of rows of the step's hidden states."""
+        self._send(Logits(indices))
+
+    def send_last_tokens(self, tokens: IntArray) -> None:
+        """Ends a step."""
+        self._send(LastTokens(tokens))
+
+    def hung(self, rank: int) -> RankHungError:
+        """The error for a rank that others wait for in vain."""
+        follower = next(follower for follower in self._followers if follower.rank == rank)
+        what = follower.with_lines(f"did not answer within step_timeout ({self._timeout:g} s)")
+        return RankHungError(what, rank, follower.pid, follower.lines)
+
+    def close(self) -> None:
+        """Ends all other ranks: at once if they do not serve or one has failed. Returns when their processes are gone. May be called from
+        any thread, and again."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            self._watcher.expect_ends()
+            orderly = self._serving and self._failure is None
+            if orderly:
+                for follower in self._followers:
+                    with suppress(ChannelClosedError, ChannelTimeoutError):  # it is gone, or will be killed
+                        follower.channel.send(Close(), END_SECONDS)
+            _end(self._followers, CLOSE_SECONDS if orderly else 0.0, self._watcher)
+            self._store.close()
+            if self.exchange_fd is not None:
+                os.close(self.exchange_fd)
+            if self._pinned is not None:
+                with suppress(ProcessLookupError):  # the thread has ended
+                    os.sched_setaffinity(*self._pinned)
+
+    def _fail(self, error: AEngineError) -> None:
+        """Called by the watcher."""
+        self._failure = error
+        for callback in self._on_failure:
+            callback()
+        self._failed.set()
+        for follower in self._followers:
+            follower.inbox.put(None)
+        self._report_failure(error)
+
+    def _send(self, message: Message) -> None:
+        frame = encode(message)
+        for follower in self._followers:
+            try:
+                follower.channel.send_frame(frame, self._timeout)
+            except ChannelTimeoutError:
+                raise self.hung(follower.rank) from None
+            except ChannelClosedError as error:
+                self._failed.wait(2 * END_SECONDS)  # the watcher knows more
+                self.check()
+                raise RankDiedError(follower.with_lines(str(error)), follower.rank, follower.pid, follower.lines) from None
+
+    def _next(self, follower: Follower, kind: type[MessageT]) -> MessageT:
+        """The next message of a rank that loads."""
+        while True:
+            self._check()
+            self.check()
+            try:
+                message = follower.inbox.get(timeout=CHECK_SECONDS)
+            except queue.Empty:
+                if time.monotonic() - follower.heard > LOADING_SECONDS:
+                    what = follower.with_lines(f"loads, and said nothing for {LOADING_SECONDS:g} s")
+                    raise RankHungError(what, follower.rank, follower.pid, follower.lines) from None
+                continue
+            if isinstance(message, kind):
+                return message
+            self.check()
+            raise RankDiedError(f"{follower.name} sent {message} instead of {kind.__name__}", follower.rank, follower.pid, follower.lines)
+
+
+def _end(followers: Sequence[Follower], seconds: float, watcher: Watcher | None = None) -> None:
+    """Returns when the processes of all are gone; kills those that live longer than `seconds`."""
+    deadline = time.monotonic() + seconds
+    processes = [follower.process for follower in followers if follower.process is not None]
+    for process in processes:
+        if seconds == 0.0 or process.ended(max(0.0, deadline - time.monotonic())) is None:
+            process.kill()
+    for process in processes:
+        process.ended(None)
+    for follower in followers:
+        if follower.process is None:
+            follower.channel.close()
+    if watcher is not None:
+        watcher.close()
+    for follower in followers:
+        follower.channel.close()
+    for process in processes:
+        process.release()
+
+
+def _shared_memory(size: int) -> int:
+    """A file without a name, of zeros. Only what is written takes memory."""
+    fd = os.memfd_create("aengine-exchange")
+    os.ftruncate(fd, size)
+    return fd

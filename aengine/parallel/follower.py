@@ -1,0 +1,165 @@
+"""`FollowerRanks`: what a rank other than 0 knows of its task and of the driver."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import select
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from aengine.config import EngineConfig
+from aengine.errors import AEngineError, FieldError, ModelLoadError
+from aengine.parallel.channel import Channel, ChannelClosedError
+from aengine.parallel.launch import die_with
+from aengine.parallel.messages import Close, Facts, Failed, LastTokens, Log, Logits, Message, Plan, Progress, Refused, Sizes, Welcome
+from aengine.parallel.shard import Shard
+from aengine.scheduler.plan import StepPlan
+
+_log = logging.getLogger("aengine")
+WELCOME_SECONDS = 60.0
+ABORT_SECONDS = 5.0
+"""After the driver is gone, the process ends within this time."""
+
+
+class DriverGoneError(Exception):
+    """The driver has ended or closed the connection without a word. So does this rank."""
+
+
+class FollowerRanks:
+    """All methods but `progress` and `on_failure` belong to one thread."""
+
+    def __init__(self, channel: Channel, rank: int, exchange_fd: int | None = None, model_dir: Path | None = None) -> None:
+        """Waits for the task. `model_dir` is where the model is on this host; None: where it is on the driver's. Keeps the whole process to
+        the cores that it was given, so torch should not be imported before."""
+        self._channel = channel
+        welcome = self._receive(WELCOME_SECONDS)
+        if isinstance(welcome, Refused):
+            raise ModelLoadError(f"the driver refuses rank {rank}: {welcome.reason}")
+        if not isinstance(welcome, Welcome):
+            raise DriverGoneError(f"it began with {welcome}")
+        options: dict[str, Any] = json.loads(welcome.config)
+        options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+        self.config = EngineConfig(**options)
+        size = self.config.tensor_parallel_size
+        exact = self.config.tensor_parallel_mode == "exact"
+        self.shard = Shard(rank % size, size, rank // size, self.config.pipeline_parallel_size, exact)
+        self.model_dir = model_dir or Path(welcome.model_dir)
+        self.threads = welcome.threads  # of a step, on this rank
+        self.num_local = welcome.num_local  # ranks on this host
+        self.exchange_fd = exchange_fd  # memory that the ranks of this stage share, if they are on one host
+        self.store = welcome.store_host, welcome.store_port  # where the driver listens for `DriverRanks.store_fd`
+        if len(welcome.cores):
+            os.sched_setaffinity(0, welcome.cores.tolist())
+        self._on_failure: list[Callable[[], object]] = []
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, name="aengine-driver", daemon=True).start()
+
+    def on_failure(self, callback: Callable[[], object]) -> None:
+        """`callback` is called by another thread when the driver is gone; it ends what waits for other ranks."""
+        self._on_failure.append(callback)
+
+    def progress(self, loaded: int, total: int) -> None:
+        """Tells how many bytes of the weights are loaded."""
+        self._channel.send(Progress(loaded, total))
+
+    def same(self, facts: Mapping[str, str]) -> None:
+        """Tells what has to be the same on all ranks; the driver compares it."""
+        self._channel.send(Facts(json.dumps(dict(facts))))
+
+    def agree(self, num_pages: int, max_model_len: int) -> tuple[int, int]:
+        """The least of all ranks."""
+        self._channel.send(Sizes(num_pages, max_model_len))
+        sizes = self._receive()
+        if not isinstance(sizes, Sizes):
+            raise DriverGoneError(f"it sent {sizes} instead of the sizes")
+        return sizes.num_pages, sizes.max_model_len
+
+    def next_plan(self) -> StepPlan | None:
+        """Waits for the next step; None: there is none any more. Raises DriverGoneError."""
+        message = self._receive()
+        if isinstance(message, Plan):
+            return message.step_plan()
+        if isinstance(message, Close):
+            self._ended.set()
+            return None
+        raise DriverGoneError(f"it sent {message} instead of a plan")
+
+    def receive(self) -> Logits | LastTokens:
+        """What the driver says within a step. Raises DriverGoneError."""
+        message = self._receive()
+        if isinstance(message, Logits | LastTokens):
+            return message
+        raise DriverGoneError(f"it sent {message} within a step")
+
+    def send(self, message: Message) -> None:
+        with suppress(ChannelClosedError):  # nobody reads it
+            self._channel.send(message)
+
+    def _receive(self, timeout: float | None = None) -> Message:
+        try:
+            return self._channel.receive(timeout)
+        except ChannelClosedError as error:
+            raise DriverGoneError(str(error)) from None
+
+    def _watch(self) -> None:
+        """Ends the process when the driver is gone, whatever its main thread is doing."""
+        poller = select.poll()
+        poller.register(self._channel.fileno(), getattr(select, "POLLRDHUP", 0))
+        poller.poll()
+        for callback in self._on_failure:
+            callback()
+        if not self._ended.wait(ABORT_SECONDS):
+            os._exit(1)
+
+
+class _LogToDriver(logging.Handler):
+    def __init__(self, ranks: FollowerRanks) -> None:
+        super().__init__()
+        self._ranks = ranks
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._ranks.send(Log(record.levelno, self.format(record)))
+
+
+def follow(ranks: FollowerRanks, run: Callable[[FollowerRanks], object]) -> int:
+    """Runs a rank until the driver closes it, with the log at the driver's; returns the exit code. The driver is told what `run` raises."""
+    handler = _LogToDriver(ranks)
+    logger = logging.getLogger("aengine")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        run(ranks)
+    except DriverGoneError as error:
+        logger.warning("the driver is gone: %s", error)
+        return 1
+    except BaseException as error:
+        if not isinstance(error, AEngineError):
+            logger.error("%s", "".join(traceback.format_exception(error)).rstrip())
+        violation = error.violations[0] if isinstance(error, FieldError) else None
+        ranks.send(Failed(type(error).__name__, violation.field if violation else "", violation.description if violation else str(error)))
+        return 1
+    finally:
+        logger.removeHandler(handler)
+    return 0
+
+
+def local_ranks(arguments: Sequence[str]) -> FollowerRanks:
+    """Of a process that the driver started."""
+    parser = argparse.ArgumentParser()
+    for name in ("rank", "fd", "driver-pid", "exchange-fd"):
+        parser.add_argument(f"--{name}", type=int)
+    given = parser.parse_args(arguments)
+    die_with(given.driver_pid)
+    stream = socket.socket(fileno=given.fd)
+    for fd in (given.fd, given.exchange_fd):
+        if fd is not None:
+            os.set_inheritable(fd, False)
+    return FollowerRanks(Channel(stream, "the driver"), given.rank, given.exchange_fd)

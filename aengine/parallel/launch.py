@@ -1,0 +1,118 @@
+"""Ranks of this host as processes: which cores they get, how they start, what they write, and how they end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+FOLLOWER_MODULE = "aengine.runner.worker"
+"""Run by ranks that the driver starts."""
+_PR_SET_PDEATHSIG = 1
+_CPUS = Path("/sys/devices/system/cpu")
+
+
+def divide_cores(count: int) -> list[list[int]]:
+    """The CPUs that this thread may use, for `count` ranks: as many for each, none for two, and those that share a socket or a core next
+    to each other. With fewer CPUs than ranks, each rank gets all."""
+    cores = sorted(os.sched_getaffinity(0), key=lambda cpu: (_topology(cpu, "physical_package_id"), _topology(cpu, "core_id"), cpu))
+    if len(cores) < count:
+        return [cores] * count
+    each = len(cores) // count
+    return [cores[each * i : each * (i + 1)] for i in range(count)]
+
+
+def _topology(cpu: int, name: str) -> int:
+    try:
+        return int((_CPUS / f"cpu{cpu}" / "topology" / name).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+class FollowerProcess:
+    """A rank that runs on this host. Ends with the thread that starts it, at the latest."""
+
+    def __init__(self, rank: int, command: Sequence[str], stream: socket.socket, exchange_fd: int | None) -> None:
+        """Runs `command` with what `worker_arguments` reads. `stream` is the rank's end of its channel, and is closed here."""
+        self._partial = b""
+        own, theirs = os.pipe()
+        fds = [stream.fileno(), *([] if exchange_fd is None else [exchange_fd])]
+        arguments = [f"--rank={rank}", f"--fd={stream.fileno()}", f"--driver-pid={os.getpid()}"]
+        if exchange_fd is not None:
+            arguments.append(f"--exchange-fd={exchange_fd}")
+        path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
+        with stream:
+            try:
+                self._process = subprocess.Popen(
+                    [*command, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=theirs,
+                    stderr=theirs,
+                    pass_fds=fds,
+                    env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+                    start_new_session=True,  # a Ctrl-C in the terminal is for the driver alone
+                )
+            except BaseException:
+                os.close(own)
+                raise
+            finally:
+                os.close(theirs)
+        os.set_blocking(own, False)
+        self.pid = self._process.pid
+        self.output = own  # its stdout and stderr
+
+    def read_lines(self) -> tuple[list[str], bool]:
+        """What it has written since the last call, and whether there may be more later."""
+        data = b""
+        while True:
+            try:
+                piece = os.read(self.output, 1 << 16)
+            except BlockingIOError:
+                break
+            data += piece
+            if not piece:
+                lines = (self._partial + data).splitlines()
+                self._partial = b""
+                return [line.decode(errors="replace") for line in lines], False
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        return [line.decode(errors="replace") for line in lines], True
+
+    def ended(self, timeout: float | None) -> int | None:
+        """Waits for the end. Returns the exit code, or the number of the signal, negative; None if it still runs."""
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._process.kill()
+
+    def release(self) -> None:
+        """Of a process that has ended."""
+        os.close(self.output)
+
+
+def how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def die_with(parent: int) -> None:
+    """Called by a started process: the kernel kills it when the thread that started it is gone. The signals that ask a program to end are
+    for the driver alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

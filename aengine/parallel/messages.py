@@ -1,0 +1,222 @@
+"""What ranks say to each other, and its bytes: frozen dataclasses of numbers, texts and int32 arrays, encoded without pickle.
+
+A frame is its length (uint32), the kind of the message (uint32), one 8-byte number per field in the order of the fields, and then the
+bytes of texts and arrays, each padded to 8 bytes; the number of such a field is its length in bytes. Everything is little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from aengine.scheduler.plan import IntArray, StepPlan
+
+FRAME = struct.Struct("<II")
+MAX_MESSAGE = 1 << 28  # bytes behind the frame's header
+_INT32 = np.dtype("<i4")
+
+
+class MessageError(Exception):
+    """Bytes that are no message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message of a rank of another host."""
+
+    rank: int
+    version: str  # of aengine
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The driver's first message: what a rank has to do."""
+
+    config: str  # EngineConfig as JSON
+    model_dir: str  # on the driver's host
+    threads: int  # of a step
+    cores: IntArray  # numbers of the CPUs that the rank may use; empty: all
+    num_local: int  # ranks on the rank's host
+    store_host: str  # where the driver listens for what its ranks set up between them
+    store_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The answer to a Hello that does not fit; the connection is then closed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What has to be the same on all ranks."""
+
+    values: str  # a JSON object of texts
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """From a rank: how much it can hold. From the driver: the least of all ranks."""
+
+    num_pages: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How many bytes of its weights a rank has loaded."""
+
+    loaded: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    level: int  # as in logging
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why a rank ends."""
+
+    error: str  # name of the class
+    field: str  # of a ConfigError
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A `StepPlan` without the parts that rank 0 alone uses: new rows, rows of the draft model, and what the result should say."""
+
+    step: int
+    rows: IntArray
+    num_decodes: int
+    starts: IntArray
+    lengths: IntArray
+    num_sampled: IntArray
+    token_ids: IntArray
+    page_groups: IntArray
+    page_rows: IntArray
+    page_cols: IntArray
+    page_ids: IntArray
+    copy_from: IntArray
+    copy_to: IntArray
+    scores_prompts: bool
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> Plan:
+        return cls(*[getattr(plan, name) for name in _PLAN_FIELDS])
+
+    def step_plan(self) -> StepPlan:
+        return StepPlan(new_rows=(), **{name: getattr(self, name) for name in _PLAN_FIELDS})
+
+
+_PLAN_FIELDS = tuple(field.name for field in fields(Plan))
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """A step's logits are needed of these rows of its hidden states."""
+
+    indices: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class LastTokens:
+    """The last token of each row that the step sampled, in the order of the plan's rows. The step ends with it."""
+
+    tokens: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The rank ends in an orderly way."""
+
+
+Message = Hello | Welcome | Refused | Facts | Sizes | Progress | Log | Failed | Plan | Logits | LastTokens | Close
+_KINDS: tuple[type[Any], ...] = (Hello, Welcome, Refused, Facts, Sizes, Progress, Log, Failed, Plan, Logits, LastTokens, Close)
+
+
+class _Codec:
+    """Of one kind of message."""
+
+    def __init__(self, kind: int, message: type[Any]) -> None:
+        self.kind = kind
+        self.message = message
+        self.fields = tuple((field.name, str(field.type)) for field in fields(message))
+        self.numbers = struct.Struct(f"<{len(self.fields)}q")
+
+
+_CODECS = tuple(_Codec(kind, message) for kind, message in enumerate(_KINDS))
+_CODEC_OF = {codec.message: codec for codec in _CODECS}
+
+
+def encode(message: Message) -> bytes:
+    """The frame of a message. Raises MessageError if it is too long."""
+    codec = _CODEC_OF[type(message)]
+    numbers: list[int] = []
+    parts: list[bytes] = []
+    size = codec.numbers.size
+    for name, kind in codec.fields:
+        value = getattr(message, name)
+        if kind in ("int", "bool"):
+            numbers.append(value)
+            continue
+        data = value.encode() if kind == "str" else np.ascontiguousarray(value, _INT32).tobytes()
+        numbers.append(len(data))
+        if len(data):
+            padding = -len(data) % 8
+            parts.append(data + bytes(padding) if padding else data)
+            size += len(data) + padding
+    if size > MAX_MESSAGE:
+        raise MessageError(f"a {codec.message.__name__} of {size} bytes is longer than a message may be: {MAX_MESSAGE} bytes")
+    return b"".join((FRAME.pack(size, codec.kind), codec.numbers.pack(*numbers), *parts))
+
+
+def check_header(header: bytes | bytearray) -> tuple[int, int]:
+    """The size in bytes of what follows the 8 bytes of a frame's header, and the kind of its message. Raises MessageError."""
+    size, kind = FRAME.unpack(header)
+    if kind >= len(_CODECS):
+        raise MessageError(f"there is no message of kind {kind}")
+    if size > MAX_MESSAGE:
+        raise MessageError(f"a message of {size} bytes is longer than {MAX_MESSAGE} bytes")
+    return size, kind
+
+
+def decode(kind: int, data: bytearray) -> Message:
+    """The message behind a frame's header; its arrays are views into `data`. Raises MessageError for bytes that are none."""
+    codec = _CODECS[kind]
+    try:
+        numbers = codec.numbers.unpack_from(data)
+        at = codec.numbers.size
+        values: list[Any] = []
+        for number, (_, field_kind) in zip(numbers, codec.fields, strict=True):
+            if field_kind == "int":
+                values.append(number)
+            elif field_kind == "bool":
+                values.append(bool(number))
+            elif not 0 <= number <= len(data) - at:
+                raise ValueError(f"a field of {number} bytes, where {len(data) - at} are left")
+            else:
+                values.append(data[at : at + number].decode() if field_kind == "str" else np.frombuffer(data, _INT32, _count(number), at))
+                at += number + -number % 8
+        if at != len(data):
+            raise ValueError(f"its fields have {at} bytes, not {len(data)}")
+    except (ValueError, struct.error) as error:
+        raise MessageError(f"a {codec.message.__name__} cannot be read: {error}") from None
+    message: Message = codec.message(*values)
+    return message
+
+
+def _count(size: int) -> int:
+    count, rest = divmod(size, _INT32.itemsize)
+    if rest:
+        raise ValueError(f"an array of {size} bytes")
+    return count

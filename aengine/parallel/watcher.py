@@ -1,0 +1,155 @@
+"""The thread of the driver that reads what the ranks send and write, and notices when one is gone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from aengine.errors import AEngineError, ConfigError, InsufficientMemoryError, ModelLoadError, RankDiedError
+from aengine.parallel.channel import Channel, ChannelClosedError
+from aengine.parallel.launch import FollowerProcess, how_it_ended
+from aengine.parallel.messages import Failed, Log, Message, Progress
+
+_log = logging.getLogger("aengine")
+KEPT_LINES = 20
+"""Of a rank's log, in errors."""
+END_SECONDS = 1.0
+"""A process whose channel is closed ends within this time."""
+
+
+@dataclass(eq=False, slots=True)
+class Follower:
+    """A rank as the driver sees it."""
+
+    rank: int
+    channel: Channel
+    process: FollowerProcess | None  # None: it runs on another host
+    host: str = ""  # the other host
+    inbox: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)  # None: something failed
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+    heard: float = field(default_factory=time.monotonic)  # when it last sent anything
+    progress: Progress | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} ({f'host {self.host}' if self.process is None else f'pid {self.process.pid}'})"
+
+    def with_lines(self, what: str) -> str:
+        """A sentence about this rank, and its last log lines."""
+        lines = "".join(f"\n  {line}" for line in self.lines)
+        return f"{self.name} {what}" + (f"; its last log lines:{lines}" if lines else "")
+
+
+class Watcher:
+    def __init__(self, followers: Sequence[Follower], on_failure: Callable[[AEngineError], object]) -> None:
+        """`on_failure` is called once, in the thread of the watcher, with what happened first."""
+        self._followers = followers
+        self._on_failure = on_failure
+        self._failed = False
+        self._closing = False
+        self._wake_read, self._wake_write = os.pipe()
+        self._thread = threading.Thread(target=self._main, name="aengine-ranks", daemon=True)
+        self._thread.start()
+
+    def expect_ends(self) -> None:
+        """From now on ranks that end are no failures."""
+        self._closing = True
+
+    def close(self) -> None:
+        """After all processes have ended: returns when all that they wrote is logged."""
+        self._closing = True
+        os.write(self._wake_write, b"\0")
+        self._thread.join()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _main(self) -> None:
+        poller = select.poll()
+        poller.register(self._wake_read, select.POLLIN)
+        channels, outputs = {}, {}
+        for follower in self._followers:
+            channels[follower.channel.fileno()] = follower
+            if follower.process is not None:
+                outputs[follower.process.output] = follower
+        for fd in (*channels, *outputs):
+            poller.register(fd, select.POLLIN)
+        while True:
+            ready = [fd for fd, _ in poller.poll()]
+            for fd in ready:
+                if fd in outputs and not self._log_output(outputs[fd]):
+                    poller.unregister(fd)
+            for fd in ready:
+                if fd in channels and not self._receive(channels[fd]):
+                    poller.unregister(fd)
+            if ready == [self._wake_read]:
+                return
+
+    def _receive(self, follower: Follower) -> bool:
+        """Whether there may be more."""
+        try:
+            message = follower.channel.receive()
+        except ChannelClosedError as error:
+            self._fail(self._dead(follower, error))
+            return False
+        follower.heard = time.monotonic()
+        if isinstance(message, Log):
+            self._log_line(follower, message.level, message.text)
+        elif isinstance(message, Progress):
+            follower.progress = message
+        elif isinstance(message, Failed):
+            self._fail(_failure(follower, message))
+        else:
+            follower.inbox.put(message)
+        return True
+
+    def _dead(self, follower: Follower, error: ChannelClosedError) -> RankDiedError:
+        """Which rank ended, and how. One that was killed is the cause of the ends of others."""
+        code = None if follower.process is None else follower.process.ended(END_SECONDS)
+        if code is None or code >= 0:
+            for other in self._followers:
+                other_code = None if other.process is None else other.process.ended(0)
+                if other_code is not None and other_code < 0:
+                    follower, code = other, other_code
+        if follower.process is not None:
+            self._log_output(follower)
+        how = str(error).removeprefix(follower.channel.peer).strip() if code is None else how_it_ended(code)
+        return RankDiedError(follower.with_lines(how), follower.rank, follower.pid, follower.lines)
+
+    def _fail(self, error: AEngineError) -> None:
+        if not self._failed and not self._closing:
+            self._failed = True
+            self._on_failure(error)
+
+    def _log_output(self, follower: Follower) -> bool:
+        assert follower.process is not None
+        lines, more = follower.process.read_lines()
+        for line in lines:
+            self._log_line(follower, logging.WARNING, line)
+        return more
+
+    def _log_line(self, follower: Follower, level: int, text: str) -> None:
+        follower.lines.extend(text.splitlines())
+        _log.log(level, "rank %d: %s", follower.rank, text)
+
+
+def _failure(follower: Follower, failed: Failed) -> AEngineError:
+    """Of a rank that says why it ends: its own error, if that is one of loading."""
+    text = f"rank {follower.rank}: {failed.text}"
+    if failed.error == ConfigError.__name__:
+        return ConfigError.of(failed.field, text)
+    for kind in (ModelLoadError, InsufficientMemoryError):
+        if failed.error == kind.__name__:
+            return kind(text)
+    what = follower.with_lines(f"failed: {failed.error}: {failed.text}")
+    return RankDiedError(what, follower.rank, follower.pid, follower.lines)
