@@ -52,6 +52,18 @@ class QuantizedRows:
         offsets = None if self.offsets is None else self.offsets[rows]
         return replace(self, codes=as_bytes[rows].view(self.codes.dtype), scales=self.scales[rows], offsets=offsets)
 
+    def columns(self, first: int, stop: int) -> QuantizedRows:
+        """Columns [first, stop) of the model's matrix, on the borders of groups. Raises ValueError for others."""
+        columns, size = self.shape[1], self.group_size
+        if self.order is not None:
+            raise ValueError("its groups are not of consecutive columns (act-order)")
+        if size < columns and (first % size or (stop % size and stop < columns)):
+            raise ValueError(f"{first} to {stop} are not on the borders of its groups of {size}")
+        groups = slice(first // size, -(-stop // size))
+        offsets = None if self.offsets is None else self.offsets[:, groups]
+        codes = self.codes.view(torch.uint8)[:, first:stop].view(self.codes.dtype)
+        return replace(self, codes=codes, scales=self.scales[:, groups], group_size=min(size, stop - first), offsets=offsets)
+
     @property
     def nbytes(self) -> int:
         """Bytes that a kernel reads of them: the codes at their bits, and what belongs to the groups."""

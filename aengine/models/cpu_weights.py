@@ -16,8 +16,10 @@ from aengine.kernels.cpu.packing import PackedLinear, PackedLinears, are_packabl
 from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.kernels.warm_memory import Allocate
 from aengine.models.checkpoint_files import shortened
-from aengine.models.named_weights import NEVER_QUANTIZED, named_weights
+from aengine.models.named_weights import NEVER_QUANTIZED
+from aengine.models.sharding import WeightPart, own, sharded_spec, sharded_weights, take_part, vocab_bounds
 from aengine.models.spec import ModelSpec
+from aengine.parallel.shard import WHOLE, Shard
 
 _log = logging.getLogger("aengine")
 _TABLES = ("embedding", "positions")  # rows are read by number
@@ -26,8 +28,11 @@ _TABLES = ("embedding", "positions")  # rows are read by number
 class PackedWeights:
     """Each kind under the names of `named_weights`; those of matrices and tables without `.weight`."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
-        self.spec = spec
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, shard: Shard = WHOLE) -> None:
+        """`spec`: of the whole model; the weights are those of `sharded_weights(spec, shard)`."""
+        self.spec = sharded_spec(spec, shard)
+        self._expected = sharded_weights(spec, shard)
+        self._head = WeightPart("head.weight", (), (own(vocab_bounds(spec, shard), shard),))
         self.dtype = dtype
         self.linears: dict[str, PackedLinear] = {}  # with their biases; `head` is there if it is tied, too
         self.grouped: dict[str, PackedLinears] = {}  # of experts and of heads
@@ -48,11 +53,11 @@ class PackedWeights:
         self.linears.setdefault("head", target.linears["head"])
 
     def take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]], quantization: str, allocate: Allocate) -> None:
-        """Packs each of `weights` as it comes, in the order of `named_weights`.
+        """Packs each of `weights` as it comes, in the order of `sharded_weights`.
 
         Raises ValueError for weights that are missing, unknown or of another shape.
         """
-        missing = named_weights(self.spec)
+        missing = dict(self._expected)
         for name, parts in weights:
             expected = missing.pop(name, None)
             if expected is None:
@@ -91,7 +96,7 @@ class PackedWeights:
             self.tables[stem] = (table[0] if len(table) == 1 else torch.cat(table)).to(self.dtype).contiguous()
             if stem != "embedding" or not self.spec.tied_head:
                 return
-            stem = "head"
+            stem, rows = "head", take_part(rows, self._head)
         layer, _, name = stem.rpartition(".")
         if name in ("router", "shared_gate"):
             self._routers.setdefault(f"{layer}.router", []).extend(_dequantized(rows, torch.float32))

@@ -24,6 +24,7 @@ class Part:
 
     source: str
     shape: tuple[int, ...]  # in the checkpoint
+    num_rows: int  # of the parameter
     transform: Transform | None = None  # makes the rows; None: the tensor is the rows
 
     @property
@@ -210,9 +211,9 @@ class _Parameters:
             wanted = (count, shape[-1]) if is_matrix else (count,)
             transform = self._family.transform(self._spec, self._layer, name, part, wanted)
             if transform is None:
-                parts.append(Part(self._theirs + source, wanted))
+                parts.append(Part(self._theirs + source, wanted, count))
             else:
-                parts.append(Part(self._theirs + source, transform.shape, transform))
+                parts.append(Part(self._theirs + source, transform.shape, count, transform))
         self.weights[self._ours + name] = NamedWeight(shape, tuple(parts), fill, float32)
 
     def _sources(self, name: str, count: int) -> list[str]:

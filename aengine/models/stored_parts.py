@@ -28,6 +28,11 @@ class StoredPart:
     expected: Mapping[str, Stored]  # by name; those without dtypes are not read
     endings: Mapping[str, str]  # of the tensors that are read: name -> what it has behind the module's, as the scheme calls it
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether its rows are those of its tensor, as they are."""
+        return self.scheme is None and self.part.transform is None
+
     def rows(self, tensors: Sequence[Rows]) -> Rows:
         """The rows of the parameter, of the tensors of `endings` in their order. Raises ModelLoadError for numbers that cannot be."""
         if self.scheme is None:

@@ -10,24 +10,32 @@ from aengine.config import EngineConfig
 from aengine.models.gguf.file import BLOCKS
 from aengine.models.named_weights import NEVER_QUANTIZED, named_weights
 from aengine.models.quantization.config import load_quantization
+from aengine.models.sharding import own, sharded_weights, vocab_bounds
 from aengine.models.spec import ModelSpec
 from aengine.models.stored_parts import stored_parts
 from aengine.models.weights import open_weights
+from aengine.parallel.shard import WHOLE, Shard
 
 _BITS = {"int8": 8, "fp8": 8, "int4": 4.5}  # of a weight with its share of the scales
 
 
-def weight_bytes(config: EngineConfig, spec: ModelSpec, itemsize: int, quantized: Mapping[str, int]) -> dict[str, int]:
-    """Of each of `named_weights(spec)`, as the CPU kernels read it: what the checkpoint has `quantized` keeps its size, a matrix that can
-    be quantised has that of `config.quantization`, all others have `itemsize` bytes per value. A tied embedding counts as the head.
+def weight_bytes(
+    config: EngineConfig, spec: ModelSpec, itemsize: int, quantized: Mapping[str, int], shard: Shard = WHOLE
+) -> dict[str, int]:
+    """Of each of `sharded_weights(spec, shard)`, as the CPU kernels read it: what the checkpoint has `quantized` keeps its size, a matrix
+    that can be quantised has that of `config.quantization`, all others have `itemsize` bytes per value. A tied embedding counts as
+    the head.
     """
     found = {}
-    for name, weight in named_weights(spec).items():
+    whole = named_weights(spec)
+    for name, part in sharded_weights(spec, shard).items():
         stem = name.removesuffix(".weight").rpartition(".")[2]
-        size = math.prod(weight.shape)
-        quantizable = len(weight.shape) > 1 and stem not in NEVER_QUANTIZED and (spec.tied_head or stem != "embedding")
-        if quantizable and name in quantized:
-            found[name] = quantized[name]
+        size, source = math.prod(part.shape), part.source_name
+        if spec.tied_head and stem == "embedding":
+            size = len(own(vocab_bounds(spec, shard), shard)) * spec.hidden_size
+        quantizable = len(part.shape) > 1 and stem not in NEVER_QUANTIZED and (spec.tied_head or stem != "embedding")
+        if quantizable and source in quantized:
+            found[name] = quantized[source] * size // math.prod(whole[source].shape)
         elif quantizable and config.quantization != "none":
             is_head = stem in ("embedding", "head")
             found[name] = int(size * (8 if is_head else _BITS[config.quantization]) / 8)

@@ -5,11 +5,14 @@ Owns the comparison of a checkpoint with a spec, the order of reading and the fu
 
 from __future__ import annotations
 
+import math
 import pathlib
 import re
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,11 +26,13 @@ from aengine.models.checkpoint import DTYPES, Checkpoint, StoredTensor, open_che
 from aengine.models.checkpoint_files import shortened
 from aengine.models.families import FAMILIES
 from aengine.models.gguf.file import is_gguf
-from aengine.models.named_weights import NEVER_QUANTIZED, NamedWeight, kv_scale_of, named_weights
+from aengine.models.named_weights import NEVER_QUANTIZED, kv_scale_of, named_weights
 from aengine.models.progress import LoadProgress
 from aengine.models.quantization.config import Quantization
+from aengine.models.sharding import WeightPart, cut, pieces, sharded_weights, take_part
 from aengine.models.spec import ModelSpec
 from aengine.models.stored_parts import StoredPart, stored_parts
+from aengine.parallel.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
     from aengine.layers.linear import QuantizedLinears
@@ -57,67 +62,122 @@ def open_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "a
 
 
 def stored_weights(
-    spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "auto", quantization: Quantization | None = None
+    spec: ModelSpec,
+    model_dir: pathlib.Path,
+    load_format: str = "auto",
+    quantization: Quantization | None = None,
+    shard: Shard = WHOLE,
 ) -> Iterator[tuple[str, tuple[Rows, ...]]]:
-    """Each of `named_weights(spec)` with its parts: tensors of the checkpoint's dtype on the CPU, mapped from its files where possible, or
-    rows that are quantised as `quantization` says. A parameter is its parts one after another, viewed in its shape.
+    """Each of `sharded_weights(spec, shard)` with its parts: tensors of the checkpoint's dtype on the CPU, mapped from its files where
+    possible, or rows that are quantised as `quantization` says. A parameter is its parts one after another, viewed in its shape.
 
-    The system reads the next tensors from the disk while the caller works. Raises ModelLoadError, before the first weight, naming all
-    tensors that are missing, unexpected, stored twice, of another shape, or of a dtype that is not supported; and then, one by one, those
-    of quantised modules whose numbers cannot be.
+    The system reads the next tensors from the disk while the caller works; of tensors that are mapped and become rows as they are, only
+    what the rank holds. Raises ModelLoadError, before the first weight, naming all tensors that are missing, unexpected, stored twice, of
+    another shape, or of a dtype that is not supported; and then, one by one, those of quantised modules whose numbers cannot be. Raises
+    ConfigError for a shard that cuts quantised columns where they cannot be cut.
     """
     checkpoint = open_weights(spec, model_dir, load_format)
     parts = stored_parts(named_weights(spec), quantization, checkpoint.tensors)
-    _check(spec, parts, checkpoint, f"the metadata of {model_dir.name}" if is_gguf(model_dir) else "its config.json")
-    stored = {name: tuple(checkpoint.tensors[source] for part in each for source in part.endings) for name, each in parts.items()}
-    with LoadProgress(sum(tensor.nbytes for tensors in stored.values() for tensor in tensors)) as progress:
-        for name, tensors in _read_ahead(stored):
-            left = iter(tensors)
-            yield name, tuple(part.rows([next(left) for _ in part.endings]) for part in parts[name])
-            progress.add(_nbytes(tensors))
+    _check(spec, parts, checkpoint, f"the metadata of {model_dir.name}" if is_gguf(model_dir) else "its config.json", shard)
+    readings = {name: _readings(part, parts[part.source_name], checkpoint) for name, part in sharded_weights(spec, shard).items()}
+    with LoadProgress(sum(reading.nbytes for each in readings.values() for reading in each)) as progress:
+        for name, read in _read_ahead(readings):
+            made = tuple(rows for reading, tensors in zip(readings[name], read, strict=True) for rows in reading.rows(tensors))
+            yield name, made
+            progress.add(sum(reading.nbytes for reading in readings[name]))
 
 
-def _read_ahead(stored: Mapping[str, tuple[StoredTensor, ...]]) -> Iterator[tuple[str, tuple[Rows, ...]]]:
-    """Each of `stored`, while another thread has the next `_AHEAD_BYTES` read from the disk. Without it loading from a disk takes 1.5 to 2
-    times as long, and as long if the files are in memory."""
-    upcoming = iter(stored.items())
-    ahead: deque[tuple[str, tuple[Rows, ...]]] = deque()
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What is read of a checkpoint for one part of a parameter."""
+
+    stored: StoredPart
+    tensors: tuple[StoredTensor, ...]
+    wanted: WeightPart
+    pieces: tuple[range, ...]  # rows of the part
+
+    def get(self) -> tuple[Rows, ...]:
+        """To be read from the disk: the tensors, or what is held of one that is the rows as it is."""
+        tensors = tuple(tensor.get() for tensor in self.tensors)
+        return self._cut(tensors[0]) if self.stored.is_plain else tensors
+
+    def rows(self, read: tuple[Rows, ...]) -> tuple[Rows, ...]:
+        return read if self.stored.is_plain else self._cut(self.stored.rows(read))
+
+    def _cut(self, rows: Rows) -> tuple[Rows, ...]:
+        return tuple(cut(rows, piece, self.wanted) for piece in self.pieces)
+
+    @property
+    def nbytes(self) -> int:
+        """That are read."""
+        size = sum(tensor.nbytes for tensor in self.tensors)
+        if not self.stored.is_plain:
+            return size
+        shape, columns = self.stored.part.shape, self.wanted.columns
+        held = sum(map(len, self.pieces)) * (math.prod(shape[1:]) if columns is None else len(columns))
+        return size * held // math.prod(shape)
+
+
+def _readings(wanted: WeightPart, parts: Sequence[StoredPart], checkpoint: Checkpoint) -> tuple[_Reading, ...]:
+    held: dict[int, list[range]] = {}
+    for number, rows in pieces([part.part.num_rows for part in parts], wanted):
+        held.setdefault(number, []).append(rows)
+    return tuple(
+        _Reading(parts[number], tuple(checkpoint.tensors[source] for source in parts[number].endings), wanted, tuple(rows))
+        for number, rows in held.items()
+    )
+
+
+def _read_ahead(readings: Mapping[str, tuple[_Reading, ...]]) -> Iterator[tuple[str, list[tuple[Rows, ...]]]]:
+    """What each of `readings` gets, while another thread has the next `_AHEAD_BYTES` read from the disk. Without it loading from a disk
+    takes 1.5 to 2 times as long, and as long if the files are in memory."""
+    upcoming = iter(readings.items())
+    ahead: deque[tuple[str, list[tuple[Rows, ...]]]] = deque()
     ahead_bytes = 0
     pool = ThreadPoolExecutor(1, thread_name_prefix="aengine-read")
 
     def fill() -> None:
         nonlocal ahead_bytes
         while ahead_bytes <= _AHEAD_BYTES and (entry := next(upcoming, None)) is not None:
-            parts = tuple(tensor.get() for tensor in entry[1])
-            ahead.append((entry[0], parts))
-            ahead_bytes += _nbytes(parts)
-            pool.map(read_from_disk, parts)
+            read = [reading.get() for reading in entry[1]]
+            ahead.append((entry[0], read))
+            ahead_bytes += _nbytes(read)
+            pool.map(read_from_disk, chain.from_iterable(read))
 
     try:
         fill()
         while ahead:
-            name, parts = ahead.popleft()
-            ahead_bytes -= _nbytes(parts)
+            name, read = ahead.popleft()
+            ahead_bytes -= _nbytes(read)
             fill()
-            yield name, parts
+            yield name, read
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _nbytes(parts: Iterable[Rows]) -> int:
-    return sum(part.nbytes for part in parts)
+def _nbytes(read: Iterable[Iterable[Rows]]) -> int:
+    return sum(rows.nbytes for each in read for rows in each)
 
 
-def random_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, seed: int) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """Random values for each of `named_weights(spec)`, in one part as `stored_weights` has them; equal for equal seeds and device types."""
+def random_weights(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, seed: int, shard: Shard = WHOLE
+) -> Iterator[tuple[str, tuple[Rows, ...]]]:
+    """Random values for each of `sharded_weights(spec, shard)`, as `stored_weights` has them; equal for equal seeds and device types. A
+    shard has what it would have of the whole model."""
     generator = torch.Generator(device).manual_seed(seed)
+    held = {part.source_name: (name, part) for name, part in sharded_weights(spec, shard).items()}
     for name, weight in named_weights(spec).items():
         tensor = torch.empty(weight.shape, dtype=dtype, device=device)
         if weight.fill is None:
             tensor.normal_(0.0, spec.initializer_range, generator=generator)
         else:
             tensor.fill_(weight.fill)
-        yield name, (tensor.flatten() if name.endswith(".bias") or tensor.dim() == 1 else tensor.flatten(0, -2),)
+        if name in held:
+            ours, part = held[name]
+            rows = tensor.flatten() if name.endswith(".bias") or tensor.dim() == 1 else tensor.flatten(0, -2)
+            taken = take_part((rows,), part)
+            # Views would keep the memory of the whole.
+            yield ours, (rows,) if taken[0] is rows else tuple(each.clone() for each in taken if isinstance(each, Tensor))
 
 
 def fused(
@@ -127,24 +187,26 @@ def fused(
     device: torch.device,
     linears: QuantizedLinears | None = None,
     quantization: str = "none",
+    shard: Shard = WHOLE,
 ) -> dict[str, Weight]:
-    """Each of `named_weights(spec)` in its shape: a new tensor of `dtype` or float32 on `device`, or the one part if it is that.
+    """Each of `sharded_weights(spec, shard)` in its shape: a new tensor of `dtype` or float32 on `device`, or the one part if it is that.
 
     Matrices with quantised parts are what `linears` makes of them; what it makes nothing of is dequantised, which takes the memory of
     `dtype`. `quantization` is that of `EngineConfig`. The quantised head that is tied to an embedding is there beside it.
     """
-    named = named_weights(spec)
+    held, named = sharded_weights(spec, shard), named_weights(spec)
     tensors: dict[str, Weight] = {}
     for name, parts in weights:
+        shape = held[name].shape
         ours = _HEADS.get(name, name) if spec.tied_head else name
-        made = None if linears is None else _quantized(ours, named[name], parts, linears, device, quantization)
+        made = None if linears is None else _quantized(ours, shape, parts, linears, device, quantization)
         if made is not None:
             tensors[ours] = made
             if ours == name:
                 continue
-        wanted = torch.float32 if named[name].float32 else dtype
+        wanted = torch.float32 if named[held[name].source_name].float32 else dtype
         first = parts[0]
-        if len(parts) > 1 or not isinstance(first, Tensor) or first.dtype != wanted or first.device != device:
+        if len(parts) > 1 or not isinstance(first, Tensor) or not first.is_contiguous() or (first.dtype, first.device) != (wanted, device):
             target = torch.empty((sum(len(part) for part in parts), *first.shape[1:]), dtype=wanted, device=device)
             row = 0
             for part in parts:
@@ -152,15 +214,15 @@ def fused(
                 row += len(part)
         else:
             target = first
-        tensors[name] = target.view(named[name].shape)
+        tensors[name] = target.view(shape)
     return tensors
 
 
 def _quantized(
-    name: str, weight: NamedWeight, parts: Sequence[Rows], linears: QuantizedLinears, device: torch.device, quantization: str
+    name: str, shape: tuple[int, ...], parts: Sequence[Rows], linears: QuantizedLinears, device: torch.device, quantization: str
 ) -> Weight | None:
     """A matrix that is quantised in the checkpoint, or to be quantised; None for all others."""
-    if not _may_be_quantized(name, weight):
+    if not _may_be_quantized(name, shape):
         return None
     if quantization != "none":
         how = "int8" if quantization == "int4" and name == "head.weight" else quantization
@@ -168,12 +230,12 @@ def _quantized(
             parts = [quantize_rows(part.to(device), how) if isinstance(part, Tensor) else part for part in parts]
     if not any(isinstance(part, QuantizedRows) for part in parts):
         return None
-    return linears.linear(parts) if len(weight.shape) == 2 else linears.experts(parts, weight.shape[0])
+    return linears.linear(parts) if len(shape) == 2 else linears.experts(parts, shape[0])
 
 
-def _may_be_quantized(name: str, weight: NamedWeight) -> bool:
+def _may_be_quantized(name: str, shape: tuple[int, ...]) -> bool:
     stem, _, kind = name.rpartition(".")
-    return kind == "weight" and len(weight.shape) > 1 and stem.rpartition(".")[2] not in (*NEVER_QUANTIZED, "embedding")
+    return kind == "weight" and len(shape) > 1 and stem.rpartition(".")[2] not in (*NEVER_QUANTIZED, "embedding")
 
 
 def _is_ignored(name: str, spec: ModelSpec, stored: Container[str]) -> bool:
@@ -190,8 +252,8 @@ def _is_ignored(name: str, spec: ModelSpec, stored: Container[str]) -> bool:
     return not name.startswith(f"{layer}.") or name.removeprefix(layer) in _COPIES
 
 
-def _check(spec: ModelSpec, parts: Mapping[str, tuple[StoredPart, ...]], checkpoint: Checkpoint, described: str) -> None:
-    """`described`: where the spec is from."""
+def _check(spec: ModelSpec, parts: Mapping[str, tuple[StoredPart, ...]], checkpoint: Checkpoint, described: str, shard: Shard) -> None:
+    """`described`: where the spec is from. Numbers are compared for the first rank alone."""
     stored = checkpoint.tensors
     family = FAMILIES[spec.family]
     head, embedding = (f"{family.names[name]}.weight" for name in ("head", "embedding"))
@@ -221,5 +283,5 @@ def _check(spec: ModelSpec, parts: Mapping[str, tuple[StoredPart, ...]], checkpo
     if found:
         raise ModelLoadError(f"the checkpoint does not match {described}: {'; '.join(found)}")
     # A tied head may be stored too, but only with the values of the embedding.
-    if stores_tied_head and not torch.equal(stored[head].tensor(), stored[embedding].tensor()):
+    if stores_tied_head and shard.rank == 0 and not torch.equal(stored[head].tensor(), stored[embedding].tensor()):
         raise ModelLoadError(f"config.json ties the output head to the embedding, but the checkpoint's {head} differs from it")

@@ -16,6 +16,8 @@ class Shard:
     exact: bool = True
     """Whether every dot product is computed whole on one rank, so that results are those of one rank, bit by bit. Otherwise products
     whose inputs are split are summed over the ranks, in their order."""
+    group: int = 1  # quantised columns that share a scale; what is summed over the ranks is split in multiples of it
+    splits_embedding: bool = False  # by the vocabulary; else it is whole on each rank of the first stage
 
     @property
     def rank(self) -> int:
@@ -24,6 +26,10 @@ class Shard:
     @property
     def num_ranks(self) -> int:
         return self.size * self.num_stages
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.stage + 1 == self.num_stages
 
     def bounds(self, total: int, unit: int = 1) -> tuple[int, ...]:
         """[size + 1]: where the parts begin that the ranks of a stage have of `total` rows or columns, and the end. Parts are multiples of

@@ -21,6 +21,7 @@ from aengine.models.kv_scales import stored_kv_scales
 from aengine.models.quantization.config import load_quantization
 from aengine.models.spec import Attention, LatentAttention, ModelSpec
 from aengine.models.weights import random_weights, stored_weights
+from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.capture import Capture
 
 _log = logging.getLogger("aengine")
@@ -39,6 +40,7 @@ class ExecutorSetup:
     quantization: str = ""  # as in `ModelInfo`
     capture: Callable[[torch.device], Capture] | None = None  # makes what records graphs; None: there are none
     draft: ExecutorSetup | None = None  # of the draft model, if there is one
+    shard: Shard = WHOLE  # what this rank holds of the model
     is_draft: bool = False  # a draft model has pages of its own under the numbers of a group of the model that keeps all tokens
 
     @property
@@ -73,12 +75,13 @@ class ExecutorSetup:
         return PageNeeds(self.groups.windows, self.config.page_size, self.max_num_batched_tokens)
 
     def weights(self, check: Callable[[], object]) -> Iterator[tuple[str, tuple[Rows, ...]]]:
-        """Each named weight of the `native_spec` with its parts, read or made when it is asked for. Calls `check` before each; raises what
-        that raises, or ModelLoadError."""
-        if self.config.load_format == "dummy":
-            weights: Iterator[tuple[str, tuple[Rows, ...]]] = random_weights(self.native_spec, self.dtype, self.device, self.config.seed)
+        """Each named weight that the rank holds of the `native_spec` with its parts, read or made when it is asked for. Calls `check`
+        before each; raises what that raises, ModelLoadError or ConfigError."""
+        spec, config = self.native_spec, self.config
+        if config.load_format == "dummy":
+            weights: Iterator[tuple[str, tuple[Rows, ...]]] = random_weights(spec, self.dtype, self.device, config.seed, self.shard)
         else:
-            weights = stored_weights(self.native_spec, self.model_dir, self.config.load_format, load_quantization(self.model_dir))
+            weights = stored_weights(spec, self.model_dir, config.load_format, load_quantization(self.model_dir), self.shard)
         for weight in weights:
             check()
             yield weight

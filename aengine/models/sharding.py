@@ -1,0 +1,310 @@
+"""Which part of a model's weights a rank holds, and where the parts of all ranks meet.
+
+Owns the cuts: by heads, by the width of MLPs and experts, by hidden_size, by the vocabulary, and by layers. They follow from the spec and
+the shard alone, so that all ranks agree. Knows nothing of files or of how a rank computes with its part.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from torch import Tensor
+
+from aengine.errors import ConfigError
+from aengine.kernels.quantized import Rows
+from aengine.models.fallback.spec import FallbackSpec
+from aengine.models.named_weights import named_weights
+from aengine.models.spec import Attention, Experts, LatentAttention, Layer, Mlp, ModelSpec
+from aengine.parallel.shard import WHOLE, Shard
+
+_UNITS = (64, 32, 16)  # rows of which the kernels pack 64 together, 32 of a gate with 32 of up
+_LEAST_UNITS = 8  # of a rank whose part may be a unit smaller than those of others
+
+Bounds = tuple[int, ...]
+"""[size + 1]: where the columns of each rank begin in what all ranks have together, and the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPart:
+    """What a rank holds of a parameter, seen as the matrix [rows, columns] that the parts of its `NamedWeight` make."""
+
+    source_name: str  # of the parameter of the whole model
+    shape: tuple[int, ...]  # of what the rank holds
+    rows: tuple[range, ...] | None = None  # ascending; None: all
+    columns: range | None = None  # None: all
+
+
+def check_shards(spec: ModelSpec | FallbackSpec, tensor_parallel_size: int, num_stages: int) -> None:
+    """Raises ConfigError for a model that cannot be divided over so many ranks."""
+    if tensor_parallel_size == num_stages == 1:
+        return
+    if isinstance(spec, FallbackSpec):
+        field = "tensor_parallel_size" if tensor_parallel_size > 1 else "pipeline_parallel_size"
+        raise ConfigError.of(field, f"{spec.architecture} runs in the code of transformers, which is not divided over ranks; choose 1")
+    if num_stages > spec.num_layers:
+        raise ConfigError.of("pipeline_parallel_size", f"{num_stages} is more than the model's num_layers {spec.num_layers}")
+    reason = _refusal(spec, tensor_parallel_size)
+    if reason is not None:
+        sizes = [size for size in range(1, 65) if _refusal(spec, size) is None]
+        raise ConfigError.of("tensor_parallel_size", f"{reason}; possible are {', '.join(map(str, sizes))}")
+
+
+def _refusal(spec: ModelSpec, size: int) -> str | None:
+    """Why a model cannot be divided over `size` ranks; None: it can."""
+    for index, layer in enumerate(spec.layers):
+        heads, kv_heads = layer.attention.num_heads, layer.attention.num_kv_heads
+        if heads % size:
+            return f"{size} does not divide num_heads {heads} of layer {index}"
+        if kv_heads % size and size % kv_heads:
+            return f"{size} neither divides num_kv_heads {kv_heads} of layer {index} nor is a multiple of it"
+    smallest = min(_sizes(spec), key=lambda item: item[1])
+    return f"{size} is more than {smallest[0]} {smallest[1]}" if smallest[1] < size else None
+
+
+def _sizes(spec: ModelSpec) -> Iterator[tuple[str, int]]:
+    yield from (("hidden_size", spec.hidden_size), ("vocab_size", spec.vocab_size))
+    for layer in spec.layers:
+        yield from (("intermediate_size", mlp.intermediate_size) for mlp in _mlps(layer.mlp))
+
+
+def _mlps(mlp: Mlp | Experts) -> Iterator[Mlp]:
+    if isinstance(mlp, Mlp):
+        yield mlp
+        return
+    yield mlp.expert
+    if mlp.shared is not None:
+        yield mlp.shared
+
+
+def hidden_bounds(spec: ModelSpec, shard: Shard) -> Bounds:
+    """Of the residual: the columns that each rank computes in exact mode."""
+    return shard.bounds(spec.hidden_size, _unit(spec.hidden_size, shard.size))
+
+
+def vocab_bounds(spec: ModelSpec, shard: Shard) -> Bounds:
+    """Of logits."""
+    return shard.bounds(spec.vocab_size, _unit(spec.vocab_size, shard.size))
+
+
+def width_bounds(mlp: Mlp, shard: Shard) -> Bounds:
+    """Of what the `down` of an MLP, of shared experts or of each expert is given."""
+    size = mlp.intermediate_size
+    return shard.bounds(size, _unit(size, shard.size, 1 if shard.exact else shard.group))
+
+
+def query_bounds(attention: Attention | LatentAttention, shard: Shard, head_width: int) -> Bounds:
+    """Of what has `head_width` columns for each query head: queries, or what the `output` of attention is given."""
+    return tuple(bound * head_width for bound in shard.bounds(attention.num_heads))
+
+
+def key_bounds(attention: Attention, shard: Shard) -> Bounds:
+    """Of keys, each once: where ranks hold the same KV head, the first of them has its columns."""
+    return tuple(-(-index * attention.num_kv_heads // shard.size) * attention.head_dim for index in range(shard.size + 1))
+
+
+def attended_bounds(attention: Attention | LatentAttention, shard: Shard) -> Bounds:
+    """Of what the `output` of attention is given."""
+    return query_bounds(attention, shard, attention.v_dim if isinstance(attention, LatentAttention) else attention.head_dim)
+
+
+def _unit(total: int, size: int, group: int = 1) -> int:
+    """Of parts of `total` rows: as large as it can be with parts of nearly the same size, and a multiple of `group`."""
+    units = [math.lcm(unit, group) for unit in _UNITS]
+    even = (unit for unit in units if total % (unit * size) == 0)
+    return next(even, next((unit for unit in units if total >= _LEAST_UNITS * unit * size), group))
+
+
+def own(bounds: Bounds, shard: Shard) -> range:
+    """The columns of a rank."""
+    return range(*bounds[shard.index : shard.index + 2])
+
+
+def _kv_heads(attention: Attention | LatentAttention, shard: Shard) -> range:
+    """Fewer KV heads than ranks are held by several ranks each."""
+    first = shard.index * attention.num_kv_heads // shard.size
+    return range(first, first + max(attention.num_kv_heads // shard.size, 1))
+
+
+def sharded_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
+    """The model as a rank computes it: the heads, KV heads, and widths of MLPs and experts that it holds, and the layers of its stage;
+    hidden_size and vocab_size are the model's. There is no norm before the end of the last stage. Draft heads stay whole.
+
+    Raises ConfigError as `check_shards`.
+    """
+    if spec.draft_head is not None or shard.num_ranks == 1:
+        return spec
+    check_shards(spec, shard.size, shard.num_stages)
+    layers = tuple(_sharded_layer(spec.layers[index], shard) for index in shard.layers(spec.num_layers))
+    return replace(spec, layers=layers, norm=spec.norm if shard.is_last_stage else None)
+
+
+def _sharded_layer(layer: Layer, shard: Shard) -> Layer:
+    attention: Attention | LatentAttention = layer.attention
+    heads = attention.num_heads // shard.size
+    if isinstance(attention, LatentAttention):
+        attention = replace(attention, num_heads=heads)
+    else:
+        attention = replace(attention, num_heads=heads, num_kv_heads=len(_kv_heads(attention, shard)))
+    mlp = layer.mlp
+    if isinstance(mlp, Mlp):
+        return replace(layer, attention=attention, mlp=_sharded_mlp(mlp, shard))
+    shared = None if mlp.shared is None else _sharded_mlp(mlp.shared, shard)
+    return replace(layer, attention=attention, mlp=replace(mlp, expert=_sharded_mlp(mlp.expert, shard), shared=shared))
+
+
+def _sharded_mlp(mlp: Mlp, shard: Shard) -> Mlp:
+    width = len(own(width_bounds(mlp, shard), shard))
+    if not width:
+        raise ConfigError.of(
+            "tensor_parallel_size",
+            f"{shard.size} is more than the groups of {shard.group} quantised columns in intermediate_size {mlp.intermediate_size};"
+            " choose fewer ranks, or tensor_parallel_mode exact",
+        )
+    return replace(mlp, intermediate_size=width)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    rows: tuple[range, ...] | None = None
+    columns: range | None = None
+    bias: bool = True  # whether the rank holds the bias that belongs to the matrix
+
+
+def sharded_weights(spec: ModelSpec, shard: Shard) -> dict[str, WeightPart]:
+    """What a rank holds of the model `spec`, in the order of `named_weights`; layers have the numbers that they have in its
+    `sharded_spec`.
+
+    The first stage has embedding, positions and output head, the last one the norm before it. Norms of all heads together are whole.
+    Where products are summed over the ranks, the first rank has the biases.
+    """
+    if spec.draft_head is not None:
+        shard = WHOLE
+    vocabulary = (own(vocab_bounds(spec, shard), shard),)
+    of_model = {"embedding": _Cut(vocabulary if shard.splits_embedding else None), "head": _Cut(vocabulary)}
+    held = shard.layers(spec.num_layers)
+    of_layers = {index: _layer_cuts(spec.layers[index], spec, shard) for index in held}
+    found = {}
+    for source_name, weight in named_weights(spec).items():
+        name, stem, kind = source_name, *_split(source_name)
+        cuts = of_model
+        if name.startswith("layers."):
+            _, number, name = name.split(".", 2)
+            if int(number) not in held:
+                continue
+            cuts, stem = of_layers[int(number)], _split(name)[0]
+            name = f"layers.{int(number) - held.start}.{name}"
+        elif not (shard.is_last_stage if stem == "norm" else shard.stage == 0):
+            continue
+        cut = cuts.get(stem, _Cut())
+        if kind != "bias" or cut.bias:
+            found[name] = _part(source_name, weight.shape, kind == "bias", cut)
+    return found
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Of `experts.down.weight` `experts.down` and `weight`; of `sinks` `sinks` and nothing."""
+    stem, _, kind = name.rpartition(".")
+    return (stem, kind) if kind in ("weight", "bias") else (name, "")
+
+
+def _part(source_name: str, shape: tuple[int, ...], is_bias: bool, cut: _Cut) -> WeightPart:
+    is_flat = is_bias or len(shape) == 1
+    num_rows = math.prod(shape if is_flat else shape[:-1])
+    rows, columns = cut.rows, None if is_flat else cut.columns
+    if rows is not None and sum(map(len, rows)) == num_rows:
+        rows = None
+    if columns is not None and len(columns) == shape[-1]:
+        columns = None
+    outer, last = (shape, ()) if is_flat else (shape[:-1], shape[-1:])
+    if rows is not None:
+        count = sum(map(len, rows))
+        if len(outer) == 1:
+            outer = (count,)
+        elif ".experts." in source_name:
+            outer = (outer[0], count // outer[0])
+        else:
+            outer = (count // outer[1], outer[1])
+    return WeightPart(source_name, (*outer, *(last if columns is None else (len(columns),))), rows, columns)
+
+
+def _layer_cuts(layer: Layer, spec: ModelSpec, shard: Shard) -> dict[str, _Cut]:
+    """By the names of matrices and vectors; what is not named is whole."""
+    hidden = own(hidden_bounds(spec, shard), shard)
+
+    def last(columns: range, count: int = 1) -> _Cut:
+        """Of matrices whose inputs are divided."""
+        if shard.exact:
+            return _Cut(tuple(_moved(hidden, index * spec.hidden_size) for index in range(count)))
+        return _Cut(columns=columns, bias=shard.index == 0)
+
+    def mlp(prefix: str, mlp: Mlp, count: int = 1) -> dict[str, _Cut]:
+        width, size = own(width_bounds(mlp, shard), shard), mlp.intermediate_size
+        first = "gate_up" if mlp.gated else "up"
+        blocks = range(count * (2 if mlp.gated else 1))
+        return {f"{prefix}{first}": _Cut(tuple(_moved(width, block * size) for block in blocks)), f"{prefix}down": last(width, count)}
+
+    attention = layer.attention
+    cuts = {"output": last(own(attended_bounds(attention, shard), shard))}
+    heads = own(shard.bounds(attention.num_heads), shard)
+    if isinstance(attention, LatentAttention):
+        queries = _Cut((_times(heads, attention.rope_dim + attention.nope_dim),))
+        cuts |= {"q": queries, "q_up": queries}
+        cuts |= {"key_up": _Cut((_times(heads, attention.kv_lora_rank),)), "value_up": _Cut((_times(heads, attention.v_dim),))}
+    else:
+        dim = attention.head_dim
+        q, kv = _times(heads, dim), _times(_kv_heads(attention, shard), dim)
+        q_size, kv_size = attention.num_heads * dim, attention.num_kv_heads * dim
+        cuts["qkv"] = _Cut((q, _moved(kv, q_size), _moved(kv, q_size + kv_size)))
+        cuts["sinks"] = _Cut((heads,))
+        if attention.qk_norm is not None and attention.qk_norm.head_weights:
+            cuts |= {"q_norm": _Cut((q,)), "k_norm": _Cut((kv,))}
+    if isinstance(layer.mlp, Mlp):
+        return cuts | mlp("", layer.mlp)
+    cuts |= mlp("experts.", layer.mlp.expert, layer.mlp.num_experts)
+    return cuts | ({} if layer.mlp.shared is None else mlp("shared.", layer.mlp.shared))
+
+
+def _times(one: range, factor: int) -> range:
+    return range(one.start * factor, one.stop * factor)
+
+
+def _moved(one: range, by: int) -> range:
+    return range(one.start + by, one.stop + by)
+
+
+def pieces(lengths: Sequence[int], part: WeightPart) -> Iterator[tuple[int, range]]:
+    """Of a parameter whose parts have so many rows: the number of a part, and which of its rows a rank holds, in the order of these."""
+    ends = list(accumulate(lengths))
+    for rows in part.rows or (range(sum(lengths)),):
+        row = rows.start
+        while row < rows.stop:
+            number = bisect_right(ends, row)
+            first, stop = ends[number] - lengths[number], min(rows.stop, ends[number])
+            yield number, range(row - first, stop - first)
+            row = stop
+
+
+def take_part(parts: Sequence[Rows], part: WeightPart) -> tuple[Rows, ...]:
+    """What a rank holds of the parts of a whole parameter: views where possible.
+
+    Raises ConfigError for columns of quantised rows that cannot be taken as such.
+    """
+    return tuple(cut(parts[number], rows, part) for number, rows in pieces(list(map(len, parts)), part))
+
+
+def cut(given: Rows, rows: range, part: WeightPart) -> Rows:
+    """The columns of a part in some rows. Raises ConfigError as `take_part`."""
+    taken = given if len(rows) == len(given) else given[rows.start : rows.stop]
+    if part.columns is None:
+        return taken
+    first, stop = part.columns.start, part.columns.stop
+    if isinstance(taken, Tensor):
+        return taken[:, first:stop]
+    try:
+        return taken.columns(first, stop)
+    except ValueError as error:
+        raise ConfigError.of("tensor_parallel_mode", f"'fast' divides the columns of {part.source_name}: {error}; choose 'exact'") from None
