@@ -96,6 +96,12 @@ class EngineConfig:
     (products whose inputs are split are summed over the ranks, in their order; two exchanges per layer)."""
     pipeline_parallel_size: Annotated[int, integer(1, 64)] = 1
     """Stages that consecutive layers of the model are divided into, each on tensor_parallel_size ranks."""
+    local_ranks: Annotated[int | None, integer(1, 4096)] = None
+    """Ranks on this host, the engine's own included, which are the first. Default: all; 1 with a rank_address."""
+    rank_address: Annotated[str | None, text("an address host:port", r".*:[0-9]{1,5}")] = None
+    """host:port where the ranks of other hosts join. What ranks send each other is not encrypted, so it should be a private network."""
+    rank_secret_file: Annotated[str | None, text("a path")] = None
+    """File with a secret of at least 16 bytes that the ranks of other hosts have, too."""
     enable_prefix_cache: bool = True
     """Keep the KV of finished sequences while memory allows, and use it for requests that begin with the same tokens."""
     max_queued_requests: Annotated[int | None, integer(1)] = 4096
@@ -130,6 +136,25 @@ class EngineConfig:
         if self.graph_sizes is not None and max(self.graph_sizes) > self.num_seqs:
             accepted = f"at most max_num_seqs ({self.num_seqs}): no step has more sequences"
             raise ConfigError.of("graph_sizes", is_not(self.graph_sizes, accepted))
+
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        ranks, local = self.tensor_parallel_size * self.pipeline_parallel_size, self.num_local_ranks
+        if local > ranks:
+            raise ConfigError.of("local_ranks", f"{local} is more than all ranks: tensor_parallel_size * pipeline_parallel_size is {ranks}")
+        for name, value in (("rank_address", self.rank_address), ("rank_secret_file", self.rank_secret_file)):
+            if value is None and local < ranks:
+                raise ConfigError.of(name, f"is missing: {ranks - local} of {ranks} ranks are on other hosts")
+            if value is not None and local == ranks:
+                raise ConfigError.of(name, f"is for ranks of other hosts, but all {ranks} are on this one")
+
+    @property
+    def num_local_ranks(self) -> int:
+        """`local_ranks`, or its default beside the other fields."""
+        if self.local_ranks is not None:
+            return self.local_ranks
+        return 1 if self.rank_address is not None else self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def num_seqs(self) -> int:

@@ -45,6 +45,7 @@ CHOICES = {
 }
 SWITCHES = ("enable_prefix_cache", "eager", "skip_self_check")
 OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "graph_sizes", "tenant_weights", "speculative_model"}
+OTHERS |= {"local_ranks", "rank_address", "rank_secret_file"}
 
 
 def config(**given: Any) -> EngineConfig:
@@ -100,6 +101,9 @@ def test_defaults() -> None:
         "tensor_parallel_size": 1,
         "tensor_parallel_mode": "exact",
         "pipeline_parallel_size": 1,
+        "local_ranks": None,
+        "rank_address": None,
+        "rank_secret_file": None,
         "enable_prefix_cache": True,
         "max_queued_requests": 4096,
         "max_queued_tokens": None,
@@ -292,3 +296,19 @@ def test_a_speculative_model_is_for_modes_that_use_it(mode: str, needs: str | No
     else:
         message = f"is for speculative 'draft', 'eagle' or 'auto', not {mode!r}"
         assert refused(speculative=mode, speculative_model="demo") == {"speculative_model": message}
+
+
+def test_ranks_of_other_hosts() -> None:
+    there = {"rank_address": "[::1]:7000", "rank_secret_file": "secret"}
+    assert config(tensor_parallel_size=2, pipeline_parallel_size=3).num_local_ranks == 6
+    assert config(tensor_parallel_size=2, **there).num_local_ranks == 1
+    assert config(tensor_parallel_size=4, local_ranks=2, **there).num_local_ranks == 2
+    for value in (0, -1, True, 1.0, "1"):
+        assert list(refused(local_ranks=value)) == ["local_ranks"]
+    for address in ("", "host", "host:", "host:port", 7000):
+        assert list(refused(tensor_parallel_size=2, **{**there, "rank_address": address})) == ["rank_address"]
+    assert refused(local_ranks=2) == {"local_ranks": "2 is more than all ranks: tensor_parallel_size * pipeline_parallel_size is 1"}
+    assert refused(tensor_parallel_size=4, local_ranks=1) == {"rank_address": "is missing: 3 of 4 ranks are on other hosts"}
+    one = {"rank_address": "host:7000"}
+    assert refused(tensor_parallel_size=2, **one) == {"rank_secret_file": "is missing: 1 of 2 ranks are on other hosts"}
+    assert refused(**there) == {"rank_address": "is for ranks of other hosts, but all 1 are on this one"}

@@ -30,6 +30,7 @@ class Channel:
     def __init__(self, stream: socket.socket, peer: str) -> None:
         """`peer` is what errors call the other side."""
         self.peer = peer
+        self.peer_host = "" if stream.family == socket.AF_UNIX else str(stream.getpeername()[0])
         self._socket = stream
         self._sending = threading.Lock()
         self._readable, self._writable = select.poll(), select.poll()

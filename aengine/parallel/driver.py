@@ -12,16 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
+from aengine import __version__
 from aengine.config import EngineConfig
 from aengine.errors import AEngineError, ModelLoadError, RankDiedError, RankHungError
 from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
-from aengine.parallel.launch import FOLLOWER_MODULE, FollowerProcess, divide_cores
+from aengine.parallel.join import accept_ranks, listen, read_secret, split_address
+from aengine.parallel.launch import FOLLOWER_MODULE, FollowerProcess, take_cores
 from aengine.parallel.messages import Close, Facts, LastTokens, Logits, Message, Plan, Sizes, Welcome, encode
 from aengine.parallel.shard import Shard
 from aengine.parallel.watcher import END_SECONDS, Follower, Watcher
@@ -34,6 +34,7 @@ LOADING_SECONDS = 600.0
 """A rank that loads says something within this time."""
 CLOSE_SECONDS = 10.0
 """After which a rank that was told to end is killed."""
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 MessageT = TypeVar("MessageT", Facts, Sizes)
 
 
@@ -47,44 +48,42 @@ def start_ranks(
     command: Sequence[str] = (sys.executable, "-m", FOLLOWER_MODULE),
 ) -> DriverRanks:
     """Starts all ranks of `config` but the first, which is the caller. They end with the calling thread, at the latest; until `close` it
-    keeps to its share of the cores, unless the device is a GPU.
+    keeps to its share of the cores.
 
     `report_failure` is called once, by another thread, if a rank fails. `check` is called while ranks are waited for, and may raise to end
     that. `exchange_bytes` are shared by the ranks of a stage: `DriverRanks.exchange_fd`. `command` runs a rank.
     """
     shard = Shard(0, config.tensor_parallel_size, 0, config.pipeline_parallel_size, config.tensor_parallel_mode == "exact")
-    num_ranks = shard.num_ranks
-    cores: list[list[int]] = [[]] * num_ranks if config.device.startswith("cuda") else divide_cores(num_ranks)
-    threads = config.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)
-    fds = [_shared_memory(exchange_bytes) for _ in range(shard.num_stages)] if exchange_bytes else []
-    store = socket.create_server(("127.0.0.1", 0))
+    num_local = config.num_local_ranks
     followers: list[Follower] = []
-    try:
-        for rank in range(1, num_ranks):
+    fds: list[int] = []
+    with ExitStack() as stack:  # of what is released if not all ranks start
+        store = stack.enter_context(listen("127.0.0.1:0" if config.rank_address is None else _beside(config.rank_address)))
+        stack.callback(lambda: _end(followers, 0.0))
+        host, store_port = store.getsockname()[:2]
+        task = Welcome(json.dumps(dataclasses.asdict(config)), str(model_dir), num_local, _LOOPBACK.get(host, host), store_port)
+        if num_local < shard.num_ranks:
+            assert config.rank_address is not None
+            assert config.rank_secret_file is not None
+            secret = read_secret(config.rank_secret_file)
+            with listen(config.rank_address) as port:
+                for rank, channel, hello in accept_ranks(port, secret, set(range(num_local, shard.num_ranks)), __version__, check):
+                    followers.append(Follower(rank, channel, None, hello.host))
+            for follower in followers:
+                follower.channel.send(dataclasses.replace(task, store_host=""), config.step_timeout)
+        if exchange_bytes:
+            fds = [_shared_memory(exchange_bytes) for _ in range(num_local // shard.size)]  # of the stages that are whole on this host
+            for fd in fds:
+                stack.callback(os.close, fd)
+        for rank in range(1, num_local):
             ours, theirs = socket.socketpair()
-            process = FollowerProcess(rank, command, theirs, fds[rank // shard.size] if fds else None)
+            process = FollowerProcess(rank, command, theirs, fds[rank // shard.size] if rank // shard.size < len(fds) else None)
             followers.append(Follower(rank, Channel(ours, f"rank {rank}"), process))
-            options = json.dumps(dataclasses.asdict(config))
-            task = Welcome(options, str(model_dir), threads, np.array(cores[rank], np.int32), num_ranks, *store.getsockname())
             followers[-1].channel.send(task)
-    except BaseException:
-        _end(followers, 0.0)
-        store.close()
-        raise
-    finally:
-        for fd in fds[1:]:
-            os.close(fd)
-    return DriverRanks(
-        shard,
-        followers,
-        report_failure,
-        check,
-        threads=threads,
-        cores=cores[0],
-        exchange_fd=fds[0] if fds else None,
-        store=store,
-        timeout=config.step_timeout,
-    )
+        stack.pop_all()
+    for fd in fds[1:]:
+        os.close(fd)
+    return DriverRanks(config, shard, sorted(followers, key=lambda each: each.rank), report_failure, check, fds[0] if fds else None, store)
 
 
 class DriverRanks:
@@ -92,38 +91,33 @@ class DriverRanks:
 
     def __init__(
         self,
+        config: EngineConfig,
         shard: Shard,
         followers: Sequence[Follower],
         report_failure: Callable[[BaseException], object],
         check: Callable[[], object],
-        *,
-        threads: int,
-        cores: Sequence[int],
         exchange_fd: int | None,
         store: socket.socket,
-        timeout: float,
     ) -> None:
         self.shard = shard  # of rank 0
-        self.threads = threads  # of a step, on this rank
-        self.num_local = 1 + sum(follower.process is not None for follower in followers)  # ranks on this host, this one included
+        self.num_local = config.num_local_ranks  # ranks on this host, this one included
+        self.local_index = 0  # of this rank among them
         self.exchange_fd = exchange_fd  # memory that the ranks of the first stage share; closed by `close`
-        self.store: tuple[str, int] = store.getsockname()  # an address where nobody answers yet
+        self.store: tuple[str, int] = store.getsockname()[:2]  # an address where nobody answers yet
         self.store_fd = store.fileno()  # it listens there; closed by `close`
         self._store = store
         self._followers = followers
         self._report_failure = report_failure
         self._check = check
-        self._timeout = timeout
+        self._timeout = config.step_timeout
         self._on_failure: list[Callable[[], object]] = []
         self._failure: AEngineError | None = None
         self._failed = threading.Event()
         self._serving = False
         self._closing = threading.Lock()
         self._closed = False
-        self._pinned: tuple[int, set[int]] | None = None
-        if cores:
-            self._pinned = threading.get_native_id(), os.sched_getaffinity(0)
-            os.sched_setaffinity(0, cores)
+        self._thread, self._cores = threading.get_native_id(), os.sched_getaffinity(0)
+        self.threads = take_cores(0, self.num_local, config.threads)  # of a step, on this rank
         self._watcher = Watcher(followers, self._fail)
 
     def check(self) -> None:
@@ -189,9 +183,8 @@ class DriverRanks:
             self._store.close()
             if self.exchange_fd is not None:
                 os.close(self.exchange_fd)
-            if self._pinned is not None:
-                with suppress(ProcessLookupError):  # the thread has ended
-                    os.sched_setaffinity(*self._pinned)
+            with suppress(ProcessLookupError):  # the thread has ended
+                os.sched_setaffinity(self._thread, self._cores)
 
     def _fail(self, error: AEngineError) -> None:
         """Called by the watcher."""
@@ -251,6 +244,11 @@ def _end(followers: Sequence[Follower], seconds: float, watcher: Watcher | None 
         follower.channel.close()
     for process in processes:
         process.release()
+
+
+def _beside(address: str) -> str:
+    """Any port of the same host."""
+    return f"[{split_address(address)[0]}]:0"
 
 
 def _shared_memory(size: int) -> int:

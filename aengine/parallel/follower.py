@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
 import select
-import socket
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from typing import Any
 from aengine.config import EngineConfig
 from aengine.errors import AEngineError, FieldError, ModelLoadError
 from aengine.parallel.channel import Channel, ChannelClosedError
-from aengine.parallel.launch import die_with
+from aengine.parallel.launch import take_cores
 from aengine.parallel.messages import Close, Facts, Failed, LastTokens, Log, Logits, Message, Plan, Progress, Refused, Sizes, Welcome
 from aengine.parallel.shard import Shard
 from aengine.scheduler.plan import StepPlan
@@ -36,9 +34,17 @@ class DriverGoneError(Exception):
 class FollowerRanks:
     """All methods but `progress` and `on_failure` belong to one thread."""
 
-    def __init__(self, channel: Channel, rank: int, exchange_fd: int | None = None, model_dir: Path | None = None) -> None:
-        """Waits for the task. `model_dir` is where the model is on this host; None: where it is on the driver's. Keeps the whole process to
-        the cores that it was given, so torch should not be imported before."""
+    def __init__(
+        self,
+        channel: Channel,
+        rank: int,
+        *,
+        exchange_fd: int | None = None,
+        model_dir: Path | None = None,
+        place: tuple[int, int] | None = None,
+    ) -> None:
+        """Waits for the task. On another host than the driver's, `model_dir` says where the model is, and `place` which of how many ranks
+        of the host this one is. Keeps the whole process to its share of the cores, so torch should not be imported before."""
         self._channel = channel
         welcome = self._receive(WELCOME_SECONDS)
         if isinstance(welcome, Refused):
@@ -52,12 +58,10 @@ class FollowerRanks:
         exact = self.config.tensor_parallel_mode == "exact"
         self.shard = Shard(rank % size, size, rank // size, self.config.pipeline_parallel_size, exact)
         self.model_dir = model_dir or Path(welcome.model_dir)
-        self.threads = welcome.threads  # of a step, on this rank
-        self.num_local = welcome.num_local  # ranks on this host
-        self.exchange_fd = exchange_fd  # memory that the ranks of this stage share, if they are on one host
-        self.store = welcome.store_host, welcome.store_port  # where the driver listens for `DriverRanks.store_fd`
-        if len(welcome.cores):
-            os.sched_setaffinity(0, welcome.cores.tolist())
+        self.local_index, self.num_local = place or (rank, welcome.num_local)  # among the ranks of this host
+        self.threads = take_cores(self.local_index, self.num_local, self.config.threads)  # of a step, on this rank
+        self.exchange_fd = exchange_fd  # memory that the ranks of this stage share, if they are all on the driver's host
+        self.store = welcome.store_host or channel.peer_host, welcome.store_port  # where the driver listens: `DriverRanks.store_fd`
         self._on_failure: list[Callable[[], object]] = []
         self._ended = threading.Event()
         threading.Thread(target=self._watch, name="aengine-driver", daemon=True).start()
@@ -149,17 +153,3 @@ def follow(ranks: FollowerRanks, run: Callable[[FollowerRanks], object]) -> int:
     finally:
         logger.removeHandler(handler)
     return 0
-
-
-def local_ranks(arguments: Sequence[str]) -> FollowerRanks:
-    """Of a process that the driver started."""
-    parser = argparse.ArgumentParser()
-    for name in ("rank", "fd", "driver-pid", "exchange-fd"):
-        parser.add_argument(f"--{name}", type=int)
-    given = parser.parse_args(arguments)
-    die_with(given.driver_pid)
-    stream = socket.socket(fileno=given.fd)
-    for fd in (given.fd, given.exchange_fd):
-        if fd is not None:
-            os.set_inheritable(fd, False)
-    return FollowerRanks(Channel(stream, "the driver"), given.rank, given.exchange_fd)

@@ -17,14 +17,15 @@ _PR_SET_PDEATHSIG = 1
 _CPUS = Path("/sys/devices/system/cpu")
 
 
-def divide_cores(count: int) -> list[list[int]]:
-    """The CPUs that this thread may use, for `count` ranks: as many for each, none for two, and those that share a socket or a core next
-    to each other. With fewer CPUs than ranks, each rank gets all."""
+def take_cores(index: int, count: int, threads: int | None) -> int:
+    """Keeps the calling thread, and those that it starts, to its share of the CPUs that it may use now: as many for each of `count` ranks,
+    none for two, and those that share a socket or a core for one rank. With fewer CPUs than ranks, all keep them all. Returns the threads
+    of a step: `threads`, or as many as there are CPUs."""
     cores = sorted(os.sched_getaffinity(0), key=lambda cpu: (_topology(cpu, "physical_package_id"), _topology(cpu, "core_id"), cpu))
-    if len(cores) < count:
-        return [cores] * count
     each = len(cores) // count
-    return [cores[each * i : each * (i + 1)] for i in range(count)]
+    if each:
+        os.sched_setaffinity(0, cores[each * index : each * (index + 1)])
+    return threads or max(1, each)
 
 
 def _topology(cpu: int, name: str) -> int:

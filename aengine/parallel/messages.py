@@ -39,10 +39,8 @@ class Welcome:
 
     config: str  # EngineConfig as JSON
     model_dir: str  # on the driver's host
-    threads: int  # of a step
-    cores: IntArray  # numbers of the CPUs that the rank may use; empty: all
-    num_local: int  # ranks on the rank's host
-    store_host: str  # where the driver listens for what its ranks set up between them
+    num_local: int  # ranks on the driver's host
+    store_host: str  # where the driver listens for what its ranks set up between them; "": its address
     store_port: int
 
 

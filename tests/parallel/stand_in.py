@@ -19,7 +19,8 @@ import threading
 import numpy as np
 
 from aengine.errors import ModelLoadError
-from aengine.parallel.follower import FollowerRanks, follow, local_ranks
+from aengine.parallel.command import run_worker
+from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import LastTokens
 
 SLOT = 4  # int32 of a rank: pid, steps done, sum of the rows, sum of the last tokens
@@ -55,4 +56,4 @@ def run(ranks: FollowerRanks, what: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(follow(local_ranks(sys.argv[2:]), lambda ranks: run(ranks, sys.argv[1])))
+    sys.exit(run_worker(sys.argv[2:], os.environ, lambda ranks: run(ranks, sys.argv[1])))
