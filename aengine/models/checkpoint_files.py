@@ -5,6 +5,7 @@ Reads names and the index, never the weights themselves. Imports no torch.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pathlib
 import re
@@ -20,6 +21,8 @@ _STEMS = {".safetensors": "model", ".bin": "pytorch_model", ".pt": "pytorch_mode
 _FORMATS = {"auto": tuple(_STEMS), "safetensors": (".safetensors",), "pt": (".bin", ".pt", ".pth")}
 _OTHERS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|random_states|adapter_model).*")
 """What training leaves beside the weights in files of the same suffixes."""
+_HASHED = 1 << 16
+"""Bytes at the beginning and at the end of a file."""
 _SHARD = re.compile(r"(.*-)(\d+)-of-(\d{1,6})(\.\w+)")
 
 
@@ -75,6 +78,24 @@ def _check_all_shards(names: Collection[str]) -> None:
             raise ModelLoadError(
                 f"of the {int(count)} files of the checkpoint {shortened(missing)} {'is' if len(missing) == 1 else 'are'} missing"
             )
+
+
+def checkpoint_digest(model_dir: pathlib.Path, load_format: str) -> str:
+    """Hexadecimal digits that tell checkpoints apart: by config.json, and by the name, size, beginning and end of each file. Of load_format
+    dummy, by config.json alone. Raises ModelLoadError."""
+    digest = hashlib.sha256()
+    config = model_dir / "config.json"
+    if config.is_file():
+        digest.update(config.read_bytes())
+    for name in () if load_format == "dummy" else find_checkpoint(model_dir, load_format).names:
+        path = model_dir / name
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with open(path, "rb") as file:
+            digest.update(file.read(_HASHED))
+            file.seek(max(0, size - _HASHED))
+            digest.update(file.read(_HASHED))
+    return digest.hexdigest()[:16]
 
 
 def shortened(names: Collection[str], limit: int = 8) -> str:

@@ -13,7 +13,7 @@ from test_weights import Tensors, load, spec_of, tensors_of
 
 from aengine.errors import ModelLoadError
 from aengine.models.checkpoint import checkpoint_dtype, open_checkpoint
-from aengine.models.checkpoint_files import find_checkpoint
+from aengine.models.checkpoint_files import checkpoint_digest, find_checkpoint
 
 
 def save(path: pathlib.Path, tensors: Tensors) -> None:
@@ -206,3 +206,16 @@ def test_everything_that_does_not_match_is_named_at_once(tmp_path: pathlib.Path)
         "model.embed_tokens.weight; it has other shapes than the config implies: model.norm.weight [9] instead of [8]; it has dtypes other "
         f"than float32, float16, bfloat16, float64: {mlp}.down_proj.weight int8, {mlp}.up_proj.weight torch.sparse_coo"
     )
+
+
+def test_digests_tell_checkpoints_apart(tmp_path: Path) -> None:
+    weights = bytearray(1 << 18)
+    seen = []
+    for change in ("nothing", "config.json", "beginning", "end", "size"):
+        (tmp_path / "config.json").write_text(f'{{"changed": {change == "config.json"}}}')
+        data = weights + b"more" if change == "size" else bytearray(weights)
+        data[0], data[-1] = change == "beginning", change == "end"
+        (tmp_path / "model.safetensors").write_bytes(data)
+        seen.append(checkpoint_digest(tmp_path, "auto"))
+    assert len(set(seen)) == 5
+    assert checkpoint_digest(tmp_path, "dummy") not in seen
