@@ -5,6 +5,7 @@ With `-m gpu`, test modules that need what a GPU host may lack are skipped, with
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,3 +33,27 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     if parent.config.getoption("markexpr") == "gpu":
         return _SkippedWithoutPackages.from_parent(parent, path=module_path)
     return None  # as ever
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made stays to the end: collections of garbage need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test's cases in trio, and of those with drafts, only the first is quick: what else varies depends on neither."""
+    seen = set()
+    for item in items:
+        values = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+        kinds = [value for value in values if isinstance(value, str) and value in ("trio", "drafts")]
+        if not kinds or item.get_closest_marker("slow"):
+            continue
+        case = (item.nodeid.partition("[")[0], *kinds)
+        if len(kinds) > 1 or case in seen:
+            item.add_marker(pytest.mark.slow)
+        seen.add(case)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from pathlib import Path
 
 import anyio
@@ -10,6 +11,7 @@ import pytest
 import reference
 import torch
 from oracle_engine import DEMO_DIR, idle
+from slow_cases import slow_but
 
 from aengine import AsyncEngine, FinishReason, InvalidRequestError, SamplingParams
 from aengine.engine.tokenizer import Tokenizer
@@ -44,11 +46,15 @@ def greedy(prompts: list[list[int]]) -> list[list[int]]:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"page_size": 1}, {"page_size": 64}, {"max_num_seqs": 16, "max_num_batched_tokens": 16}, {"threads": 2}],
-    ids=["page-16", "page-1", "page-64", "chunks-of-16", "two-threads"],
+    ("at_once", "options"),
+    slow_but(
+        lambda case: case[0] or not case[1],
+        product(
+            [False, True], [{}, {"page_size": 1}, {"page_size": 64}, {"max_num_seqs": 16, "max_num_batched_tokens": 16}, {"threads": 2}]
+        ),
+    ),
+    ids=map("-".join, product(["alone", "at-once"], ["page-16", "page-1", "page-64", "chunks-of-16", "two-threads"])),
 )
-@pytest.mark.parametrize("at_once", [False, True], ids=["alone", "at-once"])
 async def test_greedy_equals_transformers(
     prompts: list[list[int]], greedy: list[list[int]], options: dict[str, int], at_once: bool
 ) -> None:

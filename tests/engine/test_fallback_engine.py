@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -51,13 +52,16 @@ async def all_of(engine: AsyncEngine) -> dict[tuple[int, int], Completion]:
     return results
 
 
-async def test_the_engine_gives_what_the_native_one_gives() -> None:
+async def test_the_engine_gives_what_the_native_one_gives(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="aengine")
     async with demo("native") as engine:
         expected = await all_of(engine)
     async with demo("transformers") as engine:
         assert (engine.model_info.implementation, engine.model_info.executor) == ("transformers", "torch")
         found = await all_of(engine)
         again = await engine.generate(PROMPTS[0], GREEDY)
+    assert "runs in the code of transformers, without our CPU stack and fused operations, which is slower (asked for)" in caplog.text
+    assert "the self-check took" in caplog.text
     assert again.usage.cached_prompt_tokens > 0
     assert again.token_ids == expected[0, 0].token_ids
     for key, completion in expected.items():
@@ -69,6 +73,7 @@ async def test_the_engine_gives_what_the_native_one_gives() -> None:
             assert numbers[0] == pytest.approx(numbers[1], abs=1e-4)
 
 
+@pytest.mark.slow
 async def test_the_server_takes_the_flag() -> None:
     async with demo("native") as engine:
         expected = await engine.generate(PROMPTS[0], GREEDY)
@@ -76,6 +81,3 @@ async def test_the_server_takes_the_flag() -> None:
         async with AsyncClient(server.address) as client:
             assert (await client.generate(PROMPTS[0], GREEDY)).token_ids == expected.token_ids
             assert client.model_info.implementation == "transformers"
-    log = "".join(server.log)
-    assert "the model runs in the code of transformers, without our CPU stack and fused operations, which is slower (asked for)" in log
-    assert "the self-check took" in log

@@ -115,8 +115,6 @@ def test_transformers_stays_out_where_there_is_a_tokenizer_json() -> None:
         assert tokenizer.has_chat_template
         loaded = {{"torch", "transformers", "jinja2"}} & set(sys.modules)
         assert not loaded, loaded
-        tokenizer.chat_text([{{"role": "user", "content": "hi"}}])
-        assert "transformers" in sys.modules
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
@@ -309,7 +307,7 @@ def test_threads_share_a_tokenizer(demo: Tokenizer) -> None:
 
 def test_encoding_lets_other_threads_run(demo: Tokenizer) -> None:
     """A long text is encoded without the GIL: this thread gets on meanwhile."""
-    text = "It is a truth universally acknowledged. " * 50_000
+    text = "It is a truth universally acknowledged. " * 20_000
     ticks = 0
     with ThreadPoolExecutor(1) as pool:
         encoding = pool.submit(demo.encode, text)

@@ -79,7 +79,7 @@ def etag(content: bytes) -> str:
 @contextmanager
 def serve_hub(revisions: Mapping[str, Mapping[str, bytes]]) -> Iterator[HubServer]:
     hub = HubServer(revisions)
-    thread = threading.Thread(target=hub.http.serve_forever)
+    thread = threading.Thread(target=hub.http.serve_forever, kwargs={"poll_interval": 0.01})  # `shutdown` waits for the next
     thread.start()
     try:
         yield hub

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socketserver
 import time
 import urllib.error
 import urllib.request
@@ -100,6 +101,12 @@ def call(method: str, code: grpc.StatusCode = grpc.StatusCode.OK, **fields: Any)
 
 def generation(reason: FinishReason = FinishReason.CANCELLED, total: float = 1.0, **fields: Any) -> GenerationRecord:
     return GenerationRecord("id", finish_reason=reason, total_seconds=total, **fields)
+
+
+@pytest.fixture(autouse=True)
+def _servers_stop_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`shutdown` waits until `serve_forever` looks again, which is every half a second."""
+    monkeypatch.setattr(socketserver.BaseServer.serve_forever, "__defaults__", (0.01,))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from cutting_proxy import cutting_proxy
 from grpc import aio
 from grpc_harness import Serving, serving
 from oracle_engine import OracleEngine, idle
+from slow_cases import slow_but
 from speculating import also_with_drafts
 
 from aengine.v1.generation_pb2 import GenerationEvent, GenerationSpec, OutputOptions, StreamOptions
@@ -108,7 +109,10 @@ async def check(serve: Serving, oracle: OracleEngine, client: Client, seed: int)
     assert [token_id for event in events for token_id in event.delta.token_ids] == oracle.solo(seed)[0]
 
 
-async def test_a_stream_cut_at_50_points_is_byte_exact(oracle: OracleEngine, serve: Serving, steps: threading.Semaphore) -> None:
+@pytest.mark.parametrize("points", slow_but([16], [16, 50]))
+async def test_a_stream_cut_at_many_points_is_byte_exact(
+    points: int, oracle: OracleEngine, serve: Serving, steps: threading.Semaphore
+) -> None:
     async with cutting_proxy(serve.server.address) as proxy:
         client = Client(proxy.address, steps)
         whole = await client.read(request_of(1))
@@ -116,15 +120,15 @@ async def test_a_stream_cut_at_50_points_is_byte_exact(oracle: OracleEngine, ser
     await check(serve, oracle, client, 1)
     draw = random.Random(50)
     starts = cuts = 0
-    for point in (0, 1, length // 2, length - 1, length, *(draw.randrange(length) for _ in range(45))):
+    for point in (0, 1, length // 2, length - 1, length, *(draw.randrange(length) for _ in range(points - 5))):
         async with cutting_proxy(serve.server.address, [point]) as proxy:
             client = Client(proxy.address, steps)
             events = await client.read(request_of(1))
             starts, cuts = starts + client.num_starts, cuts + proxy.num_cuts
         await check(serve, oracle, client, 1)
         assert events[1:-1] == whole[1:-1]  # but for the first, which names the request, and the last, which tells its timing
-    assert cuts >= 45  # a run may be a few bytes shorter than the first
-    assert 50 + 2 <= starts < 60  # some were cut before the first event, most after it
+    assert cuts >= points - 5  # a run may be a few bytes shorter than the first
+    assert points + 2 <= starts < points + 10  # some were cut before the first event, most after it
 
 
 @also_with_drafts
