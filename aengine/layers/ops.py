@@ -86,7 +86,7 @@ class LayerOps(Protocol):
         self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """down(activate(up(x))) of the `chosen` experts [T, top_k] int64 of each row of `x`, added with their `weights` [T, top_k] float32;
-        [T, size] float32. `activate` maps rows to rows."""
+        [T, out_features of down] float32. `activate` maps rows to rows."""
 
 
 class TorchOps:
@@ -130,7 +130,8 @@ class TorchOps:
         self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """On a CPU each expert computes its tokens; elsewhere all tokens, because shapes in a graph must not depend on the choice."""
-        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        assert isinstance(down.weight, Tensor)
+        out = torch.zeros(len(x), down.weight.shape[1], dtype=torch.float32, device=x.device)
         if x.is_cuda:
             by_expert = out.new_zeros(len(x), len(up.weight)).scatter(1, chosen, weights)
             for expert in range(len(up.weight)):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from aengine.attention import AttentionStep
 from aengine.kernels.float8 import Float8Rows
+from aengine.layers.collectives import Collectives, RowParallel
 from aengine.layers.ops import Activations, ExpertLinear, LayerOps, LinearMethod
 from aengine.models.spec import Activation, Attention, Mlp, Norm, NormKind
 
@@ -89,13 +90,17 @@ class Normalize:
 class NormalizeHeads(Normalize):
     """A norm of [T, heads, head_dim] queries or keys, as `attention.qk_norm` says."""
 
-    def __init__(self, attention: Attention, weights: Weights, name: str, ops: LayerOps) -> None:
+    def __init__(self, attention: Attention, weights: Weights, name: str, ops: LayerOps, collectives: Collectives | None = None) -> None:
+        """`collectives`: of ranks that have some of the heads each. The weight of a norm over all heads is that of all."""
         assert attention.qk_norm is not None
         super().__init__(attention.qk_norm.norm, weights, name, ops)
         self._qk_norm = attention.qk_norm
+        self._collectives = collectives
 
     def __call__(self, heads: Tensor) -> Tensor:
         tokens, num_heads, head_dim = heads.shape
+        if self._qk_norm.whole and self._collectives is not None:
+            return self._whole(heads, self._collectives)
         if self._qk_norm.whole:
             return super().__call__(heads.flatten(1)).view(tokens, num_heads, head_dim)
         if self._qk_norm.head_weights:
@@ -103,15 +108,30 @@ class NormalizeHeads(Normalize):
             return F.layer_norm(heads, (head_dim,), eps=self._norm.eps) * self.weight.view(num_heads, head_dim)
         return super().__call__(heads.reshape(-1, head_dim)).view(tokens, num_heads, head_dim)
 
+    def _whole(self, heads: Tensor, collectives: Collectives) -> Tensor:
+        """Of heads that are a part of those that are normalised together."""
+        assert self._norm.kind is NormKind.RMS, "the only kind that models have over all heads"
+        _, num_heads, head_dim = heads.shape
+        shard, wide = collectives.shard, heads.float()
+        # Each head is on equally many ranks, so the mean of the ranks' means is that of all heads.
+        mean = collectives.summed(wide.square().mean((1, 2)).unsqueeze(-1)) / shard.size
+        first = shard.index * (len(self.weight) // head_dim) // shard.size
+        weight = self.weight.view(-1, head_dim)[first : first + num_heads]
+        return (weight * (wide * torch.rsqrt(mean + self._norm.eps).unsqueeze(-1)).to(weight.dtype)).to(heads.dtype)
+
 
 class AttentionBlock:
     """Grouped-query attention of one layer."""
 
-    def __init__(self, attention: Attention, index: int, weights: Weights, cos_sin: Tensor | None, ops: LayerOps) -> None:
-        """`cos_sin` [num_positions, rotary_dim] is the table of the layer's rope."""
+    def __init__(
+        self, attention: Attention, index: int, weights: Weights, cos_sin: Tensor | None, ops: LayerOps, row_parallel: RowParallel
+    ) -> None:
+        """`cos_sin` [num_positions, rotary_dim] is the table of the layer's rope. Of several ranks each has some of the heads, whose
+        outputs `row_parallel` joins."""
         self._index = index
         self._ops = ops
         self._cos_sin = cos_sin
+        self._row_parallel = row_parallel
         self._head_dim = attention.head_dim
         self._qkv_sizes = [heads * attention.head_dim for heads in (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)]
         self._qkv, self._output = weights.linear("qkv"), weights.linear("output")
@@ -123,11 +143,11 @@ class AttentionBlock:
         qk_norm = attention.qk_norm
         self._eps = 0.0 if qk_norm is None else qk_norm.norm.eps
         if qk_norm is not None:
-            norms = (NormalizeHeads(attention, weights, "q_norm", ops), NormalizeHeads(attention, weights, "k_norm", ops))
+            q_norm, k_norm = (NormalizeHeads(attention, weights, name, ops, row_parallel.collectives) for name in ("q_norm", "k_norm"))
             if cos_sin is None or qk_norm.whole or qk_norm.norm.kind is not NormKind.RMS:
-                self._norms = norms
+                self._norms = q_norm, k_norm
             else:
-                self._fused_norms = norms[0].weight, norms[1].weight
+                self._fused_norms = q_norm.weight, k_norm.weight
 
     def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
         qkv = torch.split(self._qkv(x), self._qkv_sizes, dim=-1)
@@ -137,23 +157,33 @@ class AttentionBlock:
         if self._cos_sin is not None:
             q, k = self._ops.rotate(q, k, self._cos_sin, positions, *self._fused_norms, self._eps)
         step.write(self._index, k, v)
-        return self._output(step.attend(self._index, q, self._sinks).flatten(1))
+        attended = step.attend(self._index, q, self._sinks).flatten(1)
+        return self._row_parallel.after(self._output(self._row_parallel.before(attended)))
 
 
 class MlpBlock:
     """A gated or plain MLP."""
 
-    def __init__(self, mlp: Mlp, weights: Weights, ops: LayerOps) -> None:
+    def __init__(self, mlp: Mlp, weights: Weights, ops: LayerOps, row_parallel: RowParallel) -> None:
+        """Of several ranks each has a part of the width, whose outputs `row_parallel` joins."""
         self._mlp = mlp
         self._ops = ops
+        self._row_parallel = row_parallel
         up = "gate_up" if mlp.gated else "up"
         self._up, self._down = weights.linear(up), weights.linear("down")
         self.takes_float8 = weights.takes_float8(up)
-        self._quantizes = mlp.gated and mlp.activation is Activation.SILU and weights.takes_float8("down")
+        silu = mlp.gated and mlp.activation is Activation.SILU
+        self._quantizes = silu and weights.takes_float8("down") and not row_parallel.gathers
 
     def __call__(self, x: Activations) -> Tensor:
+        return self._row_parallel.after(self.partial(x))
+
+    def partial(self, x: Activations) -> Tensor:
+        """What `RowParallel.after` makes the result of."""
         inner = self._up(x)
-        return self._down(self._ops.silu_mul_float8(inner) if self._quantizes else activated(self._mlp, inner, self._ops))
+        if self._quantizes:
+            return self._down(self._ops.silu_mul_float8(inner))
+        return self._down(self._row_parallel.before(activated(self._mlp, inner, self._ops)))
 
 
 def activated(mlp: Mlp, x: Tensor, ops: LayerOps) -> Tensor:

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.attention import AttentionStep
+from aengine.layers.collectives import ONE_RANK, Collectives, RowParallel
 from aengine.layers.ops import Activations, LayerOps, TorchOps
 from aengine.layers.rotary import RopeSpec, cos_sin_cache
 from aengine.models.blocks import AttentionBlock, MlpBlock, Normalize, Weight, Weights
 from aengine.models.experts import ExpertsBlock
 from aengine.models.head_inputs import HeadInputs, Kept
 from aengine.models.latent_attention import LatentAttentionBlock
-from aengine.models.named_weights import named_weights
+from aengine.models.sharding import attended_bounds, hidden_bounds, sharded_spec, sharded_weights, vocab_bounds, width_bounds
 from aengine.models.spec import Experts, HeadKind, LatentAttention, Layer, ModelSpec, Norm
+from aengine.parallel.shard import WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +42,30 @@ class ForwardBatch:
 class Decoder:
     """The whole model. `model(batch)` is the hidden states, `model.logits` the output head on the tokens whose logits are asked for."""
 
-    def __init__(self, spec: ModelSpec, weights: Mapping[str, Weight], num_positions: int, ops: LayerOps | None = None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Mapping[str, Weight],
+        num_positions: int,
+        ops: LayerOps | None = None,
+        collectives: Collectives | None = None,
+    ) -> None:
         """Uses `weights` (those of `named_weights(spec)`, all on one device) without copying them. There may be a `head.weight` even if the
         head is tied to the embedding: the same matrix in another form. A draft head that has no embedding or no output head is given those
         of its target.
 
-        It can be called with positions below `num_positions`. `ops`: those of the device; None: plain torch.
-        Raises ValueError for other weights than the spec's.
+        It can be called with positions below `num_positions`. `ops`: those of the device; None: plain torch. `collectives`: of several
+        ranks that have a part of the model each, whose weights are those of `sharded_weights`.
+        Raises ValueError for other weights than these.
         """
+        shard = WHOLE if collectives is None else collectives.shard
         shared = {"embedding.weight", "head.weight"} if spec.draft_head is not None else {"head.weight"} if spec.tied_head else set()
-        different = (named_weights(spec).keys() ^ weights.keys()) - shared
+        different = (sharded_weights(spec, shard).keys() ^ weights.keys()) - shared
         if different:
             raise ValueError(f"weights that are missing or unknown: {', '.join(sorted(different))}")
         self._spec = spec
+        self._collectives = collectives
+        self._vocab_bounds = vocab_bounds(spec, shard)
         self._weights = Weights(weights)
         self._embedding = self._weights["embedding.weight"]
         head = weights.get("head.weight", self._embedding)
@@ -59,7 +73,10 @@ class Decoder:
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=self._embedding.dtype).item()
         ops = ops or TorchOps()
         tables = {rope: cos_sin_cache(rope, num_positions, self._embedding.device) for rope in spec.ropes}
-        self._layers = [_Layer(layer, index, weights, tables, ops) for index, layer in enumerate(spec.layers)]
+        self._layers = []
+        for index, (whole, layer) in enumerate(zip(spec.layers, sharded_spec(spec, shard).layers, strict=True)):
+            row_parallel = _row_parallels(spec, whole, collectives)
+            self._layers.append(_Layer(layer, index, weights, tables, ops, row_parallel))
         self._norm = _Join(spec.norm, self._weights, "norm", ops)
         draft_head = spec.draft_head
         self._head_inputs = None if draft_head is None else HeadInputs(draft_head, self._weights, ops)
@@ -105,13 +122,18 @@ class Decoder:
     def head_product(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[m, hidden_size] -> [m, vocab_size] in the dtype of the weights, in `out` if it is given. `scaled_logits` makes logits of it; the
         order of a token's logits is the same."""
-        if not isinstance(self._head, Tensor):
-            product = self._head(hidden)
+        if self._collectives is not None or not isinstance(self._head, Tensor):
+            product = self._gathered_head_product(hidden)
             return product if out is None else out.copy_(product)
         bias = self._weights.get("head.bias")
         if bias is None:
             return torch.mm(hidden, self._head.t(), out=out)
         return torch.addmm(bias, hidden, self._head.t(), out=out)
+
+    def _gathered_head_product(self, hidden: Tensor) -> Tensor:
+        head = self._head
+        product = F.linear(hidden, head, self._weights.get("head.bias")) if isinstance(head, Tensor) else head(hidden)
+        return product if self._collectives is None else self._collectives.gathered(product, self._vocab_bounds)
 
     def scaled_logits(self, product: Tensor) -> Tensor:
         """The float32 logits of a `head_product`: a new tensor."""
@@ -134,12 +156,21 @@ class Decoder:
         return own or self._spec.vocab_size, self._spec.hidden_size
 
     def _embed(self, batch: ForwardBatch) -> Tensor:
-        embedded = F.embedding(batch.input_ids, self._embedding)
+        embedded = self._embedded(batch.input_ids)
         if self._spec.embedding_scale != 1.0:
             embedded *= self._embedding_scale
         if self._spec.learned_positions is not None:
             embedded += F.embedding(batch.positions + self._spec.learned_positions.offset, self._weights["positions.weight"])
         return embedded
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """Of several ranks each has the embeddings of some tokens."""
+        if self._collectives is None:
+            return F.embedding(ids, self._embedding)
+        others = ids - self._vocab_bounds[self._collectives.shard.index]
+        inside = (others >= 0) & (others < len(self._embedding))
+        embedded = F.embedding(others.clamp(0, len(self._embedding) - 1), self._embedding)
+        return self._collectives.summed(embedded.masked_fill_(~inside.unsqueeze(-1), 0.0))
 
 
 class _Join:
@@ -163,11 +194,19 @@ class _Join:
 class _Layer:
     """The sum that follows a block is left to the next, which makes it together with its norm: the `pending` activations."""
 
-    def __init__(self, layer: Layer, index: int, tensors: Mapping[str, Weight], tables: Mapping[RopeSpec, Tensor], ops: LayerOps) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        index: int,
+        tensors: Mapping[str, Weight],
+        tables: Mapping[RopeSpec, Tensor],
+        ops: LayerOps,
+        row_parallel: _RowParallels,
+    ) -> None:
         """`tables` are the [num_positions, rotary_dim] cos and sin of each rope."""
         weights = Weights(tensors, f"layers.{index}.")
-        self._attention = _attention_block(layer, index, weights, tables, ops)
-        self._mlp = _mlp_block(layer, weights, ops)
+        self._attention = _attention_block(layer, index, weights, tables, ops, row_parallel.attention)
+        self._mlp = _mlp_block(layer, weights, ops, row_parallel)
         self._parallel, self._multiplier = layer.parallel, layer.residual_multiplier
         self._shared_norm = layer.parallel and layer.mlp_norm is None
         for_both = self._mlp.takes_float8 or not self._shared_norm
@@ -198,14 +237,34 @@ def _norm_or_identity(norm: Norm | None, weights: Weights, name: str, ops: Layer
     return (lambda x: x) if norm is None else Normalize(norm, weights, name, ops)
 
 
+class _RowParallels(NamedTuple):
+    """Of a layer."""
+
+    attention: RowParallel
+    mlp: RowParallel  # of experts, if it has any
+    shared: RowParallel  # of shared experts
+
+
+def _row_parallels(spec: ModelSpec, layer: Layer, collectives: Collectives | None) -> _RowParallels:
+    """`layer` as all ranks together have it."""
+    if collectives is None:
+        return _RowParallels(ONE_RANK, ONE_RANK, ONE_RANK)
+    shard, mlp = collectives.shard, layer.mlp
+    mlps = (mlp.expert, mlp.shared or mlp.expert) if isinstance(mlp, Experts) else (mlp, mlp)
+    inputs = attended_bounds(layer.attention, shard), *(width_bounds(each, shard) for each in mlps)
+    return _RowParallels(*(RowParallel(collectives, each, hidden_bounds(spec, shard)) for each in inputs))
+
+
 def _attention_block(
-    layer: Layer, index: int, weights: Weights, tables: Mapping[RopeSpec, Tensor], ops: LayerOps
+    layer: Layer, index: int, weights: Weights, tables: Mapping[RopeSpec, Tensor], ops: LayerOps, row_parallel: RowParallel
 ) -> AttentionBlock | LatentAttentionBlock:
     attention = layer.attention
     if isinstance(attention, LatentAttention):
-        return LatentAttentionBlock(attention, index, weights, tables[attention.rope], ops)
-    return AttentionBlock(attention, index, weights, None if attention.rope is None else tables[attention.rope], ops)
+        return LatentAttentionBlock(attention, index, weights, tables[attention.rope], ops, row_parallel)
+    return AttentionBlock(attention, index, weights, None if attention.rope is None else tables[attention.rope], ops, row_parallel)
 
 
-def _mlp_block(layer: Layer, weights: Weights, ops: LayerOps) -> MlpBlock | ExpertsBlock:
-    return ExpertsBlock(layer.mlp, weights, ops) if isinstance(layer.mlp, Experts) else MlpBlock(layer.mlp, weights, ops)
+def _mlp_block(layer: Layer, weights: Weights, ops: LayerOps, row_parallel: _RowParallels) -> MlpBlock | ExpertsBlock:
+    if isinstance(layer.mlp, Experts):
+        return ExpertsBlock(layer.mlp, weights, ops, row_parallel.mlp, row_parallel.shared)
+    return MlpBlock(layer.mlp, weights, ops, row_parallel.mlp)

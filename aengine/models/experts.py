@@ -6,12 +6,12 @@ Owns which experts a token goes to, and the sum of their results. Knows nothing 
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.layers.collectives import ONE_RANK, RowParallel
 from aengine.layers.ops import Activations, LayerOps
 from aengine.models.blocks import MlpBlock, Weights, activated
 from aengine.models.spec import Experts, RouterScoring
@@ -41,14 +41,25 @@ class ExpertsBlock:
 
     takes_float8 = False
 
-    def __init__(self, experts: Experts, weights: Weights, ops: LayerOps) -> None:
+    def __init__(
+        self,
+        experts: Experts,
+        weights: Weights,
+        ops: LayerOps,
+        row_parallel: RowParallel = ONE_RANK,
+        for_shared: RowParallel = ONE_RANK,
+    ) -> None:
+        """Of several ranks each has a part of the width of every expert, and of the shared ones. What each rank sums of their outputs
+        `row_parallel` joins; `for_shared` has the same outputs, and the inputs of the shared ones."""
         self._experts = experts
         self._ops = ops
         self._router, self._router_bias = weights["router.weight"], weights.get("router.bias")
         self._correction = weights.get("router_correction")
         self._up, self._down = weights.experts("experts.gate_up"), weights.experts("experts.down")
-        self._activate = partial(activated, experts.expert, ops=ops)
-        self._shared = None if experts.shared is None else MlpBlock(experts.shared, Weights(weights.all, f"{weights.prefix}shared."), ops)
+        self._row_parallel = row_parallel
+        self._shared: MlpBlock | None = None
+        if experts.shared is not None:
+            self._shared = MlpBlock(experts.shared, Weights(weights.all, f"{weights.prefix}shared."), ops, for_shared)
         self._shared_gate = weights.linear("shared_gate") if experts.shared_gate else None
 
     def __call__(self, x: Activations) -> Tensor:
@@ -58,6 +69,9 @@ class ExpertsBlock:
         chosen, weights = route(self._experts, F.linear(x.float(), self._router.float(), bias), self._correction)
         out = self._ops.experts(x, chosen, weights, self._up, self._down, self._activate)
         if self._shared is not None:
-            shared = self._shared(x).float()
+            shared = self._shared.partial(x).float()
             out += shared if self._shared_gate is None else shared * self._shared_gate(x).float().sigmoid()
-        return out.to(x.dtype)
+        return self._row_parallel.after(out.to(x.dtype))
+
+    def _activate(self, rows: Tensor) -> Tensor:
+        return self._row_parallel.before(activated(self._experts.expert, rows, self._ops))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention import AttentionStep
+from aengine.layers.collectives import RowParallel
 from aengine.layers.ops import Activations, LayerOps
 from aengine.models.blocks import Linear, Normalize, Weights
 from aengine.models.spec import LatentAttention
@@ -19,12 +20,16 @@ class LatentAttentionBlock:
 
     takes_float8 = False
 
-    def __init__(self, attention: LatentAttention, index: int, weights: Weights, cos_sin: Tensor, ops: LayerOps) -> None:
-        """`cos_sin` [num_positions, rope_dim] is the table of the layer's rope."""
+    def __init__(
+        self, attention: LatentAttention, index: int, weights: Weights, cos_sin: Tensor, ops: LayerOps, row_parallel: RowParallel
+    ) -> None:
+        """`cos_sin` [num_positions, rope_dim] is the table of the layer's rope. Of several ranks each has some of the heads, whose outputs
+        `row_parallel` joins."""
         self._attention = attention
         self._index = index
         self._ops = ops
         self._cos_sin = cos_sin
+        self._row_parallel = row_parallel
         self._q: tuple[Linear | Normalize, ...]
         if attention.q_lora_rank is None:
             self._q = (weights.linear("q"),)
@@ -49,7 +54,7 @@ class LatentAttentionBlock:
         step.write(self._index, torch.cat((key, value), dim=-1), value)
         query = torch.cat((rotated, _by_head(rest, self._key_up)), dim=-1)
         attended = step.attend(self._index, query)
-        return self._output(_by_head(attended, self._value_up).flatten(1))
+        return self._row_parallel.after(self._output(self._row_parallel.before(_by_head(attended, self._value_up).flatten(1))))
 
 
 def _by_head(x: Tensor, weight: Tensor) -> Tensor:

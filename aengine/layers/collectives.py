@@ -1,0 +1,83 @@
+"""`Collectives`: what the ranks of a stage exchange between the operations of the torch decoder, and `RowParallel`, where they do.
+
+All ranks call the same ones in the same order, with activations of the same number of rows. Knows nothing of models or processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from aengine.parallel.shard import Shard
+
+
+class Collectives:
+    def __init__(self, shard: Shard, group: ProcessGroup, all_reduce: Callable[[Tensor], Tensor] | None = None) -> None:
+        """`group` has the ranks of the shard's stage. `all_reduce` sums a contiguous tensor, which is given up, over them, to the same bits
+        on all ranks; None: what the ranks have is gathered, and summed in their order in float32."""
+        self.shard = shard
+        self._group = group
+        self._all_reduce = all_reduce
+
+    def gathered(self, x: Tensor, bounds: Sequence[int]) -> Tensor:
+        """[T, columns of this rank] -> [T, columns of all ranks], a new tensor. `bounds` [size + 1] say where those of each rank begin."""
+        widths = [end - begin for begin, end in pairwise(bounds)]
+        most = max(widths)
+        padded = x if x.shape[-1] == most else F.pad(x, (0, most - x.shape[-1]))
+        return torch.cat([part[:, :width] for part, width in zip(self._all_gather(padded), widths, strict=True)], -1)
+
+    def summed(self, x: Tensor) -> Tensor:
+        """The sum over the ranks, in the dtype of `x`, which is given up."""
+        if self._all_reduce is not None:
+            return self._all_reduce(x.contiguous()) if x.numel() else x
+        parts = self._all_gather(x)
+        total = parts[0].float()
+        for part in parts[1:]:
+            total = total + part
+        return total.to(x.dtype)
+
+    def broadcast(self, x: Tensor) -> None:
+        """Overwrites `x`, which is contiguous, with that of the first rank."""
+        self._group.broadcast(x, 0).wait()
+
+    def _all_gather(self, x: Tensor) -> Tensor:
+        """[size, *x.shape], of all ranks."""
+        out = torch.empty((self.shard.size, *x.shape), dtype=x.dtype, device=x.device)
+        if x.numel():
+            # Bytes, because not every library has all dtypes; flat, because gloo wants the parts side by side in the first dimension.
+            whole, own = (tensor.view(-1).view(torch.uint8) for tensor in (out, x.contiguous()))
+            self._group._allgather_base(whole, own).wait()
+        return out
+
+
+class RowParallel:
+    """Around the product that ends a block, whose input columns the ranks have in parts (Shoeybi et al., "Megatron-LM", 2019, section 3).
+
+    In exact mode its inputs are gathered, each rank computes some columns of the result from all of them, and these are gathered. Otherwise
+    each rank multiplies its inputs with its columns of the matrix, and the results are summed. On one rank it is the identity.
+    """
+
+    def __init__(self, collectives: Collectives | None = None, inputs: Sequence[int] = (), outputs: Sequence[int] = ()) -> None:
+        """The bounds of both: as of `Collectives.gathered`."""
+        self.collectives = collectives
+        self._inputs = inputs
+        self._outputs = outputs
+        self.gathers = collectives is not None and collectives.shard.exact
+
+    def before(self, x: Tensor) -> Tensor:
+        """What the product is given, from this rank's columns of it."""
+        return self.collectives.gathered(x, self._inputs) if self.collectives is not None and self.gathers else x
+
+    def after(self, x: Tensor) -> Tensor:
+        """The result on every rank, from what this rank's product is; `x` is given up."""
+        if self.collectives is None:
+            return x
+        return self.collectives.gathered(x, self._outputs) if self.gathers else self.collectives.summed(x)
+
+
+ONE_RANK = RowParallel()
