@@ -50,7 +50,7 @@ class StepDriver:
         self._stats = stats
         self._report = report
         self._pending: list[Updates | Done] = []  # that are not reported yet
-        self._flights: deque[_Flight] = deque()  # oldest first, two at most
+        self._flights: deque[_Flight] = deque()  # oldest first
         self._keys: set[int] = set()  # of every request that is not released yet
         self._paused = False
         self._pause_replies: list[Future[int]] = []  # of pauses that wait for the steps in flight
@@ -67,7 +67,7 @@ class StepDriver:
         planned = self._plan_and_launch()
         self.notify()  # now and not before the launch: the event loop takes the GIL, and a step should begin first
         idle = not planned and not self._flights  # there may also be no plan because a step in flight must return first
-        if self._flights and (not planned or len(self._flights) > 1 or not self._flights[-1].step.overlaps):
+        if self._flights and (not planned or self._must_commit()):
             self._commit()
         self._collect_updates()
         if self._flights or idle:  # a step is running already, or none will be launched
@@ -120,7 +120,7 @@ class StepDriver:
 
     def _plan_and_launch(self) -> bool:
         """Launches the next step, unless the newest one in flight must return first. False: there is none."""
-        if self._flights and not self._flights[-1].step.overlaps:
+        if self._must_commit():
             return False
         if self._paused:
             self._scheduler.pause()
@@ -136,6 +136,11 @@ class StepDriver:
         except RowsFailed as failed:
             self._scheduler.rollback(plan, failed.errors)
         return True
+
+    def _must_commit(self) -> bool:
+        """Whether the oldest step in flight must return before the next one is planned."""
+        flights = self._flights
+        return len(flights) >= self._runner.max_in_flight and not (len(flights) == 1 and flights[0].step.overlaps)
 
     def _commit(self) -> None:
         """Waits for the oldest step in flight. It is dropped when this returns, so before its updates are reported: tensors release the

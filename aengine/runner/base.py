@@ -48,6 +48,7 @@ class Runner(Protocol):
     max_model_len: int  # tokens
     max_num_seqs: int  # rows are 0 .. max_num_seqs - 1
     max_num_batched_tokens: int  # of one step
+    max_in_flight: int  # steps of different rows; with 1 the next step may run ahead of the newest one if that `overlaps`
 
     @property
     def draft_source(self) -> DraftSource | None:

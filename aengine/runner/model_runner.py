@@ -65,6 +65,7 @@ class ModelRunner:
         self.max_num_seqs = config.num_seqs
         default = CPU_TOKENS if on_cpu else ACCELERATOR_TOKENS
         self.max_num_batched_tokens = config.max_num_batched_tokens or max(config.num_seqs, default)
+        self.max_in_flight = config.pipeline_parallel_size
         context = self.spec.max_position_embeddings
         if config.max_model_len is not None and config.max_model_len > context:
             raise ConfigError.of("max_model_len", f"{config.max_model_len} is more than the model's context of {context} tokens")

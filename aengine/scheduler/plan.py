@@ -136,6 +136,13 @@ class StepPlan:
     wants_forced: bool = False  # the result should say what grammars force to follow
     scores_prompts: bool = False  # some rows have a part of a prompt whose logprobs are asked for
 
+    @property
+    def decoding_rows(self) -> IntArray:
+        """Those that go on from their last token, with drafts or without."""
+        if self.num_decodes == len(self.rows):
+            return self.rows
+        return np.concatenate((self.rows[: self.num_decodes], self.rows[self.num_sampled > 1]))
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

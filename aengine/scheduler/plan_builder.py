@@ -53,6 +53,7 @@ class PlanBuilder:
         rows.num_computed[plan_rows] = starts + num_certain
         rows.num_tokens[plan_rows] += num_sampled > 0
         rows.flights[plan_rows] += 1
+        rows.steps[plan_rows] = step
         pieces = [piece for chunk in chunks for piece in (rows.tokens[chunk.row, chunk.start : chunk.end], chunk.draft.token_ids)]
         page_groups = page_rows = page_cols = page_ids = copy_from = copy_to = NO_INTS
         if len(changes.page_writes) == 1:

@@ -25,6 +25,7 @@ class SchedulerConfig:
     page_size: int
     windows: Windows = (None,)
     enable_prefix_cache: bool = True
+    max_in_flight: int = 1  # steps of different rows; with 1 a step may be planned ahead that has the rows of the one in flight
     max_drafts: int = 0  # of a sequence in a step
     has_draft_model: bool = False  # of the runner
     has_draft_head: bool = False  # its draft model is a head, which reads hidden states of the model

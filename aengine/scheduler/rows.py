@@ -22,8 +22,9 @@ class RowTable:
     without the latter. So num_committed <= num_known <= num_tokens and num_committed <= num_computed <= num_tokens.
     """
 
-    def __init__(self, num_rows: int, max_model_len: int, needs: PageNeeds, max_drafts: int = 0) -> None:
+    def __init__(self, num_rows: int, max_model_len: int, needs: PageNeeds, max_drafts: int = 0, max_in_flight: int = 1) -> None:
         self._max_drafts = max_drafts
+        self._max_in_flight = max_in_flight
         self.sequences: list[Sequence | None] = [None] * num_rows
         self.keys = np.zeros(num_rows, np.int64)
         self.num_tokens = np.zeros(num_rows, np.int32)
@@ -36,6 +37,7 @@ class RowTable:
         self.window_ends = np.zeros(num_rows, np.int32)  # and of all kinds the one after the last; num_pages where a row decodes
         self.limit = np.zeros(num_rows, np.int32)  # tokens at which the sequence ends
         self.flights = np.zeros(num_rows, np.int32)  # steps in flight that compute the row
+        self.steps = np.zeros(num_rows, np.int64)  # the number of the latest of all that compute it
         # These three are changed by the methods below alone.
         self.active = np.zeros(num_rows, np.bool_)  # RUNNING: tokens of returning steps count
         self.decoding = np.zeros(num_rows, np.bool_)  # all but the last token computed, and that one sampled by the runner
@@ -78,7 +80,7 @@ class RowTable:
         self.max_forced[row] = MOST_FORCED if request.max_drafts is None else request.max_drafts
         self.features[row] = request.params.features
         self.num_processed += bool(request.params.features & ~Features.RANDOM)
-        self.lockstep[row] = bool(request.params.features & Features.LAST_TOKEN)
+        self.lockstep[row] = self._max_in_flight > 1 or bool(request.params.features & Features.LAST_TOKEN)
         self.tenants[row] = tenant
         self.tokens[row, :num_tokens] = sequence.tokens
         stop_ids = sorted(request.stop_token_ids | request.eos_token_ids)
@@ -119,6 +121,14 @@ class RowTable:
         if in_flight:  # else a row at its limit has ended
             ready = ready & (self.num_tokens < self.limit) & ~(self.lockstep & (self.flights > 0))
         return ready.nonzero()[0].astype(np.int32)
+
+    def share(self, ready: IntArray) -> IntArray:
+        """Of rows that are ready, as many as each of the steps in flight has if they are divided evenly: those that waited longest."""
+        num_rows = -(-np.count_nonzero(self._ready) // self._max_in_flight)
+        if len(ready) <= num_rows:
+            return ready
+        first: IntArray = ready[np.sort(self.steps[ready].argsort(kind="stable")[:num_rows])]
+        return first
 
     def pages(self, row: int) -> IntArray:
         """The pages that the row holds, first to last."""

@@ -3,12 +3,11 @@
 There is one kind of batch. Every sequence is `num_computed` behind `num_tokens`; a step moves sequences forward under a token
 budget: running decodes first, one token each, then prefill chunks with what is left, then newly admitted sequences. Between
 `schedule()` and `commit()` of a step another step may be scheduled: lengths advance without the token, and whatever a sequence
-holds is released only when every step that computes it has been committed.
+holds is released only when every step that computes it has been committed. With `max_in_flight` each has its share of rows and budget.
 """
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable, Mapping
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from aengine.cache import PageCache, PageChain, PageNeeds
 from aengine.outputs import EngineStats, FinishReason
+from aengine.scheduler.deadlines import Deadlines
 from aengine.scheduler.draft_progress import DraftProgress
 from aengine.scheduler.drafter import Drafter
 from aengine.scheduler.drafts import Drafts
@@ -35,7 +35,9 @@ class Scheduler:
         self._config = config
         self._clock = clock
         needs = PageNeeds(config.windows, config.page_size, config.max_num_batched_tokens)
-        self._rows = RowTable(config.max_num_seqs, config.max_model_len, needs, 0 if drafter is None else config.max_drafts)
+        self._rows = RowTable(
+            config.max_num_seqs, config.max_model_len, needs, 0 if drafter is None else config.max_drafts, config.max_in_flight
+        )
         self._cache = PageCache(config.num_pages, config.page_size)
         self._residency = Residency(self._rows, self._cache, needs, enable_prefix_cache=config.enable_prefix_cache)
         self._builder = PlanBuilder(self._rows)
@@ -46,7 +48,7 @@ class Scheduler:
         self._queue = WaitingQueue(tenant_weights=config.tenant_weights, ageing_seconds=config.ageing_seconds)
         self._sequences: dict[int, Sequence] = {}  # all that are not FINISHED
         self._prefilling: list[Sequence] = []  # RUNNING with known tokens left to compute, oldest admission first
-        self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, key); some keys may have been released
+        self._deadlines = Deadlines()
         self._num_steps = 0
         self._num_in_flight = 0
         self._num_leaving = 0  # sequences in this state
@@ -66,10 +68,7 @@ class Scheduler:
         sequence = Sequence(request, PageChain(page_size, salt), prompt_chain, primary, request.prompt)
         self._sequences[request.key] = sequence
         if request.deadline is not None:
-            if len(self._deadlines) > 2 * len(self._sequences) + 64:  # mostly of released requests
-                self._deadlines = [entry for entry in self._deadlines if entry[1] in self._sequences]
-                heapq.heapify(self._deadlines)
-            heapq.heappush(self._deadlines, (request.deadline, request.key))
+            self._deadlines.add(request.deadline, request.key, self._sequences)
         self._queue.enter(sequence)
 
     def cancel(self, key: int) -> None:
@@ -100,7 +99,7 @@ class Scheduler:
     @property
     def next_deadline(self) -> float | None:
         """When `schedule()` has something to end even if nothing else happens (maybe earlier than needed)."""
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next
 
     def stats(self) -> EngineStats:
         """Without what `StepStats` counts."""
@@ -131,13 +130,13 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None when nothing can run (with steps in flight: until one of them is committed)."""
         now = self._expire()
-        if self._drafts is not None and self._drafts.drafting and self._num_in_flight:
+        if self._drafts is not None and self._drafts.drafting and self._num_in_flight and self._config.max_in_flight == 1:
             return None  # drafts follow tokens that are known
         while True:
             decodes = self._plan_decodes()
             if decodes is None:
                 return None
-            budget = self._config.max_num_batched_tokens - len(decodes)
+            budget = -(-self._config.max_num_batched_tokens // self._config.max_in_flight) - len(decodes)
             chunks = self._plan_prefills(budget, now)
             if self._drafts is not None and len(decodes):
                 decodes = self._add_drafts(decodes, budget - sum(chunk.length for chunk in chunks), chunks)
@@ -158,16 +157,15 @@ class Scheduler:
     def _expire(self) -> float:
         """End what has passed its deadline; returns the time."""
         now = self._clock()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            sequence = self._sequences.get(heapq.heappop(self._deadlines)[1])
-            if sequence is not None:
+        for key in self._deadlines.take_passed(now):
+            if (sequence := self._sequences.get(key)) is not None:
                 self._finish(sequence, FinishReason.DEADLINE)
         return now
 
     def _plan_decodes(self) -> IntArray | None:
         """The rows that decode, each with a page for its next token; None when pages are only freed by a step in flight."""
         while True:
-            decodes = self._rows.ready(in_flight=self._num_in_flight > 0)
+            decodes = self._rows.share(self._rows.ready(in_flight=self._num_in_flight > 0))
             if self._residency.grow(decodes):
                 return decodes
             if self._num_in_flight:
@@ -247,7 +245,7 @@ class Scheduler:
         plan = self._builder.build(self._num_steps, decodes, chunks, self._sent, draft_rows, wants_forced=wants_forced)
         self._num_steps += 1
         self._num_in_flight += 1
-        self._queue.charge(self._rows.tenants[_charged(plan)])
+        self._queue.charge(self._rows.tenants[plan.decoding_rows])
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
@@ -318,10 +316,9 @@ class Scheduler:
         request = sequence.request
         if token in request.stop_token_ids:
             self._finish(sequence, FinishReason.STOP_TOKEN, stop_token_id=token)
-        elif stopped:
-            self._finish(sequence, FinishReason.EOS)
         else:
-            self._finish(sequence, FinishReason.CONTEXT_LENGTH if request.fills_context else FinishReason.MAX_TOKENS)
+            at_limit = FinishReason.CONTEXT_LENGTH if request.fills_context else FinishReason.MAX_TOKENS
+            self._finish(sequence, FinishReason.EOS if stopped else at_limit)
 
     def rollback(self, plan: StepPlan, errors: Mapping[int, BaseException]) -> None:
         """Undo the latest `schedule()`, whose step did not run: it was withdrawn, or there are `errors` of rows. Their sequences fail
@@ -332,7 +329,7 @@ class Scheduler:
         rows.flights[plan.rows] -= 1
         rows.num_computed[plan.rows] = plan.starts
         rows.num_tokens[plan.rows] -= plan.num_sampled > 0
-        self._queue.charge(rows.tenants[_charged(plan)], -1)
+        self._queue.charge(rows.tenants[plan.decoding_rows], -1)
         if self._drafts is not None:
             self._drafts.rollback(plan)
         completed = plan.rows[plan.num_decodes :][plan.num_sampled[plan.num_decodes :] == 1].tolist()  # prompts that it was to finish
@@ -401,10 +398,3 @@ class Scheduler:
         del self._sequences[key]
         self._queue.leave(sequence)
         self._updates.released.append(key)
-
-
-def _charged(plan: StepPlan) -> IntArray:
-    """The rows of a plan whose tenants pay for one token when it is made: those that decode. Prompts are charged when they are admitted."""
-    if plan.num_decodes == len(plan.rows):
-        return plan.rows
-    return np.concatenate((plan.rows[: plan.num_decodes], plan.rows[plan.num_sampled > 1]))

@@ -42,6 +42,7 @@ class Ahead(enum.Enum):
     NEVER = enum.auto()
     DEVICE = enum.auto()  # always: the device has a queue
     HOST = enum.auto()  # when that is of decodes alone; and it begins when that is done, or is withdrawn
+    STAGES = enum.auto()  # when they have no row in common: the model has three stages
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class HookedRunner(OracleRunner):
     `launch` on a device, and else when it is waited for."""
 
     def __init__(self, *, num_pages: int, page_size: int, max_num_seqs: int, max_num_batched_tokens: int, ahead: Ahead) -> None:
-        super().__init__(num_pages, page_size, max_num_seqs, max_num_batched_tokens)
+        in_flight = 3 if ahead is Ahead.STAGES else 1
+        super().__init__(num_pages, page_size, max_num_seqs, max_num_batched_tokens, max_in_flight=in_flight)
         self.num_pages = num_pages
         self.max_model_len = 400
         self.draft_source = None

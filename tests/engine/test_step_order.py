@@ -60,6 +60,20 @@ async def test_one_step_ahead_a_step_is_reported_at_once() -> None:
     assert launches[:5] == [("launch", 0), ("launch", 1), ("report", 0), ("launch", 2), ("report", 1)]
 
 
+async def test_as_many_steps_are_in_flight_as_there_are_stages() -> None:
+    """And one that has returned is reported at once."""
+    async with OracleEngine(ahead=Ahead.STAGES) as engine:
+        gate = StepGate(engine)
+        streams = [engine.stream([seed], SamplingParams(seed=seed, max_tokens=8, ignore_eos=True)) for seed in range(6)]
+        await anyio.to_thread.run_sync(gate.held.wait)
+        events = _noted(engine)
+        gate.open()
+        for seed, stream in enumerate(streams):
+            assert [token.token_id async for token in stream] == engine.solo(seed)[0]
+    first = events.index(("launch", 6))
+    assert events[first : first + 6] == [("launch", 6), ("compute", 4), ("report", 4), ("launch", 7), ("compute", 5), ("report", 5)]
+
+
 async def test_on_a_host_decodes_are_reported_at_once() -> None:
     """The kernels go on with the next step meanwhile. Of a prompt they do not, so that who comes is in the next step."""
     async with OracleEngine(ahead=Ahead.HOST) as engine:

@@ -73,9 +73,10 @@ class OracleError(AssertionError):
 
 
 class OracleFlight:
-    def __init__(self, runner: OracleRunner, plan: StepPlan, ends: list[int], result: StepResult) -> None:
-        """`ends`: of each row, the position of its first wrong draft, or behind its last token."""
-        self._runner, self._plan, self._result = runner, plan, result
+    def __init__(self, runner: OracleRunner, plan: StepPlan, ends: list[int], sampled: dict[int, int], result: StepResult) -> None:
+        """`ends`: of each row, the position of its first wrong draft, or behind its last token. `sampled`: by row, its last token when
+        the step has returned."""
+        self._runner, self._plan, self._sampled, self._result = runner, plan, sampled, result
         self._reads = [
             (runner.slots_of(row, group, first, end), runner.contents_of(row, group, first, end))
             for row, start, end in zip(plan.rows.tolist(), plan.starts.tolist(), ends, strict=True)
@@ -92,13 +93,23 @@ class OracleFlight:
 
     def result(self) -> StepResult:
         self.check()
+        self._runner.last_tokens |= self._sampled
         return self._result
 
 
 class OracleRunner:
     rejected = 3  # what is sampled behind a wrong draft: a stop id of some requests
 
-    def __init__(self, num_pages: int, page_size: int, max_num_seqs: int, max_num_batched_tokens: int, windows: Windows = (None,)) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        windows: Windows = (None,),
+        max_in_flight: int = 1,
+    ) -> None:
+        self.max_in_flight = max_in_flight
         self.page_size = page_size
         self.windows = windows
         self.slots = np.full(num_pages * page_size, -1, np.int64)
@@ -109,7 +120,7 @@ class OracleRunner:
         self.num_computed = 0  # tokens computed in all steps
         self._key: dict[int, int] = {}  # row -> key
         self._pages: dict[int, list[list[int]]] = {}  # row -> by group
-        self._last_token: dict[int, int] = {}
+        self.last_tokens: dict[int, int] = {}
         self._next_step = 0
         self._max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -141,7 +152,7 @@ class OracleRunner:
                 slots[target * size : (target + 1) * size] = slots[source * size : (source + 1) * size]
         for new in plan.new_rows:
             self._key[new.row], self._pages[new.row] = new.params.seed, [[] for _ in self.windows]
-            self._last_token.pop(new.row, None)
+            self.last_tokens.pop(new.row, None)
         writes = (plan.page_groups, plan.page_rows, plan.page_cols, plan.page_ids)
         for group, row, column, page in zip(*(array.tolist() for array in writes), strict=True):
             pages = self._pages[row][group]
@@ -153,11 +164,12 @@ class OracleRunner:
         tokens: list[int] = []
         accepted: list[int] = []
         ends: list[int] = []
+        sampled: dict[int, int] = {}
         columns = (plan.rows, plan.starts, plan.lengths, plan.num_sampled)
         for i, (row, start, length, num_sampled) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
             truth = self.truth_of(row)
             if i < plan.num_decodes:
-                ids = [self._last_token[row]]
+                ids = [self.last_tokens[row]]
             else:
                 ids = plan.token_ids[given : given + length].tolist()
                 given += length
@@ -183,11 +195,15 @@ class OracleRunner:
                 # A row that ended in a step still in flight runs once more; what it samples is dropped.
                 tokens += (following[: right + 1] + [self.rejected] * num_sampled)[:num_sampled]
                 accepted.append(right + 1)
-                self._last_token[row] = tokens[len(tokens) - num_sampled + right]
+                self.last_tokens.pop(row, None)
+                sampled[row] = tokens[len(tokens) - num_sampled + right]
         assert given == len(plan.token_ids)
         any_drafts = bool((plan.num_sampled > 1).any())
         result = StepResult(plan.step, np.array(tokens, np.int32), accepted=np.array(accepted, np.int32) if any_drafts else None)
-        return OracleFlight(self, plan, ends, result)
+        if self.max_in_flight == 1:  # else they are sampled when the last stage is done
+            self.last_tokens |= sampled
+            sampled = {}
+        return OracleFlight(self, plan, ends, sampled, result)
 
     def _propose(self, drafted: DraftRows) -> dict[int, list[int]]:
         """The draft model's steps: drafts that are right, wrong and half right, by row."""

@@ -1,5 +1,5 @@
-"""Drives a Scheduler against the KV-content oracle as the step loop would, one step ahead where `overlap` is set, and checks the
-scheduler's invariants after every commit."""
+"""Drives a Scheduler against the KV-content oracle as the step loop would, one step ahead where `overlap` is set, or with as many steps of
+different rows in flight as the configuration says, and checks the scheduler's invariants after every commit."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ class Simulation:
         row in five that no step may run ahead of gets no token, for lack of time."""
         self.config = config
         self.clock = FakeClock()
-        self.runner = OracleRunner(config.num_pages, config.page_size, config.max_num_seqs, config.max_num_batched_tokens, config.windows)
+        sizes = config.num_pages, config.page_size, config.max_num_seqs, config.max_num_batched_tokens
+        self.runner = OracleRunner(*sizes, config.windows, config.max_in_flight)
         self.runner.draft_is_head = config.has_draft_head
         drafter = None if drafts is None else RandomDrafts(self.runner.truth_of, drafts, has_model=config.has_draft_model)
         self.scheduler = Scheduler(config, self.clock, drafter)
         if self.scheduler._drafts is not None:
             self.scheduler._drafts._lengths = EveryDraft(config.max_num_seqs, drafts)
-        self.overlap = overlap
+        self._most_in_flight = max(config.max_in_flight, 1 + overlap)
         self.rng = rng
         self.vocab_size = vocab_size
         self.flights: deque[tuple[StepPlan, OracleFlight]] = deque()
@@ -88,7 +89,7 @@ class Simulation:
             self.plans.append(plan)
             self.at_once.extend((other, plan) for other, _ in self.flights)
             self.flights.append((plan, self.runner.launch(plan)))
-        if self.flights and (plan is None or len(self.flights) > self.overlap):
+        if self.flights and (plan is None or len(self.flights) >= self._most_in_flight):
             returned, flight = self.flights.popleft()
             self.scheduler.commit(returned, self._postponed(returned, flight.result()))
             worked = True

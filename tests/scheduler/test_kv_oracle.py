@@ -26,7 +26,7 @@ PARTS = 12
 GROUPS: list[Windows] = [(None,), (None,), (None,), (None, 12), (None, 3, 3, 40), (1, 20, 20), (17,)]
 
 
-def random_config(rng: random.Random) -> SchedulerConfig:
+def random_config(rng: random.Random, max_in_flight: int = 1) -> SchedulerConfig:
     page_size = rng.choice([1, 1, 16, 16, 16, 64])
     max_model_len = rng.choice([24, 60, 130])
     pages_of_one = -(-max_model_len // page_size)
@@ -44,8 +44,9 @@ def random_config(rng: random.Random) -> SchedulerConfig:
         max_drafts=20,
         enable_prefix_cache=rng.random() < 0.85,
         ageing_seconds=rng.choice([5.0, 50.0]),
+        max_in_flight=max_in_flight,
         has_draft_model=windows[0] is None and (drawn := rng.random()) < 0.6,
-        has_draft_head=windows[0] is None and drawn < 0.2,
+        has_draft_head=windows[0] is None and drawn < 0.2 and max_in_flight == 1,
     )
 
 
@@ -73,9 +74,9 @@ def random_request(rng: random.Random, key: int, prefixes: list[list[int]], conf
     return dataclasses.replace(request, max_drafts=rng.choice([0, 1, 4, 20]))
 
 
-def run_workload(seed: int) -> Simulation:
+def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
     rng = random.Random(seed)
-    config = random_config(rng)
+    config = random_config(rng, max_in_flight)
     drafts = random.Random(seed) if seed % 2 else None
     simulation = Simulation(config, overlap=rng.random() < 0.5, rng=rng if rng.random() < 0.3 else None, drafts=drafts)
     prefixes = [[rng.randrange(50) for _ in range(config.max_model_len)] for _ in range(rng.randint(1, 3))]
