@@ -208,7 +208,7 @@ def test_everything_that_does_not_match_is_named_at_once(tmp_path: pathlib.Path)
     )
 
 
-def test_digests_tell_checkpoints_apart(tmp_path: Path) -> None:
+def test_digests_tell_checkpoints_apart(tmp_path: pathlib.Path) -> None:
     weights = bytearray(1 << 18)
     seen = []
     for change in ("nothing", "config.json", "beginning", "end", "size"):
