@@ -9,7 +9,7 @@ import math
 import pathlib
 import re
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -67,20 +67,22 @@ def stored_weights(
     load_format: str = "auto",
     quantization: Quantization | None = None,
     shard: Shard = WHOLE,
+    report: Callable[[int, int], object] | None = None,
 ) -> Iterator[tuple[str, tuple[Rows, ...]]]:
     """Each of `sharded_weights(spec, shard)` with its parts: tensors of the checkpoint's dtype on the CPU, mapped from its files where
     possible, or rows that are quantised as `quantization` says. A parameter is its parts one after another, viewed in its shape.
 
     The system reads the next tensors from the disk while the caller works; of tensors that are mapped and become rows as they are, only
-    what the rank holds. Raises ModelLoadError, before the first weight, naming all tensors that are missing, unexpected, stored twice, of
-    another shape, or of a dtype that is not supported; and then, one by one, those of quantised modules whose numbers cannot be. Raises
-    ConfigError for a shard that cuts quantised columns where they cannot be cut.
+    what the rank holds. How many bytes of how many are loaded is shown, or given to `report`. Raises ModelLoadError, before the first
+    weight, naming all tensors that are missing, unexpected, stored twice, of another shape, or of a dtype that is not supported; and then,
+    one by one, those of quantised modules whose numbers cannot be. Raises ConfigError for a shard that cuts quantised columns where they
+    cannot be cut.
     """
     checkpoint = open_weights(spec, model_dir, load_format)
     parts = stored_parts(named_weights(spec), quantization, checkpoint.tensors)
     _check(spec, parts, checkpoint, f"the metadata of {model_dir.name}" if is_gguf(model_dir) else "its config.json", shard)
     readings = {name: _readings(part, parts[part.source_name], checkpoint) for name, part in sharded_weights(spec, shard).items()}
-    with LoadProgress(sum(reading.nbytes for each in readings.values() for reading in each)) as progress:
+    with LoadProgress(sum(reading.nbytes for each in readings.values() for reading in each), report) as progress:
         for name, read in _read_ahead(readings):
             made = tuple(rows for reading, tensors in zip(readings[name], read, strict=True) for rows in reading.rows(tensors))
             yield name, made

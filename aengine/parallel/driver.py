@@ -22,7 +22,7 @@ from aengine.errors import AEngineError, ModelLoadError, RankDiedError, RankHung
 from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from aengine.parallel.join import accept_ranks, listen, read_secret, split_address
 from aengine.parallel.launch import FOLLOWER_MODULE, FollowerProcess, take_cores
-from aengine.parallel.messages import Close, Facts, LastTokens, Logits, Message, Plan, Sizes, Welcome, encode
+from aengine.parallel.messages import Close, Facts, LastTokens, Logits, Message, Plan, Progress, Sizes, Welcome, encode
 from aengine.parallel.shard import Shard
 from aengine.parallel.watcher import END_SECONDS, Follower, Watcher
 from aengine.scheduler.plan import IntArray, StepPlan
@@ -34,6 +34,9 @@ LOADING_SECONDS = 600.0
 """A rank that loads says something within this time."""
 CLOSE_SECONDS = 10.0
 """After which a rank that was told to end is killed."""
+LOG_SECONDS = 5.0
+"""Between two lines about progress."""
+_GIB = 1 << 30
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 MessageT = TypeVar("MessageT", Facts, Sizes)
 
@@ -113,6 +116,8 @@ class DriverRanks:
         self._on_failure: list[Callable[[], object]] = []
         self._failure: AEngineError | None = None
         self._failed = threading.Event()
+        self._progress: Progress | None = None
+        self._logged = time.monotonic()
         self._serving = False
         self._closing = threading.Lock()
         self._closed = False
@@ -130,6 +135,11 @@ class DriverRanks:
         self._on_failure.append(callback)
         if self._failure is not None:
             callback()
+
+    def progress(self, loaded: int, total: int) -> None:
+        """How many bytes of this rank's weights are loaded. Logs now and then how far all ranks are together."""
+        self._progress = Progress(loaded, total)
+        self._log_progress()
 
     def same(self, facts: Mapping[str, str]) -> None:
         """Compares what must be the same on all ranks, by name. Raises ModelLoadError with rank, name and both values."""
@@ -186,6 +196,16 @@ class DriverRanks:
             with suppress(ProcessLookupError):  # the thread has ended
                 os.sched_setaffinity(self._thread, self._cores)
 
+    def _log_progress(self) -> None:
+        if time.monotonic() - self._logged < LOG_SECONDS:
+            return
+        self._logged = time.monotonic()
+        told = [each for each in (self._progress, *(follower.progress for follower in self._followers)) if each is not None]
+        loaded, total = sum(each.loaded for each in told), sum(each.total for each in told)
+        if loaded < total:
+            ranks = len(self._followers) + 1
+            _log.info("loaded %.1f of %.1f GiB of weights on %d of %d ranks", loaded / _GIB, total / _GIB, len(told), ranks)
+
     def _fail(self, error: AEngineError) -> None:
         """Called by the watcher."""
         self._failure = error
@@ -213,6 +233,7 @@ class DriverRanks:
         while True:
             self._check()
             self.check()
+            self._log_progress()
             try:
                 message = follower.inbox.get(timeout=CHECK_SECONDS)
             except queue.Empty:

@@ -7,6 +7,7 @@ import logging
 import os
 import select
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,6 +24,8 @@ from aengine.scheduler.plan import StepPlan
 
 _log = logging.getLogger("aengine")
 WELCOME_SECONDS = 60.0
+PROGRESS_SECONDS = 0.5
+"""Between two messages about progress."""
 ABORT_SECONDS = 5.0
 """After the driver is gone, the process ends within this time."""
 
@@ -62,6 +65,7 @@ class FollowerRanks:
         self.threads = take_cores(self.local_index, self.num_local, self.config.threads)  # of a step, on this rank
         self.exchange_fd = exchange_fd  # memory that the ranks of this stage share, if they are all on the driver's host
         self.store = welcome.store_host or channel.peer_host, welcome.store_port  # where the driver listens: `DriverRanks.store_fd`
+        self._told = 0.0  # of progress, when
         self._on_failure: list[Callable[[], object]] = []
         self._ended = threading.Event()
         threading.Thread(target=self._watch, name="aengine-driver", daemon=True).start()
@@ -71,8 +75,10 @@ class FollowerRanks:
         self._on_failure.append(callback)
 
     def progress(self, loaded: int, total: int) -> None:
-        """Tells how many bytes of the weights are loaded."""
-        self._channel.send(Progress(loaded, total))
+        """Tells how many bytes of the rank's weights are loaded."""
+        if time.monotonic() - self._told >= PROGRESS_SECONDS or loaded == total:
+            self._told = time.monotonic()
+            self.send(Progress(loaded, total))
 
     def same(self, facts: Mapping[str, str]) -> None:
         """Tells what has to be the same on all ranks; the driver compares it."""

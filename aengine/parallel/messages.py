@@ -167,7 +167,7 @@ def encode(message: Message) -> bytes:
         if kind in ("int", "bool"):
             numbers.append(value)
             continue
-        data = value.encode() if kind == "str" else np.ascontiguousarray(value, _INT32).tobytes()
+        data = value.encode(errors="replace") if kind == "str" else np.ascontiguousarray(value, _INT32).tobytes()
         numbers.append(len(data))
         if len(data):
             padding = -len(data) % 8
