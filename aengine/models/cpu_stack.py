@@ -30,7 +30,6 @@ from aengine.kernels.cpu.library import (
     Workspace,
     address,
     address_of_params,
-    check,
 )
 from aengine.kernels.cpu.pool import KvPool
 from aengine.kernels.quantized import Rows
@@ -105,6 +104,7 @@ class StepArguments:
         draw_params: NDArray[np.void] | None,
         last_tokens: LastTokens,
         kept: KeptHidden | None = None,
+        inputs: Tensor | None = None,
     ) -> None:
         """`draw_params` are of `DRAW_PARAMS`. Raises ValueError for too many or too few ids, draws or rows, and for last tokens that could
         not be written back."""
@@ -113,7 +113,7 @@ class StepArguments:
         given = (token_ids, layout.positions, layout.slot_mapping, *indices, logits_indices, *rows)  # as the fields of `CStep`
         arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in given]
         kept_slots = None if kept is None else np.ascontiguousarray(kept.slots, dtype=np.int32)
-        self._keep = (arrays, hidden, sampled, draw_params, kept, kept_slots)
+        self._keep = (arrays, hidden, sampled, draw_params, kept, kept_slots, inputs)
         num_tokens, num_logits = layout.num_tokens, len(logits_indices)
         tokens, num_inputs, num_outputs = map(len, rows)
         self.c = CStep(
@@ -123,6 +123,7 @@ class StepArguments:
             None if draw_params is None else address_of_params(draw_params, num_logits),
             None if kept is None else kept.states.data_ptr(),
             None if kept_slots is None else address(kept_slots),
+            None if inputs is None else inputs.data_ptr(),
             *(num_tokens, len(layout.last_page_len), num_logits, tokens, num_inputs, num_outputs, len(layout.kv_indices)),
             0 if kept_slots is None else len(kept_slots),
         )
@@ -165,15 +166,16 @@ class PreparedStep:
         """Runs the step, or its rest if it has begun. In that case `following` begins right after it, within the same call, unless `hold`
         is not 0 at that moment.
 
-        Raises ValueError for ids, positions, slots or pages out of range; nothing is written then.
+        Raises ValueError for ids, positions, slots or pages out of range; nothing is written then. ExchangeError: other ranks did not
+        take part.
         """
         workspace = self._workspace
         if workspace.running is not self:
-            check(workspace.kernels.run_layers(*self._arguments))
+            workspace.check(workspace.kernels.run_layers(*self._arguments))
             return
         workspace.running = None
         if following is None:
-            workspace.kernels.finish_layers(workspace.handle)
+            workspace.check(workspace.kernels.finish_layers(workspace.handle))
         elif workspace.kernels.finish_and_begin(*following._arguments, hold) == 0:
             workspace.running = following
 

@@ -27,8 +27,9 @@ FILES = {
     "draw.cpp": "int draw() { return twenty() + experts(); }\n",
     "codes.cpp": "int codes() { return 10; }\n",
     "gemm.cpp": "static int gemm() { return 11; }\n",
+    "exchange.cpp": "static int exchange() { return 0; }\n",
     "kernels.cpp": "int draw();\nint codes();\n"
-    'extern "C" __attribute__((visibility("default"))) int answer() { return draw() + codes() + gemm(); }\n',
+    'extern "C" __attribute__((visibility("default"))) int answer() { return draw() + codes() + gemm() + exchange(); }\n',
     "other.h": "\n",
 }
 

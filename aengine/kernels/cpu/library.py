@@ -9,13 +9,14 @@ import ctypes
 import os
 import weakref
 from collections.abc import Mapping
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
-from typing import Any
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from aengine.errors import AEngineError
 from aengine.kernels.cpu.compiler import build
 from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, select_level
 from aengine.kernels.draw_params import DRAW_PARAMS
@@ -32,8 +33,8 @@ BF16_PAIRS, F32_WORDS, INT8_QUADS, INT4_CODES, INT8_CODES, FLOAT8_CODES = range(
 SCALE_KINDS = (torch.bfloat16, torch.float32, torch.float16)  # by `ScaleKind`
 MAX_ACTIVATION_GROUP = 128
 _BYTES = ctypes.c_char * 0
-EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS, COPY, READ_KEPT, WRITE_KEPT = range(11)  # `OpKind`
-STORE, ADD, ACTIVATE, GATED = range(4)  # `Epilogue`
+EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS, COPY, READ_KEPT, WRITE_KEPT, GATHER_RANKS, SUM_RANKS = range(13)  # `OpKind`
+STORE, ADD, ACTIVATE, GATED, PARTIAL = range(5)  # `Epilogue`
 SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, CLIPPED_SWIGLU = range(6)  # `Activation`
 RMS_NORM, LAYER_NORM = range(2)  # `NormKind`
 SOFTMAX, SIGMOID = range(2)  # `Scoring`
@@ -101,7 +102,7 @@ class CExpertsOp(Structure):
         (c_float, "scaling"),
         (c_int32, "scoring normalize shared_gate in out epilogue activation"),
         (c_float, "multiplier"),
-        (c_void_p, "gate_up_orders down_orders"),
+        (c_void_p, "gate_up_orders down_orders gated_firsts shared_firsts"),
     )
 
 
@@ -115,6 +116,22 @@ class CCopyOp(Structure):
 
 class CKeptOp(Structure):
     _fields_ = _fields((c_int64, "first width"), (c_int32, "rows"))
+
+
+class CGatherRanksOp(Structure):
+    _fields_ = _fields((c_void_p, "firsts"), (c_int64, "in_first out_first"), (c_int32, "in out"))
+
+
+class CSumRanksOp(Structure):
+    _fields_ = _fields((c_int64, "width"), (c_int32, "out epilogue"), (c_float, "multiplier"))
+
+
+class CExchange(Structure):
+    _fields_ = _fields((c_void_p, "self meet"), (POINTER(c_void_p), "slots"), (c_int64, "slot_bytes round"), (c_int32, "index size status"))
+
+
+class CSharedRanks(Structure):
+    _fields_ = _fields((c_void_p, "memory"), (c_double, "timeout"), (c_int32, "index size"))
 
 
 class CModel(Structure):
@@ -139,15 +156,17 @@ class CPool(Structure):
 class CStep(Structure):
     _fields_ = _fields(
         (c_void_p, "token_ids positions slots qo_indptr kv_indptr kv_indices last_page_len"),
-        (c_void_p, "logits_indices last_tokens input_rows output_rows hidden sampled draw_params kept kept_slots"),
+        (c_void_p, "logits_indices last_tokens input_rows output_rows hidden sampled draw_params kept kept_slots inputs"),
         (c_int64, "num_tokens num_rows num_logits num_last_tokens num_input_rows num_output_rows num_groups num_kept"),
     )
 
 
-_OPS = (COp, CEmbedOp, CNormOp, CLinearOp, CAttentionOp, CGatherOp, CExpertsOp, CHeadsOp, CCopyOp, CKeptOp)
-STRUCT_SIZES = [*map(ctypes.sizeof, (CPackedLinear, CPart, CCodesPart, *_OPS, CModel, CPool)), DRAW_PARAMS.itemsize, ctypes.sizeof(CStep)]
+_OPS = (COp, CEmbedOp, CNormOp, CLinearOp, CAttentionOp, CGatherOp, CExpertsOp, CHeadsOp, CCopyOp, CKeptOp, CGatherRanksOp, CSumRanksOp)
+_OTHERS = (CExchange, CSharedRanks, CModel, CPool)
+STRUCT_SIZES = [*map(ctypes.sizeof, (CPackedLinear, CPart, CCodesPart, *_OPS, *_OTHERS)), DRAW_PARAMS.itemsize, ctypes.sizeof(CStep)]
 """In the order of `aengine_struct_sizes`."""
 
+_EXCHANGE_ABORTED, _EXCHANGE_TIMED_OUT = 11, 12
 _MESSAGES = {  # of `Status`
     2: "a token id of the step is not one of the embedding's",
     3: "a position of the step is outside of the cos/sin table",
@@ -161,7 +180,7 @@ _MESSAGES = {  # of `Status`
 _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_level": (c_char_p,),
     "aengine_struct_sizes": (None, POINTER(c_int64)),
-    "aengine_workspace_create": (c_void_p,),
+    "aengine_workspace_create": (c_void_p, POINTER(CExchange)),
     "aengine_workspace_destroy": (None, c_void_p),
     "aengine_pack": (None, POINTER(CPart), c_int64, c_int32, POINTER(CPackedLinear), c_int),
     "aengine_pack_codes": (None, POINTER(CCodesPart), c_int64, c_int32, POINTER(CPackedLinear), c_int),
@@ -170,8 +189,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_draw": (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int),
     "aengine_run_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
     "aengine_begin_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
-    "aengine_finish_layers": (None, c_void_p),
+    "aengine_finish_layers": (c_int, c_void_p),
     "aengine_finish_and_begin": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int, POINTER(c_int32)),
+    "aengine_meet_in_memory": (c_int, c_void_p, c_int64),
+    "aengine_gather_ranks": (c_int, c_void_p, c_int64, POINTER(c_int64), c_void_p, c_void_p, c_int),
     "aengine_copy_pages": (c_int, POINTER(CPool), c_void_p, c_void_p, c_int64, c_void_p, c_int),
 }
 
@@ -186,6 +207,24 @@ def address_of_params(draw_params: NDArray[np.void], count: int) -> int:
     if draw_params.dtype != DRAW_PARAMS or draw_params.shape != (count,):
         raise ValueError(f"draw_params {draw_params.shape} of dtype {draw_params.dtype} are not {count} of {DRAW_PARAMS}")
     return address(draw_params)
+
+
+class ExchangeError(AEngineError):
+    """A step or a gathering ended early because ranks did not meet. No step of the exchange can be run after it."""
+
+    def __init__(self, message: str, *, timed_out: bool, lagging: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out  # on this rank; otherwise the exchange was aborted, or it timed out on another rank
+        self.lagging = lagging  # the ranks that had not come, where that is known
+
+
+class RankExchange(Protocol):
+    """How the ranks that compute parts of the same steps give each other their parts."""
+
+    c: CExchange
+
+    def lagging(self) -> tuple[int, ...]:
+        """The ranks that the others wait for, or waited for when it failed; none where that is not known."""
 
 
 def check(status: int) -> None:
@@ -232,16 +271,28 @@ class Workspace:
     running: object | None = None
     """The `PreparedStep` that has begun and is not finished; the reference keeps its memory."""
 
-    def __init__(self, kernels: CpuKernels, threads: int) -> None:
+    def __init__(self, kernels: CpuKernels, threads: int, exchange: RankExchange | None = None) -> None:
+        """`exchange`: with the other ranks of a model, of which this one computes a part. No other workspace uses it."""
         if threads < 1:
             raise ValueError(f"threads {threads} is not an integer >= 1")
-        handle = kernels.workspace_create()
+        handle = kernels.workspace_create(None if exchange is None else ctypes.byref(exchange.c))
         if handle is None:
             raise MemoryError("no memory for a workspace")
         self.kernels = kernels
         self.threads = threads
+        self.exchange = exchange
         self.handle: int = handle
         weakref.finalize(self, kernels.workspace_destroy, handle)
+
+    def check(self, status: int) -> None:
+        """As the function `check`, and raises ExchangeError where the exchange failed."""
+        if status not in (_EXCHANGE_ABORTED, _EXCHANGE_TIMED_OUT):
+            return check(status)
+        assert self.exchange is not None
+        lagging, timed_out = self.exchange.lagging(), status == _EXCHANGE_TIMED_OUT
+        names = f"rank {', '.join(map(str, lagging))}" if lagging else "a rank"
+        happened = f"{names} did not come in time" if timed_out else "the exchange between ranks was aborted"
+        raise ExchangeError(f"{happened}; the step cannot be finished", timed_out=timed_out, lagging=lagging)
 
 
 def load_kernels(environ: Mapping[str, str] = os.environ) -> CpuKernels:

@@ -6,6 +6,7 @@ Shapes and dtypes are checked, results allocated. Activations are bf16 or float3
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -28,6 +29,22 @@ def logits(workspace: Workspace, x: Tensor, weight: PackedLinear, soft_cap: floa
         *(soft_cap, out.data_ptr(), workspace.handle, workspace.threads),
     )
     check(status)
+    return out
+
+
+def gather_ranks(workspace: Workspace, part: Tensor, firsts: Sequence[int]) -> Tensor | None:
+    """The columns of all ranks on the first one; None on the others. Every rank calls it, with [m, firsts[index + 1] - firsts[index]]
+    contiguous float32 -> [m, firsts[-1]]. Raises ExchangeError."""
+    exchange = workspace.exchange
+    assert exchange is not None
+    width = firsts[exchange.c.index + 1] - firsts[exchange.c.index]
+    if part.dtype != torch.float32 or not part.is_contiguous() or part.shape[1] != width or len(firsts) != exchange.c.size + 1:
+        raise ValueError(f"a part of shape {tuple(part.shape)} is not contiguous float32 of the columns {list(firsts)} of the ranks")
+    out = torch.empty(len(part), firsts[-1]) if exchange.c.index == 0 else None
+    c_firsts = (ctypes.c_int64 * len(firsts))(*firsts)
+    where = None if out is None else out.data_ptr()
+    status = workspace.kernels.gather_ranks(part.data_ptr(), len(part), c_firsts, where, workspace.handle, workspace.threads)
+    workspace.check(status)
     return out
 
 

@@ -40,10 +40,13 @@ enum Status : i32 {
   BUSY = 8,  // the workspace is in a step that has begun and is not finished
   BAD_ROW = 9,
   HELD = 10,  // the step did not begin because it was held
+  EXCHANGE_ABORTED = 11,
+  EXCHANGE_TIMED_OUT = 12,  // a rank did not come
 };
 
-// What becomes of a product: stored; added to what is there, times a multiplier; an activation of it stored, or of its gate times up.
-enum Epilogue : i32 { STORE = 0, ADD = 1, ACTIVATE = 2, GATED = 3 };
+// What becomes of a product: stored; added to what is there, times a multiplier; an activation of it stored, or of its gate times up; stored in
+// float32 for SUM_RANKS.
+enum Epilogue : i32 { STORE = 0, ADD = 1, ACTIVATE = 2, GATED = 3, PARTIAL = 4 };
 
 // See activations.h.
 enum Activation : i32 { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU_SQUARED = 4, CLIPPED_SWIGLU = 5 };
@@ -104,7 +107,8 @@ struct Norm {
 // The operations of a step, each done before the next begins. Buffers of activations are numbers; each has a row for each token, or from
 // GATHER on for each logits index.
 enum OpKind : i32 {
-  EMBED = 0, NORM = 1, LINEAR = 2, ROTATE = 3, ATTEND = 4, GATHER = 5, EXPERTS = 6, HEADS = 7, COPY = 8, READ_KEPT = 9, WRITE_KEPT = 10
+  EMBED = 0, NORM = 1, LINEAR = 2, ROTATE = 3, ATTEND = 4, GATHER = 5, EXPERTS = 6, HEADS = 7, COPY = 8, READ_KEPT = 9, WRITE_KEPT = 10,
+  GATHER_RANKS = 11, SUM_RANKS = 12
 };
 
 struct Op {
@@ -117,7 +121,7 @@ struct Op {
 
 // out = the rows of the token ids times `scale`, plus those of the positions.
 struct EmbedOp {
-  const void* embedding;  // [vocab, width]
+  const void* embedding;  // [vocab, width]; null: the rows are the step's inputs
   const void* positions;  // [num_positions, width]; null: none
   i64 width;
   i32 out;
@@ -183,6 +187,8 @@ struct ExpertsOp {
   float multiplier;
   const i32* gate_up_orders;  // [num_experts, in_features], as `order` of a PackedLinear, where experts have orders of their own; null: they
   const i32* down_orders;     // have none, or that of their matrices
+  const i64* gated_firsts;    // [ranks + 1], as in GatherRanksOp, where ranks have columns of the gated activations of every expert; null:
+  const i64* shared_firsts;   // this rank has what `down` reads
 };
 
 // A matrix for each head: from `in_features` elements (a multiple of 16) at column in_first + head * in_stride of `in` to those at column
@@ -207,9 +213,35 @@ struct KeptOp {
   i32 rows;
 };
 
+// Columns of `out` from out_first on = those of all ranks: rank r's are firsts[r] .. firsts[r + 1] of them, and in `in` on that rank from
+// column in_first on.
+struct GatherRanksOp {
+  const i64* firsts;  // [ranks + 1]
+  i64 in_first, out_first;
+  i32 in, out;
+};
+
+// out = the sum of the PARTIAL results of all ranks, in float32 and in their order, or `out` + multiplier * the sum.
+struct SumRanksOp {
+  i64 width;
+  i32 out, epilogue;
+  float multiplier;
+};
+
+// How the ranks that compute parts of a step meet: each writes to its slot of a round, calls `meet`, and then reads the slots of all.
+struct Exchange {
+  void* self;
+  i32 (*meet)(void* self, i64 bytes);  // returns a Status when all ranks have called it; `bytes` is the most that one of them wrote
+  u8* const* slots;  // [2][size], of even rounds and of odd ones; multiples of 64 bytes from each other
+  i64 slot_bytes;    // a multiple of 64
+  i64 round;         // how many there were
+  i32 index, size;   // of this rank, and how many there are
+  i32 status;        // the first failure; there are no more rounds after it
+};
+
 struct Model {
   const Op* ops;
-  const PackedLinear* head;
+  const PackedLinear* head;  // null: it is not computed here
   const i64* strides;  // [num_buffers], of rows of activations, multiples of PANEL
   i64 num_ops, num_buffers, heads, kv_heads, vocab, num_positions;
   float logit_soft_cap;  // 0: none
@@ -261,6 +293,7 @@ struct Step {
   const DrawParams* draw_params;  // [num_logits], how each is sampled; null: greedy
   void* kept;              // [num_pages * page_size, width], hidden states by slot of group 0; null: the model has no operation for them
   const i32* kept_slots;   // [num_kept], where WRITE_KEPT writes its rows; -1: nowhere
+  const void* inputs;      // [num_tokens, width], in place of the rows of an embedding; null: there are none
   i64 num_tokens, num_rows, num_logits, num_last_tokens, num_input_rows, num_output_rows, num_groups, num_kept;
 
   const i32* group_slots(i64 group) const { return slots + group * num_tokens; }

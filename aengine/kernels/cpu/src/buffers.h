@@ -40,6 +40,8 @@ struct Buffers {
   Buffer prepared, row_scales;                    // activations as a Dot reads them
   Buffer tiles, tasks, partials, gathered;        // attention
   Buffer routing, choices, groups, expert_ordered, expert_gated, expert_outputs;  // of experts
+  Buffer expert_own_gated;                        // of experts whose columns are on several ranks
+  Buffer rank_partials;                           // of a product that is summed over the ranks
   Buffer logits, chunk_best, block_best, block_mass, listed;  // of random sampling
 };
 

@@ -10,7 +10,7 @@ namespace aengine {
 // How large the buffers of a layer of experts are, in elements.
 struct ExpertSizes {
   i64 rows, choices, num_groups;  // at most
-  i64 logits_stride, gated_stride, shared_stride, out_stride;
+  i64 logits_stride, gated_stride, shared_stride, own_gated_stride, own_shared_stride, out_stride;
   ExpertSizes(const ExpertsOp& e, i64 tokens)
       : rows(tokens),
         choices(tokens * e.top_k),
@@ -18,6 +18,8 @@ struct ExpertSizes {
         logits_stride(round_up(e.router->out_features, PANEL)),
         gated_stride(round_up(e.down->in_features, PANEL)),
         shared_stride(e.shared_down ? round_up(e.shared_down->in_features, PANEL) : 0),
+        own_gated_stride(e.gated_firsts ? round_up(e.gate_up->out_features / 2, PANEL) : gated_stride),
+        own_shared_stride(e.shared_firsts ? round_up(e.shared_gate_up->out_features / 2, PANEL) : shared_stride),
         out_stride(round_up(e.down->out_features, PANEL)) {}
 };
 
@@ -32,14 +34,17 @@ struct ExpertBuffers : ExpertSizes {
   Group* groups;   // [2][num_groups], for gate_up and for down
   Rows<E> gated;   // [choices], of each place
   Rows<E> shared;  // [rows], of the shared MLP
+  Rows<E> own_gated, own_shared;  // this rank's columns of both
   Rows<float> outputs;  // [choices + rows], of each place, then of the shared MLP
 
-  ExpertBuffers(const Buffers& space, const ExpertSizes& sizes) : ExpertSizes(sizes) {
+  ExpertBuffers(const Buffers& space, const ExpertsOp& e, i64 num_tokens) : ExpertSizes(e, num_tokens) {
     logits = space.routing.as<float>(), weights = logits + rows * logits_stride;
     chosen = space.choices.as<i32>(), places = chosen + choices, tokens = places + choices;
     groups = space.groups.as<Group>();
     gated = {space.expert_gated.as<E>(), gated_stride};
     shared = {gated.row(choices), shared_stride};
+    own_gated = e.gated_firsts ? Rows<E>{space.expert_own_gated.as<E>(), own_gated_stride} : gated;
+    own_shared = e.shared_firsts ? Rows<E>{own_gated.row(choices), own_shared_stride} : shared;
     outputs = {space.expert_outputs.as<float>(), out_stride};
   }
 };
@@ -149,8 +154,8 @@ Rows<E> order_columns(const Member& member, const Groups& groups, const PackedLi
 }
 
 // The sum of a token's choices from column `begin` on, to `out`.
-template <class E>
-AE_NOINLINE void add_choices(const ExpertBuffers<E>& b, const ExpertsOp& e, i64 token, i64 begin, i64 end, E* out) {
+template <class E, class Out>
+AE_NOINLINE void add_choices(const ExpertBuffers<E>& b, const ExpertsOp& e, i64 token, i64 begin, i64 end, Out* out) {
   const float* weights = b.weights + token * (e.top_k + 1);
   const i64 count = e.top_k + (e.shared_down ? 1 : 0);
   for (i64 column = begin; column < end; column += LANES) {
@@ -173,14 +178,15 @@ bool reserve_experts(Buffers& space, const ExpertsOp& e, i64 rows) {
          reserve_prepared(space, n.choices, n.gated_stride) && (!e.gate_up_orders || reserve_prepared(space, n.choices, e.gate_up->in_features)) &&
          space.expert_ordered.reserve<E>(n.choices * larger(e.gate_up_orders ? round_up(e.gate_up->in_features, PANEL) : 0,
                                                             e.down_orders ? n.gated_stride : 0)) &&
+         space.expert_own_gated.reserve<E>((e.gated_firsts ? n.choices * n.own_gated_stride : 0) + (e.shared_firsts ? rows * n.own_shared_stride : 0)) &&
          space.expert_gated.reserve<E>(n.choices * n.gated_stride + rows * n.shared_stride) &&
          space.expert_outputs.reserve<float>((n.choices + rows) * n.out_stride);
 }
 
 template <class E>
-void run_experts(const Member& member, const ExpertsOp& e, const StepRows<E>& buffers, i64 rows, const Buffers& space) {
+void run_experts(const Member& member, const ExpertsOp& e, const StepRows<E>& buffers, i64 rows, const Workspace& space) {
   const Rows<E>&in = buffers[e.in], &out = buffers[e.out];
-  const ExpertBuffers<E> b(space, ExpertSizes(e, rows));
+  const ExpertBuffers<E> b(space, e, rows);
   const Groups gate_up = {b.groups, b.num_groups, rows}, down = {b.groups + b.num_groups, b.num_groups, rows};
   const Rows<float> shared_outputs = {b.outputs.row(b.choices), b.out_stride};
   multiply(member, in.data, in.stride, rows, *e.router, StoreRows<float, false>({b.logits, b.logits_stride}, 1.f), space);
@@ -194,9 +200,14 @@ void run_experts(const Member& member, const ExpertsOp& e, const StepRows<E>& bu
   const Rows<E> x = orders ? order_columns(member, gate_up, e.gate_up, orders, in, b.tokens, space) : in;
   with_activation(e.activation, [&](auto kind) {
     multiply_groups(member, x.data, x.stride, orders ? b.choices : rows, e.gate_up->in_features, gate_up, *e.gate_up,
-                    StoreGated<E, kind>(b.gated), space);
-    if (e.shared_down) multiply(member, in.data, in.stride, rows, *e.shared_gate_up, StoreGated<E, kind>(b.shared), space);
+                    StoreGated<E, kind>(b.own_gated), space);
+    if (e.shared_down) multiply(member, in.data, in.stride, rows, *e.shared_gate_up, StoreGated<E, kind>(b.own_shared), space);
   });
+  const auto gather = [&](const i64* firsts, const Rows<E>& own, i64 count, const Rows<E>& all) {
+    if (firsts) gather_ranks(member, *space.exchange, own.data, own.stride, count, firsts, all.data, all.stride, all.stride);
+  };
+  gather(e.gated_firsts, b.own_gated, b.choices, b.gated);
+  gather(e.shared_firsts, b.own_shared, rows, b.shared);
   const Rows<E> gated = e.down_orders ? order_columns(member, down, e.down, e.down_orders, b.gated, nullptr, space) : b.gated;
   multiply_groups(member, gated.data, gated.stride, b.choices, e.down->in_features, down, *e.down,
                   StoreRows<float, false>(b.outputs, 1.f), space);
@@ -207,13 +218,15 @@ void run_experts(const Member& member, const ExpertsOp& e, const StepRows<E>& bu
   const i64 parts = ceil_div(b.out_stride, COLUMNS);
   member.each(rows * parts, [&](i64 task) {
     const i64 row = task / parts, begin = task % parts * COLUMNS;
-    add_choices(b, e, row, begin, smaller(b.out_stride, begin + COLUMNS), out.row(row));
+    const i64 end = smaller(b.out_stride, begin + COLUMNS);
+    if (e.epilogue == PARTIAL) add_choices(b, e, row, begin, end, partial_rows(space, e.down->out_features).row(row));
+    else add_choices(b, e, row, begin, end, out.row(row));
   });
 }
 
 template bool reserve_experts<Bf16>(Buffers&, const ExpertsOp&, i64);
 template bool reserve_experts<float>(Buffers&, const ExpertsOp&, i64);
-template void run_experts(const Member&, const ExpertsOp&, const StepRows<Bf16>&, i64, const Buffers&);
-template void run_experts(const Member&, const ExpertsOp&, const StepRows<float>&, i64, const Buffers&);
+template void run_experts(const Member&, const ExpertsOp&, const StepRows<Bf16>&, i64, const Workspace&);
+template void run_experts(const Member&, const ExpertsOp&, const StepRows<float>&, i64, const Workspace&);
 
 }  // namespace aengine

@@ -53,6 +53,9 @@ void multiply(const Member& member, const E* x, i64 stride, i64 rows, const Pack
   multiply_groups(member, x, stride, rows, w.in_features, {&all, 1, rows}, w, output, space);
 }
 
+// The rows in float32 in which products are that will be summed over ranks.
+inline Rows<float> partial_rows(const Buffers& space, i64 width) { return {space.rank_partials.as<float>(), round_up(width, PANEL)}; }
+
 // Room for products of `rows` rows of `depth` elements at most.
 inline bool reserve_prepared(Buffers& space, i64 rows, i64 depth) {
   return space.prepared.reserve<float>(rows * round_up(depth, 16)) && space.row_scales.reserve<float>(rows * (1 + 2 * ceil_div(depth, 16)));
@@ -109,6 +112,7 @@ void with_output(const LinearOp& op, const Rows<E>& out, F&& f) {
     case ADD: return f(StoreRows<E, true>(out, op.multiplier));
     case ACTIVATE: return with_activation(op.activation, [&](auto kind) { f(StoreActivated<E, kind>(out)); });
     case GATED: return with_activation(op.activation, [&](auto kind) { f(StoreGated<E, kind>(out)); });
+    case PARTIAL: return;  // not to rows of E
   }
 }
 

@@ -18,6 +18,7 @@ namespace {
 
 Status check_step(const Model& model, const Pool& pool, const Step& step, const Workspace& space) {
   if (space.workers.busy()) return BUSY;
+  if (has_failed(space)) return (Status)failure_of(*space.exchange);
   if (const Status status = check_tokens(model, pool, step)) return status;
   if (const Status status = read_last_tokens(step)) return status;
   if (const Status status = check_ids(model, step)) return status;
@@ -35,11 +36,16 @@ const char* aengine_level() { return AENGINE_LEVEL; }
 void aengine_struct_sizes(i64* sizes) {
   const i64 all[] = {sizeof(PackedLinear), sizeof(Part), sizeof(CodesPart), sizeof(Op), sizeof(EmbedOp), sizeof(NormOp), sizeof(LinearOp),
                      sizeof(AttentionOp), sizeof(GatherOp), sizeof(ExpertsOp), sizeof(HeadsOp), sizeof(CopyOp), sizeof(KeptOp),
+                     sizeof(GatherRanksOp), sizeof(SumRanksOp), sizeof(Exchange), sizeof(SharedRanks),
                      sizeof(Model), sizeof(Pool), sizeof(DrawParams), sizeof(Step)};
   memcpy(sizes, all, sizeof all);
 }
 
-Workspace* aengine_workspace_create() { return new (std::nothrow) Workspace; }
+Workspace* aengine_workspace_create(Exchange* exchange) {
+  Workspace* space = new (std::nothrow) Workspace;
+  if (space) space->exchange = exchange;
+  return space;
+}
 void aengine_workspace_destroy(Workspace* space) { delete space; }
 
 // Packs the rows of the parts one after another into w, whose arrays are allocated.
@@ -71,6 +77,19 @@ i32 aengine_logits(i32 element, const void* x, i64 x_stride, i64 rows, const Pac
   return OK;
 }
 
+// The `meet` of exchanges whose `self` is a SharedRanks.
+i32 aengine_meet_in_memory(void* self, i64 bytes) { return meet_in_memory(self, bytes); }
+
+// Rows of `out`, float32 and as wide as all ranks' together, = the columns of all ranks, of which this one has firsts[index] .. firsts[index + 1]
+// in `in`. A null `out` takes nothing.
+i32 aengine_gather_ranks(const float* in, i64 rows, const i64* firsts, float* out, Workspace* space, int threads) {
+  if (space->workers.busy()) return BUSY;
+  Exchange& exchange = *space->exchange;
+  const i64 width = firsts[exchange.index + 1] - firsts[exchange.index], total = firsts[exchange.size];
+  run_team(threads, [&](const Member& member) { gather_ranks(member, exchange, in, width, rows, firsts, out, total, total); });
+  return failure_of(exchange);
+}
+
 // tokens[row] = what is drawn from row `row` of [rows, vocab] logits.
 i32 aengine_draw(const float* logits, i64 rows, i64 vocab, const DrawParams* params, i64* tokens, Workspace* space, int threads) {
   if (space->workers.busy()) return BUSY;
@@ -91,11 +110,11 @@ i32 aengine_begin_layers(const Model* model, const Pool* pool, const Step* step,
   if (const Status status = check_step(*model, *pool, *step, *space)) return status;
   return with_element(model->element, [&](auto e) -> i32 { return begin_layers<decltype(e)>(*model, *pool, *step, *space, threads); });
 }
-void aengine_finish_layers(Workspace* space) { space->workers.finish(); }
+i32 aengine_finish_layers(Workspace* space) { return space->workers.finish(); }
 
-// Finishes the step that has begun, then begins the next one, unless `hold` is not 0 by then.
+// Finishes the step that has begun, then begins the next one, unless the first failed or `hold` is not 0 by then.
 i32 aengine_finish_and_begin(const Model* model, const Pool* pool, const Step* next, Workspace* space, int threads, const i32* hold) {
-  space->workers.finish();
+  if (const Status status = space->workers.finish()) return status;
   if (__atomic_load_n(hold, __ATOMIC_ACQUIRE)) return HELD;
   return aengine_begin_layers(model, pool, next, space, threads);
 }

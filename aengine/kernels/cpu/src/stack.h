@@ -3,6 +3,7 @@
 #pragma once
 #include "attention.h"
 #include "draw.h"
+#include "exchange.h"
 #include "experts.h"
 #include "heads.h"
 #include "norm.h"
@@ -32,7 +33,7 @@ inline Status read_last_tokens(const Step& step) {
 
 // Token ids and logits indices of a step.
 inline Status check_ids(const Model& model, const Step& step) {
-  for (i64 i = 0; i < step.num_tokens; i++) {
+  for (i64 i = 0; i < step.num_tokens && !step.inputs; i++) {
     if (step.token_ids[i] < 0 || step.token_ids[i] >= model.vocab) return BAD_TOKEN_ID;
   }
   for (i64 i = 0; i < step.num_logits; i++) {
@@ -65,6 +66,7 @@ bool reserve_step(Workspace& space, const Model& model, const Pool& pool, i64 ro
   }
   for (const Op* op = model.ops; op < model.ops + model.num_ops; op++) {
     if (op->kind == EXPERTS && !reserve_experts<E>(space, op->as<ExpertsOp>(), rows)) return false;
+    if (op->kind == SUM_RANKS && !space.rank_partials.reserve<float>(rows * partial_rows(space, op->as<SumRanksOp>().width).stride)) return false;
   }
   return reserve_prepared(space, rows, widest) && space.gathered.reserve<u8>(threads * gathered_bytes(pool));
 }
@@ -75,16 +77,17 @@ class Stack {
   Stack(const Model& model, const Pool& pool, const Step& step, const AttentionPlan& plan, const Workspace& space)
       : m_(model), pool_(pool), step_(step), plan_(plan), space_(space), rows_(model, space, step.hidden) {}
 
-  // Runs all operations, then samples the next tokens at the logits indices if the step does.
+  // Runs all operations, then samples the next tokens at the logits indices if the step does. When the exchange with other ranks fails, a
+  // thread leaves out what is left.
   void run(const Member& member) const {
     run_ops(member);
-    if (step_.sampled) sample(member);
+    if (step_.sampled && !has_failed(space_)) sample(member);
   }
 
  private:
   void run_ops(const Member& member) const {
     i64 rows = step_.num_tokens;
-    for (const Op* op = m_.ops; op < m_.ops + m_.num_ops; op++) {
+    for (const Op* op = m_.ops; op < m_.ops + m_.num_ops && !has_failed(space_); op++) {
       switch (static_cast<OpKind>(op->kind)) {
         case EMBED: embed(member, op->as<EmbedOp>()); break;
         case NORM: norm_rows(member, op->as<NormOp>(), rows_, rows); break;
@@ -97,6 +100,8 @@ class Stack {
         case COPY: copy(member, op->as<CopyOp>(), rows); break;
         case READ_KEPT: read_kept(member, op->as<KeptOp>()); break;
         case WRITE_KEPT: write_kept(member, op->as<KeptOp>()); break;
+        case GATHER_RANKS: gather_columns(member, op->as<GatherRanksOp>(), rows); break;
+        case SUM_RANKS: sum(member, op->as<SumRanksOp>(), rows); break;
       }
     }
   }
@@ -116,6 +121,11 @@ class Stack {
   void embed(const Member& member, const EmbedOp& op) const {
     const E *embedding = static_cast<const E*>(op.embedding), *positions = static_cast<const E*>(op.positions);
     const Rows<E>& out = rows_[op.out];
+    if (!embedding) {
+      return member.each_run(step_.num_tokens, 16, [&](i64 begin, i64 end) {
+        for (i64 i = begin; i < end; i++) put_columns(static_cast<const E*>(step_.inputs) + i * op.width, op.width, out, i, 0);
+      });
+    }
     if (op.scale == 1.f && !positions) return gather_rows(member, embedding, op.width, step_.token_ids, step_.num_tokens, op.width, out);
     member.each_run(step_.num_tokens, 16, [&](i64 begin, i64 end) {
       for (i64 token = begin; token < end; token++) {
@@ -129,6 +139,10 @@ class Stack {
   }
   void multiply_rows(const Member& member, const LinearOp& op, i64 rows) const {
     const Rows<E>& in = rows_[op.in];
+    if (op.epilogue == PARTIAL) {
+      const StoreRows<float, false> partial(partial_rows(space_, op.weight->out_features), 1.f);
+      return multiply(member, in.data, in.stride, rows, *op.weight, partial, space_);
+    }
     with_output<E>(op, rows_[op.out], [&](const Output& out) { multiply(member, in.data, in.stride, rows, *op.weight, out, space_); });
   }
   void gather(const Member& member, const GatherOp& op) const {
@@ -157,6 +171,15 @@ class Stack {
         if (step_.kept_slots[i] >= 0) memcpy(static_cast<void*>(kept(step_.kept_slots[i], op)), in.row(i), (size_t)op.width * sizeof(E));
       }
     });
+  }
+  void gather_columns(const Member& member, const GatherRanksOp& op, i64 rows) const {
+    const Rows<E>&in = rows_[op.in], &out = rows_[op.out];
+    const i64 end = op.firsts[space_.exchange->size], padded = round_up(op.out_first + end, 16) - op.out_first;
+    gather_ranks(member, *space_.exchange, in.data + op.in_first, in.stride, rows, op.firsts, out.data + op.out_first, out.stride, padded);
+  }
+  void sum(const Member& member, const SumRanksOp& op, i64 rows) const {
+    sum_ranks(member, *space_.exchange, partial_rows(space_, op.width), rows, round_up(op.width, 16), op.epilogue == ADD, op.multiplier,
+              rows_[op.out]);
   }
   E* kept(i64 slot, const KeptOp& op) const { return static_cast<E*>(step_.kept) + slot * op.width; }
   // Columns of row i of `out` from `first` on; what follows them becomes zero.
@@ -192,9 +215,11 @@ class StackJob final : public Job {
     return OK;
   }
   AE_NOINLINE void work(const Member& member) const override { Stack<E>(m_, pool_, step_, plan_, space_).run(member); }
-  void end() const override {
+  Status end() const override {
+    if (has_failed(space_)) return (Status)failure_of(*space_.exchange);
     if (step_.sampled && !has_draw_params()) StoreArgmax::finish(step_.sampled, step_.num_logits);
     for (i64 i = 0; i < step_.num_output_rows; i++) step_.last_tokens[step_.output_rows[i]] = (i32)step_.sampled[i];
+    return OK;
   }
 
  private:
@@ -212,8 +237,7 @@ Status run_layers(const Model& model, const Pool& pool, const Step& step, Worksp
   StackJob<E> job(model, pool, step, space);
   if (const Status status = job.prepare(threads)) return status;
   run_team(threads, [&](const Member& member) { job.work(member); });
-  job.end();
-  return OK;
+  return job.end();
 }
 
 template <class E>

@@ -16,7 +16,7 @@ class Job {
  public:
   virtual ~Job() = default;
   virtual void work(const Member& member) const = 0;  // on every thread that takes part
-  virtual void end() const = 0;                       // once, on the caller's thread, when all work is done
+  virtual Status end() const = 0;                     // once, on the caller's thread, when all work is done
 };
 
 // One job at a time. All calls come from one thread.
@@ -44,9 +44,9 @@ class WorkerThreads {
     set_job(std::move(job), threads);
   }
 
-  // Takes part in the job, if there is one, and returns when it has ended.
-  void finish() {
-    if (!busy()) return;
+  // Takes part in the job, if there is one, and returns when it has ended, with its status.
+  Status finish() {
+    if (!busy()) return OK;
     job_->work(Member(team_, 0, size_));
     std::unique_ptr<Job> done;
     {
@@ -54,7 +54,7 @@ class WorkerThreads {
       done = std::move(job_);
     }
     spin_until([&] { return num_inside_.load(std::memory_order_acquire) == 0; });
-    done->end();
+    return done->end();
   }
 
  private:
