@@ -95,7 +95,9 @@ def read_from_disk(tensor: Rows) -> None:
     Quantised rows have been read."""
     if not isinstance(tensor, Tensor):
         return
-    first, end = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE, tensor.data_ptr() + tensor.nbytes
+    # Columns of rows are in nearly all pages of these.
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else -1
+    first, end = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE, tensor.data_ptr() + (last + 1) * tensor.itemsize
     for start in range(first, end, _STRIDE):
         _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(min(_STRIDE, end - start)), mmap.MADV_WILLNEED)
 

@@ -20,6 +20,8 @@ from aengine.models.quantization.config import Quantization
 from aengine.models.quantization.rules import EMBEDDING, LINEAR
 from aengine.models.quantization.scheme import Scheme, Stored
 
+_GGUF_SCALE = 32  # or 16
+
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
@@ -32,6 +34,12 @@ class StoredPart:
     def is_plain(self) -> bool:
         """Whether its rows are those of its tensor, as they are."""
         return self.scheme is None and self.part.transform is None
+
+    def scale_columns(self, tensors: Mapping[str, StoredTensor]) -> int:
+        """How many consecutive columns share a scale, of which parts of the rows are to be multiples; 1 if parts can be of any columns."""
+        if self.scheme is not None:
+            return self.scheme.scale_columns() or 1
+        return _GGUF_SCALE if any(name in tensors and tensors[name].dtype in BLOCKS for name in self.endings) else 1
 
     def rows(self, tensors: Sequence[Rows]) -> Rows:
         """The rows of the parameter, of the tensors of `endings` in their order. Raises ModelLoadError for numbers that cannot be."""

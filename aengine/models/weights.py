@@ -11,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from aengine.models.families import FAMILIES
 from aengine.models.gguf.file import is_gguf
 from aengine.models.named_weights import NEVER_QUANTIZED, kv_scale_of, named_weights
 from aengine.models.progress import LoadProgress
-from aengine.models.quantization.config import Quantization
+from aengine.models.quantization.config import Quantization, load_quantization
 from aengine.models.sharding import WeightPart, cut, pieces, sharded_weights, take_part
 from aengine.models.spec import ModelSpec
 from aengine.models.stored_parts import StoredPart, stored_parts
@@ -87,6 +87,18 @@ def stored_weights(
             made = tuple(rows for reading, tensors in zip(readings[name], read, strict=True) for rows in reading.rows(tensors))
             yield name, made
             progress.add(sum(reading.nbytes for reading in readings[name]))
+
+
+def grouped(shard: Shard, spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "auto") -> Shard:
+    """The shard with the `group` of a checkpoint, so that the widths of MLPs are split between groups of quantised columns. Raises
+    ModelLoadError."""
+    quantization = None if shard.exact or load_format == "dummy" else load_quantization(model_dir)
+    if quantization is None:
+        return shard
+    tensors = open_weights(spec, model_dir, load_format).tensors
+    stored = stored_parts(named_weights(spec), quantization, tensors)
+    split = (part for name, parts in stored.items() if name.endswith("down.weight") for part in parts)
+    return replace(shard, group=math.lcm(*{part.scale_columns(tensors) for part in split}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,9 @@ class Gptq(Scheme):
     act_order: bool  # desc_act
     version: int  # 1 or 2
 
+    def scale_columns(self) -> int | None:
+        return self.group_size
+
     def tensors(self, shape: Shape) -> dict[str, Stored]:
         rows, columns = matrix(shape)
         groups = num_groups(columns, self.group_size)
@@ -64,6 +67,9 @@ class Awq(Scheme):
     """As AutoAWQ stores it for its `gemm` kernel: words hold 8 neighbours of a row of [in_features, out_features], ordered as `_ORDER`."""
 
     group_size: int | None
+
+    def scale_columns(self) -> int | None:
+        return self.group_size
 
     def tensors(self, shape: Shape) -> dict[str, Stored]:
         rows, columns = matrix(shape)
@@ -94,6 +100,9 @@ class PackQuantized(Scheme):
     group_size: int | None
     symmetric: bool
     act_order: bool  # there is a g_idx
+
+    def scale_columns(self) -> int | None:
+        return self.group_size
 
     def tensors(self, shape: Shape) -> dict[str, Stored]:
         rows, columns = matrix(shape)

@@ -30,6 +30,9 @@ class PlainCodes(Scheme):
     symmetric: bool = True
     not_read: tuple[str, ...] = (".input_scale", ".input_zero_point", ".output_scale", ".activation_scale")
 
+    def scale_columns(self) -> int | None:
+        return self.block_columns
+
     def tensors(self, shape: Shape) -> dict[str, Stored]:
         rows, columns = matrix(shape)
         blocks = (math.ceil(rows / (self.block_rows or rows)), math.ceil(columns / (self.block_columns or columns)))

@@ -31,6 +31,10 @@ class Scheme(ABC):
     behind the module's, such as `.qweight`."""
 
     @abstractmethod
+    def scale_columns(self) -> int | None:
+        """How many consecutive columns share a scale; None: all of them."""
+
+    @abstractmethod
     def tensors(self, shape: Shape) -> dict[str, Stored]:
         """Those of a module whose weight has this shape. Raises ValueError for one that the format cannot have, for example
         with columns that groups do not divide."""

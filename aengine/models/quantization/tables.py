@@ -28,6 +28,9 @@ class Mxfp4(Scheme):
     codes: str = "_blocks"
     scales: str = "_scales"
 
+    def scale_columns(self) -> int:
+        return 32
+
     def tensors(self, shape: Shape) -> dict[str, Stored]:
         *outer, columns = shape
         if columns % 32:
@@ -57,6 +60,9 @@ class BitsAndBytes4(Scheme):
 
     kind: str  # nf4 or fp4
     double: bool
+
+    def scale_columns(self) -> int:
+        return 64  # of most checkpoints; it stands with the numbers
 
     def tensors(self, shape: Shape) -> dict[str, Stored]:
         rows, columns = matrix(shape)
