@@ -20,8 +20,8 @@ from aengine.models import progress
 from aengine.models.hub import resolve_model
 from aengine.models.model_config import load_spec
 from aengine.models.named_weights import num_parameters
-from aengine.runner import host_executor, setup, torch_models
-from aengine.runner.host_executor import HostExecutor
+from aengine.runner import host_model, setup, torch_models
+from aengine.runner.host_model import HostExecutor
 from aengine.runner.model_runner import ModelRunner
 
 
@@ -80,12 +80,12 @@ def test_what_does_not_fit_is_not_read(monkeypatch: pytest.MonkeyPatch, settings
     executor = runner._executor
     if isinstance(executor, HostExecutor):
         mapped = load_format == "auto" and runner.dtype is torch.bfloat16  # else the embedding is copied beside the packed head
-        held = executor._stack.nbytes + (0 if mapped else executor._stack._weights.tables["embedding"].nbytes)
+        held = executor._model._stack.nbytes + (0 if mapped else executor._model._stack._weights.tables["embedding"].nbytes)
     else:
         held = num_parameters(runner.spec) * runner.dtype.itemsize
     cache = 2 * executor.bytes_per_page()
     runner.close()
-    for module in (torch_models, host_executor):
+    for module in (torch_models, host_model):
         monkeypatch.setattr(module, "free_host_memory", lambda: available)
     available = round(held * 1.03) + cache
     make_runner(demo, **options).close()
