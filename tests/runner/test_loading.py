@@ -21,7 +21,7 @@ from aengine.models.hub import resolve_model
 from aengine.models.model_config import load_spec
 from aengine.models.named_weights import num_parameters
 from aengine.runner import host_model, setup, torch_models
-from aengine.runner.host_model import HostExecutor
+from aengine.runner.host_executor import HostExecutor
 from aengine.runner.model_runner import ModelRunner
 
 
