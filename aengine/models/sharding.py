@@ -91,9 +91,17 @@ def vocab_bounds(spec: ModelSpec, shard: Shard) -> Bounds:
 
 
 def width_bounds(mlp: Mlp, shard: Shard) -> Bounds:
-    """Of what the `down` of an MLP, of shared experts or of each expert is given."""
+    """Of what the `down` of an MLP, of shared experts or of each expert is given. Raises ConfigError if there are too few quantised groups
+    for all ranks to have one."""
     size = mlp.intermediate_size
-    return shard.bounds(size, _unit(size, shard.size, 1 if shard.exact else shard.group))
+    bounds = shard.bounds(size, _unit(size, shard.size, 1 if shard.exact else shard.group))
+    if bounds[-1] == bounds[-2]:
+        raise ConfigError.of(
+            "tensor_parallel_size",
+            f"{shard.size} is more than the groups of {shard.group} quantised columns in intermediate_size {size};"
+            " choose fewer ranks, or tensor_parallel_mode 'exact'",
+        )
+    return bounds
 
 
 def query_bounds(attention: Attention | LatentAttention, shard: Shard, head_width: int) -> Bounds:
@@ -157,14 +165,7 @@ def _sharded_layer(layer: Layer, shard: Shard) -> Layer:
 
 
 def _sharded_mlp(mlp: Mlp, shard: Shard) -> Mlp:
-    width = len(own(width_bounds(mlp, shard), shard))
-    if not width:
-        raise ConfigError.of(
-            "tensor_parallel_size",
-            f"{shard.size} is more than the groups of {shard.group} quantised columns in intermediate_size {mlp.intermediate_size};"
-            " choose fewer ranks, or tensor_parallel_mode exact",
-        )
-    return replace(mlp, intermediate_size=width)
+    return replace(mlp, intermediate_size=len(own(width_bounds(mlp, shard), shard)))
 
 
 @dataclass(frozen=True, slots=True)

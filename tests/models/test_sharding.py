@@ -15,14 +15,18 @@ import transformers
 from family_cases import TINY
 from torch import Tensor
 
+from aengine.errors import ConfigError
+from aengine.layers.collectives import ONE_RANK
 from aengine.layers.ops import TorchOps
 from aengine.layers.rotary import cos_sin_cache
-from aengine.models.blocks import Weights
-from aengine.models.decoder import _attention_block, _mlp_block
+from aengine.models.blocks import AttentionBlock, MlpBlock, Weights
+from aengine.models.experts import ExpertsBlock
+from aengine.models.fallback.spec import FallbackSpec
+from aengine.models.latent_attention import LatentAttentionBlock
 from aengine.models.model_config import read_spec
 from aengine.models.named_weights import named_weights
-from aengine.models.sharding import sharded_spec, sharded_weights, take_part
-from aengine.models.spec import Attention, LatentAttention, ModelSpec
+from aengine.models.sharding import check_shards, hidden_bounds, sharded_spec, sharded_weights, take_part, vocab_bounds, width_bounds
+from aengine.models.spec import Attention, Experts, LatentAttention, Mlp, ModelSpec
 from aengine.parallel.shard import WHOLE, Shard
 
 CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES)}
@@ -106,8 +110,11 @@ def run(spec: ModelSpec, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor,
     """What the two blocks of the first layer make of [T, hidden_size]."""
     of_layer = Weights(weights, "layers.0.")
     tables = {rope: cos_sin_cache(rope, len(x), torch.device("cpu")) for rope in spec.ropes}
-    attention = _attention_block(spec.layers[0], 0, of_layer, tables, TorchOps())
-    return attention(x, torch.arange(len(x)), Scores()), _mlp_block(spec.layers[0], of_layer, TorchOps())(x)
+    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    table = None if attention.rope is None else tables[attention.rope]
+    kind = LatentAttentionBlock if isinstance(attention, LatentAttention) else AttentionBlock
+    attended = kind(attention, 0, of_layer, table, TorchOps(), ONE_RANK)(x, torch.arange(len(x)), Scores())
+    return attended, (ExpertsBlock if isinstance(mlp, Experts) else MlpBlock)(mlp, of_layer, TorchOps(), ONE_RANK)(x)
 
 
 def layers_of(size: int) -> list[ModelSpec]:
@@ -151,3 +158,74 @@ def test_one_rank_has_everything() -> None:
     assert sharded_spec(spec, WHOLE) is spec
     for name, part in sharded_weights(spec, WHOLE).items():
         assert (part.source_name, part.shape, part.rows, part.columns) == (name, named_weights(spec)[name].shape, None, None)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "deepseek-v3", "gpt2", "olmo2"])
+def test_stages(name: str) -> None:
+    """Each holds its layers, numbered from 0; the first the embedding, positions and head, the last the norm before the head."""
+    spec = spec_of(name, 2)
+    for num_stages in (2, spec.num_layers):
+        found: list[str] = []
+        for stage in range(num_stages):
+            shard = Shard(0, 2, stage, num_stages)
+            part, weights = sharded_spec(spec, shard), sharded_weights(spec, shard)
+            outside = {weight for weight in weights if not weight.startswith("layers.")}
+            first = {
+                "embedding.weight",
+                *(("positions.weight",) if spec.learned_positions else ()),
+                *(() if spec.tied_head else ("head.weight",)),
+            }
+            last = {weight for weight in named_weights(spec) if weight.startswith("norm.")}
+            assert outside == (first if stage == 0 else set()) | (last if stage + 1 == num_stages else set())
+            assert {weight for weight in named_weights(part) if weight.startswith(("layers.", "norm."))} == weights.keys() - first
+            assert [weight for weight in named_weights(part) if weight in weights] == list(weights)
+            assert part.windows == tuple(spec.windows[index] for index in shard.layers(spec.num_layers))
+            found += [weight.source_name for weight in weights.values()]
+        assert sorted(found) == sorted(named_weights(spec))
+
+
+def test_units() -> None:
+    """Rows that the kernels pack together stay together where parts are of nearly the same size; else parts are as even as they can be."""
+    spec = replace(spec_of("llama", 2), vocab_size=151936, hidden_size=896)
+    assert vocab_bounds(spec, Shard(0, 2)) == (0, 75968, 151936)
+    assert hidden_bounds(spec, Shard(0, 4)) == (0, 224, 448, 672, 896)
+    assert hidden_bounds(replace(spec, hidden_size=2560), Shard(0, 3)) == (0, 896, 1728, 2560)
+    assert hidden_bounds(replace(spec, hidden_size=100), Shard(0, 3)) == (0, 34, 67, 100)
+    assert vocab_bounds(replace(spec, vocab_size=50257), Shard(0, 4)) == (0, 12608, 25152, 37696, 50257)
+    mlp = Mlp(4864)
+    assert width_bounds(mlp, Shard(0, 4, group=128)) == (0, 1216, 2432, 3648, 4864)
+    assert width_bounds(mlp, Shard(0, 4, exact=False, group=128)) == (0, 1280, 2560, 3712, 4864)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "stages", "said"),
+    [
+        (4, 2, 3, 1, "tensor_parallel_size: 3 does not divide num_heads 4 of layer 0; possible are 1, 2, 4"),
+        (
+            12,
+            4,
+            6,
+            1,
+            "tensor_parallel_size: 6 neither divides num_kv_heads 4 of layer 0 nor is a multiple of it; possible are 1, 2, 4, 12",
+        ),
+        (128, 128, 128, 1, "tensor_parallel_size: 128 is more than intermediate_size 96; possible are 1, 2, 4, 8, 16, 32, 64"),
+        (4, 2, 1, 4, "pipeline_parallel_size: 4 is more than the model's num_layers 3"),
+    ],
+)
+def test_refusals(heads: int, kv_heads: int, size: int, stages: int, said: str) -> None:
+    spec = spec_of("llama", 2)
+    attention = replace(spec.layers[0].attention, num_heads=heads, num_kv_heads=kv_heads)
+    layers = tuple(replace(layer, attention=attention) for layer in spec.layers)
+    spec = replace(spec, layers=layers, hidden_size=256)
+    with pytest.raises(ConfigError) as refused:
+        sharded_spec(spec, Shard(0, size, 0, stages))
+    assert str(refused.value) == said
+
+
+def test_models_of_transformers_are_refused() -> None:
+    spec = FallbackSpec(None, "mamba2", "Mamba2ForCausalLM", 10, 10, (), 1, 1, None, ())
+    check_shards(spec, 1, 1)
+    with pytest.raises(ConfigError, match="tensor_parallel_size: Mamba2ForCausalLM runs in the code of transformers"):
+        check_shards(spec, 2, 1)
+    with pytest.raises(ConfigError, match="pipeline_parallel_size: Mamba2ForCausalLM runs in the code of transformers"):
+        check_shards(spec, 1, 2)
