@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from gpu_host import why_absent
+from slow_cases import one_is_quick
 
 from aengine.switching import switch_often
 
@@ -46,14 +47,6 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test's cases in trio, and of those with drafts, only the first is quick: what else varies depends on neither."""
-    seen = set()
-    for item in items:
-        values = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
-        kinds = [value for value in values if isinstance(value, str) and value in ("trio", "drafts")]
-        if not kinds or item.get_closest_marker("slow"):
-            continue
-        case = (item.nodeid.partition("[")[0], *kinds)
-        if len(kinds) > 1 or case in seen:
-            item.add_marker(pytest.mark.slow)
-        seen.add(case)
+    """What else varies depends neither on the loop nor on drafts."""
+    one_is_quick(items, "trio")
+    one_is_quick(items, "drafts")

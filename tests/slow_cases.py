@@ -15,3 +15,17 @@ def slow_but(quick: Callable[[Any], bool] | Iterable[Any], cases: Iterable[Any])
     return [
         case if among(case) else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases
     ]
+
+
+def one_is_quick(items: Iterable[pytest.Item], value: object) -> None:
+    """Of the cases of a test that have `value` among their parameters all but the first are slow."""
+    seen = set()
+    for item in items:
+        case = getattr(item, "callspec", None)
+        if case is None or item.get_closest_marker("slow"):
+            continue
+        if any(type(one) is type(value) and one == value for one in case.params.values()):
+            test = item.nodeid.partition("[")[0]
+            if test in seen:
+                item.add_marker(pytest.mark.slow)
+            seen.add(test)

@@ -185,10 +185,15 @@ async def test_a_reader_that_has_enough() -> None:
         assert await process.wait() == 1
 
 
+async def test_nobody_listens() -> None:
+    code, text, error = await run("x", "--address", "127.0.0.1:1", "--connect-timeout", "0.2")
+    assert (code, text) == (1, "")
+    assert re.fullmatch(r"aengine-client: no connection to 127\.0\.0\.1:1: .*Connection refused\n", error)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["x", "--address", "127.0.0.1:1", "--connect-timeout", "0.2"], r"no connection to 127\.0\.0\.1:1: .*Connection refused"),
         (["x", "--address", "nowhere"], "address: 'nowhere' is not host:port .*"),
         (["x", "--top-p", "7"], r"top_p: 7\.0 is not in \(0, 1\]"),
         (["x", "--token-file", "/no/such/file"], "token_file: cannot read /no/such/file: No such file or directory"),
@@ -200,9 +205,10 @@ async def test_a_reader_that_has_enough() -> None:
         (["x", "--chat", "--template-kwargs", "[1]"], r"template_kwargs: \[1\] is not a dict of names and values"),
     ],
 )
-async def test_what_is_wrong_is_said_in_one_line(arguments: list[str], sentence: str) -> None:
-    code, text, error = await run(*arguments)
-    assert (code, text) == (1, "")
+def test_what_is_wrong_is_said_in_one_line(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 1
+    text, error = capsys.readouterr()
+    assert text == ""
     assert re.fullmatch(f"aengine-client: {sentence}\n", error)
 
 

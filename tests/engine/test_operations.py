@@ -46,10 +46,22 @@ class TestPause:
     async def test_no_step_runs_and_nothing_is_lost(self, ahead: Ahead) -> None:
         async with OracleEngine(ahead=ahead) as engine:
             launched: list[int] = []
-            engine.runner.before_step = lambda plan: launched.append(plan.step)
+            gate = StepGate(engine, at=3)
+            pass_gate = engine.runner.before_step
+
+            def note(plan: StepPlan) -> None:
+                launched.append(plan.step)
+                pass_gate(plan)
+
+            engine.runner.before_step = note
             running = engine.stream([1], endless(1))
             first = await running.__anext__()
             assert not engine.stats().paused
+            await until(gate.held.is_set)
+            async with anyio.create_task_group() as group:
+                group.start_soon(engine.pause)
+                await anyio.wait_all_tasks_blocked()
+                gate.open()
             assert await engine.pause() == 0
             num_steps = len(launched)
             assert (engine.stats().paused, engine.stats().steps) == (True, num_steps)

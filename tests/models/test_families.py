@@ -17,6 +17,7 @@ import torch
 from driver import Driver, record_logits, sampled
 from eager_capture import EagerCapture
 from family_cases import COUNT, Case, Reference, reference
+from slow_cases import slow_but
 from torch import Tensor
 
 from aengine import AsyncEngine, Completion, SamplingParams
@@ -43,20 +44,6 @@ def config_of(case: Case, path: pathlib.Path, backend: str, **options) -> Engine
     return EngineConfig(model=str(path), attention_backend=backend, **settings)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_all_at_once(made: tuple[Case, Reference], backend: str) -> None:
-    """Tokens, and the logits that they were chosen from: within 1e-4 of the largest."""
-    case, expected = made
-    runner = ModelRunner(config_of(case, expected.path, backend), expected.path)
-    in_kernels = backend == "auto" and os.environ.get("AENGINE_CPU_LEVEL") != "torch"
-    assert runner.executor_name == ("cpu" if in_kernels else "torch")
-    seen = record_logits(runner)
-    assert Driver(runner).generate(expected.prompts, COUNT) == expected.tokens
-    for step, logits in enumerate(seen):
-        assert_near(logits, torch.stack([of_prompt[step] for of_prompt in expected.logits]))
-    assert len(seen) == COUNT
-
-
 class InPlaceOps(TorchOps):
     """Overwrites what it may, as the kernels of GPUs do, and takes the layouts that they take."""
 
@@ -71,11 +58,32 @@ class InPlaceOps(TorchOps):
         return query, key
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_in_chunks(made: tuple[Case, Reference], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By an engine whose steps hold few tokens; logprobs of prompts as well."""
-    case, expected = made
+@pytest.fixture
+def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_models, "select_ops", lambda *given: InPlaceOps())
+
+
+@pytest.mark.usefixtures("in_place")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_at_once(made: tuple[Case, Reference], backend: str) -> None:
+    """Tokens, and the logits that they were chosen from: within 1e-4 of the largest."""
+    case, expected = made
+    runner = ModelRunner(config_of(case, expected.path, backend), expected.path)
+    in_kernels = backend == "auto" and os.environ.get("AENGINE_CPU_LEVEL") != "torch"
+    assert runner.executor_name == ("cpu" if in_kernels else "torch")
+    seen = record_logits(runner)
+    assert Driver(runner).generate(expected.prompts, COUNT) == expected.tokens
+    for step, logits in enumerate(seen):
+        assert_near(logits, torch.stack([of_prompt[step] for of_prompt in expected.logits]))
+    assert len(seen) == COUNT
+
+
+@pytest.mark.usefixtures("in_place")
+@pytest.mark.parametrize("turn", slow_but([0], [0, 1]))
+def test_in_chunks(made: tuple[Case, Reference], turn: int) -> None:
+    """By an engine whose steps hold few tokens; logprobs of prompts as well. Each family in one of the backends, and then in the other."""
+    case, expected = made
+    backend = BACKENDS[(list(CASES).index(case.name) + turn) % len(BACKENDS)]
     params = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, detokenize=False, prompt_logprobs=0)
 
     async def run() -> list[Completion]:

@@ -23,7 +23,7 @@ from aengine.models.choice import find_spec, implementation_of
 from aengine.runner.model_runner import ModelRunner
 
 LENGTHS = (1, 30, 3, 9, 17, 2, 24, 13)  # up to more than three windows
-COUNT = 40
+COUNT = 24
 
 
 def make_runner(path: pathlib.Path, **options) -> ModelRunner:

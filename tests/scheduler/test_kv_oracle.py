@@ -22,7 +22,7 @@ from aengine.scheduler.residency import Residency
 from aengine.scheduler.scheduler import Scheduler
 
 WORKLOADS = 3000
-PARTS = 12
+PARTS = 30
 GROUPS: list[Windows] = [(None,), (None,), (None,), (None, 12), (None, 3, 3, 40), (1, 20, 20), (17,)]
 
 

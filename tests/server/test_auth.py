@@ -20,6 +20,7 @@ from raw_h2 import GENERATION, raw_connection
 
 from aengine.errors import ConfigError
 from aengine.server.app import Server
+from aengine.server.calls import auth
 from aengine.server.calls.auth import TokenFile
 from aengine.v1.admin_service_pb2 import ContinueGenerationRequest
 from aengine.v1.admin_service_pb2_grpc import AdminServiceStub
@@ -55,7 +56,7 @@ async def admin(serve: Serving, metadata: tuple[tuple[str, str], ...] = ()) -> t
 
 
 async def eventually(happened: Callable[[], Awaitable[bool]]) -> None:
-    """The files are looked at once a second."""
+    """The files are looked at once in a while."""
     end = time.monotonic() + 20
     while not await happened():
         assert time.monotonic() < end
@@ -138,7 +139,10 @@ async def test_administrators_can_be_all_who_need_a_token(engine: FakeEngine, ad
         assert await admin(serve, bearer("token-of-root")) is None
 
 
-async def test_tokens_change_with_their_file(engine: FakeEngine, token_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_tokens_change_with_their_file(
+    engine: FakeEngine, token_file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "RELOAD_SECONDS", 0.05)
     async with serving(engine, token_file=str(token_file), limit=60) as serve:
 
         async def new_one_is_good() -> bool:

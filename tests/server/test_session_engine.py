@@ -75,7 +75,7 @@ async def test_a_client_that_leaves_leaves_nothing(ahead: Ahead, whole_channel: 
         async with aio.insecure_channel(serve.server.address) as channel:
             client = SessionClient(type(serve)(serve.server, channel))
             # Some run, some wait for a place.
-            await client.say(opening(), *(submission(seed, oracle_request(seed)) for seed in range(64)))
+            await client.say(opening(), *(submission(seed, oracle_request(seed)) for seed in range(40)))
             await client.read_until(0, "delta")
             if not whole_channel:
                 client.call.cancel()

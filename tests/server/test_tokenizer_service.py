@@ -19,11 +19,13 @@ import tiny_tokenizers
 from fake_engine import FakeEngine
 from grpc import aio
 from grpc_harness import Serving, failure_of, serving
+from slow_cases import slow_but
 
 import aengine
 from aengine import AsyncEngine
 from aengine.chats import MAX_CHAT_MESSAGES
 from aengine.engine.tokenizer import Tokenizer
+from aengine.server.services import tokenizer as service
 from aengine.server.services.tokenizer import MAX_NAMED_IDS, MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, ContentPart, GenerationSpec, LogprobOptions, OutputOptions, TokenIds
 from aengine.v1.generation_service_pb2 import GenerateRequest
@@ -218,15 +220,19 @@ async def test_a_text_prompt_has_the_ids_of_its_text(demo: Serving) -> None:
     assert (await demo.generation.Generate(GenerateRequest(spec=spec))).prompt.num_tokens == count.num_tokens > 3
 
 
-async def test_what_is_out_of_range_is_named(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("part", slow_but([16], [1, 16]))
+async def test_what_is_out_of_range_is_named(tokenizer: Tokenizer, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the limits are: these, or a part of them."""
+    text_bytes, pieces_bytes, num_ids = MAX_TEXT_BYTES // part, MAX_PIECES_TEXT_BYTES // part, MAX_TOKEN_IDS // part
+    monkeypatch.setattr(service, "MAX_TEXT_BYTES", text_bytes)
+    monkeypatch.setattr(service, "MAX_PIECES_TEXT_BYTES", pieces_bytes)
+    monkeypatch.setattr(service, "MAX_TOKEN_IDS", num_ids)
     async with tokenizing(tokenizer) as stub:
-        words = TokenizeRequest(text="a " * (MAX_TEXT_BYTES // 2), count_only=True)
-        assert (await stub.Tokenize(words)).num_tokens > MAX_TEXT_BYTES / 2
-        text = "é" * (MAX_TEXT_BYTES // 2) + "a"
-        assert await refused(stub.Tokenize(TokenizeRequest(text=text))) == {
-            "text": f"{MAX_TEXT_BYTES + 1} bytes are more than {MAX_TEXT_BYTES}"
-        }
-        long = TokenizeRequest(text="a" * MAX_PIECES_TEXT_BYTES, with_pieces=True)
+        words = TokenizeRequest(text="a " * (text_bytes // 2), count_only=True)
+        assert (await stub.Tokenize(words)).num_tokens > text_bytes / 2
+        text = "é" * (text_bytes // 2) + "a"
+        assert await refused(stub.Tokenize(TokenizeRequest(text=text))) == {"text": f"{text_bytes + 1} bytes are more than {text_bytes}"}
+        long = TokenizeRequest(text="a" * pieces_bytes, with_pieces=True)
         assert len((await stub.Tokenize(long)).pieces) > 1
         long.text += "a"
         assert list(await refused(stub.Tokenize(long))) == ["text"]
@@ -238,8 +244,8 @@ async def test_what_is_out_of_range_is_named(tokenizer: Tokenizer) -> None:
         }
         many = await refused(stub.Detokenize(DetokenizeRequest(token_ids=[VOCAB_SIZE] * 1000)))
         assert list(many) == [f"token_ids[{index}]" for index in range(MAX_NAMED_IDS)]
-        ids = [5] * MAX_TOKEN_IDS
-        assert len((await stub.Detokenize(DetokenizeRequest(token_ids=ids))).text) == MAX_TOKEN_IDS
+        ids = [5] * num_ids
+        assert len((await stub.Detokenize(DetokenizeRequest(token_ids=ids))).text) == num_ids
         assert list(await refused(stub.Detokenize(DetokenizeRequest(token_ids=[*ids, 5])))) == ["token_ids"]
 
         assert list(await refused(stub.RenderChat(RenderChatRequest()))) == ["chat.messages"]
@@ -249,7 +255,7 @@ async def test_what_is_out_of_range_is_named(tokenizer: Tokenizer) -> None:
         assert (await stub.RenderChat(RenderChatRequest(chat=crowd))).text == "[u]" * MAX_CHAT_MESSAGES + ">"
         crowd.messages.add(role="u")
         assert list(await refused(stub.RenderChat(RenderChatRequest(chat=crowd)))) == ["chat.messages"]
-        long_chat = ChatPrompt(messages=[ChatMessage(role="u", content="a" * MAX_TEXT_BYTES)])
+        long_chat = ChatPrompt(messages=[ChatMessage(role="u", content="a" * text_bytes)])
         assert list(await refused(stub.RenderChat(RenderChatRequest(chat=long_chat)))) == ["chat"]
 
 
