@@ -191,7 +191,7 @@ def test_units() -> None:
     assert hidden_bounds(spec, Shard(0, 4)) == (0, 224, 448, 672, 896)
     assert hidden_bounds(replace(spec, hidden_size=2560), Shard(0, 3)) == (0, 896, 1728, 2560)
     assert hidden_bounds(replace(spec, hidden_size=100), Shard(0, 3)) == (0, 34, 67, 100)
-    assert vocab_bounds(replace(spec, vocab_size=50257), Shard(0, 4)) == (0, 12608, 25152, 37696, 50257)
+    assert vocab_bounds(replace(spec, vocab_size=50257), Shard(0, 4)) == (0, 12608, 25216, 37760, 50257)
     mlp = Mlp(4864)
     assert width_bounds(mlp, Shard(0, 4, group=128)) == (0, 1216, 2432, 3648, 4864)
     assert width_bounds(mlp, Shard(0, 4, exact=False, group=128)) == (0, 1280, 2560, 3712, 4864)
