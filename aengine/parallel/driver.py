@@ -36,6 +36,8 @@ CLOSE_SECONDS = 10.0
 """After which a rank that was told to end is killed."""
 LOG_SECONDS = 5.0
 """Between two lines about progress."""
+VERDICT_SECONDS = 10.0
+"""After a connection broke, it is known within this time what happened."""
 _GIB = 1 << 30
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 MessageT = TypeVar("MessageT", Facts, Sizes)
@@ -125,8 +127,10 @@ class DriverRanks:
         self.threads = take_cores(0, self.num_local, config.threads)  # of a step, on this rank
         self._watcher = Watcher(followers, self._fail)
 
-    def check(self) -> None:
-        """Raises what happened to a rank: `RankDiedError`, or its own error if it could not load."""
+    def check(self, wait: float = 0.0) -> None:
+        """Raises what happened to a rank: `RankDiedError`, or its own error if it could not load. `wait` is for those who know already that
+        something did: seconds until it is found out what."""
+        self._failed.wait(wait)
         if self._failure is not None:
             raise self._failure
 
@@ -171,20 +175,21 @@ class DriverRanks:
         self._send(LastTokens(tokens))
 
     def hung(self, rank: int) -> RankHungError:
-        """The error for a rank that others wait for in vain."""
+        """The error for a rank that others wait for in vain. From now on `close` waits for none."""
+        self._serving = False
         follower = next(follower for follower in self._followers if follower.rank == rank)
         what = follower.with_lines(f"did not answer within step_timeout ({self._timeout:g} s)")
         return RankHungError(what, rank, follower.pid, follower.lines)
 
-    def close(self) -> None:
-        """Ends all other ranks: at once if they do not serve or one has failed. Returns when their processes are gone. May be called from
-        any thread, and again."""
+    def close(self, *, at_once: bool = False) -> None:
+        """Ends all other ranks; if `at_once`, or they do not serve, or one has failed, they are not asked to. Returns when their processes
+        are gone. May be called from any thread, and again."""
         with self._closing:
             if self._closed:
                 return
             self._closed = True
             self._watcher.expect_ends()
-            orderly = self._serving and self._failure is None
+            orderly = self._serving and self._failure is None and not at_once
             if orderly:
                 for follower in self._followers:
                     with suppress(ChannelClosedError, ChannelTimeoutError):  # it is gone, or will be killed
@@ -224,8 +229,7 @@ class DriverRanks:
             except ChannelTimeoutError:
                 raise self.hung(follower.rank) from None
             except ChannelClosedError as error:
-                self._failed.wait(2 * END_SECONDS)  # the watcher knows more
-                self.check()
+                self.check(wait=VERDICT_SECONDS)
                 raise RankDiedError(follower.with_lines(str(error)), follower.rank, follower.pid, follower.lines) from None
 
     def _next(self, follower: Follower, kind: type[MessageT]) -> MessageT:

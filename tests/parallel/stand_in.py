@@ -4,8 +4,8 @@ the first argument is what it does besides:
     exit      ends with code 3 after its first step
     raise     raises after its first step
     refuse    raises ModelLoadError instead of loading
-    deaf      never reads a plan
     other     says another dtype
+    late      does not end when it is told to
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from aengine.parallel.command import run_worker
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import LastTokens
 
-SLOT = 4  # int32 of a rank: pid, steps done, sum of the rows, sum of the last tokens
+SLOT = 4
+"""int32 of a rank: pid, steps done, sum of the rows and logits indices, sum of the last tokens."""
 
 
 def run(ranks: FollowerRanks, what: str) -> None:
     assert "torch" not in sys.modules
-    logging.getLogger("aengine").info("starts with %d threads", ranks.threads)
+    logging.getLogger("aengine").info("%d threads on cores %s", ranks.threads, sorted(os.sched_getaffinity(0)))
     if what == "refuse":
         raise ModelLoadError("there is no such model")
     ranks.progress(1, 2)
     ranks.same({"dtype": "float16" if what == "other" else "float32"})
     ranks.agree(100 - ranks.shard.rank, 64)
-    assert ranks.exchange_fd is not None
-    with mmap.mmap(ranks.exchange_fd, 0) as memory:
-        slots = np.frombuffer(memory, np.int32)
-        slot = slots[ranks.shard.index * SLOT :][:SLOT]
-        slot[0] = os.getpid()
-        if what == "deaf":
-            threading.Event().wait()
-        while (plan := ranks.next_plan()) is not None:
-            slot[2] = plan.rows.sum()
-            while not isinstance(message := ranks.receive(), LastTokens):
-                slot[2] += message.indices.sum()
-            slot[3] = message.tokens.sum()
-            slot[1] = plan.step + 1
-            if what == "exit":
-                print("it had enough", file=sys.stderr, flush=True)
-                os._exit(3)
-            if what == "raise":
-                raise RuntimeError("something broke")
-        del slot, slots
+    # A rank of another host shares no memory with anyone.
+    memory = mmap.mmap(-1, 4096) if ranks.exchange_fd is None else mmap.mmap(ranks.exchange_fd, 0)
+    slot = np.frombuffer(memory, np.int32)[ranks.shard.index * SLOT :][:SLOT]
+    slot[0] = os.getpid()
+    while (plan := ranks.next_plan()) is not None:
+        slot[2] = plan.rows.sum()
+        while not isinstance(message := ranks.receive(), LastTokens):
+            slot[2] += message.indices.sum()
+        slot[3] = message.tokens.sum()
+        slot[1] = plan.step + 1
+        if what == "exit":
+            print("it had enough", file=sys.stderr, flush=True)
+            os._exit(3)
+        if what == "raise":
+            raise RuntimeError("something broke")
+    logging.getLogger("aengine").info("did %d steps", slot[1])
+    if what == "late":
+        threading.Event().wait()
 
 
 if __name__ == "__main__":

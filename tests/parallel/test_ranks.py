@@ -1,100 +1,211 @@
-"""Ranks that start, take steps and end, with `stand_in.py` as the others."""
+"""Ranks that start, take steps, fail and end, with `stand_in.py` as the others."""
 
 from __future__ import annotations
 
-import mmap
+import gc
+import logging
 import os
-import queue
+import random
+import signal
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from stand_in import SLOT
+from driving import Driver, driving, ends
+from slow_cases import slow_but
 
-from aengine.config import EngineConfig
-from aengine.errors import ModelLoadError, RankDiedError
-from aengine.parallel.driver import DriverRanks, start_ranks
-from aengine.scheduler.plan import NO_INTS, StepPlan
-
-STAND_IN = str(Path(__file__).with_name("stand_in.py"))
+from aengine.errors import ModelLoadError, RankDiedError, RankHungError
 
 
-class Failures:
-    """What was reported."""
-
-    def __init__(self) -> None:
-        self.queue: queue.Queue[BaseException] = queue.Queue()
-
-    def next(self) -> BaseException:
-        return self.queue.get(timeout=60)
+def children() -> set[str]:
+    found = set()
+    for thread in Path("/proc/self/task").iterdir():
+        found.update((thread / "children").read_text().split())
+    return found
 
 
-def start(failures: Failures, what: str = "", ranks: int = 2, **options: object) -> DriverRanks:
-    config = EngineConfig(model="none", tensor_parallel_size=ranks, **options)
-    command = (sys.executable, STAND_IN, what)
-    return start_ranks(config, Path("/nowhere"), failures.queue.put, exchange_bytes=4096, command=command)
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """Neither processes, threads, files nor cores that a thread keeps to."""
+    gc.collect()
+    files, threads, cores = len(os.listdir("/proc/self/fd")), threading.active_count(), os.sched_getaffinity(0)
+    yield
+    gc.collect()
+    assert (children(), threading.active_count(), os.sched_getaffinity(0)) == (set(), threads, cores)
+    assert len(os.listdir("/proc/self/fd")) == files
 
 
-def plan(step: int, rows: list[int]) -> StepPlan:
-    ones = np.ones(len(rows), np.int32)
-    return StepPlan(step, np.array(rows, np.int32), len(rows), ones, ones, ones, NO_INTS, (), *[NO_INTS] * 4)
+def test_steps_reach_all_ranks(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "aengine")
+    with driving(num_ranks=3, load=False) as driver:
+        driver.ranks.same({"dtype": "float32"})
+        assert driver.ranks.agree(1000, 128) == (98, 64)
+    assert "rank 2: did 0 steps" in caplog.messages
+    with driving(num_ranks=3) as driver:
+        for step in range(3):
+            driver.step((step, 7), (5, step))
+        driver.wait_for_steps((1, 2))
+        for rank in (1, 2):
+            assert driver.of_rank(rank).tolist() == [driver.pid(rank), 3, 11, 7]
+    driver.ranks.check()
+    assert driver.reported.empty()
+    assert "rank 1: did 3 steps" in caplog.messages
 
 
-@pytest.fixture
-def failures() -> Failures:
-    return Failures()
+def test_ranks_divide_the_cores(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "aengine")
+    cores = os.sched_getaffinity(0)
+    with driving() as driver:
+        own = os.sched_getaffinity(0)
+    (said,) = (message for message in caplog.messages if "cores" in message)
+    others = set(range(1024)) & set(map(int, said.partition("[")[2].rstrip("]").split(", ")))
+    if len(cores) == 1:
+        assert own == others == cores
+    else:
+        assert (len(own), len(others)) == (len(cores) // 2,) * 2
+        assert not own & others
+        assert own | others <= cores
+    assert said == f"rank 1: {driver.ranks.threads} threads on cores {sorted(others)}"
 
 
-def test_steps_reach_all_ranks(failures: Failures) -> None:
-    ranks = start(failures, ranks=3)
-    try:
-        ranks.same({"dtype": "float32"})
-        assert ranks.agree(1000, 128) == (98, 64)
-        assert ranks.exchange_fd is not None
-        with mmap.mmap(ranks.exchange_fd, 0) as memory:
-            slots = np.frombuffer(memory, np.int32)
-            for step in range(3):
-                ranks.send_plan(plan(step, [step, 7]))
-                ranks.send_logits(np.array([step], np.int32))
-                ranks.send_last_tokens(np.array([5, step], np.int32))
-            others = slots[SLOT : 3 * SLOT].reshape(2, SLOT)
-            while not (others[:, 1] == 3).all():
-                os.sched_yield()
-            assert others[:, 2:].tolist() == [[11, 7]] * 2
-            pids = others[:, 0].tolist()
-            del slots, others
-    finally:
-        ranks.close()
-    ranks.check()
-    assert failures.queue.empty()
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
-def test_a_rank_that_ends_is_reported(failures: Failures) -> None:
-    ranks = start(failures, "exit")
-    try:
-        ranks.same({"dtype": "float32"})
-        ranks.agree(1000, 128)
-        ranks.send_plan(plan(0, [1]))
-        ranks.send_last_tokens(NO_INTS)
-        error = failures.next()
+def test_a_rank_that_ends_is_reported() -> None:
+    with driving("exit") as driver:
+        ended: list[BaseException | None] = []
+        driver.ranks.on_failure(lambda: ended.append(driver.ranks._failure))
+        driver.step()
+        error = driver.failure()
         assert isinstance(error, RankDiedError)
-        assert (error.rank, error.log_lines[-1]) == (1, "it had enough")
-        assert "ended with exit code 3" in str(error)
+        assert ended == [error]
+        assert (error.rank, error.pid, error.log_lines[-1]) == (1, driver.pid(1), "it had enough")
+        assert f"rank 1 (pid {error.pid}) ended with exit code 3; its last log lines:" in str(error)
+        for call in (driver.ranks.check, driver.step):
+            with pytest.raises(RankDiedError) as caught:
+                call()
+            assert caught.value is error
+        late: list[int] = []
+        driver.ranks.on_failure(lambda: late.append(1))
+        assert late == [1]
+
+
+def test_a_rank_that_raises_says_so() -> None:
+    with driving("raise") as driver:
+        driver.step()
+        error = driver.failure()
+        assert isinstance(error, RankDiedError)
+        assert f"rank 1 (pid {driver.pid(1)}) failed: RuntimeError: something broke; its last log lines:" in str(error)
+        assert "Traceback (most recent call last):" in error.log_lines
+
+
+def test_a_rank_that_cannot_load_is_named() -> None:
+    with driving("refuse", load=False) as driver:
+        with pytest.raises(ModelLoadError, match=r"^rank 1: there is no such model$"):
+            driver.load()
+        assert isinstance(driver.failure(), ModelLoadError)
+
+
+def test_what_is_not_the_same_on_a_rank_is_named() -> None:
+    with driving("other", load=False) as driver, pytest.raises(ModelLoadError) as caught:
+        driver.load()
+    assert str(caught.value) == f"rank 1 (pid {driver.pid(1)}) cannot be used: its dtype is float16, that of rank 0 is float32"
+
+
+def test_loading_can_be_given_up() -> None:
+    class GivenUp(Exception):
+        pass
+
+    def give_up() -> None:
+        raise GivenUp
+
+    with driving(load=False) as driver:
+        driver.ranks._check = give_up
+        with pytest.raises(GivenUp):
+            driver.ranks.agree(1, 1)
+
+
+def test_a_rank_that_is_stopped_is_named() -> None:
+    with driving(num_ranks=3, step_timeout=0.5) as driver:
+        os.kill(driver.pid(2), signal.SIGSTOP)
+        with pytest.raises(RankHungError, match=rf"^rank 2 \(pid {driver.pid(2)}\) did not answer within step_timeout \(0.5 s\)") as caught:
+            driver.step_for_ever(range(5000))
+        assert caught.value.rank == 2
+        assert "rank 1 (pid" in str(driver.ranks.hung(1))
+
+
+def test_a_rank_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aengine.parallel.driver.CLOSE_SECONDS", 0.1)
+    with driving("late") as driver:
+        gone = ends(driver.pid(1))
+    gone()
+    driver.ranks.close()
+    monkeypatch.undo()
+    with driving("late") as driver:
+        gone = ends(driver.pid(1))
+        driver.ranks.close(at_once=True)
+    gone()
+
+
+@pytest.mark.parametrize("seed", slow_but({0, 1}, range(20)))
+def test_killed_at_random_steps(seed: int) -> None:
+    choose = random.Random(seed)
+    with driving(num_ranks=3) as driver:
+        gone = [ends(driver.pid(rank)) for rank in (1, 2)]
+        victim, at = choose.choice((1, 2)), choose.randrange(200)
         with pytest.raises(RankDiedError) as caught:
-            ranks.check()
-        assert caught.value is error
-    finally:
-        ranks.close()
+            driver.step_for_ever((0, 1), at, driver.pid(victim))
+        assert caught.value is driver.failure()
+        assert str(caught.value).startswith(f"rank {victim} (pid {driver.pid(victim)}) was killed by SIGKILL")
+        assert driver.reported.empty()
+    for wait in gone:
+        wait()
 
 
-def test_a_rank_that_cannot_load_is_named(failures: Failures) -> None:
-    ranks = start(failures, "refuse")
-    try:
-        with pytest.raises(ModelLoadError, match="rank 1: there is no such model"):
-            ranks.agree(1000, 128)
-    finally:
-        ranks.close()
+def test_killed_while_idle() -> None:
+    with driving(num_ranks=3) as driver:
+        os.kill(driver.pid(2), signal.SIGSEGV)
+        error = driver.failure()
+        assert isinstance(error, RankDiedError)
+        assert (error.rank, "was killed by SIGSEGV" in str(error)) == (2, True)
+
+
+DRIVER = """
+import sys, threading
+from driving import Driver
+driver = Driver("", 3)
+driver.load()
+print(driver.pid(1), driver.pid(2), flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["threading.Event().wait()", "while True: driver.step()"])
+def test_ranks_end_with_their_driver(then: str) -> None:
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    code = DRIVER.format(then=then)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+    ) as process:
+        assert process.stdout is not None
+        gone = [ends(int(pid)) for pid in process.stdout.readline().split()]
+        assert len(gone) == 2
+        process.kill()
+        for wait in gone:
+            wait()
+
+
+def test_signals_of_a_terminal_are_for_the_driver() -> None:
+    with driving() as driver:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(driver.pid(1), number)
+        driver.step()
+        driver.wait_for_steps((1,))
+        assert driver.reported.empty()
+        assert os.getsid(driver.pid(1)) != os.getsid(0)
+
+
+def test_a_command_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(FileNotFoundError):
+        Driver("", 3)
