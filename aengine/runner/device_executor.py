@@ -24,6 +24,7 @@ from aengine.runner.decode_graphs import Forward
 from aengine.runner.device import DeviceStream, cuda_kv_budget
 from aengine.runner.device_draft import DeviceDraft
 from aengine.runner.device_model import DeviceModel
+from aengine.runner.device_ranks import connect_ranks
 from aengine.runner.dummy_steps import GREEDY, DummyStep, warm_up_steps, widest_step
 from aengine.runner.memory import cpu_budget, show_bytes
 from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
@@ -33,10 +34,11 @@ from aengine.sampling.acceptance import num_accepted
 from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.draft_progress import MOST_BEHIND
 from aengine.scheduler.drafter import BY_MODEL
-from aengine.scheduler.plan import NewRow, StepResult
+from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
 
 _log = logging.getLogger("aengine")
-_Output = tuple[ResultBuffer, SampledTokens | None, PromptScores | None]
+Results = tuple[SampledTokens | None, PromptScores | None]
+Output = tuple[ResultBuffer, SampledTokens | None, PromptScores | None]
 """Tensors are in host memory once the buffer's `wait` has returned."""
 
 
@@ -47,10 +49,10 @@ class DeviceStep:
         self.overlaps = overlaps
         self._executor = executor
         self._step = step
-        self._output: _Output | None = None
+        self._output: Output | None = None
         self._result: StepResult | None = None
 
-    def start(self) -> _Output:
+    def start(self) -> Output:
         """Puts the step on the device's stream, unless it is there already."""
         if self._output is None:
             self._output = self._executor.start(self._step)
@@ -77,6 +79,9 @@ class DeviceExecutor:
 
     def __init__(self, setup: ExecutorSetup, check: Callable[[], object]) -> None:
         """As `build_executor`."""
+        self._collectives = connect_ranks(setup)
+        if self._collectives is not None:
+            setup = replace(setup, shard=self._collectives.shard)
         self._setup = setup
         self._capture = setup.capture
         self._stream = DeviceStream(setup.device)
@@ -84,7 +89,7 @@ class DeviceExecutor:
             self._last_tokens = torch.zeros(setup.max_num_seqs + setup.max_num_batched_tokens + 1, dtype=torch.int32, device=setup.device)
             """As of `DecodeGraphs`."""
             self._no_tokens = self._last_tokens[:0]
-            self._model = DeviceModel(setup, self._last_tokens, check)
+            self._model = DeviceModel(setup, self._last_tokens, check, collectives=self._collectives)
             self._draft = None if setup.draft is None else DeviceDraft(setup.draft, self._model, setup.spec.vocab_size, check)
             self._models = [self._model] if self._draft is None else [self._model, self._draft.model]
             self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device)
@@ -100,7 +105,7 @@ class DeviceExecutor:
         """On CUDA what is left beside weights, the widest step, graphs, and other users of the device."""
         setup = self._setup
         if setup.device.type == "cpu":
-            return cpu_budget()
+            return cpu_budget() // (1 if setup.ranks is None else setup.ranks.num_local)
         with self._stream.enter():
             self._allocate_pages(1)
             return cuda_kv_budget(setup.device, setup.config.gpu_memory_utilization, self._run_widest, self._measure_graphs)
@@ -145,7 +150,7 @@ class DeviceExecutor:
             launched.start()
         return launched
 
-    def start(self, step: Step) -> _Output:
+    def start(self, step: Step) -> Output:
         """Puts a step and the copies of its results on the stream, without waiting for the device."""
         with self._stream.enter():
             output = self._run(step)
@@ -186,10 +191,16 @@ class DeviceExecutor:
             self._unstarted.start()
             self._unstarted = None
 
-    def _run(self, step: Step) -> tuple[SampledTokens | None, PromptScores | None]:
-        """Runs the model, scores prompts, and samples; sampled tokens become the last tokens of their rows. To be called on the stream."""
-        forward = self._model.forward(step, self._token_ids(step))
-        scores = self._scorer.score(step.rows, step.layout, forward.logits)
+    def _run(self, step: Step) -> Results:
+        """Runs the model and what follows from its logits, on all ranks in the same order. To be called on the stream."""
+        results = self._results(step, self._model.forward(step, self._token_ids(step)))
+        if self._collectives is not None and len(step.sampled_rows):
+            self._collectives.broadcast(self._last_tokens[: self._setup.max_num_seqs])
+        return results
+
+    def _results(self, step: Step, forward: Forward) -> Results:
+        """Scores prompts, and samples; sampled tokens become the last tokens of their rows."""
+        scores = self._scores(step, forward)
         if len(step.sampled_rows) == 0:
             return None, scores
         tokens = forward.greedy_tokens if self._sampler.is_greedy(step.sampled_rows) else None
@@ -206,6 +217,19 @@ class DeviceExecutor:
             tokens, rows = tokens.index_select(0, last), rows.index_select(0, last)
         self._last_tokens.index_copy_(0, rows.long(), tokens.to(torch.int32))
         return sampled, scores
+
+    def _scores(self, step: Step, forward: Forward) -> PromptScores | None:
+        ranks = self._setup.followers
+        if ranks is None or not step.scores_prompts:
+            return self._scorer.score(step.rows, step.layout, forward.logits)
+
+        def logits(indices: Tensor) -> Tensor:
+            ranks.send_logits(indices.cpu().numpy())
+            return forward.logits(indices)
+
+        scores = self._scorer.score(step.rows, step.layout, logits)
+        ranks.send_last_tokens(NO_INTS)  # there are no more to be scored
+        return scores
 
     def _sample(self, step: Step, forward: Forward) -> SampledTokens:
         """Without `accepted`, which follow from the tokens, where no logits are processed. Where they are, the host must know the drafts,
@@ -279,6 +303,8 @@ class DeviceExecutor:
             capture = self._capture(self._setup.device)
             taken = [model.record(sizes, max_model_len, capture) for model in self._models]
         except Exception as error:  # the same steps run without graphs
+            if self._collectives is not None:
+                raise  # other ranks may have graphs
             _log.warning("no graphs, so that steps take longer: %s", error, exc_info=_log.isEnabledFor(logging.DEBUG))
             taken = [None]
         recorded = [one for one in taken if one is not None]

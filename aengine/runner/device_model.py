@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aengine.attention import AttentionBackend, AttentionMetadata
 from aengine.kernels.upload import to_device, upload
+from aengine.layers.collectives import Collectives
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.models.spec import ModelSpec
 from aengine.runner.base import Step
@@ -23,14 +24,21 @@ from aengine.runner.torch_models import TorchModel, load_torch_model
 
 
 class DeviceModel:
-    def __init__(self, setup: ExecutorSetup, last_tokens: Tensor, check: Callable[[], object], target: DeviceModel | None = None) -> None:
+    def __init__(
+        self,
+        setup: ExecutorSetup,
+        last_tokens: Tensor,
+        check: Callable[[], object],
+        target: DeviceModel | None = None,
+        collectives: Collectives | None = None,
+    ) -> None:
         """Loads the model, as `build_executor`. `last_tokens`: as of `DecodeGraphs`. `target`: of a draft head, which must not have run.
-        To be called on the stream of the steps."""
+        `collectives`: as of `Decoder`. To be called on the stream of the steps."""
         self._setup = setup
         self._last_tokens = last_tokens
         self.model: TorchModel
         self.backend: AttentionBackend
-        self.model, self.backend = load_torch_model(setup, check, None if target is None else target.model)
+        self.model, self.backend = load_torch_model(setup, check, None if target is None else target.model, collectives)
         self._is_head = isinstance(setup.spec, ModelSpec) and setup.spec.draft_head is not None
         self.graphs: StepGraphs | None = None
 

@@ -89,4 +89,6 @@ def _dummy_step(
     layout.slot_mapping.fill(-1)
     token_ids = np.zeros(int(lengths[num_decodes:].sum()), dtype=np.int32)
     ends = layout.qo_indptr[1:] - 1
-    return DummyStep(tuple(new_rows), Step(0, layout, rows, token_ids, ends, rows, layout.seq_lens))
+    scores_prompts = any(new_row.params.prompt_logprobs is not None for new_row in new_rows)
+    step = Step(0, layout, rows, token_ids, ends, rows, layout.seq_lens, scores_prompts=scores_prompts)
+    return DummyStep(tuple(new_rows), step)

@@ -9,8 +9,10 @@ from aengine.errors import ConfigError
 from aengine.kernels.cpu.levels import KernelsUnavailableError
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.fallback.spec import FallbackSpec
+from aengine.parallel.follower import FollowerRanks
 from aengine.runner.base import Executor
 from aengine.runner.device_executor import DeviceExecutor
+from aengine.runner.device_follower import DeviceFollower
 from aengine.runner.host_executor import HostExecutor
 from aengine.runner.setup import ExecutorSetup
 
@@ -45,4 +47,4 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
     if config.quantization != "none" and (on_cpu or fallback):
         needs = " and ".join(["the CPU kernels"] * on_cpu + ["a native model"] * fallback)
         raise ConfigError.of("quantization", f"{config.quantization!r} needs {needs}")
-    return DeviceExecutor(setup, check)
+    return DeviceFollower(setup, setup.ranks, check) if isinstance(setup.ranks, FollowerRanks) else DeviceExecutor(setup, check)

@@ -19,8 +19,11 @@ from aengine.models.choice import AnySpec
 from aengine.models.fallback.spec import FallbackSpec, LayerCall
 from aengine.models.kv_scales import stored_kv_scales
 from aengine.models.quantization.config import load_quantization
+from aengine.models.sharding import sharded_spec
 from aengine.models.spec import Attention, LatentAttention, ModelSpec
 from aengine.models.weights import random_weights, stored_weights
+from aengine.parallel.driver import DriverRanks
+from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.capture import Capture
 
@@ -41,6 +44,7 @@ class ExecutorSetup:
     capture: Callable[[torch.device], Capture] | None = None  # makes what records graphs; None: there are none
     draft: ExecutorSetup | None = None  # of the draft model, if there is one
     shard: Shard = WHOLE  # what this rank holds of the model
+    ranks: DriverRanks | FollowerRanks | None = None  # the others, if there are any
     is_draft: bool = False  # a draft model has pages of its own under the numbers of a group of the model that keeps all tokens
 
     @property
@@ -48,6 +52,11 @@ class ExecutorSetup:
         """The spec of a model that does not run in the code of transformers."""
         assert isinstance(self.spec, ModelSpec)
         return self.spec
+
+    @property
+    def followers(self) -> DriverRanks | None:
+        """The ranks that follow this one, if there are any."""
+        return self.ranks if isinstance(self.ranks, DriverRanks) else None
 
     @property
     def most_drafts(self) -> int:
@@ -87,7 +96,7 @@ class ExecutorSetup:
             yield weight
 
     def attention(self) -> AttentionSpec:
-        """Reads the scales of an fp8 KV cache. Raises ModelLoadError."""
+        """Of what the rank holds. Reads the scales of an fp8 KV cache. Raises ModelLoadError."""
         spec, fp8 = self.spec, self.kv_dtype is torch.float8_e4m3fn
         scales = None
         attention: LayerCall | Attention | LatentAttention
@@ -95,10 +104,8 @@ class ExecutorSetup:
             attention, scoring = spec.attention[0], tuple(call.scoring for call in spec.attention)
             _check_equal_shapes(spec)
         else:
-            attention = spec.layers[0].attention
-            scoring = tuple(
-                Scoring(each.scale, each.window, each.soft_cap, each.sinks) for each in (layer.attention for layer in spec.layers)
-            )
+            kinds = [layer.attention for layer in sharded_spec(spec, self.shard).layers]
+            attention, scoring = kinds[0], tuple(Scoring(each.scale, each.window, each.soft_cap, each.sinks) for each in kinds)
             if fp8 and self.config.load_format != "dummy":
                 scales = stored_kv_scales(spec, self.model_dir, self.config.load_format)
         if fp8:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from aengine.attention import AttentionBackend, select_backend
 from aengine.errors import ConfigError
+from aengine.layers.collectives import Collectives
 from aengine.layers.select import select_linears, select_ops
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.models.fallback.spec import FallbackSpec
-from aengine.models.named_weights import num_parameters
+from aengine.models.sharding import own, sharded_weights, vocab_bounds
 from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.weights import fused
 from aengine.runner.device import free_cuda_memory
@@ -44,9 +46,9 @@ class TorchModel(Protocol):
 
 
 def load_torch_model(
-    setup: ExecutorSetup, check: Callable[[], object], target: TorchModel | None = None
+    setup: ExecutorSetup, check: Callable[[], object], target: TorchModel | None = None, collectives: Collectives | None = None
 ) -> tuple[TorchModel, AttentionBackend]:
-    """As `build_executor`. `target`: of a draft head. To be called on the stream of the steps."""
+    """As `build_executor`. `target`: of a draft head. `collectives`: as of `Decoder`. To be called on the stream of the steps."""
     spec = setup.spec
     backend = select_backend(setup.config.attention_backend, setup.attention())
     on_cpu = setup.device.type == "cpu"
@@ -59,12 +61,12 @@ def load_torch_model(
     if linears is None and setup.config.quantization != "none":
         raise ConfigError.of("quantization", f"{setup.config.quantization!r} needs Triton")
     check_memory(_weight_bytes(setup, linears is not None), backend.bytes_per_page(), setup.needs, setup.config, available)
-    weights = fused(spec, setup.weights(check), setup.dtype, setup.device, linears, setup.config.quantization)
+    weights = fused(spec, setup.weights(check), setup.dtype, setup.device, linears, setup.config.quantization, setup.shard)
     kept = [weight.nbytes for weight in weights.values() if not isinstance(weight, Tensor)]
     if kept:
         _log.info("%d quantised matrices take %s", len(kept), show_bytes(sum(kept)))
     if spec.draft_head is None:
-        return Decoder(spec, weights, setup.max_model_len, ops), backend
+        return Decoder(spec, weights, setup.max_model_len, ops, collectives), backend
     assert isinstance(target, Decoder), "models of transformers have no draft heads"
     head = Decoder(spec, {**target.shared_weights, **weights}, setup.max_model_len, ops)
     target.serve(head)
@@ -75,11 +77,11 @@ def _weight_bytes(setup: ExecutorSetup, quantized: bool) -> int:
     """`quantized`: weights that are quantised, or are to be, stay so."""
     spec, config, itemsize = setup.native_spec, setup.config, setup.dtype.itemsize
     if not quantized:
-        return num_parameters(spec) * itemsize
+        return sum(math.prod(part.shape) for part in sharded_weights(spec, setup.shard).values()) * itemsize
     stored = quantized_bytes(config, spec, setup.model_dir)
     beside_table = spec.tied_head and ("embedding.weight" in stored or config.quantization != "none")
-    table = spec.vocab_size * spec.hidden_size * itemsize if beside_table else 0
-    return sum(weight_bytes(config, spec, itemsize, stored).values()) + table
+    table = len(own(vocab_bounds(spec, setup.shard), setup.shard)) * spec.hidden_size * itemsize if beside_table else 0
+    return sum(weight_bytes(config, spec, itemsize, stored, setup.shard).values()) + table
 
 
 def _load_fallback(setup: ExecutorSetup, spec: FallbackSpec, backend: AttentionBackend, check: Callable[[], object]) -> TorchModel:

@@ -104,7 +104,7 @@ def test_every_way_to_draw_is_tried(tiny: pathlib.Path, monkeypatch: pytest.Monk
 def test_it_leaves_nothing_behind(tiny: pathlib.Path, max_num_seqs: int) -> None:
     runner = eager_runner(tiny, max_num_seqs=max_num_seqs)
     runner._executor.warm_up()
-    assert not runner._executor._scorer.has_prompts
+    assert not runner._executor._scorer._prompts
     most = min(4, max_num_seqs)
     assert random_steps(runner, 3, 20, most=most, params=KINDS) == random_steps(
         eager_runner(tiny, max_num_seqs=max_num_seqs), 3, 20, most=most, params=KINDS
