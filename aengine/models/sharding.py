@@ -185,7 +185,9 @@ def sharded_weights(spec: ModelSpec, shard: Shard) -> dict[str, WeightPart]:
     if spec.draft_head is not None:
         shard = WHOLE
     vocabulary = (own(vocab_bounds(spec, shard), shard),)
-    of_model = {"embedding": _Cut(vocabulary if shard.splits_embedding else None), "head": _Cut(vocabulary)}
+    of_model = {}  # a draft head may have logits of some tokens alone
+    if shard.size > 1:
+        of_model = {"embedding": _Cut(vocabulary if shard.splits_embedding else None), "head": _Cut(vocabulary)}
     held = shard.layers(spec.num_layers)
     of_layers = {index: _layer_cuts(spec.layers[index], spec, shard) for index in held}
     found = {}

@@ -269,7 +269,8 @@ def test_steps_with_no_room_for_hidden_states_are_refused(tmp_path: pathlib.Path
     runner = make_runner(tmp_path, speculative="mtp")
     executor, one = runner._executor, np.array([0], np.int32)
     assert isinstance(executor, HostExecutor)
-    assert executor._draft is not None
+    model = executor._model
+    assert model.draft is not None
     layout = build_layout(one, 0, one, one + 2, np.ones((1, 1, 1), np.int32), runner.page_size)
     no_tokens = LastTokens(one[:0], one[:0], one[:0])
     for slots, message in (
@@ -277,9 +278,7 @@ def test_steps_with_no_room_for_hidden_states_are_refused(tmp_path: pathlib.Path
         ([3], "there are 1 slots for hidden states of 2 tokens"),
         ([3, 1 << 30], "a slot of the step is neither -1 nor in the pool"),
     ):
-        kept = None if slots is None else executor._draft.kept(np.array(slots, np.int32))
+        kept = None if slots is None else model.draft.kept(np.array(slots, np.int32))
         with pytest.raises(ValueError, match=message):
-            executor._stack.prepare(
-                executor._workspace, executor._pool, layout, layout.positions, one, last_tokens=no_tokens, kept=kept
-            ).run()
+            model._stack.prepare(model.workspace, model._pool, layout, layout.positions, one, last_tokens=no_tokens, kept=kept).run()
     runner.close()
