@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import pathlib
 from collections.abc import Callable
 
@@ -11,14 +12,19 @@ import pytest
 import torch
 from quantized_layouts import LAYOUTS
 from quantized_models import MODELS, random_model, rewrite
+from slow_cases import slow_but
 from test_gguf_families import CASES as GGUF_CASES
 from test_gguf_families import Case, converted
 from torch import Tensor
 
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
+from aengine.kernels.cpu.library import Workspace, load_kernels
+from aengine.kernels.cpu.ops import logits
 from aengine.kernels.quantized import QuantizedRows
+from aengine.kernels.warm_memory import lazy_bytes
 from aengine.models import weights as loading
+from aengine.models.cpu_weights import PackedWeights
 from aengine.models.model_config import load_spec
 from aengine.models.quantization.config import load_quantization
 from aengine.models.sharding import sharded_weights, take_part
@@ -27,6 +33,7 @@ from aengine.models.weights import fused, grouped, random_weights, stored_weight
 from aengine.parallel.shard import WHOLE, Shard
 
 CPU = torch.device("cpu")
+QUICK = ("pack-quantized 8 bits, asymmetric", "float-quantized, blocks", "gptq 4 bits, act-order", "awq", "nf4, double")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +60,7 @@ def check_parts(folder: pathlib.Path, size: int, exact: bool, num_stages: int = 
             assert torch.equal(found[name], torch.cat(take_part((rows,), part)).view(part.shape)), name
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", slow_but(QUICK, LAYOUTS))
 def test_quantised_layouts(tmp_path: pathlib.Path, models, name: str) -> None:
     """Codes are cut, not numbers; in fast mode on the borders of groups."""
     rewrite(models("gpt_neox"), tmp_path, LAYOUTS[name])
@@ -91,6 +98,42 @@ def test_gguf(name: str, exact: bool, tmp_path: pathlib.Path) -> None:
         parts for name, parts in stored_weights(load_spec(path), path, shard=shard) if name.endswith(("output.weight", "qkv.weight"))
     ]
     assert all(isinstance(part, QuantizedRows) for parts in matrices for part in parts)
+
+
+def packed(folder: pathlib.Path, shard: Shard, dtype: torch.dtype, quantization: str) -> tuple[PackedWeights, Workspace]:
+    spec, workspace = load_spec(folder), Workspace(load_kernels(), 1)
+    weights = PackedWeights(spec, dtype, shard)
+    weights.take(workspace, stored_weights(spec, folder, "auto", load_quantization(folder), shard), quantization, lazy_bytes)
+    return weights, workspace
+
+
+PACKED = [("", "none"), ("", "int8"), ("", "int4"), *((name, "none") for name in LAYOUTS)]
+
+
+@pytest.mark.parametrize(("name", "quantization"), slow_but([*PACKED[:3], *((name, "none") for name in QUICK)], PACKED))
+@pytest.mark.skipif(os.environ.get("AENGINE_CPU_LEVEL") == "torch", reason="AENGINE_CPU_LEVEL turns the CPU kernels off")
+def test_products_of_packed_parts(tmp_path: pathlib.Path, models, name: str, quantization: str) -> None:
+    """Exact mode: the products of all ranks side by side are those of one rank, bit for bit, in any format. Fast mode: their sums are."""
+    folder = tmp_path if name else models("cohere2")
+    if name:
+        rewrite(models("cohere2"), tmp_path, LAYOUTS[name])
+    spec, dtype = load_spec(folder), torch.bfloat16 if quantization == "none" else torch.float32
+    whole, workspace = packed(folder, WHOLE, dtype, quantization)
+    x = torch.randn(3, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+    def products(weights: PackedWeights, stem: str, first: int = 0) -> Tensor:
+        return logits(workspace, x[:, first : first + weights.linears[stem].in_features], weights.linears[stem])
+
+    ranks = [packed(folder, Shard(index, 2), dtype, quantization)[0] for index in range(2)]
+    for stem in ("layers.0.output", "layers.0.down", "head"):
+        assert torch.equal(torch.cat([products(rank, stem) for rank in ranks], dim=1), products(whole, stem)), stem
+    if "act" in name or quantization == "int4":  # the groups of which begin where a part begins
+        return
+    ranks = [packed(folder, grouped(Shard(index, 2, exact=False), spec, folder), dtype, quantization)[0] for index in range(2)]
+    for stem in ("layers.0.output", "layers.0.down"):
+        expected = products(whole, stem)
+        found = products(ranks[0], stem) + products(ranks[1], stem, ranks[0].linears[stem].in_features)
+        assert (found - expected).norm() < 0.02 * expected.norm(), stem
 
 
 def test_groups_that_are_too_few(tmp_path: pathlib.Path, models) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from family_cases import TINY
+from slow_cases import slow_but
 from torch import Tensor
 
 from aengine.errors import ConfigError
@@ -74,7 +75,7 @@ def held(spec: ModelSpec, shard: Shard, whole: dict[str, Tensor]) -> dict[str, T
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", slow_but((3, 4), SIZES))
 def test_parts_of_all_ranks_are_the_whole(size: int, exact: bool) -> None:
     """Each element is held once, or by all ranks; a KV head that ranks share by these. In the order of the whole."""
     for name in CASES:
@@ -130,7 +131,7 @@ def layers_of(size: int) -> list[ModelSpec]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", slow_but((3, 4), SIZES))
 def test_what_is_computed_of_the_parts(size: int) -> None:
     """Fast: the sum of what the blocks of all ranks make is what the whole block makes. Exact: the last matrices of the blocks are
     divided by rows, and all others as in fast mode."""
