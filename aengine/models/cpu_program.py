@@ -6,34 +6,30 @@ Owns the order of the operations, the buffers between them, and which part of th
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, c_int64
+from collections.abc import Callable, Sequence
+from ctypes import c_int64
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from aengine.cache import LayerGroups
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.library import (
     ELEMENTS,
-    MAX_BUFFERS,
-    PANEL,
     CAttentionOp,
-    CCopyOp,
     CEmbedOp,
     CExpertsOp,
-    CGatherOp,
     CHeadsOp,
     CKeptOp,
-    CLinearOp,
     CModel,
     CNorm,
-    CNormOp,
     COp,
 )
-from aengine.kernels.cpu.ops import norm_weight
 from aengine.kernels.cpu.pool import stored_dim
 from aengine.layers.rotary import cos_sin_cache
+from aengine.models.cpu_operations import Operations
 from aengine.models.cpu_weights import PackedWeights
+from aengine.models.sharding import Bounds, attended_bounds, hidden_bounds, key_bounds, own, query_bounds, width_bounds
 from aengine.models.spec import (
     Activation,
     Attention,
@@ -45,8 +41,6 @@ from aengine.models.spec import (
     Mlp,
     ModelSpec,
     Norm,
-    NormKind,
-    QkNorm,
     RouterScoring,
 )
 
@@ -59,39 +53,48 @@ _ACTIVATIONS = {
     Activation.RELU_SQUARED: library.RELU_SQUARED,
     Activation.CLIPPED_SWIGLU: library.CLIPPED_SWIGLU,
 }
+_Product = Callable[[str, int], None]  # writes to a buffer, with an epilogue
 _SCORINGS = {RouterScoring.SOFTMAX: library.SOFTMAX, RouterScoring.SIGMOID: library.SIGMOID}
-_NORM_KINDS = {NormKind.RMS: library.RMS_NORM, NormKind.LAYER: library.LAYER_NORM}
 
 
-class Program:
-    """The operations of a model as a `CModel`, with all that it points to.
+class Program(Operations):
+    """The operations of a model as a `CModel`, with all that it points to; on one of several ranks, those of its part.
 
     Buffers have names while it is written: the `residual`, what a block reads (`normed`), `qkv`, what was `attended`, the `gated` inner
     activations of an MLP, the output of a block before its norm (`branch`), and the `hidden` states for the head. Latent attention has the
     `heads` of its queries, its `latent` keys and values, and the `query` heads that are as wide as these.
+
+    Several ranks all have the whole residual. In exact mode each computes a `slice` of the columns of the residual or branch, from all
+    columns of what was attended and gated; the columns are gathered. Otherwise each makes partial results from its own columns, which are
+    summed.
     """
 
-    def __init__(self, weights: PackedWeights, num_positions: int, groups: LayerGroups, reader: PackedWeights | None = None) -> None:
-        """`groups` are those of the KV pages. `reader`: of a draft head whose target the model is."""
-        spec = self._spec = weights.spec
+    def __init__(
+        self,
+        weights: PackedWeights,
+        num_positions: int,
+        groups: LayerGroups,
+        read: DraftHead | None = None,
+        reader: PackedWeights | None = None,
+    ) -> None:
+        """`groups` are those of the KV pages. `read`: the draft head whose target the model is, and `reader` its weights, where it runs."""
+        super().__init__(weights)
+        spec, shard = weights.spec, weights.shard
+        self._shard = shard
+        self._whole_layers = [weights.whole_spec.layers[index] for index in shard.layers(weights.whole_spec.num_layers)]
         if spec.learned_positions is not None:
             num_positions = min(num_positions, spec.learned_positions.count)
         self._places = groups.places
+        self._read = read
         self._reader = reader
-        self._weights = weights
         self._tables = {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
-        self._tensors: list[Tensor] = []  # what the operations point to besides the weights
-        self._norms: list[CNormOp] = []
-        self._ops: list[tuple[int, Structure]] = []
-        self._buffers: dict[str, int] = {}
-        self._strides: list[int] = []
         self._write(spec)
         attention = spec.layers[0].attention
         self._c_ops = (COp * len(self._ops))(*(COp(kind, ctypes.addressof(item)) for kind, item in self._ops))
         self._c_strides = (c_int64 * len(self._strides))(*self._strides)
         self.c = CModel(
             ops=self._c_ops,
-            head=ctypes.pointer(weights.linears["head"].c),
+            head=ctypes.pointer(weights.linears["head"].c) if "head" in weights.linears else None,
             strides=self._c_strides,
             num_ops=len(self._ops),
             num_buffers=len(self._strides),
@@ -119,13 +122,13 @@ class Program:
         return self._strides[self._buffers["hidden"]]
 
     def _write(self, spec: ModelSpec) -> None:
-        read = None if self._reader is None else self._reader.spec.draft_head
-        taps = () if read is None else read.taps
+        read, is_last_stage = self._read, self._shard.is_last_stage
+        taps = () if read is None or self._reader is None else read.taps
         if spec.draft_head is None:
             self._embed(spec, "residual")
         else:
             self._head_inputs(spec, spec.draft_head)
-        gathers = read is None or (read.kind is HeadKind.EAGLE3 and spec.num_layers not in taps)
+        gathers = is_last_stage and (read is None or (read.kind is HeadKind.EAGLE3 and spec.num_layers not in read.taps))
         for index, layer in enumerate(spec.layers):
             self._tap(index, taps)
             self._layer(f"layers.{index}.", index, layer, gathers=gathers and index + 1 == spec.num_layers)
@@ -134,9 +137,10 @@ class Program:
             self._kept(library.WRITE_KEPT, "residual")
         if self._norm("norm", spec.norm, "residual", "hidden", factor=spec.logit_scale) != "hidden":
             self._buffers["hidden"] = self._buffers["residual"]
-        if HeadKind.MTP in {head.kind for head in (read, spec.draft_head) if head is not None}:
+        keeping = spec.draft_head if self._reader is None else read
+        if keeping is not None and keeping.kind is HeadKind.MTP:
             self._kept(library.WRITE_KEPT, "hidden")
-        if not gathers:
+        if is_last_stage and not gathers:
             self._gather("hidden")
 
     def _head_inputs(self, spec: ModelSpec, head: DraftHead) -> None:
@@ -149,7 +153,7 @@ class Program:
             self._kept(library.READ_KEPT, "residual")
         self._norm("hidden_norm", head.norm, "inputs", "inputs", first=size)
         if head.kind is HeadKind.MTP:
-            self._linear("combine", "inputs", "residual", size)
+            self._linear("combine", "inputs", "residual")
         elif head.normed_residual:
             self._copy("inputs", size, "residual", 0, size)
 
@@ -161,11 +165,8 @@ class Program:
             self._copy("residual", 0, "taps", place * size, size)
         if taps and index == max(taps):
             assert self._reader is not None
-            self._linear("fuse", "taps", "fused", self._reader.spec.hidden_size, weights=self._reader)
+            self._linear("fuse", "taps", "fused", weights=self._reader)
             self._kept(library.WRITE_KEPT, "fused")
-
-    def _copy(self, source: str, first: int, out: str, out_first: int, width: int) -> None:
-        self._add(library.COPY, CCopyOp(first, out_first, width, self._buffers[source], self._buffer(out, out_first + width)))
 
     def _kept(self, kind: int, rows: str, first: int = 0) -> None:
         width = self.kept_width
@@ -174,6 +175,9 @@ class Program:
     def _embed(self, spec: ModelSpec, name: str, width: int = 0) -> None:
         """To the first columns of a buffer that is `width` wide, or wide enough; what follows them becomes zero."""
         tables, learned = self._weights.tables, spec.learned_positions
+        if self._shard.stage:
+            self._add(library.EMBED, CEmbedOp(None, None, spec.hidden_size, self._buffer(name, spec.hidden_size), 1.0))
+            return
         positions = None if learned is None else self._keep(tables["positions"][learned.offset :])
         scale = torch.tensor(spec.embedding_scale, dtype=self._weights.dtype).item()
         out = self._buffer(name, max(width, spec.hidden_size))
@@ -201,55 +205,68 @@ class Program:
         attended = "attended"
         if isinstance(attention, LatentAttention):
             attended = self._heads(f"{name}value_up", attention.num_heads, 0, "attended", "values")
-        if layer.parallel and isinstance(mlp, Mlp):
-            self._mlp(name, mlp, mlp_source)
-        self._branch(f"{name}output", attended, f"{name}post_attention_norm", layer.post_attention_norm, layer.residual_multiplier)
-        if not layer.parallel:
-            mlp_source = self._norm(f"{name}mlp_norm", layer.mlp_norm, "residual", "normed")
-        if isinstance(mlp, Experts):
-            self._experts(name, mlp, mlp_source, layer)
+        whole, multiplier = self._whole_layers[index], layer.residual_multiplier
+        attended = self._all_columns(attended, attended_bounds(whole.attention, self._shard))
+        output = self._product(f"{name}output", attended, multiplier)
+        if layer.parallel:
+            self._add_branch([output, self._mlp(name, mlp, whole.mlp, mlp_source, multiplier)], "", None, multiplier)
             return
-        if not layer.parallel:
-            self._mlp(name, mlp, mlp_source)
-        self._branch(f"{name}down", "gated", f"{name}post_mlp_norm", layer.post_mlp_norm, layer.residual_multiplier)
+        self._add_branch([output], f"{name}post_attention_norm", layer.post_attention_norm, multiplier)
+        mlp_source = self._norm(f"{name}mlp_norm", layer.mlp_norm, "residual", "normed")
+        down = self._mlp(name, mlp, whole.mlp, mlp_source, multiplier)
+        self._add_branch([down], f"{name}post_mlp_norm", layer.post_mlp_norm, multiplier)
 
     def _attention(self, name: str, index: int, attention: Attention, source: str) -> None:
         """From `source` to `attended`."""
         heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
-        self._linear(f"{name}qkv", source, "qkv", (heads + 2 * kv_heads) * dim)
+        self._linear(f"{name}qkv", source, "qkv")
         norms, stride = [CNorm(), CNorm()], 0
-        qk_norm = attention.qk_norm
-        if qk_norm is not None and qk_norm.whole:
+        qk_norm, query, key, key_first = attention.qk_norm, "qkv", "qkv", heads * dim
+        if qk_norm is not None and qk_norm.whole and self._shard.size > 1:
+            query, key, key_first = self._norm_all_heads(name, index, qk_norm.norm, heads * dim)
+        elif qk_norm is not None and qk_norm.whole:
             for which, first, width in (("q_norm", 0, heads * dim), ("k_norm", heads * dim, kv_heads * dim)):
                 self._norm(f"{name}{which}", qk_norm.norm, "qkv", "qkv", first=first, width=width)
         elif qk_norm is not None:
             norms = [self._head_norm(f"{name}{which}", qk_norm, dim) for which in ("q_norm", "k_norm")]
             stride = stored_dim(dim) if qk_norm.head_weights else 0
         rope = attention.rope
-        qkv = self._buffers["qkv"]
         op = CAttentionOp(
             None if rope is None else self._tables[rope].data_ptr(),
             self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
             *(*norms, stride, *self._places[index], heads, kv_heads, dim, dim),
             *(0 if rope is None else 2 * len(rope.frequencies), attention.window or 0),
-            *(heads * dim, (heads + kv_heads) * dim, attention.scale, attention.soft_cap),
-            *(qkv, qkv, qkv, self._buffer("attended", heads * dim)),
+            *(key_first, (heads + kv_heads) * dim, attention.scale, attention.soft_cap),
+            *(self._buffers[query], self._buffers[key], self._buffers["qkv"], self._buffer("attended", heads * dim)),
         )
         self._add(library.ROTATE, op)
         self._add(library.ATTEND, op)
+
+    def _norm_all_heads(self, name: str, index: int, norm: Norm, width: int) -> tuple[str, str, int]:
+        """Normalises the queries of all ranks together, and the keys. Returns the buffers of this rank's, which has `width` columns of
+        queries, and where its keys begin."""
+        shard, attention = self._shard, self._whole_layers[index].attention
+        assert isinstance(attention, Attention)
+        queries, keys = query_bounds(attention, shard, attention.head_dim), key_bounds(attention, shard)
+        self._gather_ranks("qkv", queries, "all_heads")
+        self._gather_ranks("qkv", keys, "all_heads", first=width, out_first=queries[-1])
+        self._norm(f"{name}q_norm", norm, "all_heads", "all_heads", width=queries[-1])
+        self._norm(f"{name}k_norm", norm, "all_heads", "all_heads", first=queries[-1], width=keys[-1])
+        self._copy("all_heads", queries[shard.index], "query", 0, width)
+        return "query", "all_heads", queries[-1] + shard.index * attention.num_kv_heads // shard.size * attention.head_dim
 
     def _latent_attention(self, name: str, index: int, attention: LatentAttention, source: str) -> None:
         """From `source` to `attended`, in the space of the latents. Keys and values are the same row of `latent`."""
         heads, rope_dim, rank, key_dim = attention.num_heads, attention.rope_dim, attention.kv_lora_rank, attention.key_dim
         q_rank = attention.q_lora_rank
         if q_rank is not None:
-            self._linear(f"{name}q_down", source, "q_latent", q_rank)
-        self._linear(f"{name}kv_down", source, "latent", key_dim)
+            self._linear(f"{name}q_down", source, "q_latent")
+        self._linear(f"{name}kv_down", source, "latent")
         self._norm(f"{name}kv_down_norm", attention.norm, "latent", "latent", first=rope_dim, width=rank)
         q, q_source = "q", source
         if q_rank is not None:
             q, q_source = "q_up", self._norm(f"{name}q_down_norm", attention.norm, "q_latent", "q_latent", width=q_rank)
-        self._linear(f"{name}{q}", q_source, "heads", heads * (rope_dim + attention.nope_dim))
+        self._linear(f"{name}{q}", q_source, "heads")
         self._heads(f"{name}key_up", heads, rope_dim, "heads", "query")
         latent = self._buffers["latent"]
         op = CAttentionOp(
@@ -272,115 +289,63 @@ class Program:
         self._add(library.HEADS, op)
         return out
 
-    def _experts(self, name: str, experts: Experts, source: str, layer: Layer) -> None:
-        """From `source` to the residual."""
-        weights, norm = self._weights, layer.post_mlp_norm
+    def _mlp(self, name: str, mlp: Mlp | Experts, whole: Mlp | Experts, source: str, multiplier: float) -> _Product:
+        """The last product, from what is computed now. `whole`: of all ranks."""
+        if isinstance(mlp, Experts):
+            assert isinstance(whole, Experts)
+            return partial(self._experts, name, mlp, whole, source, multiplier)
+        assert isinstance(whole, Mlp)
+        epilogue = library.GATED if mlp.gated else library.ACTIVATE
+        self._linear(f"{name}gate_up" if mlp.gated else f"{name}up", source, "gated", epilogue, activation=_ACTIVATIONS[mlp.activation])
+        return self._product(f"{name}down", self._all_columns("gated", width_bounds(whole, self._shard)), multiplier)
+
+    def _experts(self, name: str, experts: Experts, whole: Experts, source: str, multiplier: float, out: str, epilogue: int) -> None:
+        weights, shard = self._weights, self._shard
         correction = weights.vectors[f"{name}router_correction"].data_ptr() if experts.correction else None
         matrices = [weights.grouped[f"{name}experts.{which}"] for which in ("gate_up", "down")]
         addresses = [ctypes.addressof(each.c) for each in matrices]
         if experts.shared is not None:
             addresses += [ctypes.addressof(weights.linears[f"{name}shared.{which}"].c) for which in ("gate_up", "down")]
-        out = self._buffer("residual" if norm is None else "branch", self._spec.hidden_size)
+        firsts: list[int | None] = [None, None]
+        if shard.size > 1 and shard.exact:
+            mlps = (whole.expert, whole.shared)
+            firsts = [None if mlp is None else self._keep_bounds(width_bounds(mlp, shard)) for mlp in mlps]
         op = CExpertsOp(
             *(ctypes.addressof(weights.linears[f"{name}router"].c), correction, *addresses, *([None] * (4 - len(addresses)))),
             *(experts.num_experts, experts.top_k, experts.num_groups, experts.top_groups, experts.group_top, experts.scaling),
-            *(_SCORINGS[experts.scoring], experts.normalize, experts.shared_gate, self._buffers[source], out),
-            *(library.ADD if norm is None else library.STORE, _ACTIVATIONS[experts.expert.activation], layer.residual_multiplier),
+            *(_SCORINGS[experts.scoring], experts.normalize, experts.shared_gate),
+            *(self._buffers[source], self._buffer(out, matrices[1].linears[0].out_features)),
+            *(epilogue, _ACTIVATIONS[experts.expert.activation], multiplier),
             *(None if each.orders is None else each.orders.data_ptr() for each in matrices),
+            *firsts,
         )
         self._add(library.EXPERTS, op)
+
+    def _product(self, name: str, source: str, multiplier: float) -> _Product:
+        return partial(self._linear, name, source, multiplier=multiplier)
+
+    def _all_columns(self, name: str, bounds: Bounds) -> str:
+        """The buffer that has what a last product reads: in exact mode the columns of all ranks."""
+        if self._shard.size == 1 or not self._shard.exact:
+            return name
+        self._gather_ranks(name, bounds, f"all_{name}")
+        return f"all_{name}"
+
+    def _add_branch(self, products: Sequence[_Product], norm_name: str, norm: Norm | None, multiplier: float) -> None:
+        """Adds the last products of a block, or of parallel ones, to the residual; normed if there is a norm."""
+        out, epilogue = ("residual", library.ADD) if norm is None else ("branch", library.STORE)
+        shard, bounds = self._shard, hidden_bounds(self._spec, self._shard)
+        if shard.size > 1 and shard.exact:
+            if norm is None:
+                columns = own(bounds, shard)
+                self._copy("residual", columns.start, "slice", 0, len(columns))
+            for product in products:
+                product("slice", epilogue)
+            self._gather_ranks("slice", bounds, out)
+        else:
+            for product in products:
+                product(out, epilogue if shard.size == 1 else library.PARTIAL)
+                if shard.size > 1:
+                    self._sum_ranks(out, epilogue, multiplier)
         if norm is not None:
-            self._norm(f"{name}post_mlp_norm", norm, "branch", "residual", adds=True, multiplier=layer.residual_multiplier)
-
-    def _mlp(self, name: str, mlp: Mlp, source: str) -> None:
-        """From `source` to `gated`."""
-        epilogue = library.GATED if mlp.gated else library.ACTIVATE
-        weight = f"{name}gate_up" if mlp.gated else f"{name}up"
-        self._linear(weight, source, "gated", mlp.intermediate_size, epilogue, activation=_ACTIVATIONS[mlp.activation])
-
-    def _branch(self, name: str, source: str, norm_name: str, norm: Norm | None, multiplier: float) -> None:
-        """Adds the last product of a block, normed if there is a norm, to the residual."""
-        if norm is None:
-            self._linear(name, source, "residual", self._spec.hidden_size, library.ADD, multiplier=multiplier)
-        else:
-            self._linear(name, source, "branch", self._spec.hidden_size)
             self._norm(norm_name, norm, "branch", "residual", adds=True, multiplier=multiplier)
-
-    def _norm(
-        self,
-        name: str,
-        norm: Norm | None,
-        source: str,
-        out: str,
-        *,
-        first: int = 0,
-        width: int | None = None,
-        factor: float = 1.0,
-        adds: bool = False,
-        multiplier: float = 1.0,
-    ) -> str:
-        """Writes `factor` times the norm of `width` columns (None: of hidden_size) to `out`. Returns where the normed rows are: in `source`
-        if there is no norm."""
-        if norm is None:
-            return source
-        size = self._spec.hidden_size if width is None else width
-        c_norm = self._c_norm(name, norm, size, factor=factor)
-        into = self._buffers[out] if out == source else self._buffer(out, size)
-        self._add(library.NORM, CNormOp(c_norm, None, first, self._buffers[source], into, adds, multiplier))
-        return out
-
-    def _linear(
-        self,
-        name: str,
-        source: str,
-        out: str,
-        width: int,
-        epilogue: int = library.STORE,
-        *,
-        activation: int = library.SILU,
-        multiplier: float = 1.0,
-        weights: PackedWeights | None = None,
-    ) -> None:
-        """`weights`: None: the model's."""
-        weight = ctypes.pointer((weights or self._weights).linears[name].c)
-        self._add(library.LINEAR, CLinearOp(weight, self._buffers[source], self._buffer(out, width), epilogue, activation, multiplier))
-
-    def _head_norm(self, name: str, qk_norm: QkNorm, dim: int) -> CNorm:
-        return self._c_norm(name, qk_norm.norm, dim, rows=-1 if qk_norm.head_weights else 1)
-
-    def _c_norm(self, name: str, norm: Norm, size: int, *, factor: float = 1.0, rows: int = 1) -> CNorm:
-        """A norm of `size` elements, whose weights are multiplied by a factor; they are `rows` of that size (-1: as many as there are)."""
-        weight, bias = self._weights.vectors[f"{name}.weight"], self._weights.vectors.get(f"{name}.bias")
-        weights = [(weight + 1.0 if norm.unit_offset else weight) * factor, None if bias is None else bias * factor]
-        pointers = [None if one is None else self._keep(norm_weight(one.view(rows, size))) for one in weights]
-        return CNorm(*pointers, size, norm.eps, _NORM_KINDS[norm.kind])
-
-    def _gather(self, name: str) -> None:
-        """From here on `name` is a buffer that has the rows of the old one at the logits indices."""
-        old = self._buffers.pop(name)
-        new = self._buffer(name, self._strides[old])
-        self._add(library.GATHER, CGatherOp(old, new))
-
-    def _buffer(self, name: str, width: int) -> int:
-        """The number of a buffer of activations whose rows have `width` elements at least."""
-        if name not in self._buffers:
-            assert len(self._strides) < MAX_BUFFERS
-            self._buffers[name] = len(self._strides)
-            self._strides.append(0)
-        buffer = self._buffers[name]
-        self._strides[buffer] = max(self._strides[buffer], -(-width // PANEL) * PANEL)
-        return buffer
-
-    def _keep(self, tensor: Tensor) -> int:
-        """The address of a tensor, which lives as long as the program."""
-        self._tensors.append(tensor)
-        return tensor.data_ptr()
-
-    def _add(self, kind: int, item: Structure) -> None:
-        """Norms that follow each other are one pass over the rows."""
-        if isinstance(item, CNormOp) and self._ops and isinstance(self._ops[-1][1], CNormOp):
-            self._norms[-1].next = ctypes.addressof(item)
-        else:
-            self._ops.append((kind, item))
-        if isinstance(item, CNormOp):
-            self._norms.append(item)

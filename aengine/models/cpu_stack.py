@@ -36,7 +36,9 @@ from aengine.kernels.quantized import Rows
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.cpu_program import Program
 from aengine.models.cpu_weights import PackedWeights
-from aengine.models.spec import Experts, LatentAttention, Layer, ModelSpec
+from aengine.models.sharding import vocab_bounds
+from aengine.models.spec import DraftHead, Experts, LatentAttention, Layer, ModelSpec
+from aengine.parallel.shard import WHOLE, Shard
 
 IntArray = NDArray[np.int32]
 
@@ -195,30 +197,33 @@ class DecoderStack:
         quantization: str = "none",
         allocate: Allocate = lazy_bytes,
         target: DecoderStack | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
-        """Packs each of `weights` as it comes: the names of `named_weights(spec)` with their parts, consecutive rows of a
+        """Packs each of `weights` as it comes: the names of `sharded_weights(spec, shard)` with their parts, consecutive rows of a
         parameter. Only the embedding is kept unpacked: if it has `dtype` it is not copied, so it may stay in a mapped file.
 
         It can be called with positions below `num_positions`. `groups`: of the KV; None: all layers are in one. `quantization` is
-        that of `EngineConfig`. `allocate` makes the memory of packed matrices. `target`: of a draft head.
+        that of `EngineConfig`. `allocate` makes the memory of packed matrices. `target`: of a draft head. `shard`: what this rank computes
+        of the model `spec`; positions, groups and KV are those of its layers and heads.
         Raises ValueError for a model that `unsupported` names, and for weights that are missing, unknown or of another shape.
         """
         reason = unsupported(spec, dtype)
         if reason is not None:
             raise ValueError(reason)
-        self.spec = spec
+        self._weights = PackedWeights(spec, dtype, shard)
+        self.spec = self._weights.spec
         self.dtype = dtype
-        self._groups = groups or layer_groups([None] * spec.num_layers)
-        self._weights = PackedWeights(spec, dtype)
+        self._groups = groups or layer_groups([None] * self.spec.num_layers)
         self._weights.take(workspace, weights, quantization, allocate)
         if target is not None:
             self._weights.share(target._weights)
         self._num_positions = num_positions
         self._program = Program(self._weights, num_positions, self._groups)
 
-    def serve(self, head: DecoderStack) -> None:
-        """From now on steps keep the hidden states that a draft head reads. Before any step is prepared."""
-        self._program = Program(self._weights, self._num_positions, self._groups, head._weights)
+    def serve(self, head: DraftHead, stack: DecoderStack | None) -> None:
+        """From now on steps keep the hidden states that a draft head reads. Before any step is prepared. `stack`: of the head; None on the
+        ranks that do not run it, which compute what those steps need."""
+        self._program = Program(self._weights, self._num_positions, self._groups, head, None if stack is None else stack._weights)
 
     @property
     def kept_width(self) -> int:
@@ -242,12 +247,14 @@ class DecoderStack:
         draw_params: NDArray[np.void] | None = None,
         last_tokens: LastTokens,
         kept: KeptHidden | None = None,
+        inputs: Tensor | None = None,
     ) -> PreparedStep:
         """A step that writes keys and values of [T] `token_ids` at the layout's slots.
 
         At the [m] `logits_indices` it brings hidden states; or next tokens, if it is `greedy` or has [m] `draw_params` (of `DRAW_PARAMS`).
         What a token gets depends on its own sequence alone: not on other rows, the cut into chunks, or the number of threads. `kept` is for
-        a draft head, and for the model that it reads hidden states of.
+        a draft head, and for the model that it reads hidden states of. Of several stages, those but the last bring the residual [T,
+        hidden_size] of all tokens, and those but the first are given it as `inputs`, contiguous.
         Raises ValueError for a pool or hidden states of another shape, and for another number of ids, draws or slots than there are tokens.
         """
         c = pool.c
@@ -257,10 +264,13 @@ class DecoderStack:
         if len(layout.kv_indices) != len(self._groups.windows):
             raise ValueError(f"the layout has {len(layout.kv_indices)} layer groups, not {len(self._groups.windows)}")
         self._check_kept(kept, pool, layout.num_tokens if self.spec.draft_head is None else len(logits_indices))
-        samples = greedy or draw_params is not None
-        hidden = None if samples else torch.empty(len(logits_indices), self._program.hidden_stride, dtype=self.dtype)
+        samples, shard = greedy or draw_params is not None, self._weights.shard
+        if shard.num_ranks > 1:
+            self._check_rank(workspace, shard, samples, inputs, layout.num_tokens)
+        num_rows = len(logits_indices) if shard.is_last_stage else layout.num_tokens
+        hidden = None if samples else torch.empty(num_rows, self._program.hidden_stride, dtype=self.dtype)
         sampled = np.empty(len(logits_indices), np.int64) if samples else None
-        step = StepArguments(layout, token_ids, logits_indices, hidden, sampled, draw_params, last_tokens, kept)
+        step = StepArguments(layout, token_ids, logits_indices, hidden, sampled, draw_params, last_tokens, kept, inputs)
         arguments = (ctypes.byref(self._program.c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
         used = None if hidden is None else hidden[:, : self.spec.hidden_size]
         return PreparedStep(workspace, arguments, (self, pool, step), used, sampled)
@@ -275,6 +285,22 @@ class DecoderStack:
         if len(kept.slots) != num_rows:
             raise ValueError(f"there are {len(kept.slots)} slots for hidden states of {num_rows} tokens")
 
+    def _check_rank(self, workspace: Workspace, shard: Shard, samples: bool, inputs: Tensor | None, num_tokens: int) -> None:
+        size = 1 if workspace.exchange is None else workspace.exchange.c.size
+        if shard.size > 1 and size != shard.size:
+            raise ValueError(f"the workspace's exchange is between {size} ranks, and the model is on {shard.size}")
+        if samples:
+            raise ValueError("a step of one of several ranks cannot sample")
+        shape = (num_tokens, self.spec.hidden_size) if shard.stage else None
+        found = None if inputs is None else tuple(inputs.shape)
+        if found != shape or (inputs is not None and (inputs.dtype != self.dtype or not inputs.is_contiguous())):
+            raise ValueError(f"inputs of shape {found} are not {shape} of {self.dtype}, which this stage begins with")
+
     def logits(self, workspace: Workspace, hidden: Tensor) -> Tensor:
-        """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32."""
+        """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32; of several ranks, this rank's columns of them."""
         return ops.logits(workspace, hidden, self._weights.linears["head"], self.spec.logit_soft_cap)
+
+    def gather_logits(self, workspace: Workspace, part: Tensor) -> Tensor | None:
+        """The `logits` of all ranks, [m, vocab_size], on the first of them; None on the others. All call it. Raises ExchangeError."""
+        shard = self._weights.shard
+        return part if shard.size == 1 else ops.gather_ranks(workspace, part, vocab_bounds(self.spec, shard))

@@ -31,6 +31,8 @@ class PackedWeights:
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, shard: Shard = WHOLE) -> None:
         """`spec`: of the whole model; the weights are those of `sharded_weights(spec, shard)`."""
         self.spec = sharded_spec(spec, shard)
+        self.whole_spec = spec
+        self.shard = shard
         self._expected = sharded_weights(spec, shard)
         self._head = WeightPart("head.weight", (), (own(vocab_bounds(spec, shard), shard),))
         self.dtype = dtype

@@ -42,7 +42,7 @@ class DraftModel:
     def load(self, check: Callable[[], object], model: DecoderStack) -> None:
         """Raises what loading raises. Steps of the `model` that were prepared before are void."""
         setup = self._setup
-        is_head = setup.native_spec.draft_head is not None
+        head = setup.native_spec.draft_head
         self._stack = DecoderStack(
             self._workspace,
             setup.native_spec,
@@ -51,11 +51,11 @@ class DraftModel:
             dtype=setup.dtype,
             groups=self._groups,
             quantization=setup.config.quantization,
-            target=model if is_head else None,
+            target=None if head is None else model,
         )
         self._token_ids = draft_token_ids(setup.native_spec, setup.model_dir, setup.config.load_format)
-        if is_head:
-            model.serve(self._stack)
+        if head is not None:
+            model.serve(head, self._stack)
 
     def weight_bytes(self) -> int:
         setup = self._setup
