@@ -17,7 +17,11 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("
 
 
 class ChannelClosedError(Exception):
-    """The peer is gone, or sent what is no message. Nothing more can be sent or received."""
+    """The peer is gone, or sent what is no message. Nothing more can be sent or received. `how` says it without the peer's name."""
+
+    def __init__(self, peer: str, how: str) -> None:
+        self.how = how
+        super().__init__(f"{peer} {how}")
 
 
 class ChannelTimeoutError(Exception):
@@ -75,7 +79,7 @@ class Channel:
             self._fill(data, time.monotonic() + FRAME_SECONDS)
             return decode(kind, data)
         except (MessageError, ChannelTimeoutError) as error:
-            raise ChannelClosedError(f"{self.peer} sent what is no message: {error}") from None
+            raise ChannelClosedError(self.peer, f"sent what is no message: {error}") from None
 
     def close(self) -> None:
         """May be called from any thread: who waits in `send` or `receive` gets ChannelClosedError."""
@@ -95,7 +99,7 @@ class Channel:
             except OSError as error:
                 raise self._closed(error) from None
             if count == 0:
-                raise ChannelClosedError(f"{self.peer} closed the connection")
+                raise ChannelClosedError(self.peer, "closed the connection")
             rest = rest[count:]
 
     def _wait(self, poller: select.poll, deadline: float | None) -> None:
@@ -104,4 +108,4 @@ class Channel:
             raise ChannelTimeoutError(f"{self.peer} does not answer")
 
     def _closed(self, error: OSError) -> ChannelClosedError:
-        return ChannelClosedError(f"the connection to {self.peer} broke: {error.strerror or error}")
+        return ChannelClosedError(self.peer, f"is gone: {error.strerror or error}")
