@@ -22,7 +22,6 @@ _ROW_MEMORY = 16.0  # decided drafts of a row
 _TOKEN_COST = 0.005  # of a step of one row, for each draft, beside what is measured: measured times of similar widths differ by chance
 _TRIED = 2  # drafts of a row when some are only tried, and at first
 _FOR_TRYING = _FOR_LOOKS = 0.005  # of the time
-_OF_GAIN = 0.25  # of the time that drafts saved, for looks
 _MOST_SPARE, _TRIAL = 8, 2  # the allowance at first and at most, and where something is tried, in steps without drafts
 _KNOWN_AFTER = 6  # steps
 _FIRST_SPAN, _LAST_SPAN = 32, 512  # after so many steps with drafts steps without are measured again
@@ -37,10 +36,10 @@ class StepKind(NamedTuple):
 
 
 class DraftLengths:
-    """`_FOR_TRYING` of all time is the allowance for drafts that turn out not to pay. A step whose drafts were to pay and that took longer
-    than steps without drafts would have taken for as many tokens makes a debt, which later steps work off; there are no drafts while it is
-    more than the allowance. A look, at whether drafts would pay, takes time too: `_FOR_LOOKS` of it, beside a part of what drafts saved. So
-    speculation loses about these shares of the time at most, whatever the estimates are worth."""
+    """`_FOR_TRYING` of all time is the allowance for drafts that turn out not to pay. Steps whose drafts were to pay have a balance: what
+    they saved against steps without drafts for as many tokens. A negative balance is a debt; there are no drafts while it is more than the
+    allowance. A look, at whether drafts would pay, takes time too: what was saved, and beside that `_FOR_LOOKS` of all time. So speculation
+    loses about these shares of the time at most, whatever the estimates are worth."""
 
     def __init__(self, num_rows: int) -> None:
         self._acceptance = [Acceptance(None, _ROW_MEMORY) for _ in range(num_rows)]
@@ -48,8 +47,7 @@ class DraftLengths:
         self._verifying: defaultdict[StepKind, _StepSeconds] = defaultdict(_StepSeconds)
         self._most: dict[StepKind, int] = {}  # drafts of a row so far
         self._spare: float | None = None  # the allowance, in seconds; None: no step was measured
-        self._debt = 0.0  # seconds
-        self._gained = 0.0  # seconds that looks may take before the next ones wait
+        self._balance = 0.0  # seconds
         self._looking = _StepSeconds()  # of looks, by number of rows
         self._tried = False  # the drafts of the latest step that had some
         self._since_plain = 0  # steps with drafts
@@ -64,12 +62,12 @@ class DraftLengths:
 
     def may_draft(self, num_decodes: int, kind: StepKind) -> bool:
         """Whether that is known, and the debt is not too large."""
-        return self.is_measured(num_decodes, kind) and self._spare is not None and self._debt <= max(self._spare, 0.0)
+        return self.is_measured(num_decodes, kind) and self._spare is not None and self._balance >= -max(self._spare, 0.0)
 
     def may_try(self, num_decodes: int, kind: StepKind) -> bool:
         """Whether drafts that are not likely to pay are allowed."""
         seconds = _TRIAL * self._plain[kind.processed].of(num_decodes)
-        return self._spare is not None and self._spare >= seconds and not self._debt and self.may_draft(num_decodes, kind)
+        return self._spare is not None and self._spare >= seconds and self._balance >= 0 and self.may_draft(num_decodes, kind)
 
     def choose(self, num_decodes: int, found: Mapping[int, Draft], kind: StepKind, *, tried: IntArray | None) -> dict[int, int]:
         """How many drafts each row gets, of those `found` for it, in a step in which `num_decodes` rows decode.
@@ -103,9 +101,10 @@ class DraftLengths:
     def look_took(self, seconds: float, num_rows: int, kind: StepKind) -> int:
         """Returns how many steps have to come before the next look."""
         self._looking.add(num_rows, seconds)
-        self._gained -= self._looking.of(num_rows)
-        missing, self._gained = max(-self._gained, 0.0), max(self._gained, 0.0)
-        return int(missing / (_FOR_LOOKS * self._plain[kind.processed].of(num_rows)))
+        seconds = self._looking.of(num_rows)
+        paid = min(seconds, max(self._balance, 0.0))
+        self._balance -= paid
+        return int((seconds - paid) / (_FOR_LOOKS * self._plain[kind.processed].of(num_rows)))
 
     def plain_step_took(self, seconds: float, num_rows: int, kind: StepKind, *, steady: bool, passed: int) -> None:
         """A step that computed one token of each of `num_rows` rows has returned. `steady`: so had the step before; else drafts made it
@@ -118,12 +117,13 @@ class DraftLengths:
                 if self._since_plain >= self._span:
                     self._span = min(2 * self._span, _LAST_SPAN)
                 self._since_plain = 0
-        most = _MOST_SPARE * plain.of(num_rows)
+        known = plain.of(num_rows)
         if not steady:
-            self._lose(min(seconds - plain.of(num_rows), most), tried=self._tried)
+            self._saved(known - seconds, known, tried=self._tried)
+        most = _MOST_SPARE * known
         self._spare = most if self._spare is None else min(self._spare + _FOR_TRYING * seconds * passed, most)
-        paid = min(self._debt, max(self._spare, 0.0))
-        self._debt -= paid
+        paid = min(max(-self._balance, 0.0), max(self._spare, 0.0))
+        self._balance += paid
         self._spare -= paid
 
     def step_took(
@@ -137,18 +137,17 @@ class DraftLengths:
             self._verifying[kind].add(num_tokens, seconds)
             self._most[kind] = max(self._most.get(kind, 1), num_drafts)
         plain = self._plain[kind.processed].of(num_rows)
-        # What holds up the whole process for once is not the drafts' fault.
-        self._lose(min(seconds - plain * num_new / num_rows, _MOST_SPARE * plain), tried=tried)
-        self._gained = min(self._gained, _MOST_SPARE * plain)
+        self._saved(plain * num_new / num_rows - seconds, plain, tried=tried)
         self._tried = tried
 
-    def _lose(self, seconds: float, *, tried: bool) -> None:
-        """Drafts cost so much time; if negative, they saved it."""
+    def _saved(self, seconds: float, plain: float, *, tried: bool) -> None:
+        """Drafts saved so much time, in a step that takes `plain` without; if negative, they cost it."""
+        most = _MOST_SPARE * plain
+        seconds = max(seconds, -most)  # what holds up the whole process for once is not the drafts' fault
         if tried and self._spare is not None:
-            self._spare -= max(seconds, 0.0)
+            self._spare += min(seconds, 0.0)
         else:
-            self._debt = max(self._debt + seconds, 0.0)
-            self._gained += _OF_GAIN * max(-seconds, 0.0)
+            self._balance = min(self._balance + seconds, most)
 
 
 _BUCKETS = 64
