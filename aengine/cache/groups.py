@@ -33,6 +33,17 @@ class LayerGroups:
     layers_per_page: int
     places: tuple[tuple[int, int], ...]  # by layer: its group, and which of the layers of a page it is
 
+    def of_layers(self, layers: range) -> LayerGroups:
+        """The same groups for some of the layers alone, which are spread evenly over those of their window."""
+        seen: Counter[int | None] = Counter()
+        places = []
+        for layer in layers:
+            window = self.windows[self.places[layer][0]]
+            number, place = seen[window] % self.windows.count(window), seen[window] // self.windows.count(window)
+            places.append((self.windows.index(window) + number, place))
+            seen[window] += 1
+        return LayerGroups(self.windows, 1 + max(place for _, place in places), tuple(places))
+
 
 def layer_groups(windows: Sequence[int | None]) -> LayerGroups:
     """The groups of layers with these windows (one per layer), of which there is at least one."""

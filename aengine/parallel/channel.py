@@ -17,11 +17,7 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("
 
 
 class ChannelClosedError(Exception):
-    """The peer is gone, or sent what is no message. Nothing more can be sent or received. `how` says it without the peer's name."""
-
-    def __init__(self, peer: str, how: str) -> None:
-        self.how = how
-        super().__init__(f"{peer} {how}")
+    """The peer is gone, or sent what is no message. Nothing more can be sent or received."""
 
 
 class ChannelTimeoutError(Exception):
@@ -34,10 +30,13 @@ class Channel:
     def __init__(self, stream: socket.socket, peer: str) -> None:
         """`peer` is what errors call the other side."""
         self.peer = peer
+        self.own_host = "" if stream.family == socket.AF_UNIX else str(stream.getsockname()[0])
         self.peer_host = "" if stream.family == socket.AF_UNIX else str(stream.getpeername()[0])
         self._socket = stream
         self._sending = threading.Lock()
         self._readable, self._writable = select.poll(), select.poll()
+        self._kind: int | None = None  # of the message that arrives, once it is known
+        self._arriving, self._arrived = bytearray(FRAME.size), 0  # its header, then what follows; and how much of that is there
         stream.setblocking(False)
         if stream.family != socket.AF_UNIX:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -61,25 +60,62 @@ class Channel:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._sending:
             rest = memoryview(frame)
-            while rest:
-                try:
-                    rest = rest[self._socket.send(rest, socket.MSG_NOSIGNAL) :]
-                except BlockingIOError:
-                    self._wait(self._writable, deadline)
-                except OSError as error:
-                    raise self._closed(error) from None
+            while rest := self.send_some(rest):
+                self._wait(self._writable, deadline)
+
+    def send_some(self, data: memoryview) -> memoryview:
+        """Sends as much of a frame as it can without waiting; returns the rest."""
+        try:
+            while data:
+                data = data[self._socket.send(data, socket.MSG_NOSIGNAL) :]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise self._closed(error) from None
+        return data
 
     def receive(self, timeout: float | None = None) -> Message:
         """Waits at most `timeout` seconds for a message to begin. Raises ChannelTimeoutError, or ChannelClosedError."""
-        header = bytearray(FRAME.size)
-        self._fill(header, None if timeout is None else time.monotonic() + timeout)
-        try:
-            size, kind = check_header(header)
-            data = bytearray(size)
-            self._fill(data, time.monotonic() + FRAME_SECONDS)
-            return decode(kind, data)
-        except (MessageError, ChannelTimeoutError) as error:
-            raise ChannelClosedError(self.peer, f"sent what is no message: {error}") from None
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (message := self.receive_some()) is None:
+            if not self._has_begun:
+                self._wait(self._readable, deadline)
+                continue
+            try:
+                self._wait(self._readable, time.monotonic() + FRAME_SECONDS)
+            except ChannelTimeoutError as error:
+                raise ChannelClosedError(f"{self.peer} sent what is no message: {error}") from None
+        return message
+
+    def receive_some(self) -> Message | None:
+        """The next message, if the rest of it has arrived."""
+        while True:
+            try:
+                count = self._socket.recv_into(memoryview(self._arriving)[self._arrived :])
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                raise self._closed(error) from None
+            if count == 0:
+                raise ChannelClosedError(f"{self.peer} closed the connection")
+            self._arrived += count
+            if self._arrived < len(self._arriving):
+                continue
+            try:
+                if self._kind is None:
+                    size, self._kind = check_header(self._arriving)
+                    self._arriving, self._arrived = bytearray(size), 0
+                    if size:
+                        continue
+                message = decode(self._kind, self._arriving)
+            except MessageError as error:
+                raise ChannelClosedError(f"{self.peer} sent what is no message: {error}") from None
+            self._kind, self._arriving, self._arrived = None, bytearray(FRAME.size), 0
+            return message
+
+    @property
+    def _has_begun(self) -> bool:
+        return self._kind is not None or self._arrived > 0
 
     def close(self) -> None:
         """May be called from any thread: who waits in `send` or `receive` gets ChannelClosedError."""
@@ -87,25 +123,10 @@ class Channel:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _fill(self, data: bytearray, deadline: float | None) -> None:
-        rest = memoryview(data)
-        while rest:
-            try:
-                count = self._socket.recv_into(rest)
-            except BlockingIOError:
-                begun = len(rest) < len(data)
-                self._wait(self._readable, time.monotonic() + FRAME_SECONDS if begun else deadline)
-                continue
-            except OSError as error:
-                raise self._closed(error) from None
-            if count == 0:
-                raise ChannelClosedError(self.peer, "closed the connection")
-            rest = rest[count:]
-
     def _wait(self, poller: select.poll, deadline: float | None) -> None:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not poller.poll(None if left is None else left * 1000):
             raise ChannelTimeoutError(f"{self.peer} does not answer")
 
     def _closed(self, error: OSError) -> ChannelClosedError:
-        return ChannelClosedError(self.peer, f"is gone: {error.strerror or error}")
+        return ChannelClosedError(f"the connection to {self.peer} broke: {error.strerror or error}")

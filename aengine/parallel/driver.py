@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import queue
+import secrets
 import socket
 import sys
 import threading
@@ -22,7 +23,8 @@ from aengine.errors import AEngineError, ModelLoadError, RankDiedError, RankHung
 from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from aengine.parallel.join import accept_ranks, listen, read_secret, split_address
 from aengine.parallel.launch import FOLLOWER_MODULE, FollowerProcess, take_cores
-from aengine.parallel.messages import Close, Facts, LastTokens, Logits, Message, Plan, Progress, Sizes, Welcome, encode
+from aengine.parallel.messages import Addresses, Close, Facts, LastTokens, Logits, Message, Plan, Progress, Sizes, Welcome, encode
+from aengine.parallel.ring import LOOPBACK, Ring, connect_ring, open_port
 from aengine.parallel.shard import Shard
 from aengine.parallel.watcher import END_SECONDS, Follower, Watcher
 from aengine.scheduler.plan import IntArray, StepPlan
@@ -39,8 +41,7 @@ LOG_SECONDS = 5.0
 VERDICT_SECONDS = 10.0
 """After a connection broke, it is known within this time what happened."""
 _GIB = 1 << 30
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-MessageT = TypeVar("MessageT", Facts, Sizes)
+MessageT = TypeVar("MessageT", Facts, Sizes, Addresses)
 
 
 def start_ranks(
@@ -66,7 +67,7 @@ def start_ranks(
         store = stack.enter_context(listen("127.0.0.1:0" if config.rank_address is None else _beside(config.rank_address)))
         stack.callback(lambda: _end(followers, 0.0))
         host, store_port = store.getsockname()[:2]
-        task = Welcome(json.dumps(dataclasses.asdict(config)), str(model_dir), num_local, _LOOPBACK.get(host, host), store_port)
+        task = Welcome(json.dumps(dataclasses.asdict(config)), str(model_dir), num_local, LOOPBACK.get(host, host), store_port)
         if num_local < shard.num_ranks:
             assert config.rank_address is not None
             assert config.rank_secret_file is not None
@@ -114,6 +115,7 @@ class DriverRanks:
         self._followers = followers
         self._report_failure = report_failure
         self._check = check
+        self._config = config
         self._timeout = config.step_timeout
         self._on_failure: list[Callable[[], object]] = []
         self._failure: AEngineError | None = None
@@ -153,6 +155,21 @@ class DriverRanks:
                 if theirs.get(name) != value:
                     raise ModelLoadError(f"{follower.name} cannot be used: its {name} is {theirs.get(name)}, that of rank 0 is {value}")
 
+    def connect_stages(self) -> Ring:
+        """To be called on all ranks at the same point. The ring is closed when a rank fails."""
+        port, address = open_port(self._config, "")
+        addresses = [address, *(self._next(follower, Addresses).by_rank for follower in self._followers)]
+        everywhere = Addresses(json.dumps(addresses), secrets.token_hex())
+        self._send(everywhere)
+
+        def check() -> None:
+            self._check()
+            self.check()
+
+        ring = connect_ring(self.shard, port, everywhere, "", self._timeout, check)
+        self.on_failure(ring.close)
+        return ring
+
     def agree(self, num_pages: int, max_model_len: int) -> tuple[int, int]:
         """The least of all ranks. Waits until all have loaded. Raises what happened to a rank."""
         sizes = [self._next(follower, Sizes) for follower in self._followers]
@@ -167,12 +184,12 @@ class DriverRanks:
         self._send(Plan.of(plan))
 
     def send_logits(self, indices: IntArray) -> None:
-        """Asks for the logits of rows of the step's hidden states."""
-        self._send(Logits(indices))
+        """Asks the first stage for the logits of rows of a step's hidden states: of the oldest step that has not ended."""
+        self._send(Logits(indices), self._followers[: self.shard.size - 1])
 
     def send_last_tokens(self, tokens: IntArray) -> None:
-        """Ends a step."""
-        self._send(LastTokens(tokens))
+        """Ends that step on the first stage. Later stages know nothing of tokens."""
+        self._send(LastTokens(tokens), self._followers[: self.shard.size - 1])
 
     def hung(self, rank: int) -> RankHungError:
         """The error for a rank that others wait for in vain. From now on `close` waits for none."""
@@ -221,16 +238,16 @@ class DriverRanks:
             follower.inbox.put(None)
         self._report_failure(error)
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: Message, followers: Sequence[Follower] | None = None) -> None:
         frame = encode(message)
-        for follower in self._followers:
+        for follower in self._followers if followers is None else followers:
             try:
                 follower.channel.send_frame(frame, self._timeout)
             except ChannelTimeoutError:
                 raise self.hung(follower.rank) from None
             except ChannelClosedError as error:
                 self.check(wait=VERDICT_SECONDS)
-                raise RankDiedError(follower.with_lines(error.how), follower.rank, follower.pid, follower.lines) from None
+                raise RankDiedError(follower.with_lines(str(error)), follower.rank, follower.pid, follower.lines) from None
 
     def _next(self, follower: Follower, kind: type[MessageT]) -> MessageT:
         """The next message of a rank that loads."""

@@ -18,7 +18,22 @@ from aengine.config import EngineConfig
 from aengine.errors import AEngineError, FieldError, ModelLoadError
 from aengine.parallel.channel import Channel, ChannelClosedError
 from aengine.parallel.launch import take_cores
-from aengine.parallel.messages import Close, Facts, Failed, LastTokens, Log, Logits, Message, Plan, Progress, Refused, Sizes, Welcome
+from aengine.parallel.messages import (
+    Addresses,
+    Close,
+    Facts,
+    Failed,
+    LastTokens,
+    Log,
+    Logits,
+    Message,
+    Plan,
+    Progress,
+    Refused,
+    Sizes,
+    Welcome,
+)
+from aengine.parallel.ring import Ring, connect_ring, open_port
 from aengine.parallel.shard import Shard
 from aengine.scheduler.plan import StepPlan
 
@@ -83,6 +98,17 @@ class FollowerRanks:
     def same(self, facts: Mapping[str, str]) -> None:
         """Tells what has to be the same on all ranks; the driver compares it."""
         self._channel.send(Facts(json.dumps(dict(facts))))
+
+    def connect_stages(self) -> Ring:
+        """To be called on all ranks at the same point. The ring is closed when the driver is gone."""
+        port, address = open_port(self.config, self._channel.own_host)
+        self._channel.send(Addresses(address, ""))
+        everywhere = self._receive()
+        if not isinstance(everywhere, Addresses):
+            raise DriverGoneError(f"it sent {everywhere} instead of addresses")
+        ring = connect_ring(self.shard, port, everywhere, self._channel.peer_host, self.config.step_timeout)
+        self.on_failure(ring.close)
+        return ring
 
     def agree(self, num_pages: int, max_model_len: int) -> tuple[int, int]:
         """The least of all ranks."""

@@ -84,10 +84,10 @@ class _Stranger:
 
 
 def accept_ranks(
-    port: socket.socket, secret: bytes, wanted: set[int], version: str, check: Callable[[], object]
+    port: socket.socket, secret: bytes, wanted: set[int], version: str, check: Callable[[], object], silent: float = 0.0
 ) -> Iterator[tuple[int, Channel, Hello]]:
     """The ranks in `wanted`, as they join. Others, and connections without the secret, are refused and logged. `check` may raise to end the
-    waiting. Raises ModelLoadError for ranks that do not come."""
+    waiting, which is logged after `silent` seconds. Raises ModelLoadError for ranks that do not come."""
     missing = set(wanted)
     began = logged = time.monotonic()
     host, number = port.getsockname()[:2]
@@ -109,7 +109,7 @@ def accept_ranks(
                 now = time.monotonic()
                 if now - began > JOIN_SECONDS:
                     raise ModelLoadError(f"rank {min(missing)} did not join at {host}:{number} within {JOIN_SECONDS:g} s")
-                if now - logged >= 30 or logged == began:
+                if now - began >= silent and (now - logged >= 30 or logged == began):
                     logged = now
                     _log.info("waiting at %s:%d for rank %s", host, number, ", ".join(map(str, sorted(missing))))
                 for stranger in [each for each in strangers if now - each.since > ANSWER_SECONDS]:

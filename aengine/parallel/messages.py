@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -64,6 +64,14 @@ class Sizes:
 
     num_pages: int
     max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """From a rank: where it waits for the rank of the stage before. From the driver: where all of them do, and what they prove to know."""
+
+    by_rank: str  # JSON list of host:port
+    secret: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +142,20 @@ class LastTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Hidden:
+    """From a stage to the next one: hidden states of a step."""
+
+    step: int
+    words: IntArray  # their bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """The rank ends in an orderly way."""
 
 
-Message = Hello | Welcome | Refused | Facts | Sizes | Progress | Log | Failed | Plan | Logits | LastTokens | Close
-_KINDS: tuple[type[Any], ...] = (Hello, Welcome, Refused, Facts, Sizes, Progress, Log, Failed, Plan, Logits, LastTokens, Close)
+Message = Hello | Welcome | Refused | Facts | Sizes | Addresses | Progress | Log | Failed | Plan | Logits | LastTokens | Hidden | Close
+_KINDS: tuple[type[Any], ...] = get_args(Message)
 
 
 class _Codec:

@@ -20,6 +20,25 @@ class TestLayerGroups:
         assert groups.places == tuple((0, layer) for layer in range(26))
 
     @pytest.mark.parametrize(
+        ("windows", "layers", "layers_per_page"),
+        [
+            ([None] * 9, range(0, 4), 4),
+            ([128, None] * 12, range(8, 16), 4),
+            (([1024] * 5 + [None]) * 4, range(0, 12), 2),  # four kept wholly, in pages of four layers: half of each
+            ([None] * 6 + [8] * 6, range(0, 6), 6),  # the stage has no layer with a window, and pages of that group all the same
+        ],
+    )
+    def test_a_stage_has_the_groups_of_the_model_in_smaller_pages(
+        self, windows: list[int | None], layers: range, layers_per_page: int
+    ) -> None:
+        whole = layer_groups(windows)
+        part = whole.of_layers(layers)
+        assert (part.windows, part.layers_per_page) == (whole.windows, layers_per_page)
+        assert [part.windows[group] for group, _ in part.places] == [windows[layer] for layer in layers]
+        assert len(set(part.places)) == len(layers)
+        assert max(place for _, place in part.places) < layers_per_page
+
+    @pytest.mark.parametrize(
         ("windows", "expected", "layers_per_page"),
         [
             ([128, None] * 12, (None, 128), 12),
