@@ -157,6 +157,11 @@ class EngineConfig:
         return 1 if self.rank_address is not None else self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def num_ranks(self) -> int:
+        """Processes that the model is divided over."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
     def num_seqs(self) -> int:
         """`max_num_seqs`, or its default beside the other fields."""
         if self.max_num_seqs is not None:

@@ -240,7 +240,7 @@ class AsyncEngine(EngineProtocol):
         return self._loaded
 
     def _load(self) -> LoadedModel:
-        return load_model(self.config, self._steps.check_loading)
+        return load_model(self.config, self._steps.check_loading, self._steps.fail)
 
     def _check_serving(self) -> None:
         match self._phase:

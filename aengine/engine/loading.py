@@ -16,6 +16,7 @@ from aengine.errors import ConfigError
 from aengine.garbage import paused_collection
 from aengine.models.hub import resolve_model
 from aengine.outputs import LayerGroup, ModelInfo
+from aengine.parallel.driver import start_ranks
 from aengine.params import SamplingParams
 from aengine.runner.base import Runner
 from aengine.runner.warm_weights import warm_weights
@@ -34,14 +35,20 @@ class LoadedModel:
     drafter: Drafter | None = None  # in place of what `EngineConfig.speculative` stands for
 
 
-def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel:
-    """`check` is called between the parts of the work, and may raise to end it. Raises that, `ModelLoadError`, `InsufficientMemoryError` or
-    `ConfigError`."""
+def load_model(
+    config: EngineConfig, check: Callable[[], object], fail: Callable[[BaseException], object] = lambda error: None
+) -> LoadedModel:
+    """`check` is called between the parts of the work, and may raise to end it. `fail` is called, from any thread, with what makes it
+    impossible that the runner goes on. Raises what `check` raises, `ModelLoadError`, `InsufficientMemoryError` or `ConfigError`."""
     model_dir = resolve_model(config.model, config.revision, config.load_format)
     check()
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="aengine-load"))
         tokenizers_future = pool.submit(_read_tokenizers, config, model_dir)  # while weights are loaded: large vocabularies take long
+        ranks = start_ranks(config, model_dir, fail, check=check) if config.num_ranks > 1 else None  # they load while we import torch
+        if ranks is not None:
+            on_failure = stack.enter_context(ExitStack())
+            on_failure.callback(ranks.close)
         warm = warm_weights(config, model_dir)
         if warm is not None:
             stack.enter_context(warm)
@@ -56,7 +63,9 @@ def load_model(config: EngineConfig, check: Callable[[], object]) -> LoadedModel
                 tokenizers_future.result()  # what it raises ends the loading of weights
 
         check_all()
-        runner = ModelRunner(config, model_dir, warm=warm, check=check_all)
+        runner = ModelRunner(config, model_dir, warm=warm, check=check_all, ranks=ranks)
+        if ranks is not None:
+            on_failure.pop_all()  # the runner closes them
         try:
             tokenizer, compared = tokenizers_future.result()
             if not compared and runner.draft_vocab_size not in (None, runner.spec.vocab_size):

@@ -52,7 +52,14 @@ class Stop:
     """End all requests and the thread."""
 
 
-Command = Submit | Cancel | Park | Pause | Unpause | FlushCache | Stop
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """End the thread with this error, as if a step had raised it."""
+
+    error: BaseException
+
+
+Command = Submit | Cancel | Park | Pause | Unpause | FlushCache | Stop | Fail
 
 
 MAX_WAIT_SECONDS = 3600.0

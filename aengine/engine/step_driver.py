@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from aengine.engine.mailbox import Cancel, Command, FlushCache, Mailbox, Park, Pause, Stop, Submit, Unpause
+from aengine.engine.mailbox import Cancel, Command, Fail, FlushCache, Mailbox, Park, Pause, Stop, Submit, Unpause
 from aengine.engine.step_stats import StepStats
 from aengine.runner.base import InFlightStep, Runner
 from aengine.scheduler.plan import RowsFailed, StepPlan
@@ -117,6 +117,8 @@ class StepDriver:
                 self._pending.append(Done(reply, num_pages))
             case Stop():
                 self._stopping = True
+            case Fail(error):
+                raise error
 
     def _plan_and_launch(self) -> bool:
         """Launches the next step, unless the newest one in flight must return first. False: there is none."""

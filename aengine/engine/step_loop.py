@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from aengine.config import EngineConfig
 from aengine.engine.loading import LoadedModel
-from aengine.engine.mailbox import Mailbox, Stop
+from aengine.engine.mailbox import Fail, Mailbox, Stop
 from aengine.engine.step_driver import Done, StepDriver
 from aengine.engine.step_stats import StepStats
 from aengine.engine.watchdog import watchdog
@@ -56,6 +56,7 @@ class StepLoop:
         self.stats = StepStats()
         self._stopping = False
         self._given_up = False
+        self._failure: BaseException | None = None  # of what the runner depends on
         self._thread = threading.Thread(target=self._main, name="aengine-step", daemon=True)
 
     def start(self) -> None:
@@ -66,8 +67,16 @@ class StepLoop:
         self._stopping = True
         self._mailbox.post(Stop())
 
+    def fail(self, error: BaseException) -> None:
+        """Ends the thread, because the runner cannot go on: what a step raises from here on comes from this. May be called from any
+        thread."""
+        self._failure = self._failure or error
+        self._mailbox.post(Fail(error))
+
     def check_loading(self) -> None:
-        """To be called while loading, now and then: raises `LoadingCancelled` after `stop`."""
+        """To be called while loading, now and then: raises `LoadingCancelled` after `stop`, and what `fail` was called with."""
+        if self._failure is not None:
+            raise self._failure
         if self._stopping:
             raise LoadingCancelled
 
@@ -92,7 +101,7 @@ class StepLoop:
         except LoadingCancelled:
             _log.info("loading was cancelled: the engine is closed")
         except BaseException as failure:  # whatever it is, those who wait must be told
-            error = failure
+            error = self._failure or failure
         self._notify(Stopped(error))
 
     def _notify(self, report: Report) -> None:

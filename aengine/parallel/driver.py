@@ -41,6 +41,8 @@ LOG_SECONDS = 5.0
 VERDICT_SECONDS = 10.0
 """After a connection broke, it is known within this time what happened."""
 _GIB = 1 << 30
+SHARED_BYTES = 130 << 20
+"""Of the memory that the ranks of a stage share, of which only what is written takes any: enough for an exchange between 64 ranks."""
 MessageT = TypeVar("MessageT", Facts, Sizes, Addresses)
 
 
@@ -50,7 +52,7 @@ def start_ranks(
     report_failure: Callable[[BaseException], object],
     *,
     check: Callable[[], object] = lambda: None,
-    exchange_bytes: int = 0,
+    exchange_bytes: int = SHARED_BYTES,
     command: Sequence[str] = (sys.executable, "-m", FOLLOWER_MODULE),
 ) -> DriverRanks:
     """Starts all ranks of `config` but the first, which is the caller. They end with the calling thread, at the latest; until `close` it

@@ -105,6 +105,10 @@ class Step:
         """[sampled rows], the index of each row's first among the m tokens."""
         return np.flatnonzero(np.append(True, self.sampled_rows[1:] != self.sampled_rows[:-1]))
 
+    def rows_that_sample(self) -> IntArray:
+        """Each once, in their order."""
+        return self.sampled_rows if self.drafts is None else self.sampled_rows[self.first_samples()]
+
 
 class Executor(Protocol):
     """A model on a device, with its KV pages, the last token of every row, and the sampling. Steps run in the order of their launches.

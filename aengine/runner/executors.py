@@ -14,6 +14,7 @@ from aengine.runner.base import Executor
 from aengine.runner.device_executor import DeviceExecutor
 from aengine.runner.device_follower import DeviceFollower
 from aengine.runner.host_executor import HostExecutor
+from aengine.runner.host_follower import HostFollower
 from aengine.runner.setup import ExecutorSetup
 
 _log = logging.getLogger("aengine")
@@ -39,6 +40,8 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
     fallback = isinstance(setup.spec, FallbackSpec)
     if on_cpu and config.attention_backend != "torch_native" and not fallback:
         try:
+            if isinstance(setup.ranks, FollowerRanks):
+                return HostFollower(setup, setup.ranks, warm, check)
             return HostExecutor(setup, warm, check)
         except KernelsUnavailableError as reason:
             if config.attention_backend == "cpu":

@@ -42,6 +42,7 @@ class HostExecutor:
                 setup.device,
                 draw=lambda logits, params, _: ops.draw(model.workspace, logits, params),
             )
+        self._ranks = setup.followers
         self._scorer = PromptScorer(setup.native_spec.vocab_size, setup.device)
         self._queue = HostQueue()
 
@@ -70,9 +71,10 @@ class HostExecutor:
         return self._model.draft.run(step, self._sampler.draft_params(step.sampled_rows, step.next_positions))
 
     def launch(self, step: Step) -> InFlightStep:
-        rows, scores_prompts = step.sampled_rows, step.scores_prompts
-        greedy = not scores_prompts and self._sampler.is_greedy(rows)
-        draw_params = None if scores_prompts or greedy else self._sampler.draw_params(rows, step.next_positions)
+        rows = step.sampled_rows
+        needs_logits = step.scores_prompts or self._ranks is not None  # of several ranks each has a part of the vocabulary
+        greedy = not needs_logits and self._sampler.is_greedy(rows)
+        draw_params = None if needs_logits or greedy else self._sampler.draw_params(rows, step.next_positions)
         kernels_sample = greedy or draw_params is not None
         call = self._model.prepare(step, greedy=greedy, draw_params=draw_params)
         # Sampling in torch follows otherwise, whose threads then spin on the cores that the next step needs.
@@ -111,7 +113,11 @@ class HostExecutor:
 
         def logits(indices: Tensor) -> Tensor:
             assert call.hidden is not None
-            return self._model.logits(call.hidden.index_select(0, indices) if step.scores_prompts else call.hidden)
+            if not step.scores_prompts:
+                return self._model.logits(call.hidden)
+            if self._ranks is not None:
+                self._ranks.send_logits(indices.numpy())
+            return self._model.logits(call.hidden.index_select(0, indices))
 
         with torch.inference_mode():
             scores = self._scorer.score(step.rows, step.layout, logits)
@@ -121,4 +127,6 @@ class HostExecutor:
                 sampled_logits = logits(torch.from_numpy(step.logits_indices))
                 sampled = self._sampler.sample(sampled_logits, step.sampled_rows, step.next_positions, rows, positions, step.drafts)
                 self._keep_last_tokens(step, sampled.tokens.numpy(), None if sampled.accepted is None else sampled.accepted.numpy())
+            if self._ranks is not None:
+                self._ranks.send_last_tokens(self._model.last_tokens[step.rows_that_sample()])
             return step_result(step, sampled, scores, self._sampler)

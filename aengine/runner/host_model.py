@@ -14,11 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.errors import ConfigError
+from aengine.kernels.cpu.exchange import Exchange
 from aengine.kernels.cpu.levels import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
+from aengine.kernels.cpu.ops import gather_ranks
 from aengine.kernels.cpu.pool import KvPool, page_bytes
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.models.cpu_stack import DecoderStack, LastTokens, PreparedStep, unsupported
+from aengine.models.sharding import sharded_spec, vocab_bounds
 from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.runner.base import IntArray, Step
 from aengine.runner.draft_model import DraftModel
@@ -27,6 +31,7 @@ from aengine.runner.setup import ExecutorSetup
 from aengine.scheduler.plan import NO_INTS
 
 _log = logging.getLogger("aengine")
+_WAITED = 0.9  # of step_timeout: longest time that ranks wait for each other
 
 
 class HostModel:
@@ -36,9 +41,19 @@ class HostModel:
         reason = unsupported(spec, dtype)
         if reason is not None:
             raise KernelsUnavailableError(reason)
+        shard, ranks = setup.shard, setup.ranks
         kernels = load_kernels()
-        self.workspace = Workspace(kernels, torch.get_num_threads())
-        attention = spec.layers[0].attention
+        exchange: Exchange | None = None
+        if shard.num_ranks > 1:
+            raise ConfigError.of("tensor_parallel_size", f"{shard.size} needs attention_backend 'torch_native'")
+        if shard.size > 1:
+            assert ranks is not None
+            assert ranks.exchange_fd is not None
+            exchange = Exchange(kernels, ranks.exchange_fd, shard.index, shard.size, _WAITED * setup.config.step_timeout)
+            ranks.on_failure(exchange.abort)
+        self.workspace = Workspace(kernels, torch.get_num_threads(), exchange)
+        self._vocab_bounds = vocab_bounds(spec, shard)
+        attention = sharded_spec(spec, shard).layers[0].attention
         kv_dtype = setup.kv_dtype or dtype
         self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, kv_dtype)
         self._layers_per_page = setup.groups.layers_per_page
@@ -47,12 +62,14 @@ class HostModel:
         mapped = setup.config.load_format != "dummy" and setup.config.dtype in ("auto", spec.dtype) and "embedding.weight" not in quantized
         copied = spec.vocab_size * spec.hidden_size * dtype.itemsize if spec.tied_head and not mapped else 0  # beside the packed head
         committed = 0 if warm is None else warm.touched
-        weights = sum(weight_bytes(setup.config, spec, dtype.itemsize, quantized).values()) + copied
+        weights = sum(weight_bytes(setup.config, spec, dtype.itemsize, quantized, shard=shard).values()) + copied
         self.draft: DraftModel | None = None
         if setup.draft is not None:
             self.draft = DraftModel(setup.draft, self.workspace, spec.vocab_size)
             weights += self.draft.weight_bytes()
-        check_memory(weights, self.bytes_per_page(), setup.needs, setup.config, free_host_memory() + committed)
+        self._num_local = 1 if ranks is None else ranks.num_local
+        available = (free_host_memory() + committed) // self._num_local  # others of this host load at the same time
+        check_memory(weights, self.bytes_per_page(), setup.needs, setup.config, available)
         allocate = lazy_bytes if warm is None else warm.allocate
         start = time.perf_counter()
         with torch.inference_mode():
@@ -83,7 +100,7 @@ class HostModel:
         return own if self.draft is None else own + self.draft.bytes_per_page()
 
     def kv_budget(self) -> int:
-        return cpu_budget()
+        return cpu_budget() // self._num_local
 
     def allocate(self, num_pages: int) -> None:
         self._pool = KvPool(self._layers_per_page, num_pages, *self._page_shape)
@@ -116,5 +133,10 @@ class HostModel:
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32."""
-        return self._stack.logits(self.workspace, hidden)
+        """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32. Of several ranks that share the vocabulary all call it, and
+        the first gets the logits; the others get theirs alone."""
+        logits = self._stack.logits(self.workspace, hidden)
+        if self.workspace.exchange is None:
+            return logits
+        every = gather_ranks(self.workspace, logits, self._vocab_bounds)
+        return logits if every is None else every

@@ -7,6 +7,7 @@ does not name stays. Knows nothing of requests, queues or why a row runs.
 from __future__ import annotations
 
 import logging
+import os
 import pathlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,16 +18,25 @@ import torch
 from aengine.attention import Layouts
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError, ModelLoadError
+from aengine.kernels.cpu.levels import KernelsUnavailableError, select_level
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.checkpoint import checkpoint_dtype
+from aengine.models.checkpoint_files import checkpoint_digest
 from aengine.models.choice import AnySpec, find_spec, parameter_counts, quantization_of
 from aengine.models.model_config import load_generation
+from aengine.models.sharding import check_shards
+from aengine.models.spec import ModelSpec
+from aengine.models.weights import grouped
+from aengine.parallel.driver import DriverRanks, start_ranks
+from aengine.parallel.follower import FollowerRanks
+from aengine.parallel.shard import WHOLE
 from aengine.runner.base import InFlightStep, Step
 from aengine.runner.capture import Capture
 from aengine.runner.cuda_capture import CudaCapture
 from aengine.runner.device import find_device, set_thread_count
 from aengine.runner.draft_setup import draft_source, with_draft_model
 from aengine.runner.draft_steps import with_drafts
+from aengine.runner.driven_step import DrivenStep
 from aengine.runner.executors import build_executor
 from aengine.runner.memory import show_bytes, size_pool
 from aengine.runner.setup import ExecutorSetup
@@ -51,15 +61,34 @@ class ModelRunner:
         capture: Callable[[torch.device], Capture] | None = None,
         warm: WarmMemory | None = None,
         check: Callable[[], object] = lambda: None,
+        ranks: DriverRanks | FollowerRanks | None = None,
     ) -> None:
         """Loads the model and sizes the KV pool. `capture` makes the recorder of graphs; None: of CUDA graphs, or eager.
-        `warm` is host memory to put weights in. `check` is called before each weight, and may raise to end the loading.
+        `warm` is host memory to put weights in. `check` is called before each weight, and may raise to end the loading. `ranks`: the others
+        that the model is divided over, which the runner closes with itself; None: it starts them, if there are any.
 
         Raises ModelLoadError, InsufficientMemoryError, or ConfigError for what this model or machine cannot do.
         """
+        self._ranks = ranks or (start_ranks(config, model_dir, lambda error: None, check=check) if config.num_ranks > 1 else None)
+        try:
+            self._load(config, model_dir, capture, warm, check)
+        except BaseException:
+            self._close_ranks()
+            raise
+
+    def _load(
+        self,
+        config: EngineConfig,
+        model_dir: pathlib.Path,
+        capture: Callable[[torch.device], Capture] | None,
+        warm: WarmMemory | None,
+        check: Callable[[], object],
+    ) -> None:
+        ranks = self._ranks
         self.device = find_device(config.device)
         on_cpu = self.device.type == "cpu"
         self.spec = find_spec(model_dir, config.model_impl, config.max_model_len)
+        check_shards(self.spec, config.tensor_parallel_size, config.pipeline_parallel_size)
         self.eos_token_ids, self.sampling_defaults = load_generation(model_dir, self.spec.eos_token_ids)
         self.page_size = config.page_size
         self.max_num_seqs = config.num_seqs
@@ -71,11 +100,14 @@ class ModelRunner:
             raise ConfigError.of("max_model_len", f"{config.max_model_len} is more than the model's context of {context} tokens")
         requested_len = config.max_model_len or context
         if on_cpu:
-            _set_threads(config.threads, self.spec)
+            _set_threads(config.threads if ranks is None else ranks.threads, self.spec)
         elif capture is None and not config.eager:
             capture = CudaCapture
         self.dtype = _dtype(config, self.spec, model_dir)
         self.quantization = quantization_of(config, model_dir)
+        shard = WHOLE
+        if ranks is not None and isinstance(self.spec, ModelSpec):
+            shard = grouped(ranks.shard, self.spec, model_dir, config.load_format)
         setup = ExecutorSetup(
             config=config,
             spec=self.spec,
@@ -87,10 +119,21 @@ class ModelRunner:
             max_model_len=requested_len,
             quantization=self.quantization,
             capture=capture,
+            shard=shard,
+            ranks=ranks,
         )
-        setup = with_draft_model(setup)
+        if not isinstance(ranks, FollowerRanks):
+            setup = with_draft_model(setup)
         self.draft_source = draft_source(setup)
         self.draft_vocab_size = None if setup.draft is None else setup.draft.native_spec.vocab_size
+        if ranks is not None:
+            ranks.same({
+
+                "model": checkpoint_digest(model_dir, config.load_format),
+                "dtype": str(self.dtype).removeprefix("torch."),
+                "device": self.device.type,
+                "level of the CPU kernels": _level() if on_cpu else "",
+            })  # fmt: skip
         self._executor = build_executor(setup, warm, check)
         budget = self._executor.kv_budget() if config.kv_cache_memory is None else config.kv_cache_memory
         bytes_per_page = self._executor.bytes_per_page()
@@ -99,6 +142,8 @@ class ModelRunner:
         self.num_pages, self.max_model_len = size_pool(
             budget, bytes_per_page, setup.needs, self.max_num_seqs, requested_len, may_shorten=config.max_model_len is None
         )
+        if ranks is not None:
+            self.num_pages, self.max_model_len = ranks.agree(self.num_pages, self.max_model_len)
         if self.max_model_len < requested_len:
             _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", requested_len, self.max_model_len)
         self._executor.allocate(self.num_pages, self.max_model_len)
@@ -130,7 +175,11 @@ class ModelRunner:
             table = self._page_table[:1]
             token_ids = with_drafts(plan, plan.draft_rows, table, self.page_size, self._executor.draft, is_head=is_head)
             plan = replace(plan, token_ids=token_ids)
-        return self._executor.launch(Step.of(plan, layout))
+        step = Step.of(plan, layout)
+        if not isinstance(self._ranks, DriverRanks):
+            return self._executor.launch(step)
+        self._ranks.send_plan(plan)  # nothing in it can be refused any more
+        return DrivenStep(self._executor.launch(step), self._ranks)
 
     def hold(self, held: bool) -> None:
         self._executor.hold(held)
@@ -138,6 +187,11 @@ class ModelRunner:
     def close(self) -> None:
         """The runner cannot be used afterwards."""
         self._executor.close()
+        self._close_ranks()
+
+    def _close_ranks(self) -> None:
+        if isinstance(self._ranks, DriverRanks):
+            self._ranks.close()
 
     def _assign_rows(self, new_rows: tuple[NewRow, ...]) -> None:
         try:
@@ -152,6 +206,13 @@ class ModelRunner:
             if not errors:
                 raise
             raise RowsFailed(errors) from None
+
+
+def _level() -> str:
+    try:
+        return select_level(os.environ).value
+    except KernelsUnavailableError:
+        return ""
 
 
 def _set_threads(threads: int | None, spec: AnySpec) -> None:

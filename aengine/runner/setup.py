@@ -90,7 +90,8 @@ class ExecutorSetup:
         if config.load_format == "dummy":
             weights: Iterator[tuple[str, tuple[Rows, ...]]] = random_weights(spec, self.dtype, self.device, config.seed, self.shard)
         else:
-            weights = stored_weights(spec, self.model_dir, config.load_format, load_quantization(self.model_dir), self.shard)
+            quantization, report = load_quantization(self.model_dir), None if self.ranks is None else self.ranks.progress
+            weights = stored_weights(spec, self.model_dir, config.load_format, quantization, self.shard, report)
         for weight in weights:
             check()
             yield weight

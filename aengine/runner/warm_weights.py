@@ -24,4 +24,5 @@ def warm_weights(config: EngineConfig, model_dir: pathlib.Path) -> WarmMemory | 
         size //= 4 if config.quantization == "int4" else 2
     elif config.dtype == "float32":
         size *= 2
+    size //= config.num_ranks
     return WarmMemory(size) if _SMALLEST <= size <= free_host_memory() // 2 else None
