@@ -56,6 +56,7 @@ class StepLoop:
         self.stats = StepStats()
         self._stopping = False
         self._given_up = False
+        self._abandon: Callable[[], object] = lambda: None
         self._failure: BaseException | None = None  # of what the runner depends on
         self._thread = threading.Thread(target=self._main, name="aengine-step", daemon=True)
 
@@ -89,6 +90,7 @@ class StepLoop:
         error: BaseException | None = None
         try:
             loaded = self._load()
+            self._abandon = loaded.runner.abandon
             with ExitStack() as stack:
                 stack.callback(loaded.runner.close)
                 scheduler = Scheduler(_scheduler_config(self._config, loaded.runner), drafter=_drafter(self._config, loaded))
@@ -116,6 +118,7 @@ class StepLoop:
         error = StepHangError(f"a step hangs for {seconds:.1f} s")
         self._given_up = True  # before anyone can act on the report: the thread may come back at any moment
         self._report(Stopped(error))
+        self._abandon()
         self.stop()  # it may have come back already, and wait
 
 

@@ -40,7 +40,8 @@ class InFlightStep(Protocol):
 
 
 class Runner(Protocol):
-    """Executes plans in the order of their step numbers. All methods but `hold` are called from the thread that created it."""
+    """Executes plans in the order of their step numbers. All methods but `hold` and `abandon` are called from the thread that created
+    it."""
 
     num_pages: int  # of the pool, the reserved page 0 included
     page_size: int  # tokens
@@ -61,6 +62,9 @@ class Runner(Protocol):
     def hold(self, held: bool) -> None:
         """While held, a launched step does not begin by itself when the step before it finishes; it begins when the result of that step
         is asked for. May be called from any thread, also by a destructor, and after `close`."""
+
+    def abandon(self) -> None:
+        """Ends other processes that compute the same steps: the thread that `close` belongs to hangs. May be called from any thread."""
 
     def close(self) -> None:
         """Releases the weights and the KV cache."""

@@ -43,3 +43,6 @@ class DrivenStep:
             if not error.lagging:
                 raise
             raise self._ranks.hung(error.lagging[0]) from error
+        except BaseException:
+            self._ranks.close(at_once=True)  # they wait for what this rank did not come to
+            raise

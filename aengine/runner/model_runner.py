@@ -52,7 +52,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class ModelRunner:
-    """Satisfies `Runner`. All methods but `hold` belong to the thread that creates it: CUDA streams and inference mode are thread-local."""
+    """Satisfies `Runner`. All methods but `hold` and `abandon` belong to the thread that creates it: CUDA streams and inference mode are
+    thread-local."""
 
     def __init__(
         self,
@@ -183,6 +184,10 @@ class ModelRunner:
 
     def hold(self, held: bool) -> None:
         self._executor.hold(held)
+
+    def abandon(self) -> None:
+        if isinstance(self._ranks, DriverRanks):
+            self._ranks.close(at_once=True)
 
     def close(self) -> None:
         """The runner cannot be used afterwards."""

@@ -115,6 +115,9 @@ class HookedRunner(OracleRunner):
             return HookedFlight(super().launch(plan), lambda: None, overlaps=True)
         return HookedFlight(super().launch(plan), lambda: self.before_step(plan), overlaps=False)
 
+    def abandon(self) -> None:
+        pass
+
     def hold(self, held: bool) -> None:
         self.queue.hold.value = held
 

@@ -70,6 +70,9 @@ class PacedRunner:
         lengths = (plan.starts + plan.lengths)[plan.num_sampled > 0]
         return _PacedStep(StepResult(plan.step, self._token_ids[lengths % len(self._token_ids)]), self._pace)
 
+    def abandon(self) -> None:
+        """There are no other processes."""
+
     def hold(self, held: bool) -> None:
         pass
 
