@@ -19,6 +19,12 @@ class EveryDraft(DraftLengths):
         super().__init__(num_rows)
         self._rng = rng
 
+    def is_measured(self, num_decodes: int, kind: StepKind) -> bool:
+        return True
+
+    def look_took(self, seconds: float, num_rows: int, kind: StepKind) -> int:
+        return 0
+
     def may_draft(self, num_decodes: int, kind: StepKind) -> bool:
         return self._rng is None or self._rng.random() < 0.9
 

@@ -17,7 +17,11 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("
 
 
 class ChannelClosedError(Exception):
-    """The peer is gone, or sent what is no message. Nothing more can be sent or received."""
+    """The peer is gone, or sent what is no message. Nothing more can be sent or received. `how` says it without the peer's name."""
+
+    def __init__(self, peer: str, how: str) -> None:
+        self.how = how
+        super().__init__(f"{peer} {how}")
 
 
 class ChannelTimeoutError(Exception):
@@ -84,7 +88,7 @@ class Channel:
             try:
                 self._wait(self._readable, time.monotonic() + FRAME_SECONDS)
             except ChannelTimeoutError as error:
-                raise ChannelClosedError(f"{self.peer} sent what is no message: {error}") from None
+                raise ChannelClosedError(self.peer, f"sent what is no message: {error}") from None
         return message
 
     def receive_some(self) -> Message | None:
@@ -97,7 +101,7 @@ class Channel:
             except OSError as error:
                 raise self._closed(error) from None
             if count == 0:
-                raise ChannelClosedError(f"{self.peer} closed the connection")
+                raise ChannelClosedError(self.peer, "closed the connection")
             self._arrived += count
             if self._arrived < len(self._arriving):
                 continue
@@ -109,7 +113,7 @@ class Channel:
                         continue
                 message = decode(self._kind, self._arriving)
             except MessageError as error:
-                raise ChannelClosedError(f"{self.peer} sent what is no message: {error}") from None
+                raise ChannelClosedError(self.peer, f"sent what is no message: {error}") from None
             self._kind, self._arriving, self._arrived = None, bytearray(FRAME.size), 0
             return message
 
@@ -129,4 +133,4 @@ class Channel:
             raise ChannelTimeoutError(f"{self.peer} does not answer")
 
     def _closed(self, error: OSError) -> ChannelClosedError:
-        return ChannelClosedError(f"the connection to {self.peer} broke: {error.strerror or error}")
+        return ChannelClosedError(self.peer, f"is gone: {error.strerror or error}")

@@ -249,7 +249,7 @@ class DriverRanks:
                 raise self.hung(follower.rank) from None
             except ChannelClosedError as error:
                 self.check(wait=VERDICT_SECONDS)
-                raise RankDiedError(follower.with_lines(str(error)), follower.rank, follower.pid, follower.lines) from None
+                raise RankDiedError(follower.with_lines(error.how), follower.rank, follower.pid, follower.lines) from None
 
     def _next(self, follower: Follower, kind: type[MessageT]) -> MessageT:
         """The next message of a rank that loads."""

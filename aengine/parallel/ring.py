@@ -58,7 +58,7 @@ class Ring:
         """What the stage before sends of a step; of the steps in their order."""
         message = self._received.popleft() if self._received else self._preceding.receive(self._timeout)
         if not isinstance(message, Hidden) or message.step != step:
-            raise ChannelClosedError(f"{self._preceding.peer} sent {message} instead of the hidden states of step {step}")
+            raise ChannelClosedError(self._preceding.peer, f"sent {message} instead of the hidden states of step {step}")
         return message.words
 
     def close(self) -> None:

@@ -123,7 +123,7 @@ class Watcher:
                     follower, code = other, other_code
         if follower.process is not None:
             self._log_output(follower)
-        how = str(error).removeprefix(follower.channel.peer).strip() if code is None else how_it_ended(code)
+        how = error.how if code is None else how_it_ended(code)
         return RankDiedError(follower.with_lines(how), follower.rank, follower.pid, follower.lines)
 
     def _fail(self, error: AEngineError) -> None:

@@ -5,6 +5,7 @@ Owns what is measured for it: how often the drafts of each row were accepted, an
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import defaultdict
 from collections.abc import Mapping
@@ -13,15 +14,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.scheduler.drafter import Draft, num_decided
+from aengine.scheduler.drafter import Acceptance, Draft
 from aengine.scheduler.plan import IntArray
 
 _LATEST = 0.1  # what a step counts at least in the average of seconds
-_ROW_MEMORY = 16.0  # decided drafts of a row; what its drafter says of a draft counts like _PRIOR of them
-_PRIOR = 4.0
+_ROW_MEMORY = 16.0  # decided drafts of a row
 _TOKEN_COST = 0.005  # of a step of one row, for each draft, beside what is measured: measured times of similar widths differ by chance
 _TRIED = 2  # drafts of a row when some are only tried, and at first
-_FOR_TRYING = 0.01  # of the time
+_FOR_TRYING = _FOR_LOOKS = 0.005  # of the time
 _MOST_SPARE, _TRIAL = 8, 2  # the allowance at first and at most, and where something is tried, in steps without drafts
 _KNOWN_AFTER = 6  # steps
 _FIRST_SPAN, _LAST_SPAN = 32, 512  # after so many steps with drafts steps without are measured again
@@ -36,33 +36,38 @@ class StepKind(NamedTuple):
 
 
 class DraftLengths:
-    """`_FOR_TRYING` of all time is the allowance for drafts that turn out not to pay. A step whose drafts were to pay and that took longer
-    than steps without drafts would have taken for as many tokens makes a debt, which later steps work off; there are no drafts while it is
-    more than the allowance. So speculation loses about that share of the time at most, whatever the estimates are worth."""
+    """`_FOR_TRYING` of all time is the allowance for drafts that turn out not to pay. Steps whose drafts were to pay have a balance: what
+    they saved against steps without drafts for as many tokens. A negative balance is a debt; there are no drafts while it is more than the
+    allowance. A look, at whether drafts would pay, takes time too: what was saved, and beside that `_FOR_LOOKS` of all time. So speculation
+    loses about these shares of the time at most, whatever the estimates are worth."""
 
     def __init__(self, num_rows: int) -> None:
-        self._decided = np.zeros(num_rows)
-        self._accepted = np.zeros(num_rows)
+        self._acceptance = [Acceptance(None, _ROW_MEMORY) for _ in range(num_rows)]
         self._plain = {processed: _StepSeconds() for processed in (False, True)}  # of steps without drafts, which may run ahead
         self._verifying: defaultdict[StepKind, _StepSeconds] = defaultdict(_StepSeconds)
         self._most: dict[StepKind, int] = {}  # drafts of a row so far
         self._spare: float | None = None  # the allowance, in seconds; None: no step was measured
-        self._debt = 0.0  # seconds
+        self._balance = 0.0  # seconds
+        self._looking = _StepSeconds()  # of looks, by number of rows
+        self._tried = False  # the drafts of the latest step that had some
         self._since_plain = 0  # steps with drafts
         self._span, self._num_measured = _FIRST_SPAN, 0
 
     def assign(self, row: int) -> None:
-        self._decided[row] = self._accepted[row] = 0.0
+        self._acceptance[row] = Acceptance(None, _ROW_MEMORY)
+
+    def is_measured(self, num_decodes: int, kind: StepKind) -> bool:
+        """Whether it is known what steps without drafts take."""
+        return self._plain[kind.processed].is_known(num_decodes) and self._since_plain < self._span
 
     def may_draft(self, num_decodes: int, kind: StepKind) -> bool:
-        """Whether the debt is not too large, and it is known what steps without drafts take."""
-        known = self._plain[kind.processed].is_known(num_decodes) and self._since_plain < self._span
-        return known and self._spare is not None and self._debt <= max(self._spare, 0.0)
+        """Whether that is known, and the debt is not too large."""
+        return self.is_measured(num_decodes, kind) and self._spare is not None and self._balance >= -max(self._spare, 0.0)
 
     def may_try(self, num_decodes: int, kind: StepKind) -> bool:
         """Whether drafts that are not likely to pay are allowed."""
         seconds = _TRIAL * self._plain[kind.processed].of(num_decodes)
-        return self._spare is not None and self._spare >= seconds and not self._debt and self.may_draft(num_decodes, kind)
+        return self._spare is not None and self._spare >= seconds and self._balance >= 0 and self.may_draft(num_decodes, kind)
 
     def choose(self, num_decodes: int, found: Mapping[int, Draft], kind: StepKind, *, tried: IntArray | None) -> dict[int, int]:
         """How many drafts each row gets, of those `found` for it, in a step in which `num_decodes` rows decode.
@@ -74,35 +79,36 @@ class DraftLengths:
         if tried is not None:
             return {row: min(_TRIED, len(draft.token_ids)) if row in tried else 0 for row, draft in found.items()}
         most = 2 * self._most.get(kind, _TRIED // 2)  # what many drafts cost is found out step by step
-        gains = sorted(
-            (
-                (acceptance**j, row)
-                for row, draft in found.items()
-                for acceptance in (self._acceptance(row, draft),)
-                for j in range(1, min(len(draft.token_ids), most) + 1)
-            ),
-            reverse=True,
-        )
+        acceptance = np.array([self._acceptance[row].given(draft.acceptance) for row, draft in found.items()])
+        num_found = np.array([min(len(draft.token_ids), most) for draft in found.values()])
+        numbers = np.arange(1, num_found.max() + 1)
+        gains = np.where(numbers <= num_found[:, None], acceptance[:, None] ** numbers, -1.0).ravel()
+        likeliest = np.argsort(-gains, kind="stable")[: num_found.sum()]
+        tokens = num_decodes + gains[likeliest].cumsum()
+        added = np.arange(1, len(likeliest) + 1)
         plain = self._plain[kind.processed].of(num_decodes)
-        tokens = num_decodes + np.cumsum([gain for gain, _ in gains])
-        widths = np.arange(num_decodes + 1, num_decodes + len(gains) + 1)
-        seconds = self._verifying[kind].from_narrow(widths, num_decodes, plain)
-        seconds = np.maximum.accumulate(seconds) * (1 + _TOKEN_COST / num_decodes * np.arange(1, len(gains) + 1))
-        rates = np.append(num_decodes / plain, tokens / seconds)
-        best = dict.fromkeys(found, 0)
-        for _, row in gains[: int(rates.argmax())]:
-            best[row] += 1
-        return best
+        seconds = np.maximum.accumulate(self._verifying[kind].from_narrow(num_decodes + added, num_decodes, plain))
+        rates = tokens / (seconds * (1 + _TOKEN_COST / num_decodes * added))
+        best = int(rates.argmax())
+        if rates[best] <= num_decodes / plain:
+            return dict.fromkeys(found, 0)
+        chosen = np.bincount(likeliest[: best + 1] // len(numbers), minlength=len(found))
+        return dict(zip(found, chosen.tolist(), strict=True))
 
     def observe(self, row: int, num_drafts: int, num_accepted: int) -> None:
-        decided = num_decided(num_drafts, num_accepted)
-        kept = np.exp(-decided / _ROW_MEMORY)
-        self._decided[row] = kept * self._decided[row] + decided
-        self._accepted[row] = kept * self._accepted[row] + num_accepted
+        self._acceptance[row].add(num_drafts, num_accepted)
+
+    def look_took(self, seconds: float, num_rows: int, kind: StepKind) -> int:
+        """Returns how many steps have to come before the next look."""
+        self._looking.add(num_rows, seconds)
+        seconds = self._looking.of(num_rows)
+        paid = min(seconds, max(self._balance, 0.0))
+        self._balance -= paid
+        return int((seconds - paid) / (_FOR_LOOKS * self._plain[kind.processed].of(num_rows)))
 
     def plain_step_took(self, seconds: float, num_rows: int, kind: StepKind, *, steady: bool, passed: int) -> None:
-        """A step that computed one token of each of `num_rows` rows has returned. `steady`: so had the step before. `passed`: so many steps
-        since the one before of which this was told."""
+        """A step that computed one token of each of `num_rows` rows has returned. `steady`: so had the step before; else drafts made it
+        slower, as it was not planned ahead. `passed`: so many steps since the one before of which this was told."""
         plain = self._plain[kind.processed]
         if steady:
             plain.add(num_rows, seconds)
@@ -111,10 +117,13 @@ class DraftLengths:
                 if self._since_plain >= self._span:
                     self._span = min(2 * self._span, _LAST_SPAN)
                 self._since_plain = 0
-        most = _MOST_SPARE * plain.of(num_rows)
+        known = plain.of(num_rows)
+        if not steady:
+            self._saved(known - seconds, known, tried=self._tried)
+        most = _MOST_SPARE * known
         self._spare = most if self._spare is None else min(self._spare + _FOR_TRYING * seconds * passed, most)
-        paid = min(self._debt, max(self._spare, 0.0))
-        self._debt -= paid
+        paid = min(max(-self._balance, 0.0), max(self._spare, 0.0))
+        self._balance += paid
         self._spare -= paid
 
     def step_took(
@@ -128,15 +137,17 @@ class DraftLengths:
             self._verifying[kind].add(num_tokens, seconds)
             self._most[kind] = max(self._most.get(kind, 1), num_drafts)
         plain = self._plain[kind.processed].of(num_rows)
-        # What holds up the whole process for once is not the drafts' fault.
-        lost = min(seconds - plain * num_new / num_rows, _MOST_SPARE * plain)
-        if tried and self._spare is not None:
-            self._spare -= max(lost, 0.0)
-        else:
-            self._debt = max(self._debt + lost, 0.0)
+        self._saved(plain * num_new / num_rows - seconds, plain, tried=tried)
+        self._tried = tried
 
-    def _acceptance(self, row: int, draft: Draft) -> float:
-        return float((_PRIOR * draft.acceptance + self._accepted[row]) / (_PRIOR + self._decided[row]))
+    def _saved(self, seconds: float, plain: float, *, tried: bool) -> None:
+        """Drafts saved so much time, in a step that takes `plain` without; if negative, they cost it."""
+        most = _MOST_SPARE * plain
+        seconds = max(seconds, -most)  # what holds up the whole process for once is not the drafts' fault
+        if tried and self._spare is not None:
+            self._spare += min(seconds, 0.0)
+        else:
+            self._balance = min(self._balance + seconds, most)
 
 
 _BUCKETS = 64
@@ -148,10 +159,13 @@ class _StepSeconds:
     def __init__(self) -> None:
         self._seconds = [0.0] * _BUCKETS  # 0: not known
         self._num_steps = [0] * _BUCKETS
+        self._known: list[int] = []  # buckets, ascending
 
     def add(self, num_tokens: int, seconds: float) -> None:
         at, seconds = _bucket(num_tokens), max(seconds, 1e-9)
         known = self._seconds[at]
+        if not known:
+            bisect.insort(self._known, at)
         self._num_steps[at] += 1
         part = max(1 / self._num_steps[at], _LATEST)
         self._seconds[at] = known + part * (min(seconds, 2 * known) - known) if known else seconds
@@ -164,12 +178,11 @@ class _StepSeconds:
         at = _bucket(num_tokens)
         if self._seconds[at]:
             return self._seconds[at]
-        known = [i for i, seconds in enumerate(self._seconds) if seconds]
-        return self._seconds[min(known, key=lambda i: abs(i - at))] if known else 1.0
+        return self._seconds[min(self._known, key=lambda i: abs(i - at))] if self._known else 1.0
 
     def from_narrow(self, widths: NDArray[np.int64], narrow: int, seconds: float) -> NDArray[np.float64]:
         """Of wider steps than one of `narrow` tokens that takes `seconds`: between known widths in proportion, beyond them as the last."""
-        known = [i for i, seconds in enumerate(self._seconds) if seconds and _WIDTHS[i] > narrow]
+        known = [i for i in self._known if _WIDTHS[i] > narrow]
         result: NDArray[np.float64] = np.interp(
             widths, [narrow, *(_WIDTHS[i] for i in known)], [seconds, *(self._seconds[i] for i in known)]
         )

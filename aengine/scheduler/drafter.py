@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import enum
+import math
 from typing import NamedTuple, Protocol
-
-import numpy as np
 
 from aengine.scheduler.plan import NO_INTS, IntArray
 
@@ -54,21 +53,30 @@ class Drafter(Protocol):
         """Of a draft for a row that had `num_tokens` tokens so many were accepted."""
 
 
+_PRIOR_WEIGHT = 4.0  # a prior counts like so many decided tokens
+
+
 class Acceptance:
     """A running estimate of how likely a drafted token is right if those before it are: the share of accepted ones of those that were
     decided, of which older ones count less."""
 
-    def __init__(self, prior: float, memory: float = 64.0) -> None:
-        """`memory`: of how many decided tokens it is the mean, about; the prior counts like 4."""
-        self._decided, self._accepted, self._memory = 4.0, 4.0 * prior, memory
+    def __init__(self, prior: float | None, memory: float = 64.0) -> None:
+        """`memory`: of how many decided tokens it is the mean, about. The prior is forgotten like these; None: `given` is told it."""
+        self._memory = memory
+        self._decided = 0.0 if prior is None else _PRIOR_WEIGHT
+        self._accepted = self._decided * (prior or 0.0)
 
     @property
     def value(self) -> float:
         return self._accepted / self._decided
 
+    def given(self, prior: float) -> float:
+        """The estimate with a prior that is known only now."""
+        return (_PRIOR_WEIGHT * prior + self._accepted) / (_PRIOR_WEIGHT + self._decided)
+
     def add(self, num_drafts: int, num_accepted: int) -> None:
         decided = num_decided(num_drafts, num_accepted)
-        kept = np.exp(-decided / self._memory)
+        kept = math.exp(-decided / self._memory)
         self._decided = kept * self._decided + decided
         self._accepted = kept * self._accepted + num_accepted
 

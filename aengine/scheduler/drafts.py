@@ -5,7 +5,7 @@ Knows nothing of where drafts come from, of prompts or of budgets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -13,18 +13,13 @@ from aengine.outputs import DraftUsage
 from aengine.scheduler.draft_lengths import DraftLengths, StepKind
 from aengine.scheduler.draft_progress import DraftProgress
 from aengine.scheduler.drafter import Acceptance, Draft, Drafter, DraftSource
+from aengine.scheduler.looks import Looks
 from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, StepPlan, StepResult
 from aengine.scheduler.request import DraftCount
 from aengine.scheduler.residency import Residency
 from aengine.scheduler.rows import RowTable
 
-_FIRST_LOOK, _LAST_LOOK = 8, 64
-"""Steps after which it is looked whether drafts would pay now: at first after each, later the more seldom the longer they do not. Looking
-costs time."""
 _NO_LIMIT = 1 << 30
-_FORCED_LOOKS = 16  # after forced text that pays, until the next one is found
-_MEASURED = 6  # steps before a look are measured
-
 _PROCESSED = int(Features.PROCESSED | Features.LOGPROBS)  # steps take longer with these
 
 
@@ -32,15 +27,17 @@ class Drafts:
     """A draft follows a token that is known. So while the engine is `drafting`, no step is planned before the one before it has returned.
     Otherwise steps run ahead, and now and then it is looked whether drafts would pay."""
 
-    def __init__(self, rows: RowTable, residency: Residency, drafter: Drafter, progress: DraftProgress | None) -> None:
+    def __init__(
+        self, rows: RowTable, residency: Residency, clock: Callable[[], float], drafter: Drafter, progress: DraftProgress | None
+    ) -> None:
         """`progress`: of the draft model, if there is one."""
         self.drafting = False
         self.usage: dict[DraftSource, DraftUsage] = {}  # so far
         self._rows = rows
         self._residency = residency
+        self._clock = clock
         self._drafter = drafter
         self._progress = progress
-        self._forcing = 0  # looks that are made at once, since forced text paid lately
         self._follows = True  # the draft model computes prompts, since its drafts may pay
         self._lengths = DraftLengths(len(rows.sequences))
         self._forced: Mapping[int, IntArray] = {}  # by row: tokens that grammars force to follow, as of the latest result
@@ -49,18 +46,17 @@ class Drafts:
         self._unused: dict[int, tuple[int, Draft]] = {}  # by row: a draft that was found and not used, and for which position
         self._tried: IntArray | None = None  # rows whose drafts are only tried; None: none are
         self._trying = False  # in the latest step
-        self._num_steps = 0  # since the engine was drafting
-        self._next_look, self._pause = 0, _FIRST_LOOK // 2  # after so many of them, and how many more until the look after that
-        self._measured = 0  # the latest of them that was measured
-        self._before: tuple[float, bool] | None = None  # when the step before returned, if there was no pause since, and whether it drafted
+        self._looks = Looks()
+        self._passed = 0  # steps since the latest one that was measured
+        self._before: tuple[float, bool] | None = None
+        """When the step before returned, if there was no pause since, and whether it had nothing to do with drafts."""
 
     def assign(self, row: int, primary: int | None) -> None:
         """The row is assigned to another sequence; as a fork, to one that shares the pages of the row `primary`."""
         self._drafter.assign(row)
         self._lengths.assign(row)
         self._unused.pop(row, None)
-        self._pause = _FIRST_LOOK // 2
-        self._next_look = min(self._next_look, self._num_steps + _FIRST_LOOK)
+        self._looks.hasten()
         if self._progress is not None:
             self._progress.assign(row, primary)
 
@@ -101,8 +97,8 @@ class Drafts:
 
     @property
     def wants_forced(self) -> bool:
-        """Whether the step that is planned should say what grammars force: its result, or one of those in flight, is looked at."""
-        return self.drafting or not _FIRST_LOOK <= self._num_steps + 1 < self._next_look - 1
+        """Whether the step that is planned should say what grammars force."""
+        return self.drafting or self._looks.wants_forced
 
     def take_rows(self) -> DraftRows | None:
         """What the draft model computes in the step that was planned."""
@@ -111,9 +107,11 @@ class Drafts:
     def observe(self, plan: StepPlan, result: StepResult, committed: IntArray, now: float) -> list[DraftCount]:
         """A step has returned at time `now`, in seconds; [n] tokens of its rows have their KV in pages. Returns what became of the drafts
         of requests that have not ended meanwhile."""
-        self._num_steps += 1
         self._forced = result.forced
-        if plan.draft_rows is None and self._runs_ahead():
+        looks = self._looks.count_step(forced=bool(self._forced)) and not self.drafting
+        self._passed += 1
+        behind_drafts = self._before is not None and not self._before[1]
+        if not (looks or behind_drafts or self.drafting or self._in_flight or self._looks.near) and plan.draft_rows is None:
             self._before = None
             return []
         rows, counts = self._rows, list[DraftCount]()
@@ -130,11 +128,10 @@ class Drafts:
             if rows.active[row]:
                 self.usage[draft.source] = self.usage.get(draft.source, DraftUsage(draft.source.value)).plus(num_drafts, accepted)
                 counts.append(DraftCount(int(rows.keys[row]), draft.source, num_drafts, accepted))
-        if self.drafting:
-            self._num_steps = self._next_look = self._measured = 0
-            self._pause = self._pause if self._trying else _FIRST_LOOK // 2
-        elif self._num_steps < _FIRST_LOOK or self._num_steps >= self._next_look:
-            self._look()
+        if self.drafting and not self._trying:
+            self._looks.restart()
+        if looks:
+            self._look(now)
         return counts
 
     def idle(self) -> None:
@@ -148,20 +145,15 @@ class Drafts:
         if self._progress is not None:
             self._progress.rollback(plan)
 
-    def _runs_ahead(self) -> bool:
-        """Whether there are no drafts, and a look is not near."""
-        ahead = _FIRST_LOOK <= self._num_steps < self._next_look - _MEASURED
-        return ahead and not (self.drafting or self._in_flight)
-
     def _measure(self, plan: StepPlan, drafts: dict[int, Draft], committed: IntArray, now: float) -> None:
         before, self._before = self._before, None
         if plan.num_decodes + len(drafts) < len(plan.rows):
             return  # it has a part of a prompt
-        if plan.wants_forced and not drafts and np.count_nonzero(self._rows.features[plan.rows] & int(Features.GRAMMAR)):
+        if plan.wants_forced and not drafts:
             return  # what is forced takes time that steps without speculation do not take
         plain = not drafts and plan.draft_rows is None
         self._before = (now, plain)
-        passed, self._measured = self._num_steps - self._measured, self._num_steps
+        passed, self._passed = self._passed, 0
         if before is not None:
             kind = self._kind(plan.rows, drafts)
             if plain:
@@ -173,12 +165,13 @@ class Drafts:
                     now - before[0], len(plan.rows), num_tokens, kind, num_new, num_drafts=num_drafts, tried=self._trying
                 )
 
-    def _look(self) -> None:
-        """Whether drafts would pay, or can be tried, now; of rows whose steps run ahead the latest tokens are not known."""
+    def _look(self, begin: float) -> None:
+        """Whether drafts would pay, or can be tried, now, at the time `begin`; of rows whose steps run ahead the latest tokens are not
+        known."""
         rows, lengths = self._rows, self._lengths
         decodes = rows.ready(in_flight=False)
-        if not len(decodes):
-            self._next_look = self._num_steps + _FIRST_LOOK
+        if not len(decodes) or not lengths.is_measured(len(decodes), self._kind(decodes, {})):
+            self._looks.postpone()
             return
         self._learn_from_unused()
         able = decodes[rows.max_drafts[decodes] > 0]
@@ -186,20 +179,13 @@ class Drafts:
         kind = self._kind(decodes, found)
         pays = bool(found) and any(lengths.choose(len(decodes), found, kind, tried=None).values())
         self.drafting = pays and lengths.may_draft(len(decodes), kind)
-        if any(draft.source is DraftSource.GRAMMAR for draft in found.values()):
-            self._forcing = _FORCED_LOOKS if pays else 0
-        elif self._forcing:
-            self._forcing -= 1
-        if self._forcing and lengths.may_draft(len(decodes), kind):
-            self._pause = 1  # nothing is forced in most steps
-        elif self._num_steps >= _FIRST_LOOK:
-            self._pause = min(2 * max(self._pause, _FIRST_LOOK // 2), _LAST_LOOK)
-        self._next_look = self._num_steps + self._pause
         if not self.drafting:
             self._unused = {row: (int(rows.num_known[row]), draft) for row, draft in found.items() if not draft.by_model}
         if kind.by_model:
             self._follows = pays
             self._try(len(decodes), found, kind)
+        forced = self.drafting if any(draft.source is DraftSource.GRAMMAR for draft in found.values()) else None
+        self._looks.made(lengths.look_took(self._clock() - begin, len(decodes), kind), forced=forced)
 
     def _try(self, num_decodes: int, found: dict[int, Draft], kind: StepKind) -> None:
         """What a draft model would propose is not known before it is used. So it is used for one row now and then, if it does not pay."""
@@ -228,16 +214,16 @@ class Drafts:
 
     def _propose(self, able: IntArray, num_tokens: IntArray, budget: int) -> dict[int, Draft]:
         rows, found = self._rows, dict[int, Draft]()
-        for row, num in zip(able.tolist(), num_tokens.tolist(), strict=True):
-            # The last token of a sequence is sampled, and never computed.
-            most = min(budget, int(rows.limit[row]) - num - 1)
+        # The last token of a sequence is sampled, and never computed.
+        left = np.minimum(rows.limit[able] - num_tokens - 1, budget)
+        for row, num, most, max_drafts in zip(*(array.tolist() for array in (able, num_tokens, left, rows.max_drafts[able])), strict=True):
             if most <= 0:
                 continue
             forced = self._forced.get(row)
             if forced is not None and len(forced):
                 draft = Draft(forced[: min(most, int(rows.max_forced[row]))], DraftSource.GRAMMAR, self._forced_acceptance.value)
             else:
-                draft = self._drafter.propose(row, rows.tokens[row, :num], min(most, int(rows.max_drafts[row])))
+                draft = self._drafter.propose(row, rows.tokens[row, :num], min(most, max_drafts))
             if len(draft.token_ids):
                 found[row] = draft
         return found

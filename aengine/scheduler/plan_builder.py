@@ -11,6 +11,8 @@ from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, StepP
 from aengine.scheduler.residency import RowChanges
 from aengine.scheduler.rows import RowTable
 
+_GRAMMAR = int(Features.GRAMMAR)
+
 
 @dataclass(slots=True)
 class Chunk:
@@ -36,7 +38,7 @@ class PlanBuilder:
     def build(
         self, step: int, decodes: IntArray, chunks: list[Chunk], changes: RowChanges, draft_rows: DraftRows | None, *, wants_forced: bool
     ) -> StepPlan:
-        """Counts what the step computes and samples as computed and sampled."""
+        """Counts what the step computes and samples as computed and sampled. What grammars force it only wants to know if there are any."""
         rows = self._rows
         num_decodes, num_rows = len(decodes), len(decodes) + len(chunks)
         plan_rows, lengths = decodes, self._ones[:num_rows]
@@ -78,6 +80,6 @@ class PlanBuilder:
             copy_from=copy_from,
             copy_to=copy_to,
             draft_rows=draft_rows,
-            wants_forced=wants_forced,
+            wants_forced=wants_forced and rows.num_grammars > 0 and bool(np.count_nonzero(rows.features[plan_rows] & _GRAMMAR)),
             scores_prompts=scores_prompts,
         )

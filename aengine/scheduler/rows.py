@@ -45,6 +45,7 @@ class RowTable:
         self._ready = np.zeros(num_rows, np.bool_)  # active, decoding and not parked
         self.lockstep = np.zeros(num_rows, np.bool_)  # the next step needs the token of the one before: never two in flight
         self.num_processed = 0  # assigned rows with features other than RANDOM
+        self.num_grammars = 0  # assigned rows with one
         self.max_drafts = np.zeros(num_rows, np.int32)  # in a step
         self.max_forced = np.zeros(num_rows, np.int32)  # the same of those that a grammar forces
         self.features = np.zeros(num_rows, np.int32)
@@ -80,6 +81,7 @@ class RowTable:
         self.max_forced[row] = MOST_FORCED if request.max_drafts is None else request.max_drafts
         self.features[row] = request.params.features
         self.num_processed += bool(request.params.features & ~Features.RANDOM)
+        self.num_grammars += bool(request.params.features & Features.GRAMMAR)
         self.lockstep[row] = self._max_in_flight > 1 or bool(request.params.features & Features.LAST_TOKEN)
         self.tenants[row] = tenant
         self.tokens[row, :num_tokens] = sequence.tokens
@@ -99,6 +101,7 @@ class RowTable:
         sequence.row = -1
         self.sequences[row] = None
         self.num_processed -= bool(self.features[row] & ~int(Features.RANDOM))
+        self.num_grammars -= bool(self.features[row] & int(Features.GRAMMAR))
         self.active[row] = self.decoding[row] = self.parked[row] = self._ready[row] = False
         self.num_pages[row] = 0
         self._free.append(row)

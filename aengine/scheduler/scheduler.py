@@ -44,7 +44,7 @@ class Scheduler:
         progress = None
         if config.has_draft_model:
             progress = DraftProgress(self._rows, self._cache, config.max_num_batched_tokens, is_head=config.has_draft_head)
-        self._drafts = None if drafter is None else Drafts(self._rows, self._residency, drafter, progress)
+        self._drafts = None if drafter is None else Drafts(self._rows, self._residency, clock, drafter, progress)
         self._queue = WaitingQueue(tenant_weights=config.tenant_weights, ageing_seconds=config.ageing_seconds)
         self._sequences: dict[int, Sequence] = {}  # all that are not FINISHED
         self._prefilling: list[Sequence] = []  # RUNNING with known tokens left to compute, oldest admission first
@@ -138,7 +138,7 @@ class Scheduler:
                 return None
             budget = -(-self._config.max_num_batched_tokens // self._config.max_in_flight) - len(decodes)
             chunks = self._plan_prefills(budget, now)
-            if self._drafts is not None and len(decodes):
+            if self._drafts is not None and self._drafts.drafting and len(decodes):
                 decodes = self._add_drafts(decodes, budget - sum(chunk.length for chunk in chunks), chunks)
             if len(decodes) or chunks:
                 return self._make_plan(decodes, chunks)

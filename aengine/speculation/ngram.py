@@ -42,7 +42,9 @@ class NgramDrafter:
         if not length:
             return NO_DRAFT
         kind = self._kinds[row] = bisect.bisect(_LENGTHS, length)
-        following = np.resize(tokens[place : place + most], most)  # where they reach the end, they go on as they began
+        following = tokens[place : place + most].copy()
+        if len(following) < most:
+            following = np.resize(following, most)  # where they reach the end, they go on as they began
         return Draft(following, DraftSource.NGRAM, self._acceptance[kind].value)
 
     def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
@@ -76,17 +78,12 @@ class _Index:
         a, b, c = tokens[-NGRAM:].tolist()
         place = self._latest.get((a * self._base + b) * self._base + c, 0)
         best = best_length = 0
-        if not place:
-            return best, best_length
-        end = tokens[-_LONGEST:][::-1]
+        end = tokens[: -_LONGEST - 1 : -1].tolist() if place else []
         for _ in range(_MOST_CANDIDATES):
-            if not place:
+            if not place or best_length == _LONGEST:
                 break
-            before = tokens[max(0, place - _LONGEST) : place][::-1]
-            length = len(before)
-            differs = np.flatnonzero(before != end[:length])
-            if len(differs):
-                length = int(differs[0])
+            before = tokens[max(0, place - _LONGEST) : place][::-1].tolist()
+            length = next((i for i, pair in enumerate(zip(before, end, strict=False)) if pair[0] != pair[1]), len(before))
             if length > best_length:
                 best, best_length = place, length
             place = self._earlier[place]

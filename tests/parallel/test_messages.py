@@ -117,7 +117,7 @@ def test_a_peer_that_is_gone() -> None:
     assert one.receive() == Log(20, "the end")
     with pytest.raises(ChannelClosedError, match="one closed the connection"):
         one.receive()
-    with pytest.raises(ChannelClosedError, match="the connection to one broke: Broken pipe"):
+    with pytest.raises(ChannelClosedError, match="one is gone: Broken pipe"):
         one.send(Log(20, "more"))
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from aengine.scheduler.draft_lengths import DraftLengths, StepKind
-from aengine.scheduler.drafter import Acceptance, Draft, DraftSource
+from aengine.scheduler.drafter import BY_MODEL, Acceptance, Draft, DraftSource
 from aengine.scheduler.plan import RowParams, StepPlan, StepResult
 from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
@@ -26,9 +27,9 @@ class Planted:
 
     learns = True
 
-    def __init__(self, truth: dict[int, np.ndarray], right: Callable[[int], float]) -> None:
-        """`right(position)`: how likely a draft is right."""
-        self._truth, self._right = truth, right
+    def __init__(self, truth: dict[int, np.ndarray], right: Callable[[int], float], proposing: Callable[[], None]) -> None:
+        """`right(position)`: how likely a draft is right. `proposing` is called for each proposal."""
+        self._truth, self._right, self._proposing = truth, right, proposing
         self._rng = np.random.default_rng(0)
         self._acceptance = Acceptance(0.6)
 
@@ -36,6 +37,7 @@ class Planted:
         pass
 
     def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
+        self._proposing()
         known = len(tokens)
         following = self._truth[int(tokens[0])][known : known + most].copy()
         following[self._rng.random(len(following)) >= self._right(known)] += 1
@@ -46,13 +48,36 @@ class Planted:
             self._acceptance.add(len(draft.token_ids), num_accepted)
 
 
-def total_seconds(num_rows: int, num_tokens: int, seconds: Seconds, right: Callable[[int], float] | None) -> float:
-    """Of so many tokens for each of the requests; `right` None: without speculation."""
+class PlantedModel(Planted):
+    """A draft model: it proposes when the step is launched."""
+
+    def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
+        self._proposing()
+        return Draft(np.full(most, BY_MODEL, np.int32), DraftSource.MODEL, self._acceptance.value)
+
+
+def total_seconds(
+    num_rows: int,
+    num_tokens: int,
+    seconds: Seconds,
+    right: Callable[[int], float] | None,
+    *,
+    look: float = 0.0,
+    model: float | None = None,
+) -> float:
+    """Of so many tokens for each of the requests; `right` None: without speculation. `look`: seconds of a proposal for one row.
+    `model`: drafts are those of a model, of which a token takes so many seconds."""
     rng = np.random.default_rng(1)
     truth = {key: np.append(np.int32(key), rng.integers(1000, 2000, MAX_LEN, dtype=np.int32)) for key in range(num_rows)}
     now = 0.0
-    drafter = None if right is None else Planted(truth, right)
-    config = SchedulerConfig(num_rows, 4096, MAX_LEN, 1 + num_rows * MAX_LEN // 16, 16, max_drafts=8)
+
+    def proposing() -> None:
+        nonlocal now
+        now += look
+
+    drafter = None if right is None else (Planted if model is None else PlantedModel)(truth, right, proposing)
+    has_model = right is not None and model is not None
+    config = SchedulerConfig(num_rows, 4096, MAX_LEN, 1 + num_rows * MAX_LEN // 16, 16, max_drafts=8, has_draft_model=has_model)
     scheduler = Scheduler(config, lambda: now, drafter)
     for key, tokens in truth.items():
         scheduler.submit(Request(key, tokens[:8], SAMPLED, num_tokens))
@@ -69,12 +94,14 @@ def total_seconds(num_rows: int, num_tokens: int, seconds: Seconds, right: Calla
         if plan is None or len(flights) > 1 or plan.num_decodes < len(plan.rows):
             returned, ahead = flights.popleft()
             now += seconds(int(returned.lengths.sum()), ahead)
-            scheduler.commit(returned, result_of(returned, truth, by_row))
+            if model is not None and returned.draft_rows is not None:
+                now += model * int(returned.draft_rows.lengths.sum() + returned.draft_rows.num_drafts.sum())
+            scheduler.commit(returned, result_of(returned, truth, by_row, right))
             scheduler.take_updates()
 
 
-def result_of(plan: StepPlan, truth: dict[int, np.ndarray], by_row: dict[int, int]) -> StepResult:
-    tokens, accepted, at = list[int](), list[int](), 0
+def result_of(plan: StepPlan, truth: dict[int, np.ndarray], by_row: dict[int, int], right: Callable[[int], float] | None) -> StepResult:
+    tokens, accepted, at, rng = list[int](), list[int](), 0, np.random.default_rng(plan.step)
     for i, row in enumerate(plan.rows.tolist()):
         length, sampled, start = int(plan.lengths[i]), int(plan.num_sampled[i]), int(plan.starts[i])
         ids = plan.token_ids[at : at + length] if i >= plan.num_decodes else plan.token_ids[:0]
@@ -83,7 +110,13 @@ def result_of(plan: StepPlan, truth: dict[int, np.ndarray], by_row: dict[int, in
             continue
         end = start + length
         following = truth[by_row[row]][end - sampled + 1 : end + 1]
-        wrong = np.flatnonzero(following[:-1] != ids[length - sampled + 1 :]) if sampled > 1 else np.zeros(0, int)
+        wrong = np.zeros(0, int)
+        if sampled > 1:
+            drafts = ids[length - sampled + 1 :]
+            differ = following[:-1] != drafts
+            if right is not None and drafts[0] == BY_MODEL:
+                differ = rng.random(len(drafts)) >= right(start)
+            wrong = np.flatnonzero(differ)
         accepted.append(int(wrong[0]) + 1 if len(wrong) else sampled)
         tokens += following.tolist()
     drafted = bool((plan.num_sampled > 1).any())
@@ -99,8 +132,11 @@ def compute_bound(num_tokens: int, ahead: bool) -> float:
     return 0.001 + 0.001 * num_tokens + (0 if ahead else 0.0005)
 
 
-def gain(num_rows: int, num_tokens: int, seconds: Seconds, right: Callable[[int], float]) -> float:
-    return total_seconds(num_rows, num_tokens, seconds, None) / total_seconds(num_rows, num_tokens, seconds, right)
+def gain(
+    num_rows: int, num_tokens: int, seconds: Seconds, right: Callable[[int], float], *, look: float = 0.0, model: float | None = None
+) -> float:
+    plain = total_seconds(num_rows, num_tokens, seconds, None)
+    return plain / total_seconds(num_rows, num_tokens, seconds, right, look=look, model=model)
 
 
 @pytest.mark.parametrize("num_rows", [1, 32])
@@ -120,7 +156,13 @@ def test_drafts_that_cost_as_much_as_tokens_are_not_made(acceptance: float) -> N
 
 
 def test_drafts_that_become_right_are_found() -> None:
-    assert gain(1, 2000, memory_bound, lambda position: 0.0 if position < 1000 else 0.9) > 1.4
+    assert gain(1, 2000, memory_bound, lambda position: 0.0 if position < 1000 else 0.9, look=0.0002) > 1.4
+
+
+@pytest.mark.parametrize("model", [None, 0.001])
+def test_looks_take_a_small_part_of_the_time(model: float | None) -> None:
+    """A look takes as long as a step."""
+    assert gain(1, 2000, compute_bound, lambda position: 0.2, look=compute_bound(1, ahead=True), model=model) > 0.983
 
 
 def test_drafts_that_become_wrong_are_given_up() -> None:
@@ -166,3 +208,12 @@ def test_nothing_is_drafted_before_steps_without_drafts_were_measured() -> None:
     assert lengths.may_draft(1, kind)
     assert not lengths.may_draft(32, kind)
     assert not lengths.may_draft(1, StepKind(processed=True))
+
+
+@pytest.mark.parametrize("grammar", [None, object()])
+def test_only_plans_with_grammars_want_what_is_forced(grammar: object | None) -> None:
+    scheduler = Scheduler(SchedulerConfig(1, 16, 64, 8, 16, max_drafts=8), drafter=Planted({}, lambda position: 0.0, lambda: None))
+    scheduler.submit(Request(0, np.zeros(4, np.int32), replace(SAMPLED, grammar=grammar), 8))
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert plan.wants_forced is (grammar is not None)
