@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import mmap
+import os
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ class Exchange:
             raise ValueError(f"rank {index} is not one of {size} ranks, or these are more than {MAX_RANKS}")
         memory = np.frombuffer(mmap.mmap(fd, exchange_bytes(size)), np.uint8)
         self._counters = memory[: (1 + size) * _COUNTER].view(np.int64)[:: _COUNTER // 8]  # whether it was aborted, then rounds by rank
-        self._shared = CSharedRanks(memory.ctypes.data, timeout, index, size)
+        self._shared = CSharedRanks(memory.ctypes.data, timeout, index, size, size > (os.cpu_count() or 1))
         slots = [memory.ctypes.data + _HEADER + number * SLOT_BYTES for number in range(2 * size)]
         self._slots = (ctypes.c_void_p * (2 * size))(*slots)
         meet = ctypes.cast(kernels.meet_in_memory, ctypes.c_void_p)

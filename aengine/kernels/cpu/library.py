@@ -131,7 +131,7 @@ class CExchange(Structure):
 
 
 class CSharedRanks(Structure):
-    _fields_ = _fields((c_void_p, "memory"), (c_double, "timeout"), (c_int32, "index size"))
+    _fields_ = _fields((c_void_p, "memory"), (c_double, "timeout"), (c_int32, "index size yields"))
 
 
 class CModel(Structure):

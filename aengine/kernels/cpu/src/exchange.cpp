@@ -40,7 +40,7 @@ i32 meet_in_memory(void* self, i64) {
         shared.aborted.value.store(1, std::memory_order_relaxed);
       }
       return status != OK;
-    });
+    }, ranks.yields ? 0 : SPINS_BEFORE_YIELDING);
   }
   return status;
 }

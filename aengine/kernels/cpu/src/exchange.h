@@ -15,6 +15,7 @@ struct SharedRanks {
   void* memory;
   double timeout;  // seconds
   i32 index, size;
+  i32 yields;  // from the first moment of a wait on: where there are more ranks than cores
 };
 
 // Its `meet`. When a rank has not come within the timeout the exchange fails on all ranks.

@@ -27,12 +27,13 @@ inline void pause_spinning() {
 #endif
 }
 
+constexpr int SPINS_BEFORE_YIELDING = 1000;  // some 15 us: longer than it takes unless a thread was preempted
+
 // Waits for `condition()`, which is expected soon.
 template <class Condition>
-void spin_until(Condition&& condition) {
-  constexpr int SPINS_BEFORE_YIELDING = 1000;  // some 15 us: longer than it takes unless a thread was preempted
+void spin_until(Condition&& condition, int most_spins = SPINS_BEFORE_YIELDING) {
   for (int spins = 0; !condition();) {
-    if (spins < SPINS_BEFORE_YIELDING) {
+    if (spins < most_spins) {
       spins++;
       pause_spinning();
     } else {
