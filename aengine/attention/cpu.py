@@ -100,14 +100,11 @@ class _Step:
         self._num_tokens = layout.num_tokens
         self._c = CStep(
             *map(address, self._arrays),
-            *(None,) * 5,
-            layout.num_tokens,
-            layout.num_rows,
-            layout.num_tokens,
-            1,
-            0,
-            0,
-            len(layout.kv_indices),
+            num_tokens=layout.num_tokens,
+            num_rows=layout.num_rows,
+            num_logits=layout.num_tokens,
+            num_last_tokens=1,
+            num_groups=len(layout.kv_indices),
         )
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:

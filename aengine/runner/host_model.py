@@ -14,15 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.errors import ConfigError
 from aengine.kernels.cpu.exchange import Exchange
 from aengine.kernels.cpu.levels import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
-from aengine.kernels.cpu.ops import gather_ranks
 from aengine.kernels.cpu.pool import KvPool, page_bytes
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.models.cpu_stack import DecoderStack, LastTokens, PreparedStep, unsupported
-from aengine.models.sharding import sharded_spec, vocab_bounds
+from aengine.models.sharding import sharded_spec
 from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.runner.base import IntArray, Step
 from aengine.runner.draft_model import DraftModel
@@ -44,15 +42,12 @@ class HostModel:
         shard, ranks = setup.shard, setup.ranks
         kernels = load_kernels()
         exchange: Exchange | None = None
-        if shard.num_ranks > 1:
-            raise ConfigError.of("tensor_parallel_size", f"{shard.size} needs attention_backend 'torch_native'")
         if shard.size > 1:
             assert ranks is not None
             assert ranks.exchange_fd is not None
             exchange = Exchange(kernels, ranks.exchange_fd, shard.index, shard.size, _WAITED * setup.config.step_timeout)
             ranks.on_failure(exchange.abort)
         self.workspace = Workspace(kernels, torch.get_num_threads(), exchange)
-        self._vocab_bounds = vocab_bounds(spec, shard)
         attention = sharded_spec(spec, shard).layers[0].attention
         kv_dtype = setup.kv_dtype or dtype
         self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, kv_dtype)
@@ -82,6 +77,7 @@ class HostModel:
                 groups=setup.groups,
                 quantization=quantization,
                 allocate=allocate,
+                shard=shard,
             )
             if self.draft is not None:
                 self.draft.load(check, self._stack)
@@ -136,7 +132,5 @@ class HostModel:
         """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32. Of several ranks that share the vocabulary all call it, and
         the first gets the logits; the others get theirs alone."""
         logits = self._stack.logits(self.workspace, hidden)
-        if self.workspace.exchange is None:
-            return logits
-        every = gather_ranks(self.workspace, logits, self._vocab_bounds)
+        every = self._stack.gather_logits(self.workspace, logits)
         return logits if every is None else every

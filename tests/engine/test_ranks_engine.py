@@ -34,8 +34,6 @@ async def test_requests_get_the_same(size: int, numbers: str, count: int) -> Non
     if (numbers, count) not in _expected:
         async with engine_of(numbers) as engine:
             _expected[numbers, count] = await outcomes(engine, cases, 32)
-    if size > 1:
-        pytest.skip("the CPU kernels have no ranks yet")
     options = {"kv_cache_memory": 80 * PAGE_BYTES[numbers] // size, **CROWD}
     async with engine_of(numbers, tensor_parallel_size=size, **options) as engine:
         found = await outcomes(engine, cases, 32)
