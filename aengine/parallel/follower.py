@@ -33,7 +33,7 @@ from aengine.parallel.messages import (
     Sizes,
     Welcome,
 )
-from aengine.parallel.ring import Ring, connect_ring, open_port
+from aengine.parallel.ring import WAITED, Ring, connect_ring, open_port
 from aengine.parallel.shard import Shard
 from aengine.scheduler.plan import StepPlan
 
@@ -82,6 +82,7 @@ class FollowerRanks:
         self.store = welcome.store_host or channel.peer_host, welcome.store_port  # where the driver listens: `DriverRanks.store_fd`
         self._told = 0.0  # of progress, when
         self._on_failure: list[Callable[[], object]] = []
+        self._ahead: Message | None = None  # received, and not asked for yet
         self._ended = threading.Event()
         threading.Thread(target=self._watch, name="aengine-driver", daemon=True).start()
 
@@ -106,7 +107,7 @@ class FollowerRanks:
         everywhere = self._receive()
         if not isinstance(everywhere, Addresses):
             raise DriverGoneError(f"it sent {everywhere} instead of addresses")
-        ring = connect_ring(self.shard, port, everywhere, self._channel.peer_host, self.config.step_timeout)
+        ring = connect_ring(self.shard, port, everywhere, self._channel.peer_host, WAITED * self.config.step_timeout)
         self.on_failure(ring.close)
         return ring
 
@@ -120,7 +121,7 @@ class FollowerRanks:
 
     def next_plan(self) -> StepPlan | None:
         """Waits for the next step; None: there is none any more. Raises DriverGoneError."""
-        message = self._receive()
+        message = self._next()
         if isinstance(message, Plan):
             return message.step_plan()
         if isinstance(message, Close):
@@ -130,7 +131,7 @@ class FollowerRanks:
 
     def receive(self) -> Logits | LastTokens:
         """What the driver says within a step. Raises DriverGoneError."""
-        message = self._receive()
+        message = self._next()
         if isinstance(message, Logits | LastTokens):
             return message
         raise DriverGoneError(f"it sent {message} within a step")
@@ -138,6 +139,15 @@ class FollowerRanks:
     def send(self, message: Message) -> None:
         with suppress(ChannelClosedError):  # nobody reads it
             self._channel.send(message)
+
+    def ends_step(self) -> bool:
+        """Waits for what the driver says next. Whether that is for a step that has been launched."""
+        self._ahead = self._next()
+        return isinstance(self._ahead, Logits | LastTokens)
+
+    def _next(self) -> Message:
+        message, self._ahead = self._ahead, None
+        return message or self._receive()
 
     def _receive(self, timeout: float | None = None) -> Message:
         try:

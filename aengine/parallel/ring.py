@@ -10,7 +10,8 @@ import json
 import select
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from socket import socket
 
 from aengine import __version__
@@ -24,16 +25,26 @@ from aengine.scheduler.plan import IntArray
 
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """How a host reaches itself where it listens at all of its addresses."""
-
-
+WAITED = 0.9
+"""Of step_timeout: how long ranks wait for each other."""
 _SILENT = 30.0  # seconds after which it is logged who is waited for
+
+
+class StageError(Exception):
+    """A rank of the stage before or behind this one is gone, or `hung`."""
+
+    def __init__(self, rank: int, error: ChannelClosedError | ChannelTimeoutError) -> None:
+        super().__init__(f"rank {rank}: {error}")
+        self.rank = rank
+        self.hung = isinstance(error, ChannelTimeoutError)
 
 
 class Ring:
     """All methods but `close` belong to one thread."""
 
-    def __init__(self, following: Channel, preceding: Channel, timeout: float) -> None:
+    def __init__(self, shard: Shard, following: Channel, preceding: Channel, timeout: float) -> None:
         """`timeout`: seconds after which a rank that does not send or read counts as hung."""
+        self._before, self._behind = _neighbours(shard)
         self._following = following
         self._preceding = preceding
         self._timeout = timeout
@@ -44,27 +55,39 @@ class Ring:
 
     def send(self, step: int, words: IntArray) -> None:
         """To the next stage. As long as that does not read, what the stage before sends is received, so that no two stages wait for each
-        other to read. This and `receive` raise ChannelClosedError and ChannelTimeoutError."""
+        other to read. This and `receive` raise StageError."""
         deadline = time.monotonic() + self._timeout
         rest = memoryview(encode(Hidden(step, words)))
-        while rest := self._following.send_some(rest):
-            ready = [fd for fd, _ in self._poller.poll(max(0.0, deadline - time.monotonic()) * 1000)]
-            if not ready:
-                raise ChannelTimeoutError(f"{self._following.peer} does not read")
-            if self._preceding.fileno() in ready and (message := self._preceding.receive_some()) is not None:
-                self._received.append(message)
+        with self._naming(self._behind):
+            while rest := self._following.send_some(rest):
+                ready = [fd for fd, _ in self._poller.poll(max(0.0, deadline - time.monotonic()) * 1000)]
+                if not ready:
+                    raise ChannelTimeoutError("it does not read")
+                if self._preceding.fileno() in ready:
+                    with self._naming(self._before):
+                        message = self._preceding.receive_some()
+                    if message is not None:
+                        self._received.append(message)
 
     def receive(self, step: int) -> IntArray:
         """What the stage before sends of a step; of the steps in their order."""
-        message = self._received.popleft() if self._received else self._preceding.receive(self._timeout)
-        if not isinstance(message, Hidden) or message.step != step:
-            raise ChannelClosedError(self._preceding.peer, f"sent {message} instead of the hidden states of step {step}")
+        with self._naming(self._before):
+            message = self._received.popleft() if self._received else self._preceding.receive(self._timeout)
+            if not isinstance(message, Hidden) or message.step != step:
+                raise ChannelClosedError("it", f"sent {message} instead of the hidden states of step {step}")
         return message.words
 
     def close(self) -> None:
-        """May be called from any thread: who waits in `send` or `receive` gets ChannelClosedError."""
+        """May be called from any thread: who waits in `send` or `receive` gets StageError."""
         self._following.close()
         self._preceding.close()
+
+    @contextmanager
+    def _naming(self, rank: int) -> Iterator[None]:
+        try:
+            yield
+        except (ChannelClosedError, ChannelTimeoutError) as error:
+            raise StageError(rank, error) from None
 
 
 def open_port(config: EngineConfig, own_host: str) -> tuple[socket, str]:
@@ -81,7 +104,7 @@ def connect_ring(
     """All ranks call it; `port` is this rank's, and is closed. `driver_host` is how it reaches the driver; "" on the driver's host. `check`
     is called while it waits, and may raise. Raises ModelLoadError."""
     secret = addresses.secret.encode()
-    before, behind = ((shard.rank + way * shard.size) % shard.num_ranks for way in (-1, 1))
+    before, behind = _neighbours(shard)
 
     def join() -> Channel:
         host, number = split_address(json.loads(addresses.by_rank)[behind])
@@ -101,4 +124,9 @@ def connect_ring(
             following, preceding = join(), accept()
         else:  # that of the first stage is the first to accept, so that not all wait for each other
             preceding, following = accept(), join()
-    return Ring(following, preceding, timeout)
+    return Ring(shard, following, preceding, timeout)
+
+
+def _neighbours(shard: Shard) -> tuple[int, int]:
+    """The ranks of the stage before and behind."""
+    return (shard.rank - shard.size) % shard.num_ranks, (shard.rank + shard.size) % shard.num_ranks

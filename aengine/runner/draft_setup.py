@@ -27,6 +27,8 @@ def with_draft_model(setup: ExecutorSetup) -> ExecutorSetup:
     head = None if draft is None else draft.native_spec.draft_head
     if head is not None and not head.own_head and setup.shard.size > 1:
         draft, reason = None, "its output head is the model's, which is divided over ranks: choose tensor_parallel_size 1"
+    if head is not None and setup.shard.num_stages > 1:
+        draft, reason = None, "it reads hidden states of all stages: choose pipeline_parallel_size 1"
     if draft is not None and None not in setup.groups.windows:
         draft, reason = None, "all layers of the model have windows"
     if draft is not None:

@@ -6,9 +6,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aengine.kernels.cpu.library import ExchangeError
-from aengine.parallel.driver import DriverRanks
+from aengine.parallel.driver import VERDICT_SECONDS, DriverRanks
+from aengine.parallel.ring import StageError
 from aengine.runner.base import InFlightStep
 from aengine.scheduler.plan import StepResult
+
+
+@contextmanager
+def naming_ranks(ranks: DriverRanks) -> Iterator[None]:
+    """Around what takes other ranks."""
+    try:
+        yield
+    except ExchangeError as error:
+        ranks.check()
+        if not error.lagging:
+            raise
+        raise ranks.hung(error.lagging[0]) from error
+    except StageError as error:
+        ranks.check(0.0 if error.hung else VERDICT_SECONDS)
+        if not error.hung:
+            raise
+        raise ranks.hung(error.rank) from error
+    except BaseException:
+        ranks.close(at_once=True)  # they wait for what this rank did not come to
+        raise
 
 
 class DrivenStep:
@@ -23,26 +44,13 @@ class DrivenStep:
         return self._step.overlaps
 
     def wait(self) -> None:
-        with self._naming_ranks():
+        with naming_ranks(self._ranks):
             self._step.wait()
 
     def result(self) -> StepResult:
-        with self._naming_ranks():
+        with naming_ranks(self._ranks):
             return self._step.result()
 
     def withdraw(self) -> bool:
         """Others have the plan already."""
         return False
-
-    @contextmanager
-    def _naming_ranks(self) -> Iterator[None]:
-        try:
-            yield
-        except ExchangeError as error:
-            self._ranks.check()
-            if not error.lagging:
-                raise
-            raise self._ranks.hung(error.lagging[0]) from error
-        except BaseException:
-            self._ranks.close(at_once=True)  # they wait for what this rank did not come to
-            raise

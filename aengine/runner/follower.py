@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from aengine.parallel.follower import FollowerRanks
+from aengine.runner.base import InFlightStep
 from aengine.runner.model_runner import ModelRunner
 
 
@@ -11,9 +14,18 @@ def run_follower(ranks: FollowerRanks) -> None:
     more, and neither can the others."""
     runner = ModelRunner(ranks.config, ranks.model_dir, ranks=ranks)
     try:
-        while (plan := ranks.next_plan()) is not None:
+        staged = deque[InFlightStep]()  # that later stages compute
+        while True:
+            if staged and ranks.ends_step():
+                staged.popleft().result()
+                continue
+            plan = ranks.next_plan()
+            if plan is None:
+                return
             step = runner.launch(plan)
-            if not step.overlaps:
+            if runner.max_in_flight > 1 and ranks.shard.stage == 0:
+                staged.append(step)
+            elif not step.overlaps:
                 step.result()
     finally:
         runner.close()

@@ -19,6 +19,7 @@ from aengine.models.cpu_stack import PreparedStep
 from aengine.runner.base import InFlightStep, IntArray, Step
 from aengine.runner.host_model import HostModel
 from aengine.runner.host_queue import HostQueue
+from aengine.runner.host_stages import HostStages, StagedStep
 from aengine.runner.prompt_logprobs import PromptScorer
 from aengine.runner.results import step_result
 from aengine.runner.setup import ExecutorSetup
@@ -43,6 +44,7 @@ class HostExecutor:
                 draw=lambda logits, params, _: ops.draw(model.workspace, logits, params),
             )
         self._ranks = setup.followers
+        self._stages = HostStages.of(setup, model)
         self._scorer = PromptScorer(setup.native_spec.vocab_size, setup.device)
         self._queue = HostQueue()
 
@@ -76,10 +78,13 @@ class HostExecutor:
         greedy = not needs_logits and self._sampler.is_greedy(rows)
         draw_params = None if needs_logits or greedy else self._sampler.draw_params(rows, step.next_positions)
         kernels_sample = greedy or draw_params is not None
+        if self._stages is not None:
+            return StagedStep(self._stages, step, functools.partial(self._torch_result, step))
         call = self._model.prepare(step, greedy=greedy, draw_params=draw_params)
         # Sampling in torch follows otherwise, whose threads then spin on the cores that the next step needs.
         can_run_ahead = kernels_sample and self._model.workspace.threads > 1
-        make_result = functools.partial(self._kernel_result if kernels_sample else self._torch_result, step, call)
+        kernel_result = functools.partial(self._kernel_result, step, call)
+        make_result = kernel_result if call.hidden is None else functools.partial(self._torch_result, step, call.hidden)
         overlaps = can_run_ahead and step.layout.num_decodes == step.layout.num_rows
         return self._queue.add(call, make_result, can_run_ahead=can_run_ahead, overlaps=overlaps)
 
@@ -88,6 +93,8 @@ class HostExecutor:
 
     def close(self) -> None:
         self._queue.close()
+        if self._stages is not None:
+            self._stages.close()
         del self._model, self._sampler, self._scorer
 
     def _kernel_result(self, step: Step, call: PreparedStep) -> StepResult:
@@ -108,16 +115,16 @@ class HostExecutor:
             firsts = step.first_samples()
             self._model.last_tokens[step.sampled_rows[firsts]] = tokens[firsts + np.maximum(accepted - 1, 0)]
 
-    def _torch_result(self, step: Step, call: PreparedStep) -> StepResult:
-        """Scores prompts and samples, from the hidden states of a step that the kernels did not sample."""
+    def _torch_result(self, step: Step, hidden: Tensor) -> StepResult:
+        """Scores prompts and samples, from the hidden states of a step that the kernels did not sample: at its logits indices, or of all
+        tokens if prompts are scored."""
 
         def logits(indices: Tensor) -> Tensor:
-            assert call.hidden is not None
             if not step.scores_prompts:
-                return self._model.logits(call.hidden)
-            if self._ranks is not None:
+                indices = torch.arange(len(hidden), dtype=torch.int32)
+            if self._ranks is not None and (step.scores_prompts or self._stages is not None):
                 self._ranks.send_logits(indices.numpy())
-            return self._model.logits(call.hidden.index_select(0, indices))
+            return self._model.logits(hidden.index_select(0, indices) if step.scores_prompts else hidden)
 
         with torch.inference_mode():
             scores = self._scorer.score(step.rows, step.layout, logits)

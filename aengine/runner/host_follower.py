@@ -5,16 +5,19 @@ A step ends when the first rank has told the last tokens of its rows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.cpu_stack import PreparedStep
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import Logits
-from aengine.runner.base import IntArray, Step
+from aengine.runner.base import InFlightStep, IntArray, Step
 from aengine.runner.host_model import HostModel
+from aengine.runner.host_stages import HostStages, StagedStep
 from aengine.runner.setup import ExecutorSetup
 from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
 
@@ -27,6 +30,7 @@ class HostFollower:
     def __init__(self, setup: ExecutorSetup, ranks: FollowerRanks, warm: WarmMemory | None, check: Callable[[], object]) -> None:
         """As `build_executor`."""
         self._model = HostModel(setup, warm, check)
+        self._stages = HostStages.of(setup, self._model)
         self._ranks = ranks
 
     def bytes_per_page(self) -> int:
@@ -47,14 +51,36 @@ class HostFollower:
     def draft(self, step: Step) -> IntArray:
         raise AssertionError("drafts are in the plans of a follower")
 
-    def launch(self, step: Step) -> FollowedStep:
-        return FollowedStep(self._model, self._ranks, step, self._model.prepare(step))
+    def launch(self, step: Step) -> InFlightStep:
+        if self._stages is None:
+            return FollowedStep(functools.partial(self._compute, step, self._model.prepare(step)))
+        if self._stages.stage == 0:
+            return StagedStep(self._stages, step, functools.partial(self._follow, step))
+        self._stages.compute(step)
+        return FollowedStep(functools.partial(StepResult, step.number, NO_INTS))
 
     def hold(self, held: bool) -> None:
         """Changes nothing: a follower's step is never withdrawn."""
 
     def close(self) -> None:
-        del self._model
+        if self._stages is not None:
+            self._stages.close()
+        del self._model, self._stages
+
+    def _compute(self, step: Step, call: PreparedStep) -> StepResult:
+        call.run()
+        assert call.hidden is not None
+        if len(step.sampled_rows) and not step.scores_prompts:
+            self._model.logits(call.hidden)
+        return self._follow(step, call.hidden)
+
+    def _follow(self, step: Step, hidden: Tensor) -> StepResult:
+        """The end of a step, as the first rank says: of the hidden states as they are in `HostExecutor`."""
+        with torch.inference_mode():
+            while isinstance(message := self._ranks.receive(), Logits):
+                self._model.logits(hidden.index_select(0, torch.from_numpy(message.indices)))
+        self._model.last_tokens[step.rows_that_sample()] = message.tokens
+        return StepResult(step.number, NO_INTS)
 
 
 class FollowedStep:
@@ -62,27 +88,18 @@ class FollowedStep:
 
     overlaps = False
 
-    def __init__(self, model: HostModel, ranks: FollowerRanks, step: Step, call: PreparedStep) -> None:
-        self._model = model
-        self._ranks = ranks
-        self._step = step
-        self._call = call
+    def __init__(self, make_result: Callable[[], StepResult]) -> None:
+        """`make_result` is called once."""
+        self._make_result = make_result
+        self._result: StepResult | None = None
 
     def wait(self) -> None:
         self.result()
 
     def result(self) -> StepResult:
-        step, model = self._step, self._model
-        self._call.run()
-        hidden = self._call.hidden
-        assert hidden is not None
-        with torch.inference_mode():
-            if len(step.sampled_rows) and not step.scores_prompts:
-                model.logits(hidden)
-            while isinstance(message := self._ranks.receive(), Logits):
-                model.logits(hidden.index_select(0, torch.from_numpy(message.indices)))
-        model.last_tokens[step.rows_that_sample()] = message.tokens
-        return StepResult(step.number, NO_INTS)
+        if self._result is None:
+            self._result = self._make_result()
+        return self._result
 
     def withdraw(self) -> bool:
         return False

@@ -22,6 +22,7 @@ from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.models.cpu_stack import DecoderStack, LastTokens, PreparedStep, unsupported
 from aengine.models.sharding import sharded_spec
 from aengine.models.weight_bytes import quantized_bytes, weight_bytes
+from aengine.parallel.ring import WAITED
 from aengine.runner.base import IntArray, Step
 from aengine.runner.draft_model import DraftModel
 from aengine.runner.memory import check_memory, cpu_budget, free_host_memory, show_bytes
@@ -29,7 +30,6 @@ from aengine.runner.setup import ExecutorSetup
 from aengine.scheduler.plan import NO_INTS
 
 _log = logging.getLogger("aengine")
-_WAITED = 0.9  # of step_timeout: longest time that ranks wait for each other
 
 
 class HostModel:
@@ -45,9 +45,10 @@ class HostModel:
         if shard.size > 1:
             assert ranks is not None
             assert ranks.exchange_fd is not None
-            exchange = Exchange(kernels, ranks.exchange_fd, shard.index, shard.size, _WAITED * setup.config.step_timeout)
+            exchange = Exchange(kernels, ranks.exchange_fd, shard.index, shard.size, WAITED * setup.config.step_timeout)
             ranks.on_failure(exchange.abort)
         self.workspace = Workspace(kernels, torch.get_num_threads(), exchange)
+        self.dtype, self.hidden_size = dtype, spec.hidden_size  # of hidden states
         attention = sharded_spec(spec, shard).layers[0].attention
         kv_dtype = setup.kv_dtype or dtype
         self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, kv_dtype)
@@ -108,9 +109,11 @@ class HostModel:
         if self.draft is not None:
             self.draft.copy_pages(sources, destinations)
 
-    def prepare(self, step: Step, *, greedy: bool = False, draw_params: NDArray[np.void] | None = None) -> PreparedStep:
+    def prepare(
+        self, step: Step, *, greedy: bool = False, draw_params: NDArray[np.void] | None = None, inputs: Tensor | None = None
+    ) -> PreparedStep:
         """A step that brings next tokens if it is `greedy` or has `draw_params`, which become the last tokens of their rows. Otherwise it
-        brings hidden states: at the logits indices, or of all tokens if prompts are scored."""
+        brings hidden states: at the logits indices, or of all tokens if prompts are scored. `inputs`: as of `DecoderStack.prepare`."""
         num_decodes = step.layout.num_decodes
         token_ids = np.empty(num_decodes, np.int32)  # filled with last tokens when the step begins
         if num_decodes < step.layout.num_rows:
@@ -126,6 +129,7 @@ class HostModel:
             draw_params=draw_params,
             last_tokens=LastTokens(self.last_tokens, step.rows[:num_decodes], step.sampled_rows if samples else NO_INTS),
             kept=None if self.draft is None else self.draft.kept(step.layout.slot_mapping[0]),
+            inputs=inputs,
         )
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from aengine.runner.cuda_capture import CudaCapture
 from aengine.runner.device import find_device, set_thread_count
 from aengine.runner.draft_setup import draft_source, with_draft_model
 from aengine.runner.draft_steps import with_drafts
-from aengine.runner.driven_step import DrivenStep
+from aengine.runner.driven_step import DrivenStep, naming_ranks
 from aengine.runner.executors import build_executor
 from aengine.runner.memory import show_bytes, size_pool
 from aengine.runner.setup import ExecutorSetup
@@ -179,8 +179,9 @@ class ModelRunner:
         step = Step.of(plan, layout)
         if not isinstance(self._ranks, DriverRanks):
             return self._executor.launch(step)
-        self._ranks.send_plan(plan)  # nothing in it can be refused any more
-        return DrivenStep(self._executor.launch(step), self._ranks)
+        with naming_ranks(self._ranks):
+            self._ranks.send_plan(plan)  # nothing in it can be refused any more
+            return DrivenStep(self._executor.launch(step), self._ranks)
 
     def hold(self, held: bool) -> None:
         self._executor.hold(held)

@@ -75,9 +75,10 @@ class ExecutorSetup:
 
     @property
     def groups(self) -> LayerGroups:
-        """Windows that no sequence outgrows are none."""
+        """Of the layers of this rank's stage. Windows that no sequence outgrows are none."""
         windows = self.spec.windows
-        return layer_groups([None if window is None or self.is_draft or window >= self.max_model_len else window for window in windows])
+        groups = layer_groups([None if window is None or self.is_draft or window >= self.max_model_len else window for window in windows])
+        return groups if self.shard.num_stages == 1 else groups.of_layers(self.shard.layers(len(windows)))
 
     @property
     def needs(self) -> PageNeeds:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from aengine.config import EngineConfig
-from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
+from aengine.parallel.channel import Channel
 from aengine.parallel.messages import Addresses
-from aengine.parallel.ring import Ring, connect_ring, open_port
+from aengine.parallel.ring import Ring, StageError, connect_ring, open_port
 from aengine.parallel.shard import Shard
 
 SECONDS = 60.0
@@ -23,7 +23,9 @@ SECONDS = 60.0
 def rings() -> Iterator[list[Ring]]:
     """Of three stages, in one process."""
     pairs = [socket.socketpair() for _ in range(3)]
-    rings = [Ring(Channel(pairs[i][0], "the next"), Channel(pairs[i - 1][1], "the one before"), SECONDS) for i in range(3)]
+    rings = [
+        Ring(Shard(0, 1, i, 3), Channel(pairs[i][0], "the next"), Channel(pairs[i - 1][1], "the one before"), SECONDS) for i in range(3)
+    ]
     yield rings
     for ring in rings:
         ring.close()
@@ -64,19 +66,22 @@ def test_who_waits_is_told_that_the_ring_is_closed(rings: list[Ring]) -> None:
     with ThreadPoolExecutor(1) as threads:
         waits = threads.submit(rings[0].receive, 0)
         rings[0].close()
-        with pytest.raises(ChannelClosedError):
+        with pytest.raises(StageError, match="rank 2"):
             waits.result(SECONDS)
-    with pytest.raises(ChannelClosedError, match="the one before"):
+    with pytest.raises(StageError, match="rank 0") as caught:
         rings[1].receive(0)
+    assert not caught.value.hung
 
 
 def test_a_stage_that_does_nothing_is_hung() -> None:
     (one, _), (other, _) = streams = socket.socketpair(), socket.socketpair()
-    ring = Ring(Channel(one, "rank 1"), Channel(other, "rank 2"), 0.05)
-    with pytest.raises(ChannelTimeoutError, match="rank 1 does not read"):
+    ring = Ring(Shard(1, 2, 1, 3), Channel(one, "the next"), Channel(other, "the one before"), 0.05)
+    with pytest.raises(StageError, match="rank 5: it does not read") as caught:
         ring.send(0, np.zeros(1 << 22, np.int32))
-    with pytest.raises(ChannelTimeoutError, match="rank 2 does not answer"):
+    assert (caught.value.rank, caught.value.hung) == (5, True)
+    with pytest.raises(StageError, match="rank 1") as caught:
         ring.receive(0)
+    assert (caught.value.rank, caught.value.hung) == (1, True)
     ring.close()
     for _, theirs in streams:
         theirs.close()
@@ -84,5 +89,5 @@ def test_a_stage_that_does_nothing_is_hung() -> None:
 
 def test_steps_come_in_their_order(rings: list[Ring]) -> None:
     rings[0].send(4, np.zeros(1, np.int32))
-    with pytest.raises(ChannelClosedError, match=r"the one before sent .*step=4.* instead of the hidden states of step 3"):
+    with pytest.raises(StageError, match=r"it sent .*step=4.* instead of the hidden states of step 3"):
         rings[1].receive(3)
