@@ -1,4 +1,4 @@
-"""`connect_ranks`: the collectives between the torch decoders of a stage's ranks."""
+"""What connects the ranks of a stage: the collectives of the torch decoder, the exchange of the CPU kernels."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from dataclasses import replace
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import ProcessGroup
 
+from aengine.kernels.cpu.exchange import Exchange, GroupExchange
+from aengine.kernels.cpu.library import CpuKernels
 from aengine.layers.collectives import Collectives
 from aengine.layers.process_group import gloo_group
+from aengine.parallel.ring import WAITED
 from aengine.runner.setup import ExecutorSetup
 
 _CONNECT = timedelta(minutes=10)
@@ -18,13 +22,30 @@ _CONNECT = timedelta(minutes=10)
 
 def connect_ranks(setup: ExecutorSetup) -> Collectives | None:
     """Waits for the other ranks of the stage; None: there are none. If any rank fails, what waits for it raises an error."""
-    ranks, shard = setup.ranks, replace(setup.shard, splits_embedding=True)
-    if ranks is None or shard.size == 1:
+    if setup.shard.size == 1:
         return None
+    return Collectives(replace(setup.shard, splits_embedding=True), _group(setup, setup.config.step_timeout))
+
+
+def exchange_of(setup: ExecutorSetup, kernels: CpuKernels) -> Exchange | GroupExchange:
+    """With the other ranks of the stage: over shared memory if they are all on this host, else by a process group. If any rank fails, what
+    waits for it raises an error."""
+    ranks, shard, timeout = setup.ranks, setup.shard, WAITED * setup.config.step_timeout
+    assert ranks is not None
+    if ranks.exchange_fd is None:
+        return GroupExchange(_group(setup, timeout))
+    exchange = Exchange(kernels, ranks.exchange_fd, shard.index, shard.size, timeout)
+    ranks.on_failure(exchange.abort)
+    return exchange
+
+
+def _group(setup: ExecutorSetup, timeout: float) -> ProcessGroup:
+    ranks, shard = setup.ranks, setup.shard
+    assert ranks is not None
     (host, port), driver = ranks.store, setup.followers
     listens = None if driver is None else os.dup(driver.store_fd)
     tcp = TCPStore(host, port, None, listens is not None, _CONNECT, wait_for_workers=False, master_listen_fd=listens)
     store = PrefixStore(f"stage {shard.stage}", tcp)
-    group = gloo_group(store, shard.index, shard.size, timedelta(seconds=setup.config.step_timeout), host)
+    group = gloo_group(store, shard.index, shard.size, timedelta(seconds=timeout), host)
     ranks.on_failure(group.abort)
-    return Collectives(shard, group)
+    return group

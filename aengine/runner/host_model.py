@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.kernels.cpu.exchange import Exchange
 from aengine.kernels.cpu.levels import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.cpu.pool import KvPool, page_bytes
@@ -22,8 +21,8 @@ from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.models.cpu_stack import DecoderStack, LastTokens, PreparedStep, unsupported
 from aengine.models.sharding import sharded_spec
 from aengine.models.weight_bytes import quantized_bytes, weight_bytes
-from aengine.parallel.ring import WAITED
 from aengine.runner.base import IntArray, Step
+from aengine.runner.device_ranks import exchange_of
 from aengine.runner.draft_model import DraftModel
 from aengine.runner.memory import check_memory, cpu_budget, free_host_memory, show_bytes
 from aengine.runner.setup import ExecutorSetup
@@ -41,13 +40,7 @@ class HostModel:
             raise KernelsUnavailableError(reason)
         shard, ranks = setup.shard, setup.ranks
         kernels = load_kernels()
-        exchange: Exchange | None = None
-        if shard.size > 1:
-            assert ranks is not None
-            assert ranks.exchange_fd is not None
-            exchange = Exchange(kernels, ranks.exchange_fd, shard.index, shard.size, WAITED * setup.config.step_timeout)
-            ranks.on_failure(exchange.abort)
-        self.workspace = Workspace(kernels, torch.get_num_threads(), exchange)
+        self.workspace = Workspace(kernels, torch.get_num_threads(), None if shard.size == 1 else exchange_of(setup, kernels))
         self.dtype, self.hidden_size = dtype, spec.hidden_size  # of hidden states
         attention = sharded_spec(spec, shard).layers[0].attention
         kv_dtype = setup.kv_dtype or dtype
@@ -135,6 +128,6 @@ class HostModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32. Of several ranks that share the vocabulary all call it, and
         the first gets the logits; the others get theirs alone."""
-        logits = self._stack.logits(self.workspace, hidden)
-        every = self._stack.gather_logits(self.workspace, logits)
-        return logits if every is None else every
+        part = self._stack.logits(self.workspace, hidden)
+        every = self._stack.gather_logits(self.workspace, part)
+        return part if every is None else every
