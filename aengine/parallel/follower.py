@@ -83,12 +83,15 @@ class FollowerRanks:
         self._told = 0.0  # of progress, when
         self._on_failure: list[Callable[[], object]] = []
         self._ahead: Message | None = None  # received, and not asked for yet
+        self._driver_gone = False
         self._ended = threading.Event()
         threading.Thread(target=self._watch, name="aengine-driver", daemon=True).start()
 
     def on_failure(self, callback: Callable[[], object]) -> None:
         """`callback` is called by another thread when the driver is gone; it ends what waits for other ranks."""
         self._on_failure.append(callback)
+        if self._driver_gone:
+            callback()
 
     def progress(self, loaded: int, total: int) -> None:
         """Tells how many bytes of the rank's weights are loaded."""
@@ -160,6 +163,7 @@ class FollowerRanks:
         poller = select.poll()
         poller.register(self._channel.fileno(), getattr(select, "POLLRDHUP", 0))
         poller.poll()
+        self._driver_gone = True
         for callback in self._on_failure:
             callback()
         if not self._ended.wait(ABORT_SECONDS):

@@ -5,6 +5,7 @@ the first argument is what it does besides:
     raise     raises after its first step
     refuse    raises ModelLoadError instead of loading
     other     says another dtype
+    deaf      never asks for a plan
     late      does not end when it is told to
 """
 
@@ -19,6 +20,7 @@ import threading
 import numpy as np
 
 from aengine.errors import ModelLoadError
+from aengine.parallel import follower
 from aengine.parallel.command import run_worker
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import LastTokens
@@ -39,6 +41,9 @@ def run(ranks: FollowerRanks, what: str) -> None:
     memory = mmap.mmap(-1, 4096) if ranks.exchange_fd is None else mmap.mmap(ranks.exchange_fd, 0)
     slot = np.frombuffer(memory, np.int32)[ranks.shard.index * SLOT :][:SLOT]
     slot[0] = os.getpid()
+    if what == "deaf":
+        ranks.on_failure(lambda: print("told to give up", file=sys.stderr, flush=True))
+        threading.Event().wait()
     while (plan := ranks.next_plan()) is not None:
         slot[2] = plan.rows.sum()
         while not isinstance(message := ranks.receive(), LastTokens):
@@ -56,4 +61,5 @@ def run(ranks: FollowerRanks, what: str) -> None:
 
 
 if __name__ == "__main__":
+    follower.ABORT_SECONDS = 0.1
     sys.exit(run_worker(sys.argv[2:], os.environ, lambda ranks: run(ranks, sys.argv[1])))

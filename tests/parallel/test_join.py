@@ -208,8 +208,8 @@ def test_secrets_and_addresses(tmp_path: Path) -> None:
     listen(":0").close()
 
 
-def worker(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(STAND_IN), "", *arguments]
+def worker(*arguments: str, what: str = "", **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(STAND_IN), what, *arguments]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
 
 
@@ -255,13 +255,14 @@ def test_a_rank_of_another_host_is_killed(secret: str) -> None:
         assert re.match(rf"rank 1 \(host {socket.gethostname()}\) (closed the connection|is gone: .*); its last log lines:\n", str(error))
 
 
-def test_the_driver_of_another_host_is_gone(secret: str) -> None:
+@pytest.mark.parametrize(("what", "expected"), [("", "the driver is gone: the driver at 127.0.0.1:"), ("deaf", "told to give up")])
+def test_the_driver_of_another_host_is_gone(secret: str, what: str, expected: str) -> None:
     address = f"127.0.0.1:{free_port()}"
-    with worker(f"--driver={address}", "--rank=1", f"--secret-file={secret}") as process:
-        with driving(rank_address=address, rank_secret_file=secret) as driver:
-            driver.ranks.close(at_once=True)
+    process = worker(f"--driver={address}", "--rank=1", f"--secret-file={secret}", what=what)
+    with process, driving(rank_address=address, rank_secret_file=secret) as driver:
+        driver.ranks.close(at_once=True)
         assert process.stderr is not None
-        assert "the driver is gone: the driver at 127.0.0.1:" in process.stderr.read()
+        assert expected in process.stderr.read()
         assert process.wait(SECONDS) == 1
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,14 @@ from driving import Driver, driving, ends
 from slow_cases import slow_but
 
 from aengine.errors import ModelLoadError, RankDiedError, RankHungError
+from aengine.parallel import driver as driver_module
 
 
 def children() -> set[str]:
     found = set()
     for thread in Path("/proc/self/task").iterdir():
-        found.update((thread / "children").read_text().split())
+        with suppress(FileNotFoundError):  # a thread that has ended
+            found.update((thread / "children").read_text().split())
     return found
 
 
@@ -70,6 +73,17 @@ def test_ranks_divide_the_cores(caplog: pytest.LogCaptureFixture) -> None:
         assert not own & others
         assert own | others <= cores
     assert said == f"rank 1: {driver.ranks.threads} threads on cores {sorted(others)}"
+
+
+def test_progress_is_that_of_all_ranks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "aengine")
+    monkeypatch.setattr(driver_module, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(driver_module, "_GIB", 1)
+    with driving(num_ranks=3, load=False) as driver:
+        driver.ranks.same({"dtype": "float32"})  # before which each told that 1 of 2 bytes were loaded
+        caplog.clear()
+        driver.ranks.progress(2, 4)
+        assert "loaded 4.0 of 8.0 GiB of weights on 3 of 3 ranks" in caplog.messages
 
 
 def test_a_rank_that_ends_is_reported() -> None:
@@ -189,8 +203,9 @@ def test_ranks_end_with_their_driver(then: str) -> None:
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
     ) as process:
         assert process.stdout is not None
-        gone = [ends(int(pid)) for pid in process.stdout.readline().split()]
-        assert len(gone) == 2
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        gone = [ends(pid) for pid in pids]
+        os.kill(pids[1], signal.SIGSTOP)  # it can do nothing itself
         process.kill()
         for wait in gone:
             wait()
