@@ -34,6 +34,7 @@ def run(ranks: FollowerRanks, what: str) -> None:
     logging.getLogger("aengine").info("%d threads on cores %s", ranks.threads, sorted(os.sched_getaffinity(0)))
     if what == "refuse":
         raise ModelLoadError("there is no such model")
+    ranks.on_failure(lambda: print("told to give up", file=sys.stderr, flush=True))
     ranks.progress(1, 2)
     ranks.same({"dtype": "float16" if what == "other" else "float32"})
     ranks.agree(100 - ranks.shard.rank, 64)
@@ -42,7 +43,6 @@ def run(ranks: FollowerRanks, what: str) -> None:
     slot = np.frombuffer(memory, np.int32)[ranks.shard.index * SLOT :][:SLOT]
     slot[0] = os.getpid()
     if what == "deaf":
-        ranks.on_failure(lambda: print("told to give up", file=sys.stderr, flush=True))
         threading.Event().wait()
     while (plan := ranks.next_plan()) is not None:
         slot[2] = plan.rows.sum()
