@@ -21,26 +21,14 @@ from aengine.bench.load import Outcome, Target, run_load
 from aengine.bench.metrics import summarise
 from aengine.bench.probes import cancel_to_free, loop_lag, start_up_log
 from aengine.bench.report import plot, show_distribution, show_summary, table, write_json
-from aengine.bench.workload import (
-    NANO_REQUESTS,
-    NANO_TEMPERATURE,
-    Item,
-    Lengths,
-    Range,
-    arriving,
-    multi_turn,
-    nano_vllm,
-    random_lengths,
-    shared_prefix,
-    trace,
-)
+from aengine.bench.workload import NANO_TEMPERATURE, Item, Lengths, Range, random_lengths
+from aengine.bench.workload_options import WORKLOADS, add_workload_options, workload_items
 from aengine.config import TAKE_MODEL, EngineConfig
 from aengine.errors import AEngineError
 from aengine.outputs import ModelInfo
 from aengine.switching import switch_often
 
 DEFAULT_VOCAB = 32_000  # for servers that do not report theirs
-WORKLOADS = ("random", "prefix", "multi-turn", "trace")
 # By the type of the device: batch sizes of decode steps, and prompt lengths of prefill steps.
 DECODES = {"cpu": (1, 8, 32), "cuda": (1, 8, 32, 64, 128, 256)}
 PREFILLS = {"cpu": (1024,), "cuda": (1024, 4096, 8192)}
@@ -89,9 +77,9 @@ def build_parser() -> argparse.ArgumentParser:
     offline.set_defaults(run=_offline)
     latency = commands.add_parser("latency", help="latency in process: one request after another; also time from cancel to free pages")
     latency.set_defaults(run=_offline, max_concurrency=1, num_requests=20, input_len=Range(128, 128), output_len=Range(64, 64))
-    _add_workload(serve, *WORKLOADS)
-    _add_workload(offline, *WORKLOADS, "nano")
-    _add_workload(latency, *WORKLOADS, serial=True)
+    add_workload_options(serve, *WORKLOADS)
+    add_workload_options(offline, *WORKLOADS, "nano")
+    add_workload_options(latency, *WORKLOADS, serial=True)
     for command in (offline, latency):
         add_engine_options(command)
 
@@ -138,62 +126,12 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_workload(command: argparse.ArgumentParser, *kinds: str, serial: bool = False) -> None:
-    group = command.add_argument_group("workload")
-    what = "random lengths (equal ends: fixed), behind shared prefixes, conversations, or a trace file"
-    count = "20" if serial else "100"
-    if "nano" in kinds:
-        what += f"; nano: that of nano-vllm's benchmark ({NANO_REQUESTS} requests, 100-1024 tokens in and out), set beside its floor"
-        count += f"; {NANO_REQUESTS} with nano"
-    group.add_argument("--workload", choices=kinds, default="random", help=what)
-    group.add_argument("--num-requests", type=int, metavar="N", help=f"conversations with multi-turn (default: {count})")
-    group.add_argument(
-        "--input-len", type=Range.parse, default=Range(128, 128), metavar="N[-N]", help="prompt tokens, or a range (default: 128)"
-    )
-    group.add_argument(
-        "--output-len", type=Range.parse, default=Range(64, 64), metavar="N[-N]", help="output tokens, or a range (default: 64)"
-    )
-    group.add_argument("--prefix-len", type=int, default=384, metavar="N", help="tokens of a shared prefix (default: 384)")
-    group.add_argument("--num-prefixes", type=int, default=1, metavar="N", help="how many different prefixes there are (default: 1)")
-    group.add_argument("--turns", type=int, default=4, metavar="N", help="turns of a conversation (default: 4)")
-    group.add_argument("--trace-file", type=Path, metavar="FILE", help="JSON Lines of timestamp, input_length, output_length")
-    group.add_argument("--rate", type=float, default=float("inf"), metavar="R", help="requests per second (default: all at once)")
-    group.add_argument("--burstiness", type=float, default=1.0, metavar="X", help="1 is Poisson, less is burstier (default: 1)")
-    if not serial:
-        group.add_argument("--max-concurrency", type=int, metavar="N", help="most requests at once (default: no limit)")
-    group.add_argument("--warmup", type=int, default=2, metavar="N", help="requests before the measured ones (default: 2)")
-    group.add_argument("--workload-seed", type=int, default=0, metavar="N", help="of prompts, lengths and arrivals (default: 0)")
-    group.add_argument("--goodput", type=_limits, metavar="ttft=MS,tpot=MS,e2el=MS", help="count requests that keep all of these limits")
-    group.add_argument("--plot", type=Path, metavar="FILE", help="TTFT, ITL and throughput over time, as .png or .html (needs matplotlib)")
-
-
-def _items(options: argparse.Namespace, vocab_size: int) -> list[Item]:
-    num_requests = options.num_requests
-    if num_requests is None:
-        num_requests = NANO_REQUESTS if options.workload == "nano" else 100
-    lengths = Lengths(num_requests, options.input_len, options.output_len, vocab_size, options.workload_seed)
-    match options.workload:
-        case "nano":
-            items = nano_vllm(num_requests, vocab_size)
-        case "prefix":
-            items = shared_prefix(lengths, options.prefix_len, options.num_prefixes)
-        case "multi-turn":
-            items = multi_turn(lengths, options.turns)
-        case "trace":
-            if options.trace_file is None:
-                raise ValueError("--workload trace needs --trace-file")
-            return trace(options.trace_file, vocab_size, options.workload_seed)
-        case _:
-            items = random_lengths(lengths)
-    return arriving(items, options.rate, options.burstiness, options.workload_seed)
-
-
 def _serve(options: argparse.Namespace, command: list[str]) -> int:
     from aengine.bench.targets import open_url
 
     async def run() -> tuple[str, list[Outcome], list[float]]:
         async with open_url(options.url, options.api_model, options.token) as (target, vocab_size):
-            items = _items(options, options.vocab_size or vocab_size or DEFAULT_VOCAB)
+            items = workload_items(options, options.vocab_size or vocab_size or DEFAULT_VOCAB)
             return target.name, *await _measure(target, items, options)
 
     name, outcomes, lags = asyncio.run(run())
@@ -212,7 +150,7 @@ def _offline(options: argparse.Namespace, command: list[str]) -> int:
         with start_up_log() as log:
             await engine.start()
         async with aclosing(engine):
-            items = _items(options, engine.model_info.vocab_size)
+            items = workload_items(options, engine.model_info.vocab_size)
             outcomes, lags = await _measure(EngineTarget(engine, NANO_TEMPERATURE if nano else 0.0), items, options)
             freed = await cancel_to_free(engine, list(items[0].prompt))
             return items, outcomes, {"event loop lag, ms": lags, "cancel to free, ms": freed}, engine.model_info, log
@@ -389,16 +327,6 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 _counts.__name__ = "list of numbers"
-
-
-def _limits(text: str) -> dict[str, float]:
-    limits = {name: float(value) for name, _, value in (part.partition("=") for part in text.split(","))}
-    if not limits or limits.keys() - {"ttft", "tpot", "e2el"}:
-        raise ValueError
-    return limits
-
-
-_limits.__name__ = "list of ttft=MS, tpot=MS, e2el=MS"
 
 
 if __name__ == "__main__":

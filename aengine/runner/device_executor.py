@@ -203,10 +203,11 @@ class DeviceExecutor:
         scores = self._scores(step, forward)
         if len(step.sampled_rows) == 0:
             return None, scores
-        tokens = forward.greedy_tokens if self._sampler.is_greedy(step.sampled_rows) else None
+        greedy = self._sampler.is_greedy(step.sampled_rows)
+        tokens = forward.greedy_tokens if greedy else None
         if tokens is not None and step.layout.num_decodes == step.layout.num_rows:  # the last tokens already
             return SampledTokens(tokens), scores
-        sampled = self._sample(step, forward) if tokens is None else SampledTokens(tokens)
+        sampled = self._sample(step, forward, greedy=greedy) if tokens is None else SampledTokens(tokens)
         tokens, rows = sampled.tokens, forward.rows
         if step.drafts is not None:
             (firsts,) = upload((step.first_samples().astype(np.int32),), self._setup.device)
@@ -231,11 +232,11 @@ class DeviceExecutor:
         ranks.send_last_tokens(NO_INTS)  # there are no more to be scored
         return scores
 
-    def _sample(self, step: Step, forward: Forward) -> SampledTokens:
+    def _sample(self, step: Step, forward: Forward, *, greedy: bool) -> SampledTokens:
         """Without `accepted`, which follow from the tokens, where no logits are processed. Where they are, the host must know the drafts,
         and waits for those of a draft model."""
         logits = forward.logits(forward.logits_indices)
-        if self._sampler.is_greedy(step.sampled_rows):
+        if greedy:
             return SampledTokens(logits.argmax(-1))
         drafts = step.drafts if self._sampler.processes(step.sampled_rows) else None
         if drafts is not None and self._draft is not None:
