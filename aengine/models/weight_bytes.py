@@ -53,6 +53,6 @@ def quantized_bytes(config: EngineConfig, spec: ModelSpec, model_dir: pathlib.Pa
     found = {}
     for name, parts in stored_parts(named_weights(spec), quantization, tensors).items():
         stored = [tensors[source] for part in parts for source in part.endings if source in tensors]  # what is missing is refused later
-        if all(part.scheme is not None for part in parts) or all(tensor.dtype in BLOCKS for tensor in stored):
+        if all(part.scheme is not None for part in parts) or (stored and all(tensor.dtype in BLOCKS for tensor in stored)):
             found[name] = sum(tensor.nbytes for tensor in stored)
     return found

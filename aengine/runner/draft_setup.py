@@ -25,14 +25,13 @@ def with_draft_model(setup: ExecutorSetup) -> ExecutorSetup:
     named = "speculative_model" if config.speculative_model is not None else "speculative"
     draft, reason = _of_checkpoint(setup) if config.speculative_model is None else _of_directory(setup, config.speculative_model)
     head = None if draft is None else draft.native_spec.draft_head
-    if head is not None and not head.own_head and setup.shard.size > 1:
-        draft, reason = None, "its output head is the model's, which is divided over ranks: choose tensor_parallel_size 1"
     if head is not None and setup.shard.num_stages > 1:
         draft, reason = None, "it reads hidden states of all stages: choose pipeline_parallel_size 1"
     if draft is not None and None not in setup.groups.windows:
         draft, reason = None, "all layers of the model have windows"
     if draft is not None:
-        return replace(setup, draft=replace(draft, is_draft=True, shard=WHOLE, ranks=None))
+        reads_target = head is not None and setup.shard.size > 1 and not (head.own_embedding and head.own_head)
+        return replace(setup, draft=replace(draft, target=setup if reads_target else None, is_draft=True, shard=WHOLE, ranks=None))
     if (named, config.speculative) == ("speculative", "auto"):
         return setup
     raise ConfigError.of(named, f"{getattr(config, named)!r} is not possible: {reason}")

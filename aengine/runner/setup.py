@@ -6,6 +6,7 @@ import logging
 import pathlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
@@ -18,6 +19,7 @@ from aengine.kernels.quantized import Rows
 from aengine.models.choice import AnySpec
 from aengine.models.fallback.spec import FallbackSpec, LayerCall
 from aengine.models.kv_scales import stored_kv_scales
+from aengine.models.named_weights import named_weights
 from aengine.models.quantization.config import load_quantization
 from aengine.models.sharding import sharded_spec
 from aengine.models.spec import Attention, LatentAttention, ModelSpec
@@ -45,13 +47,17 @@ class ExecutorSetup:
     draft: ExecutorSetup | None = None  # of the draft model, if there is one
     shard: Shard = WHOLE  # what this rank holds of the model
     ranks: DriverRanks | FollowerRanks | None = None  # the others, if there are any
+    target: ExecutorSetup | None = None  # of a draft head that reads the embedding and output head of its target whole; ranks hold parts
     is_draft: bool = False  # a draft model has pages of its own under the numbers of a group of the model that keeps all tokens
 
     @property
     def native_spec(self) -> ModelSpec:
         """The spec of a model that does not run in the code of transformers."""
         assert isinstance(self.spec, ModelSpec)
-        return self.spec
+        if self.target is None:
+            return self.spec
+        assert self.spec.draft_head is not None
+        return replace(self.spec, tied_head=False, draft_head=replace(self.spec.draft_head, own_embedding=True, own_head=True))
 
     @property
     def followers(self) -> DriverRanks | None:
@@ -87,15 +93,27 @@ class ExecutorSetup:
     def weights(self, check: Callable[[], object]) -> Iterator[tuple[str, tuple[Rows, ...]]]:
         """Each named weight that the rank holds of the `native_spec` with its parts, read or made when it is asked for. Calls `check`
         before each; raises what that raises, ModelLoadError or ConfigError."""
-        spec, config = self.native_spec, self.config
+        spec, config = self.spec, self.config
+        assert isinstance(spec, ModelSpec)
         if config.load_format == "dummy":
             weights: Iterator[tuple[str, tuple[Rows, ...]]] = random_weights(spec, self.dtype, self.device, config.seed, self.shard)
         else:
             quantization, report = load_quantization(self.model_dir), None if self.ranks is None else self.ranks.progress
             weights = stored_weights(spec, self.model_dir, config.load_format, quantization, self.shard, report)
+        if self.target is not None:
+            lent = named_weights(self.native_spec).keys() - named_weights(spec).keys()
+            weights = chain(weights, ((name, parts) for name, parts in self.target._ends() if name in lent))
         for weight in weights:
             check()
             yield weight
+
+    def _ends(self) -> Iterator[tuple[str, tuple[Rows, ...]]]:
+        """Embedding and output head of the whole model, as `weights`."""
+        without_layers = Shard(num_stages=self.native_spec.num_layers + 1)
+        for name, parts in replace(self, shard=without_layers, ranks=None).weights(lambda: None):
+            yield name, parts
+            if name == "embedding.weight" and self.native_spec.tied_head:
+                yield "head.weight", parts
 
     def attention(self) -> AttentionSpec:
         """Of what the rank holds. Reads the scales of an fp8 KV cache. Raises ModelLoadError."""

@@ -56,6 +56,7 @@ def load_torch_model(
     if isinstance(spec, FallbackSpec):
         check_memory(spec.num_parameters * setup.dtype.itemsize, backend.bytes_per_page(), setup.needs, setup.config, available)
         return _load_fallback(setup, spec, backend, check), backend
+    spec = setup.native_spec
     ops = select_ops(backend.name, setup.dtype, backend.spec.head_dim, setup.device)
     linears = select_linears(ops, setup.dtype, setup.device)
     if linears is None and setup.config.quantization != "none":
