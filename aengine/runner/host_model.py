@@ -53,7 +53,7 @@ class HostModel:
         committed = 0 if warm is None else warm.touched
         weights = sum(weight_bytes(setup.config, spec, dtype.itemsize, quantized, shard=shard).values()) + copied
         self.draft: DraftModel | None = None
-        if setup.draft is not None:
+        if setup.draft is not None and shard.rank == 0:
             self.draft = DraftModel(setup.draft, self.workspace, spec.vocab_size)
             weights += self.draft.weight_bytes()
         self._num_local = 1 if ranks is None else ranks.num_local
@@ -75,6 +75,8 @@ class HostModel:
             )
             if self.draft is not None:
                 self.draft.load(check, self._stack)
+            elif setup.draft is not None and setup.draft.native_spec.draft_head is not None:
+                self._stack.serve(setup.draft.native_spec.draft_head, None)
         self.last_tokens = np.zeros(setup.max_num_seqs, dtype=np.int32)  # by row
         _log.info(
             "CPU kernels: level %s, %d threads, %s of %s weights packed in %.2f s",

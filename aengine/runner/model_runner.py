@@ -123,8 +123,7 @@ class ModelRunner:
             shard=shard,
             ranks=ranks,
         )
-        if not isinstance(ranks, FollowerRanks):
-            setup = with_draft_model(setup)
+        setup = with_draft_model(setup)
         self.draft_source = draft_source(setup)
         self.draft_vocab_size = None if setup.draft is None else setup.draft.native_spec.vocab_size
         if ranks is not None:

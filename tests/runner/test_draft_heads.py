@@ -164,19 +164,19 @@ def test_a_head_proposes_what_plain_torch_does(drafting: Drafting, backend: str,
     assert np.mean([drafts == drafting.drafts(tokens, len(drafts)) for tokens, drafts in shared[::4]]) > 0.8
 
 
-ON_RANKS = itertools.product(("eagle", "eagle-own-embedding", "deepseek-v3", "mimo"), ("cpu", "torch_native"))
+ON_RANKS = [*itertools.product(("eagle", "eagle-own-embedding", "deepseek-v3", "mimo"), ("cpu",)), ("mimo", "torch_native")]
 
 
-@pytest.mark.parametrize(("drafting", "backend"), slow_but([("mimo", "torch_native")], ON_RANKS), indirect=["drafting"])
+@pytest.mark.parametrize(("drafting", "backend"), slow_but([("mimo", "cpu")], ON_RANKS), indirect=["drafting"])
 def test_on_two_ranks(drafting: Drafting, backend: str, make: Callable[..., ModelRunner]) -> None:
     """The head is on the first rank alone, with the model's embedding and output head whole."""
-    requests = requests_of(6)
+    requests = requests_of(4)
     expected = Run(make(), num_pages=200)(requests)
     run = Run(make(**drafting.options, tensor_parallel_size=2), num_pages=200)
     assert run(requests) == expected
     assert run.runner._ranks is not None
     alone = [(tokens, drafts) for key, tokens, drafts in run.drafted if not key % 2]
-    assert len(alone) > 20
+    assert len(alone) > 15
     for tokens, drafts in alone[::4]:
         assert drafts == drafting.drafts(tokens, len(drafts)), len(tokens)
 
