@@ -18,6 +18,13 @@ from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.exchange import Exchange, GroupExchange
 from aengine.kernels.cpu.library import CpuKernels, ExchangeError, RankExchange, Workspace, load_kernels
 
+
+@pytest.fixture(scope="module")
+def kernels() -> CpuKernels:
+    """Of one level: an exchange is the same at all of them."""
+    return load_kernels()
+
+
 WIDTHS = {2: [5, 70], 3: [128, 0, 7], 4: [1, 2, 3, 700_000]}  # the last is more than a slot has room for
 ROWS = (0, 1, 3, 900)
 
