@@ -50,6 +50,7 @@ class GetServerInfoResponse(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of aengine, such as 0.1.0."""
     model: _builtins.str
@@ -68,6 +69,10 @@ class GetServerInfoResponse(_message.Message):
     def speculation(self) -> Global___Speculation:
         """Where drafts come from. Unset if there are none."""
 
+    @_builtins.property
+    def ranks(self) -> Global___Ranks:
+        """How the model is divided over processes. Unset if it is in one."""
+
     def __init__(
         self,
         *,
@@ -77,14 +82,45 @@ class GetServerInfoResponse(_message.Message):
         device: _builtins.str = ...,
         limits: Global___ServerLimits | None = ...,
         speculation: Global___Speculation | None = ...,
+        ranks: Global___Ranks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "speculation", b"speculation", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "ranks", b"ranks", "speculation", b"speculation", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "limits", b"limits", "model", b"model", "speculation", b"speculation", "started", b"started", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "limits", b"limits", "model", b"model", "ranks", b"ranks", "speculation", b"speculation", "started", b"started", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
+
+@_typing.final
+class Ranks(_message.Message):
+    """How a model is divided over tensor_parallel_size * pipeline_parallel_size processes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
+    TENSOR_PARALLEL_MODE_FIELD_NUMBER: _builtins.int
+    PIPELINE_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
+    tensor_parallel_size: _builtins.int
+    """Ranks that share every layer."""
+    tensor_parallel_mode: _builtins.str
+    """As the server was told: "exact", where tokens are those of one process, or "fast"."""
+    pipeline_parallel_size: _builtins.int
+    """Stages of consecutive layers."""
+    def __init__(
+        self,
+        *,
+        tensor_parallel_size: _builtins.int = ...,
+        tensor_parallel_mode: _builtins.str = ...,
+        pipeline_parallel_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pipeline_parallel_size", b"pipeline_parallel_size", "tensor_parallel_mode", b"tensor_parallel_mode", "tensor_parallel_size", b"tensor_parallel_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Ranks: _TypeAlias = Ranks  # noqa: Y015
 
 @_typing.final
 class Speculation(_message.Message):

@@ -23,7 +23,7 @@ from aengine.server import app
 from aengine.server.services import engine_info
 from aengine.server.services.engine_info import EngineServicer
 from aengine.v1 import generation_pb2
-from aengine.v1.engine_service_pb2 import GetLoadRequest, GetServerInfoRequest, Load, Speculation, WatchLoadRequest
+from aengine.v1.engine_service_pb2 import GetLoadRequest, GetServerInfoRequest, Load, Ranks, Speculation, WatchLoadRequest
 from aengine.v1.engine_service_pb2_grpc import EngineServiceStub
 
 pytestmark = pytest.mark.anyio
@@ -48,6 +48,7 @@ async def test_server_info() -> None:
     assert (info.version, info.model, info.device) == (aengine.__version__, "oracle", engine.model_info.device)
     assert 0 <= time.time() - info.started.ToNanoseconds() / 1e9 < 24 * 3600
     assert not info.HasField("speculation")
+    assert not info.HasField("ranks")
     limits = info.limits
     assert (limits.max_model_len, limits.max_num_seqs, limits.max_num_batched_tokens) == (400, 5, 70)
     assert (limits.max_queued_requests, limits.max_queued_tokens, limits.max_logprobs) == (11, 12, 3)
@@ -57,6 +58,12 @@ async def test_server_info() -> None:
 async def test_speculation_is_told_where_it_is_on() -> None:
     async with OracleEngine(speculative="ngram", max_drafts=3) as engine, serving(engine) as serve:
         assert (await stub(serve).GetServerInfo(GetServerInfoRequest())).speculation == Speculation(mode="ngram", max_drafts=3)
+
+
+async def test_ranks_are_told_where_there_are_several() -> None:
+    async with OracleEngine(tensor_parallel_size=2, tensor_parallel_mode="fast") as engine, serving(engine) as serve:
+        ranks = (await stub(serve).GetServerInfo(GetServerInfoRequest())).ranks
+    assert ranks == Ranks(tensor_parallel_size=2, tensor_parallel_mode="fast", pipeline_parallel_size=1)
 
 
 async def test_no_limit_is_0() -> None:

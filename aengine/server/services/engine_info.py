@@ -63,6 +63,10 @@ class EngineServicer(EngineServiceServicer):
             response.speculation.mode = config.speculative
             response.speculation.model = config.speculative_model or ""
             response.speculation.max_drafts = config.max_drafts
+        if config.num_ranks > 1:
+            response.ranks.tensor_parallel_size = config.tensor_parallel_size
+            response.ranks.tensor_parallel_mode = config.tensor_parallel_mode
+            response.ranks.pipeline_parallel_size = config.pipeline_parallel_size
         limits = response.limits
         limits.max_model_len = model.max_model_len
         limits.max_num_seqs = config.num_seqs
