@@ -11,18 +11,31 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch._C._distributed_c10d import AllgatherOptions, Work
+from torch.distributed import AllreduceOptions, BroadcastOptions, ProcessGroup
 
 from aengine.parallel.shard import Shard
 
 
+class CollectiveError(Exception):
+    """What came of waiting for other ranks."""
+
+
 class Collectives:
-    def __init__(self, shard: Shard, group: ProcessGroup, all_reduce: Callable[[Tensor], Tensor] | None = None) -> None:
-        """`group` has the ranks of the shard's stage. `all_reduce` sums a contiguous tensor, which is given up, over them, to the same bits
-        on all ranks; None: what the ranks have is gathered, and summed in their order in float32."""
+    """On CUDA they are operations of the current stream, which a graph may record, and the host does not wait for them."""
+
+    def __init__(self, shard: Shard, group: ProcessGroup) -> None:
+        """`group` has the ranks of the shard's stage. All methods raise CollectiveError."""
         self.shard = shard
         self._group = group
-        self._all_reduce = all_reduce
+        self._all_gather_options, self._all_reduce_options, self._broadcast_options = (
+            AllgatherOptions(),
+            AllreduceOptions(),
+            BroadcastOptions(),
+        )
+        for options in (self._all_gather_options, self._all_reduce_options, self._broadcast_options):
+            options.asyncOp = False  # else NCCL uses a stream of its own, which costs two events for each collective
+        self._broadcast_options.rootRank = 0
 
     def gathered(self, x: Tensor, bounds: Sequence[int]) -> Tensor:
         """[T, columns of this rank] -> [T, columns of all ranks], a new tensor. `bounds` [size + 1] say where those of each rank begin."""
@@ -32,9 +45,15 @@ class Collectives:
         return torch.cat([part[:, :width] for part, width in zip(self._all_gather(padded), widths, strict=True)], -1)
 
     def summed(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, in the dtype of `x`, which is given up."""
-        if self._all_reduce is not None:
-            return self._all_reduce(x.contiguous()) if x.numel() else x
+        """The sum over the ranks, in the dtype of `x`, which is given up; the same bits on all ranks.
+
+        On a CPU the sum is of float32, in the order of the ranks. On CUDA the order is NCCL's, the same for the same shapes: each element
+        is summed once, and then sent to all ranks."""
+        if x.is_cuda:
+            x = x.contiguous()
+            if x.numel():
+                self._run(lambda: self._group.allreduce([x], self._all_reduce_options))
+            return x
         parts = self._all_gather(x)
         total = parts[0].float()
         for part in parts[1:]:
@@ -43,7 +62,11 @@ class Collectives:
 
     def broadcast(self, x: Tensor) -> None:
         """Overwrites `x`, which is contiguous, with that of the first rank."""
-        self._group.broadcast(x, 0).wait()
+        self._run(lambda: self._group.broadcast([x], self._broadcast_options))
+
+    def close(self) -> None:
+        """All graphs that have recorded collectives must be gone: NCCL frees nothing that they use."""
+        self._group.shutdown()
 
     def _all_gather(self, x: Tensor) -> Tensor:
         """[size, *x.shape], of all ranks."""
@@ -51,8 +74,16 @@ class Collectives:
         if x.numel():
             # Bytes, because not every library has all dtypes; flat, because gloo wants the parts side by side in the first dimension.
             whole, own = (tensor.view(-1).view(torch.uint8) for tensor in (out, x.contiguous()))
-            self._group._allgather_base(whole, own).wait()
+            self._run(lambda: self._group._allgather_base(whole, own, self._all_gather_options))
         return out
+
+    def _run(self, call: Callable[[], Work | None]) -> None:
+        try:
+            work = call()
+            if work is not None:
+                work.wait()
+        except RuntimeError as error:
+            raise CollectiveError(str(error)) from error
 
 
 class RowParallel:

@@ -1,6 +1,14 @@
 """The process groups of `Collectives`, made directly: torch's default group, which is the process's, is not touched.
 
-What is said of torch's libraries here was read in the sources of torch 2.11 and 2.13.
+On CUDA (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of torch 2.11 to 2.13, and NCCL's guide, "Using NCCL with CUDA Graphs"):
+
+- A communicator cannot be set up while a stream is captured, so it is connected when the group is made.
+- Collectives without `asyncOp` run on the current stream. While that is captured, torch's watchdog is not told of them; its queries of
+  earlier ones, from a thread of its own, do not disturb a capture in the mode "thread_local".
+- Graphs keep the communicator: they are to be destroyed before it.
+- All ranks launch their graphs and collectives in the same order, on one stream each.
+- The watchdog ends the whole process when a collective takes longer than the group's timeout, which is therefore never: ranks that are
+  gone or hang are noticed elsewhere, and `abort` then ends what waits for them.
 """
 
 from __future__ import annotations
@@ -9,16 +17,31 @@ import socket
 from datetime import timedelta
 from typing import cast
 
+import torch
 from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroup, ProcessGroupGloo
+
+_NEVER = timedelta(days=365)
 
 
 def gloo_group(store: Store, index: int, size: int, timeout: timedelta, host: str) -> ProcessGroup:
     """Of ranks on CPUs. `host` is that of the store: the other ranks reach this one by the address from which it reaches that."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    family = socket.getaddrinfo(host, None)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing
         address = probe.getsockname()[0]
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timeout
     return cast(ProcessGroup, ProcessGroupGloo(store, index, size, options))  # it has the same methods
+
+
+def nccl_group(store: Store, index: int, size: int, device: torch.device) -> ProcessGroup:
+    """Of ranks on CUDA devices, one each. Waits for the others."""
+    from torch.distributed import ProcessGroupNCCL  # not every torch has it
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = _NEVER
+    group = ProcessGroupNCCL(store, index, size, options)
+    group.eager_connect_single_device(device)
+    return cast(ProcessGroup, group)

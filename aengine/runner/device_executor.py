@@ -7,6 +7,7 @@ Owns the upload of a step and the rows' last tokens, from which decodes go on wi
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import operator
 import time
@@ -18,13 +19,14 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.upload import upload
+from aengine.layers.collectives import CollectiveError
 from aengine.runner.base import IntArray, Step
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.decode_graphs import Forward
 from aengine.runner.device import DeviceStream, cuda_kv_budget
 from aengine.runner.device_draft import DeviceDraft
 from aengine.runner.device_model import DeviceModel
-from aengine.runner.device_ranks import connect_ranks
+from aengine.runner.device_ranks import connect_ranks, failure_of
 from aengine.runner.dummy_steps import GREEDY, DummyStep, warm_up_steps, widest_step
 from aengine.runner.memory import cpu_budget, show_bytes
 from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
@@ -153,14 +155,20 @@ class DeviceExecutor:
     def start(self, step: Step) -> Output:
         """Puts a step and the copies of its results on the stream, without waiting for the device."""
         with self._stream.enter():
-            output = self._run(step)
+            try:
+                output = self._run(step)
+            except CollectiveError as error:
+                raise failure_of(self._setup.followers, error) from error
             buffer = (
                 self._free_buffers.pop() if self._free_buffers else ResultBuffer(self._setup.max_num_batched_tokens, self._setup.device)
             )
             return buffer, *buffer.copy(*output)
 
     def finish(self, step: Step, buffer: ResultBuffer, sampled: SampledTokens | None, scores: PromptScores | None) -> StepResult:
-        """The result of a step that has finished. Its buffer can be used again."""
+        """The result of a step that has finished. Its buffer can be used again. Raises what happened to another rank, without which there
+        are no results, or wrong ones."""
+        if self._setup.followers is not None:
+            self._setup.followers.check()
         result = step_result(step, sampled, scores, self._sampler)
         self._free_buffers.append(buffer)
         return result
@@ -171,6 +179,10 @@ class DeviceExecutor:
     def close(self) -> None:
         self._stream.finish()
         self._unstarted = None
+        self._drop_graphs()
+        if self._collectives is not None:
+            gc.collect()  # graphs in pieces refer to themselves
+            self._collectives.close()
         del self._model, self._draft, self._models, self._sampler, self._scorer, self._last_tokens, self._no_tokens, self._free_buffers
         if self._setup.device.type != "cpu":
             torch.cuda.empty_cache()
@@ -244,15 +256,19 @@ class DeviceExecutor:
         return self._sampler.sample(logits, step.sampled_rows, step.next_positions, forward.rows, forward.next_positions, drafts)
 
     def _token_ids(self, step: Step) -> Tensor:
-        """Those of the step, with what the draft model proposed."""
+        """Those of the step, with what the draft model of the first rank proposed."""
         if not len(step.token_ids):
             return self._no_tokens
         (token_ids,) = upload((step.token_ids,), self._setup.device)
-        if self._draft is None:
-            return token_ids
         layout, at = step.layout, np.flatnonzero(step.token_ids == BY_MODEL)
-        rows = np.repeat(step.rows, np.diff(layout.qo_indptr))
-        return self._draft.fill(token_ids, at, rows[layout.num_decodes + at], layout.positions[layout.num_decodes + at])
+        if not len(at):
+            return token_ids
+        if self._draft is not None:
+            rows = np.repeat(step.rows, np.diff(layout.qo_indptr))
+            token_ids = self._draft.fill(token_ids, at, rows[layout.num_decodes + at], layout.positions[layout.num_decodes + at])
+        if self._collectives is not None:
+            self._collectives.broadcast(token_ids)
+        return token_ids
 
     def _drafts(self, step: Step) -> Tensor:
         """[m] int32, those of a step with drafts, -1 where there is none."""
@@ -279,7 +295,7 @@ class DeviceExecutor:
         step = dummy.step
         if self._draft is not None:
             self._draft.run(step, self._sampler)
-            if step.drafts is not None:
+            if step.drafts is not None and self._collectives is None:  # other ranks do not know of the draft model
                 by_model = np.full_like(step.drafts, BY_MODEL)  # each token is sampled
                 step = replace(step, token_ids=by_model, drafts=by_model)
         self._run(step)

@@ -1,4 +1,5 @@
-"""What connects the ranks of a stage: the collectives of the torch decoder, the exchange of the CPU kernels."""
+"""What connects the ranks of a stage: the collectives of the torch decoder, the exchange of the CPU kernels; and what failures of the former
+mean."""
 
 from __future__ import annotations
 
@@ -11,41 +12,58 @@ from torch.distributed import ProcessGroup
 
 from aengine.kernels.cpu.exchange import Exchange, GroupExchange
 from aengine.kernels.cpu.library import CpuKernels
-from aengine.layers.collectives import Collectives
-from aengine.layers.process_group import gloo_group
+from aengine.layers.collectives import CollectiveError, Collectives
+from aengine.layers.process_group import gloo_group, nccl_group
+from aengine.parallel.driver import DriverRanks
 from aengine.parallel.ring import WAITED
 from aengine.runner.setup import ExecutorSetup
 
 _CONNECT = timedelta(minutes=10)
 """Time for all ranks to begin."""
+_NOTICED = 2.0
+"""Seconds within which a rank that has ended is noticed: its connections break a little earlier."""
 
 
 def connect_ranks(setup: ExecutorSetup) -> Collectives | None:
-    """Waits for the other ranks of the stage; None: there are none. If any rank fails, what waits for it raises an error."""
+    """Waits for the other ranks of the stage; None: there are none. When a rank fails, what waits for it raises CollectiveError."""
     if setup.shard.size == 1:
         return None
-    return Collectives(replace(setup.shard, splits_embedding=True), _group(setup, setup.config.step_timeout))
+    return Collectives(replace(setup.shard, splits_embedding=True), _group(setup))
 
 
 def exchange_of(setup: ExecutorSetup, kernels: CpuKernels) -> Exchange | GroupExchange:
     """With the other ranks of the stage: over shared memory if they are all on this host, else by a process group. If any rank fails, what
     waits for it raises an error."""
-    ranks, shard, timeout = setup.ranks, setup.shard, WAITED * setup.config.step_timeout
+    ranks, shard = setup.ranks, setup.shard
     assert ranks is not None
     if ranks.exchange_fd is None:
-        return GroupExchange(_group(setup, timeout))
-    exchange = Exchange(kernels, ranks.exchange_fd, shard.index, shard.size, timeout)
+        return GroupExchange(_group(setup))
+    exchange = Exchange(kernels, ranks.exchange_fd, shard.index, shard.size, WAITED * setup.config.step_timeout)
     ranks.on_failure(exchange.abort)
     return exchange
 
 
-def _group(setup: ExecutorSetup, timeout: float) -> ProcessGroup:
+def _group(setup: ExecutorSetup) -> ProcessGroup:
     ranks, shard = setup.ranks, setup.shard
     assert ranks is not None
     (host, port), driver = ranks.store, setup.followers
     listens = None if driver is None else os.dup(driver.store_fd)
     tcp = TCPStore(host, port, None, listens is not None, _CONNECT, wait_for_workers=False, master_listen_fd=listens)
     store = PrefixStore(f"stage {shard.stage}", tcp)
-    group = gloo_group(store, shard.index, shard.size, timedelta(seconds=timeout), host)
+    if setup.device.type == "cuda":
+        group = nccl_group(store, shard.index, shard.size, setup.device)
+    else:
+        group = gloo_group(store, shard.index, shard.size, timedelta(seconds=WAITED * setup.config.step_timeout), host)
     ranks.on_failure(group.abort)
     return group
+
+
+def failure_of(ranks: DriverRanks | None, error: CollectiveError) -> Exception:
+    """What an error of a collective comes from: the rank that failed, if it is known."""
+    if ranks is None:
+        return error
+    try:
+        ranks.check(0.0 if error.timed_out else _NOTICED)
+    except Exception as failure:
+        return failure
+    return ranks.hung(1) if error.timed_out and ranks.shard.size == 2 else error
