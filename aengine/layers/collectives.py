@@ -20,6 +20,10 @@ from aengine.parallel.shard import Shard
 class CollectiveError(Exception):
     """What came of waiting for other ranks."""
 
+    @property
+    def timed_out(self) -> bool:
+        return "timed out" in str(self).lower()  # gloo's errors have no other mark
+
 
 class Collectives:
     """On CUDA they are operations of the current stream, which a graph may record, and the host does not wait for them."""
