@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.upload import upload
-from aengine.layers.collectives import CollectiveError
 from aengine.runner.base import IntArray, Step
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.decode_graphs import Forward
 from aengine.runner.device import DeviceStream, cuda_kv_budget
 from aengine.runner.device_draft import DeviceDraft
 from aengine.runner.device_model import DeviceModel
-from aengine.runner.device_ranks import connect_ranks, failure_of
+from aengine.runner.device_ranks import connect_ranks
 from aengine.runner.dummy_steps import GREEDY, DummyStep, warm_up_steps, widest_step
 from aengine.runner.memory import cpu_budget, show_bytes
 from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
@@ -155,10 +154,7 @@ class DeviceExecutor:
     def start(self, step: Step) -> Output:
         """Puts a step and the copies of its results on the stream, without waiting for the device."""
         with self._stream.enter():
-            try:
-                output = self._run(step)
-            except CollectiveError as error:
-                raise failure_of(self._setup.followers, error) from error
+            output = self._run(step)
             buffer = (
                 self._free_buffers.pop() if self._free_buffers else ResultBuffer(self._setup.max_num_batched_tokens, self._setup.device)
             )

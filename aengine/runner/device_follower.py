@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from aengine.kernels.upload import to_device
 from aengine.parallel.follower import FollowerRanks
@@ -23,7 +24,7 @@ class DeviceFollower(DeviceExecutor):
 
     def __init__(self, setup: ExecutorSetup, ranks: FollowerRanks, check: Callable[[], object]) -> None:
         """As `build_executor`."""
-        super().__init__(setup, check)
+        super().__init__(replace(setup, draft=None), check)
         self._ranks = ranks
         self._nothing = ResultBuffer(0, setup.device)
 

@@ -1,5 +1,4 @@
-"""What connects the ranks of a stage: the collectives of the torch decoder, the exchange of the CPU kernels; and what failures of the former
-mean."""
+"""What connects the ranks of a stage: the collectives of the torch decoder, the exchange of the CPU kernels."""
 
 from __future__ import annotations
 
@@ -12,16 +11,13 @@ from torch.distributed import ProcessGroup
 
 from aengine.kernels.cpu.exchange import Exchange, GroupExchange
 from aengine.kernels.cpu.library import CpuKernels
-from aengine.layers.collectives import CollectiveError, Collectives
+from aengine.layers.collectives import Collectives
 from aengine.layers.process_group import gloo_group, nccl_group
-from aengine.parallel.driver import DriverRanks
 from aengine.parallel.ring import WAITED
 from aengine.runner.setup import ExecutorSetup
 
 _CONNECT = timedelta(minutes=10)
 """Time for all ranks to begin."""
-_NOTICED = 2.0
-"""Seconds within which a rank that has ended is noticed: its connections break a little earlier."""
 
 
 def connect_ranks(setup: ExecutorSetup) -> Collectives | None:
@@ -56,14 +52,3 @@ def _group(setup: ExecutorSetup) -> ProcessGroup:
         group = gloo_group(store, shard.index, shard.size, timedelta(seconds=WAITED * setup.config.step_timeout), host)
     ranks.on_failure(group.abort)
     return group
-
-
-def failure_of(ranks: DriverRanks | None, error: CollectiveError) -> Exception:
-    """What an error of a collective comes from: the rank that failed, if it is known."""
-    if ranks is None:
-        return error
-    try:
-        ranks.check(0.0 if error.timed_out else _NOTICED)
-    except Exception as failure:
-        return failure
-    return ranks.hung(1) if error.timed_out and ranks.shard.size == 2 else error

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aengine.kernels.cpu.library import ExchangeError
+from aengine.layers.collectives import CollectiveError
 from aengine.parallel.driver import VERDICT_SECONDS, DriverRanks
 from aengine.parallel.ring import StageError
 from aengine.runner.base import InFlightStep
@@ -22,6 +23,11 @@ def naming_ranks(ranks: DriverRanks) -> Iterator[None]:
         if not error.lagging:
             raise
         raise ranks.hung(error.lagging[0]) from error
+    except CollectiveError as error:
+        ranks.check(0.0 if error.timed_out else VERDICT_SECONDS)
+        if not error.timed_out or ranks.shard.size > 2:
+            raise
+        raise ranks.hung(1) from error
     except StageError as error:
         ranks.check(0.0 if error.hung else VERDICT_SECONDS)
         if not error.hung:

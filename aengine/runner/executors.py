@@ -52,6 +52,4 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
     if config.quantization != "none" and (on_cpu or fallback):
         needs = " and ".join(["the CPU kernels"] * on_cpu + ["a native model"] * fallback)
         raise ConfigError.of("quantization", f"{config.quantization!r} needs {needs}")
-    if config.pipeline_parallel_size > 1:
-        raise ConfigError.of("pipeline_parallel_size", f"{config.pipeline_parallel_size} needs the CPU kernels")
     return DeviceFollower(setup, setup.ranks, check) if isinstance(setup.ranks, FollowerRanks) else DeviceExecutor(setup, check)
