@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -117,6 +118,15 @@ def test_a_process_group_is_an_exchange(kernels: CpuKernels) -> None:
         gathered(kernels, GroupExchange(group), [300_000, 3], 2)
 
     on_ranks(size, run)
+
+
+def test_a_process_group_that_times_out_names_the_other_rank(kernels: CpuKernels, caplog: pytest.LogCaptureFixture) -> None:
+    store, timeout = torch.distributed.HashStore(), timedelta(seconds=0.2)
+    groups = on_ranks(2, lambda index: torch.distributed.ProcessGroupGloo(store, index, 2, timeout))
+    with pytest.raises(ExchangeError, match="rank 1 did not come in time") as caught:
+        ops.gather_ranks(Workspace(kernels, 1, GroupExchange(groups[0])), torch.zeros(1, 1), [0, 1, 2])
+    assert caught.value.lagging == (1,)
+    assert "the exchange between ranks failed" in caplog.text
 
 
 def test_what_is_no_rank_is_refused(kernels: CpuKernels) -> None:

@@ -20,7 +20,7 @@ MAX_RANKS = 64
 SLOT_BYTES = 1 << 20
 """Of a rank and a round: what is more takes several rounds."""
 _HEADER, _COUNTER = 16384, 128  # bytes before the slots, and of one of the counters there: `SharedRounds` of exchange.cpp
-_ABORTED = 11  # `Status`
+_ABORTED, _TIMED_OUT = 11, 12  # `Status`
 _log = logging.getLogger("aengine")
 
 
@@ -72,7 +72,8 @@ class GroupExchange:
         self._group.abort()
 
     def lagging(self) -> tuple[int, ...]:
-        return ()
+        """Which one of several others did not come in time is not known."""
+        return (1 - self.c.index,) if self.c.size == 2 and self.c.status == _TIMED_OUT else ()
 
     def _exchange(self, _: object, count: int) -> int:
         slots = list(self._memory[self.c.round % 2, :, :count])
@@ -80,5 +81,5 @@ class GroupExchange:
             self._group.allgather([slots], [slots[self.c.index].clone()]).wait()
         except RuntimeError as error:
             _log.error("the exchange between ranks failed: %s", error)
-            return _ABORTED
+            return _TIMED_OUT if "timed out" in str(error).lower() else _ABORTED
         return 0
