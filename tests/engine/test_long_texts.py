@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tiny_tokenizers
 import tokenizers
+from slow_cases import slow_but
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 import aengine
@@ -101,7 +102,7 @@ def random_text(draw: random.Random, count: int) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("piece", [7, 20, 150])
+@pytest.mark.parametrize("piece", slow_but([20], [7, 20, 150]))
 def test_pieces_count_for_no_more_tokens_than_the_whole_has(kind: str, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     core = KINDS[kind]()
     core.save(str(tmp_path / "tokenizer.json"))

@@ -113,10 +113,10 @@ def test_gumbel_argmax(device: str, rows: int, vocab_size: int) -> None:
 
 
 def test_gumbel_argmax_above_a_floor(device: str) -> None:
-    r = Rows(40, 5000, device)
+    r = Rows(16, 5000, device)
     r.logits.mul_(2).round_().div_(2)  # many ties
-    floors = r.logits.sort(-1).values[torch.arange(40), torch.randint(4000, 4999, (40,))]
-    last_ids = torch.randint(0, 5000, (40,), dtype=torch.int32, device=device)
+    floors = r.logits.sort(-1).values[torch.arange(16), torch.randint(4000, 4999, (16,))]
+    last_ids = torch.randint(0, 5000, (16,), dtype=torch.int32, device=device)
     kept = (r.logits > floors[:, None]) | ((r.logits == floors[:, None]) & (torch.arange(5000, device=device) <= last_ids[:, None]))
     assert kept.any(-1).all()
     expected = r.gumbel().masked_fill_(~kept, -math.inf).argmax(-1)
@@ -197,7 +197,7 @@ def test_a_nucleus_of_nearly_everything(device: str) -> None:
     assert kept[0].sum() > 4900
 
 
-@pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf])
+@pytest.mark.parametrize("value", slow_but([math.nan], [math.nan, -math.inf, math.inf]))
 def test_tokens_of_rows_without_any(device: str, value: float) -> None:
     """Whatever the logits are, ids are in the vocabulary, and the other rows are not touched by it."""
     r = Rows(3, 4500, device)

@@ -75,8 +75,8 @@ TYPES: dict[str, dict[str, Any]] = {
 }
 """Model types with the values that make what is theirs active."""
 DISTINCT = (
-    *("afmoe", "apertus", "bitnet", "cohere", "cwm", "ernie4_5_moe", "exaone4", "gemma", "glm4_moe_lite", "gpt_bigcode", "gpt_oss"),
-    *("granitemoe", "minicpm3", "minimax_m2", "modernbert-decoder", "nanochat", "olmo", "opt", "persimmon", "phimoe", "vaultgemma"),
+    *("afmoe", "bitnet", "cohere", "exaone4", "gemma", "glm4_moe_lite", "gpt_bigcode", "gpt_oss"),
+    *("granitemoe", "minicpm3", "modernbert-decoder", "olmo", "opt", "phimoe", "vaultgemma"),
 )
 """Those that differ most from one another."""
 

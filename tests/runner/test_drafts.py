@@ -14,6 +14,7 @@ import pytest
 import torch
 from every_draft import use_every_draft
 from reference import save_tiny
+from slow_cases import slow_but
 from test_graphs import graph_runner
 from test_greedy import make_runner
 
@@ -30,7 +31,7 @@ NUM_REQUESTS = 60
 Tokens = list[tuple[int, float | None]]  # with their logprobs
 
 
-@pytest.fixture(scope="module", params=["cpu", "torch_native", "graphs"])
+@pytest.fixture(scope="module", params=slow_but(["cpu", "graphs"], ["cpu", "torch_native", "graphs"]))
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRunner]:
     path = tmp_path_factory.mktemp("tiny")
     save_tiny("qwen3-partly-windowed", path)
@@ -183,7 +184,7 @@ def assert_same(runner: ModelRunner, found: dict[int, Tokens], expected: dict[in
         np.testing.assert_allclose(logprobs, before, rtol=0, atol=0 if runner.executor_name == "cpu" else 1e-4)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch_native", "graphs"])
+@pytest.mark.parametrize("backend", slow_but(["cpu", "graphs"], ["cpu", "torch_native", "graphs"]))
 def test_a_model_that_is_its_own_draft_model(backend: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nothing but the draw changes is accepted, all of it."""
     use_every_draft(monkeypatch)

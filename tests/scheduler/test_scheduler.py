@@ -359,7 +359,7 @@ class TestSteps:
         simulation.submit(make_request(0, [1, 2, 3], 60))
         simulation.step()
         for key in range(1, 30):
-            simulation.submit(make_request(key, [(key * 7 + i) % 50 for i in range(1024)], 4, arrival=float(key)))
+            simulation.submit(make_request(key, [(key * 7 + i) % 50 for i in range(640)], 4, arrival=float(key)))
             simulation.step()
             if 0 in simulation.finished:
                 break

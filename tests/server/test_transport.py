@@ -301,6 +301,7 @@ class TestEnds:
             await check_alive(serve, engine)
 
 
+@pytest.mark.slow
 async def test_sigterm_under_load_loses_nothing_that_was_accepted() -> None:
     """Clients ask again and again: what was begun is whole, what comes too late is told so before its first event."""
     with server_process("--drain-seconds", "30") as server:
