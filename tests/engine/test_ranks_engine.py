@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from every_draft import use_every_draft
 from slow_cases import slow_but
-from speculation_cases import CONTEXT, Outcome, assert_same, outcomes, random_cases
+from speculation_cases import CONTEXT, Case, Outcome, assert_same, outcomes, random_cases
 
 from aengine import AsyncEngine
 
@@ -28,17 +29,38 @@ def engine_of(numbers: str, **options: Any) -> AsyncEngine:
     return AsyncEngine("demo", **{"max_model_len": CONTEXT, **NUMBERS[numbers], **options})
 
 
+async def expected_of(cases: list[Case], numbers: str) -> list[Outcome]:
+    """What one process gives."""
+    key = numbers, len(cases)
+    if key not in _expected:
+        async with engine_of(numbers) as engine:
+            _expected[key] = await outcomes(engine, cases, 32)
+    return _expected[key]
+
+
 @pytest.mark.parametrize(("size", "stages", "numbers", "count"), slow_but(QUICK, [*QUICK, *SLOW]))
 async def test_requests_get_the_same(size: int, stages: int, numbers: str, count: int) -> None:
     cases = random_cases(12, count, processed=True)
-    if (numbers, count) not in _expected:
-        async with engine_of(numbers) as engine:
-            _expected[numbers, count] = await outcomes(engine, cases, 32)
+    expected = await expected_of(cases, numbers)
     most_layers = -(-5 // stages)
     options = {"kv_cache_memory": 80 * PAGE_BYTES[numbers] * most_layers // 5 // size, **CROWD}
     async with engine_of(numbers, tensor_parallel_size=size, pipeline_parallel_size=stages, **options) as engine:
         found = await outcomes(engine, cases, 32)
         stats = engine.stats()
-    assert_same(cases, found, _expected[numbers, count])
+    assert_same(cases, found, expected)
     if count >= 200:
         assert stats.preemptions
+
+
+@pytest.mark.parametrize(("size", "stages", "count"), slow_but([(2, 1, 30)], [(2, 1, 30), (2, 1, 200), (1, 2, 200), (2, 2, 200)]))
+async def test_drafts_change_nothing(size: int, stages: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft model, which is the model itself, is on the first rank alone."""
+    cases = random_cases(12, count, processed=True)
+    expected = await expected_of(cases, "float32")
+    use_every_draft(monkeypatch)
+    options = {"speculative": "auto", "speculative_model": "demo", "max_drafts": 6}
+    async with engine_of("float32", tensor_parallel_size=size, pipeline_parallel_size=stages, **options, **CROWD) as engine:
+        found = await outcomes(engine, cases, 32)
+        stats = engine.stats()
+    assert_same(cases, found, expected)
+    assert stats.draft_tokens > stats.accepted_draft_tokens > count
