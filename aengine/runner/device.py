@@ -16,8 +16,11 @@ _log = logging.getLogger("aengine")
 _THREAD_SETTERS = ("omp_set_num_threads", "MKL_Set_Num_Threads_Local")
 
 
-def find_device(name: str) -> torch.device:
-    """That of `EngineConfig.device`, with its number if it is a CUDA device. Raises ConfigError if there is none."""
+def find_device(name: str, local_index: int | None = None) -> torch.device:
+    """That of `EngineConfig.device`, with its number if it is a CUDA device. Raises ConfigError if there is none.
+
+    `local_index`: of one of several ranks, its number among those of its host. They have one device each, from the named one on, or from
+    the first."""
     available = torch.cuda.is_available()
     if name == "auto":
         name = "cuda" if available else "cpu"
@@ -26,8 +29,11 @@ def find_device(name: str) -> torch.device:
         return device
     if not available:
         raise ConfigError.of("device", f"{name!r} is not possible here: torch finds no CUDA device")
+    if local_index is not None:
+        device = torch.device("cuda", (device.index or 0) + local_index)
     if device.index is not None and device.index >= torch.cuda.device_count():
-        raise ConfigError.of("device", f"{name!r} is not possible here: there are {torch.cuda.device_count()} CUDA devices")
+        wanted = repr(name) if local_index is None else f"{name!r} for rank {local_index} of a host"
+        raise ConfigError.of("device", f"{wanted} is not possible here: there are {torch.cuda.device_count()} CUDA devices")
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
 

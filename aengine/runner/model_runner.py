@@ -86,7 +86,7 @@ class ModelRunner:
         check: Callable[[], object],
     ) -> None:
         ranks = self._ranks
-        self.device = find_device(config.device)
+        self.device = find_device(config.device, None if ranks is None else ranks.local_index)
         on_cpu = self.device.type == "cpu"
         self.spec = find_spec(model_dir, config.model_impl, config.max_model_len)
         check_shards(self.spec, config.tensor_parallel_size, config.pipeline_parallel_size)
