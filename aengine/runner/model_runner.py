@@ -127,13 +127,9 @@ class ModelRunner:
         self.draft_source = draft_source(setup)
         self.draft_vocab_size = None if setup.draft is None else setup.draft.native_spec.vocab_size
         if ranks is not None:
-            ranks.same({
-
-                "model": checkpoint_digest(model_dir, config.load_format),
-                "dtype": str(self.dtype).removeprefix("torch."),
-                "device": self.device.type,
-                "level of the CPU kernels": _level() if on_cpu else "",
-            })  # fmt: skip
+            level = _level() if on_cpu else ""
+            digest, dtype = checkpoint_digest(model_dir, config.load_format), str(self.dtype).removeprefix("torch.")
+            ranks.same({"model": digest, "dtype": dtype, "device": self.device.type, "level of the CPU kernels": level})
         self._executor = build_executor(setup, warm, check)
         budget = self._executor.kv_budget() if config.kv_cache_memory is None else config.kv_cache_memory
         bytes_per_page = self._executor.bytes_per_page()
