@@ -43,6 +43,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: str  # as torch calls it, a key of `BLOCKS`, or the file's own name of one that no format of weights has
     get: Callable[[], Rows]  # on the CPU, contiguous; mapped from the file where the format allows it; rows of `BLOCKS` may be quantised
+    part: Callable[[range], Rows] | None = None  # some of the rows of a matrix, where that takes less than to `get` all of them
 
     def tensor(self) -> Tensor:
         """As `get`; what is quantised in float32."""
@@ -137,8 +138,8 @@ def _read_torch(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
 
 
 def _read_gguf(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
-    for name, shape, kind, get in read_tensors(path):
-        yield name, StoredTensor(shape, kind, get)
+    for name, shape, kind, get, part in read_tensors(path):
+        yield name, StoredTensor(shape, kind, get, part)
 
 
 _READERS = {".safetensors": _read_safetensors, ".gguf": _read_gguf}

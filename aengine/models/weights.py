@@ -112,8 +112,12 @@ class _Reading:
 
     def get(self) -> tuple[Rows, ...]:
         """To be read from the disk: the tensors, or what is held of one that is the rows as it is."""
-        tensors = tuple(tensor.get() for tensor in self.tensors)
-        return self._cut(tensors[0]) if self.stored.is_plain else tensors
+        if not self.stored.is_plain:
+            return tuple(tensor.get() for tensor in self.tensors)
+        part = self.tensors[0].part
+        if part is None or sum(map(len, self.pieces)) == self.stored.part.num_rows:
+            return self._cut(self.tensors[0].get())
+        return tuple(cut(part(piece), range(len(piece)), self.wanted) for piece in self.pieces)
 
     def rows(self, read: tuple[Rows, ...]) -> tuple[Rows, ...]:
         return read if self.stored.is_plain else self._cut(self.stored.rows(read))

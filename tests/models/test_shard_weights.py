@@ -25,6 +25,8 @@ from aengine.kernels.quantized import QuantizedRows
 from aengine.kernels.warm_memory import lazy_bytes
 from aengine.models import weights as loading
 from aengine.models.cpu_weights import PackedWeights
+from aengine.models.gguf import tensors
+from aengine.models.gguf.blocks import read_rows
 from aengine.models.model_config import load_spec
 from aengine.models.quantization.config import load_quantization
 from aengine.models.sharding import sharded_weights, take_part
@@ -98,6 +100,24 @@ def test_gguf(name: str, exact: bool, tmp_path: pathlib.Path) -> None:
         parts for name, parts in stored_weights(load_spec(path), path, shard=shard) if name.endswith(("output.weight", "qkv.weight"))
     ]
     assert all(isinstance(part, QuantizedRows) for parts in matrices for part in parts)
+
+
+def test_only_rows_that_a_rank_holds_are_decoded(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GGUF file, in whatever order the family wants the rows."""
+    Case("llama", GGUF_CASES["llama"].config, GGUF_CASES["llama"].changes).make().save_pretrained(tmp_path / "model")
+    path = tmp_path / "model.gguf"
+    path.write_bytes(converted(tmp_path / "model", GGUF_CASES["llama"], "Q8_0"))
+    spec, decoded = load_spec(path), list[int]()
+    monkeypatch.setattr(tensors, "read_rows", lambda kind, data: decoded.append(data.nbytes) or read_rows(kind, data))
+
+    def decoded_by(shard: Shard) -> int:
+        decoded.clear()
+        for _ in stored_weights(spec, path, shard=shard):
+            pass
+        return sum(decoded)
+
+    whole, *parts = (decoded_by(shard) for shard in (Shard(stage=1, num_stages=3), Shard(0, 2, 1, 3), Shard(1, 2, 1, 3)))
+    assert whole < sum(parts) < 1.1 * whole  # both have the norms
 
 
 def packed(folder: pathlib.Path, shard: Shard, dtype: torch.dtype, quantization: str) -> tuple[PackedWeights, Workspace]:

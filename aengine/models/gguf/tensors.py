@@ -6,6 +6,7 @@ and which tensors it cuts or merges.
 
 from __future__ import annotations
 
+import math
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -42,8 +43,8 @@ _WITHOUT_ENDING = ("sinks", "router_correction")
 _IGNORED = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight")  # read with the config
 _NORM = re.compile(r".*norm\.weight")
 _STORED = re.compile(r"(?:blk\.(\d{1,4})\.)?(\w+)\.(weight|bias)")
-StoredRows = tuple[str, tuple[int, ...], str, Callable[[], Rows]]
-"""Name, shape, type, and how to get the rows."""
+StoredRows = tuple[str, tuple[int, ...], str, Callable[[], Rows], Callable[[range], Rows] | None]
+"""Name, shape, type, and how to get the rows; and some of the rows, unless these are to be made of all of them."""
 Joint = tuple[tuple[int, ...], str, Callable[[], Rows]]
 
 
@@ -58,7 +59,7 @@ def read_tensors(path: pathlib.Path) -> Iterator[StoredRows]:
     joined = {stored: joint for stored in list(tensors) if (joint := _joint(stored, tensors, names)) is not None}
     for stored, (shape, kind, get) in joined.items():
         place = _place(stored.replace("attn_k_b", "attn_kv_b"), architecture, names, is_gated)
-        yield place.layer + place.name, shape, kind, get
+        yield place.layer + place.name, shape, kind, get, None
     for stored, tensor in tensors.items():
         place = _place(stored, architecture, names, is_gated)
         if "{index}" in place.name:
@@ -66,16 +67,17 @@ def read_tensors(path: pathlib.Path) -> Iterator[StoredRows]:
             for index in range(tensor.shape[0]):
                 count = tensor.shape[1] if len(tensor.shape) > 2 else 1
                 part = _slice(tensor, index * count, count, tensor.shape[1:])
-                yield place.layer + place.name.format(index=index), part.shape, _kind(part), partial(_get, part, None, 0.0)
+                get = partial(_get, part, None, 0.0)
+                yield place.layer + place.name.format(index=index), part.shape, _kind(part), get, get
             continue
         shape = (1, *tensor.shape) if place.module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1 else tensor.shape
         whole = replace(tensor, shape=shape)
         subtracted = 1.0 if architecture.unit_offset and _NORM.fullmatch(stored) else 0.0
         get = partial(_get, whole, _order(architecture, place.module, whole, config), subtracted)
         if architecture.transposed == len(shape) and place.layer:
-            yield place.layer + place.name, (*shape[:-2], shape[-1], shape[-2]), _kind(whole), partial(_transposed, get)
+            yield place.layer + place.name, (*shape[:-2], shape[-1], shape[-2]), _kind(whole), partial(_transposed, get), None
         else:
-            yield place.layer + place.name, shape, _kind(whole), get
+            yield place.layer + place.name, shape, _kind(whole), get, get
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +212,18 @@ def _order(architecture: Architecture, module: str, tensor: GgufTensor, config: 
     return torch.arange(count).view(shape).transpose(*axes).flatten()
 
 
-def _get(tensor: GgufTensor, order: Tensor | None, subtracted: float) -> Rows:
-    data = torch.from_numpy(tensor.data)
+def _get(tensor: GgufTensor, order: Tensor | None, subtracted: float, of: range | None = None) -> Rows:
+    """`of`: some rows of a matrix, or numbers of a vector; None: all."""
+    data, shape = torch.from_numpy(tensor.data), tensor.shape
     if order is not None:
-        data = data.view(len(order), -1)[order]
-    rows = read_rows(tensor.type, data.view(-1, tensor.rows.shape[1]))
+        data = data.view(len(order), -1)[order if of is None else order[of.start : of.stop]]
+    elif of is not None:
+        data = data.view(shape[0], -1)[of.start : of.stop]
+    shape = shape if of is None else (len(of), *shape[1:])
+    rows = read_rows(tensor.type, data.view(math.prod(shape[:-1]), -1))
     if isinstance(rows, QuantizedRows):
         return rows
-    return rows.view(tensor.shape) - subtracted if subtracted else rows.view(tensor.shape)
+    return rows.view(shape) - subtracted if subtracted else rows.view(shape)
 
 
 def _transposed(get: Callable[[], Rows]) -> Rows:
