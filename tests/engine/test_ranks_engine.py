@@ -20,7 +20,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
 }
-QUICK = [(2, 1, "float32", 30), (1, 2, "float32", 30)]
+QUICK = [(2, 1, "float32", 30)]
 SLOW = [(size, stages, numbers, 200) for size, stages in ((2, 1), (4, 1), (1, 2), (1, 3), (2, 2)) for numbers in NUMBERS]
 _expected: dict[tuple[str, int], list[Outcome]] = {}
 

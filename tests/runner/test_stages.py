@@ -1,0 +1,93 @@
+"""A model in stages: every step's logits are those of one process, bit by bit, with as many steps in flight as there are stages."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from driver import GREEDY, record_logits
+from reference import FAMILIES, save_tiny
+from slow_cases import slow_but
+
+from aengine.cache import PageNeeds
+from aengine.config import EngineConfig
+from aengine.errors import ConfigError
+from aengine.runner.base import InFlightStep
+from aengine.runner.model_runner import ModelRunner
+from aengine.scheduler.plan import StepPlan
+from aengine.scheduler.request import Request, SchedulerConfig
+from aengine.scheduler.scheduler import Scheduler
+
+OPTIONS = {"dtype": "float32", "device": "cpu", "page_size": 4, "max_num_seqs": 6, "max_num_batched_tokens": 60}
+QUICK = [("gpt-oss", 1, 2)]  # windows in some layers, experts, sinks
+SUPPORTED = [name for name in FAMILIES if not name.startswith("deepseek")]  # by the CPU kernels: its latent vectors are too narrow
+SLOW = [(name, *ranks) for name in SUPPORTED for ranks in ((1, 2), (1, 3), (2, 2)) if (name, *ranks) not in QUICK]
+
+
+def logits_of(path: pathlib.Path, num_stages: int, **options: object) -> tuple[list[torch.Tensor], list[list[int]], int]:
+    """Of each step, then the tokens of each request, and how many preemptions there were."""
+    runner_config = EngineConfig(model=str(path), **{**OPTIONS, **options})  # type: ignore[arg-type]
+    runner = ModelRunner(runner_config, path)
+    seen = record_logits(runner)
+    limits = {name: getattr(runner, name) for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "page_size", "windows")}
+    num_pages = 1 + PageNeeds(runner.windows, runner.page_size, runner.max_num_batched_tokens).pages(40) * 5 // 4  # of 160 tokens
+    scheduler = Scheduler(SchedulerConfig(num_pages=num_pages, max_in_flight=num_stages, **limits))
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 199, length).astype(np.int32) for length in (90, 3, 40, 17, 60, 8)]
+    waiting = deque(Request(key, prompt, dataclasses.replace(GREEDY, seed=key), 30) for key, prompt in enumerate(prompts))
+    waiting.append(Request(6, np.append(prompts[0][:70], np.int32(1)), dataclasses.replace(GREEDY, temperature=1.0, seed=7), 30))
+    tokens: dict[int, list[int]] = {request.key: [] for request in waiting}
+    flights: deque[tuple[StepPlan, InFlightStep]] = deque()
+    try:
+        assert num_pages <= runner.num_pages
+        assert runner.max_in_flight == runner_config.pipeline_parallel_size
+        while True:
+            if waiting:
+                scheduler.submit(waiting.popleft())
+            plan = scheduler.schedule()
+            if plan is not None:
+                flights.append((plan, runner.launch(plan)))
+            if flights and (plan is None or len(flights) == num_stages):
+                returned, step = flights.popleft()
+                scheduler.commit(returned, step.result())
+            elif plan is None:
+                break
+            updates = scheduler.take_updates()
+            for key, token in zip(updates.keys, updates.token_ids, strict=True):
+                tokens[key].append(token)
+    finally:
+        runner.close()
+    return seen, list(tokens.values()), scheduler.stats().preemptions
+
+
+@pytest.mark.parametrize(("family", "size", "num_stages"), slow_but(QUICK, [*QUICK, *SLOW]))
+def test_logits_of_stages(family: str, size: int, num_stages: int, tmp_path: pathlib.Path) -> None:
+    save_tiny(family, tmp_path)
+    ranks = {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages, "threads": 1}
+    expected, tokens, preemptions = logits_of(tmp_path, num_stages)
+    found, found_tokens, _ = logits_of(tmp_path, num_stages, **ranks)
+    assert preemptions > 0 or "windowed" in family
+    assert found_tokens == tokens
+    assert [logits.shape for logits in found] == [logits.shape for logits in expected]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"pipeline_parallel_size": 4}, "pipeline_parallel_size: 4 is more than the model's num_layers 3"),
+        pytest.param(
+            {"pipeline_parallel_size": 2, "attention_backend": "torch_native"},
+            "pipeline_parallel_size: .*2 needs the CPU kernels",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_stages_that_are_not_possible(options: dict[str, object], reason: str, tmp_path: pathlib.Path) -> None:
+    save_tiny("qwen3", tmp_path)
+    with pytest.raises(ConfigError, match=reason):
+        ModelRunner(EngineConfig(model=str(tmp_path), **{**OPTIONS, **options}), tmp_path)  # type: ignore[arg-type]
