@@ -69,8 +69,8 @@ class Collectives:
         self._run(lambda: self._group.broadcast([x], self._broadcast_options))
 
     def close(self) -> None:
-        """All graphs that have recorded collectives must be gone: NCCL frees nothing that they use."""
-        self._group.shutdown()
+        """When nothing waits for another rank any more. All graphs that have recorded collectives must be gone."""
+        self._group.abort()
 
     def _all_gather(self, x: Tensor) -> Tensor:
         """[size, *x.shape], of all ranks."""

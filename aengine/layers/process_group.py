@@ -1,14 +1,18 @@
 """The process groups of `Collectives`, made directly: torch's default group, which is the process's, is not touched.
 
-On CUDA (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of torch 2.11 to 2.13, and NCCL's guide, "Using NCCL with CUDA Graphs"):
+On CUDA, which no test has run yet (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of torch 2.11 to 2.13, src/init.cc of NCCL, and its
+guide, "Using NCCL with CUDA Graphs"):
 
 - A communicator cannot be set up while a stream is captured, so it is connected when the group is made.
 - Collectives without `asyncOp` run on the current stream. While that is captured, torch's watchdog is not told of them; its queries of
   earlier ones, from a thread of its own, do not disturb a capture in the mode "thread_local".
-- Graphs keep the communicator: they are to be destroyed before it.
-- All ranks launch their graphs and collectives in the same order, on one stream each.
+- A collective is recorded on all ranks or on none, and all ranks launch their graphs and collectives in the same order, on one stream.
+- Aborting a communicator first ends the kernels that wait for other ranks, and then waits until no graph refers to it. So graphs are
+  destroyed before it, and a thread that is not to wait has another one abort it. Destroying it would wait for the other ranks, too.
 - The watchdog ends the whole process when a collective takes longer than the group's timeout, which is therefore never: ranks that are
-  gone or hang are noticed elsewhere, and `abort` then ends what waits for them.
+  gone or hang are noticed elsewhere.
+- Kernels of torch's symmetric memory, which are faster for few tokens, cannot be aborted: with another rank gone they would keep the
+  device of this process busy for ever. NCCL can be.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ def nccl_group(store: Store, index: int, size: int, device: torch.device) -> Pro
 
     options = ProcessGroupNCCL.Options()
     options._timeout = _NEVER
+    options.config.blocking = 1
     group = ProcessGroupNCCL(store, index, size, options)
     group.eager_connect_single_device(device)
     return cast(ProcessGroup, group)

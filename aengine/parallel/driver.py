@@ -139,7 +139,7 @@ class DriverRanks:
             raise self._failure
 
     def on_failure(self, callback: Callable[[], object]) -> None:
-        """`callback` is called by another thread when a rank fails; it ends what waits for other ranks."""
+        """`callback` is called when a rank fails, by another thread, and by `close` at once; it ends what waits for other ranks."""
         self._on_failure.append(callback)
         if self._failure is not None:
             callback()
@@ -208,6 +208,8 @@ class DriverRanks:
                 return
             self._closed = True
             self._watcher.expect_ends()
+            if at_once:
+                self._end_waits()
             orderly = self._serving and self._failure is None and not at_once
             if orderly:
                 for follower in self._followers:
@@ -230,11 +232,15 @@ class DriverRanks:
             ranks = len(self._followers) + 1
             _log.info("loaded %.1f of %.1f GiB of weights on %d of %d ranks", loaded / _GIB, total / _GIB, len(told), ranks)
 
+    def _end_waits(self) -> None:
+        """Of this rank for others."""
+        for callback in self._on_failure:
+            callback()
+
     def _fail(self, error: AEngineError) -> None:
         """Called by the watcher."""
         self._failure = error
-        for callback in self._on_failure:
-            callback()
+        self._end_waits()
         self._failed.set()
         for follower in self._followers:
             follower.inbox.put(None)

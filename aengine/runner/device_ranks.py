@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from datetime import timedelta
 
@@ -48,7 +49,7 @@ def _group(setup: ExecutorSetup) -> ProcessGroup:
     store = PrefixStore(f"stage {shard.stage}", tcp)
     if setup.device.type == "cuda":
         group = nccl_group(store, shard.index, shard.size, setup.device)
-    else:
-        group = gloo_group(store, shard.index, shard.size, timedelta(seconds=WAITED * setup.config.step_timeout), host)
-    ranks.on_failure(group.abort)
-    return group
+        ranks.on_failure(lambda: threading.Thread(target=group.abort, name="aengine-abort", daemon=True).start())
+        return group
+    # It ends by itself what waits for a rank that is gone.
+    return gloo_group(store, shard.index, shard.size, timedelta(seconds=WAITED * setup.config.step_timeout), host)
