@@ -40,6 +40,8 @@ LOG_SECONDS = 5.0
 """Between two lines about progress."""
 VERDICT_SECONDS = 10.0
 """After a connection broke, it is known within this time what happened."""
+CAUSE = 0.05
+"""Of step_timeout: ranks that wait for each other in a row find out within this time from the first on who does not answer."""
 _GIB = 1 << 30
 SHARED_BYTES = 130 << 20
 """Of the memory that the ranks of a stage share, of which only what is written takes any: enough for an exchange between 64 ranks."""
@@ -193,12 +195,14 @@ class DriverRanks:
         """Ends that step on the first stage. Later stages know nothing of tokens."""
         self._send(LastTokens(tokens), self._followers[: self.shard.size - 1])
 
-    def hung(self, rank: int) -> RankHungError:
-        """The error for a rank that others wait for in vain. From now on `close` waits for none."""
+    def hung(self, rank: int) -> AEngineError:
+        """The error for a rank that this one waits for in vain: `RankHungError`, or what happened to the rank that that one waits for. From
+        now on `close` waits for none."""
         self._serving = False
-        follower = next(follower for follower in self._followers if follower.rank == rank)
-        what = follower.with_lines(f"did not answer within step_timeout ({self._timeout:g} s)")
-        return RankHungError(what, rank, follower.pid, follower.lines)
+        self._failed.wait(CAUSE * self._timeout)
+        if self._failure is not None:
+            return self._failure
+        return self._watcher.hung(rank, "the driver")
 
     def close(self, *, at_once: bool = False) -> None:
         """Ends all other ranks; if `at_once`, or they do not serve, or one has failed, they are not asked to. Returns when their processes

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aengine.config import EngineConfig
-from aengine.errors import AEngineError, FieldError, ModelLoadError
+from aengine.errors import AEngineError, FieldError, ModelLoadError, RankHungError
 from aengine.parallel.channel import Channel, ChannelClosedError
 from aengine.parallel.launch import take_cores
 from aengine.parallel.messages import (
@@ -193,8 +193,12 @@ def follow(ranks: FollowerRanks, run: Callable[[FollowerRanks], object]) -> int:
     except BaseException as error:
         if not isinstance(error, AEngineError):
             logger.error("%s", "".join(traceback.format_exception(error)).rstrip())
-        violation = error.violations[0] if isinstance(error, FieldError) else None
-        ranks.send(Failed(type(error).__name__, violation.field if violation else "", violation.description if violation else str(error)))
+        field, text = "", str(error)
+        if isinstance(error, FieldError):
+            field, text = error.field, error.violations[0].description
+        elif isinstance(error, RankHungError):
+            field = str(error.rank)
+        ranks.send(Failed(type(error).__name__, field, text))
         return 1
     finally:
         logger.removeHandler(handler)

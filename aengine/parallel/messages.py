@@ -93,7 +93,7 @@ class Failed:
     """Why a rank ends."""
 
     error: str  # name of the class
-    field: str  # of a ConfigError
+    field: str  # of a ConfigError; of a RankHungError the rank
     text: str
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from aengine.errors import AEngineError, ConfigError, InsufficientMemoryError, ModelLoadError, RankDiedError
+from aengine.errors import AEngineError, ConfigError, InsufficientMemoryError, ModelLoadError, RankDiedError, RankHungError
 from aengine.parallel.channel import Channel, ChannelClosedError
 from aengine.parallel.launch import FollowerProcess, how_it_ended
 from aengine.parallel.messages import Failed, Log, Message, Progress
@@ -62,6 +62,14 @@ class Watcher:
         self._thread = threading.Thread(target=self._main, name="aengine-ranks", daemon=True)
         self._thread.start()
 
+    def hung(self, rank: int, waiting: str) -> RankHungError:
+        """The error for a rank that `waiting`, another one, waits for in vain."""
+        what = f"did not answer {waiting} within step_timeout"
+        for follower in self._followers:
+            if follower.rank == rank:
+                return RankHungError(follower.with_lines(what), rank, follower.pid, follower.lines)
+        return RankHungError(f"rank {rank} {what}", rank, os.getpid())
+
     def expect_ends(self) -> None:
         """From now on ranks that end are no failures."""
         self._closing = True
@@ -108,7 +116,7 @@ class Watcher:
         elif isinstance(message, Progress):
             follower.progress = message
         elif isinstance(message, Failed):
-            self._fail(_failure(follower, message))
+            self._fail(self._failure(follower, message))
         else:
             follower.inbox.put(message)
         return True
@@ -126,6 +134,19 @@ class Watcher:
         how = error.how if code is None else how_it_ended(code)
         return RankDiedError(follower.with_lines(how), follower.rank, follower.pid, follower.lines)
 
+    def _failure(self, follower: Follower, failed: Failed) -> AEngineError:
+        """Of a rank that says why it ends: its own error, if that is one of loading, or that of the rank that it waits for."""
+        if failed.error == RankHungError.__name__:
+            return self.hung(int(failed.field), follower.name)
+        text = f"rank {follower.rank}: {failed.text}"
+        if failed.error == ConfigError.__name__:
+            return ConfigError.of(failed.field, text)
+        for kind in (ModelLoadError, InsufficientMemoryError):
+            if failed.error == kind.__name__:
+                return kind(text)
+        what = follower.with_lines(f"failed: {failed.error}: {failed.text}")
+        return RankDiedError(what, follower.rank, follower.pid, follower.lines)
+
     def _fail(self, error: AEngineError) -> None:
         if not self._failed and not self._closing:
             self._failed = True
@@ -141,15 +162,3 @@ class Watcher:
     def _log_line(self, follower: Follower, level: int, text: str) -> None:
         follower.lines.extend(text.splitlines())
         _log.log(level, "rank %d: %s", follower.rank, text)
-
-
-def _failure(follower: Follower, failed: Failed) -> AEngineError:
-    """Of a rank that says why it ends: its own error, if that is one of loading."""
-    text = f"rank {follower.rank}: {failed.text}"
-    if failed.error == ConfigError.__name__:
-        return ConfigError.of(failed.field, text)
-    for kind in (ModelLoadError, InsufficientMemoryError):
-        if failed.error == kind.__name__:
-            return kind(text)
-    what = follower.with_lines(f"failed: {failed.error}: {failed.text}")
-    return RankDiedError(what, follower.rank, follower.pid, follower.lines)

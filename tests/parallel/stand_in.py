@@ -5,6 +5,7 @@ the first argument is what it does besides:
     raise     raises after its first step
     refuse    raises ModelLoadError instead of loading
     other     says another dtype
+    blame     rank 1 waits in vain for rank 2 in its first step
     deaf      never asks for a plan
     late      does not end when it is told to
 """
@@ -19,7 +20,7 @@ import threading
 
 import numpy as np
 
-from aengine.errors import ModelLoadError
+from aengine.errors import ModelLoadError, RankHungError
 from aengine.parallel import follower
 from aengine.parallel.command import run_worker
 from aengine.parallel.follower import FollowerRanks
@@ -53,6 +54,8 @@ def run(ranks: FollowerRanks, what: str) -> None:
         if what == "exit":
             print("it had enough", file=sys.stderr, flush=True)
             os._exit(3)
+        if what == "blame" and ranks.shard.rank == 1:
+            raise RankHungError("rank 2 did not come", 2)
         if what == "raise":
             raise RuntimeError("something broke")
     logging.getLogger("aengine").info("did %d steps", slot[1])
