@@ -179,6 +179,7 @@ class DeviceExecutor:
         if self._collectives is not None:
             gc.collect()  # graphs in pieces refer to themselves
             self._collectives.close()
+            self._collectives = None  # with its connections
         del self._model, self._draft, self._models, self._sampler, self._scorer, self._last_tokens, self._no_tokens, self._free_buffers
         if self._setup.device.type != "cpu":
             torch.cuda.empty_cache()
