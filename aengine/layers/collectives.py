@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions, Work
-from torch.distributed import AllreduceOptions, BroadcastOptions, ProcessGroup
 
 from aengine.parallel.shard import Shard
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Work
 
 
 class CollectiveError(Exception):
@@ -30,6 +32,8 @@ class Collectives:
 
     def __init__(self, shard: Shard, group: ProcessGroup) -> None:
         """`group` has the ranks of the shard's stage. All methods raise CollectiveError."""
+        from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions  # not every torch has it
+
         self.shard = shard
         self._group = group
         self._all_gather_options, self._all_reduce_options, self._broadcast_options = (

@@ -6,16 +6,16 @@ import os
 import threading
 from dataclasses import replace
 from datetime import timedelta
-
-from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.distributed import ProcessGroup
+from typing import TYPE_CHECKING
 
 from aengine.kernels.cpu.exchange import Exchange, GroupExchange
 from aengine.kernels.cpu.library import CpuKernels
 from aengine.layers.collectives import Collectives
-from aengine.layers.process_group import gloo_group, nccl_group
 from aengine.parallel.ring import WAITED
 from aengine.runner.setup import ExecutorSetup
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _CONNECT = timedelta(minutes=10)
 """Time for all ranks to begin."""
@@ -41,6 +41,10 @@ def exchange_of(setup: ExecutorSetup, kernels: CpuKernels) -> Exchange | GroupEx
 
 
 def _group(setup: ExecutorSetup) -> ProcessGroup:
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    from aengine.layers.process_group import gloo_group, nccl_group  # not every torch has what they import
+
     ranks, shard = setup.ranks, setup.shard
     assert ranks is not None
     (host, port), driver = ranks.store, setup.followers

@@ -9,12 +9,15 @@ import ctypes
 import logging
 import mmap
 import os
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch.distributed import ProcessGroup
 
 from aengine.kernels.cpu.library import CExchange, CpuKernels, CSharedRanks
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 MAX_RANKS = 64
 SLOT_BYTES = 1 << 20
