@@ -25,7 +25,7 @@ from aengine.scheduler.plan import IntArray
 
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """How a host reaches itself where it listens at all of its addresses."""
-WAITED = 0.9
+WAITED = 0.8
 """Of step_timeout: how long ranks wait for each other."""
 _SILENT = 30.0  # seconds after which it is logged who is waited for
 

@@ -69,7 +69,7 @@ class Driver:
 
     def wait_for_steps(self, ranks: Sequence[int]) -> None:
         while any(self.of_rank(rank)[1] < self.steps for rank in ranks):
-            os.sched_yield()
+            self.ranks.check()
 
     def failure(self) -> BaseException:
         return self.reported.get(timeout=SECONDS)
