@@ -1,93 +1,253 @@
-"""A rank of an engine that is killed or stopped, at any moment: every stream ends with an error that names it, and nothing is left."""
+"""Ranks of an engine that are killed or stopped: every stream ends with an error that names the rank, and nothing is left."""
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import random
+import re
 import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
-import anyio
+import anyio.lowlevel
 import pytest
-from oracle_engine import until
 from slow_cases import slow_but
 
-from aengine import AsyncEngine, EngineDeadError, RankDiedError, RankError, RankHungError, SamplingParams
+from aengine import AsyncEngine, EngineDeadError, EngineStateError, InsufficientMemoryError, ModelLoadError, SamplingParams
+from aengine.errors import AEngineError, RankDiedError, RankError, RankHungError
+from aengine.parallel.driver import start_ranks
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
-SHAPES = [(2, 1), (1, 2), (2, 2)]
-QUICK = (2, 1, signal.SIGKILL, 0)
-CASES = [(*shape, number, seed) for shape in SHAPES for number in (signal.SIGKILL, signal.SIGSTOP) for seed in range(4)]
+STEP_TIMEOUT = 2.0
+LONG = SamplingParams(max_tokens=200, ignore_eos=True, seed=1)
 
 
-def engine_of(size: int, stages: int, step_timeout: float = 300.0) -> AsyncEngine:
-    options = {"dtype": "float32", "max_model_len": 512, "step_timeout": step_timeout}
-    return AsyncEngine("demo", tensor_parallel_size=size, pipeline_parallel_size=stages, **options)
+def engine_of(size: int = 2, **options: Any) -> AsyncEngine:
+    return AsyncEngine(
+        "demo", **{"tensor_parallel_size": size, "dtype": "float32", "max_model_len": 256, "step_timeout": STEP_TIMEOUT, **options}
+    )
 
 
-def other_ranks() -> dict[int, int]:
-    """The processes that this one has started, by the number of their rank."""
-    found = {}
-    for pid in os.listdir("/proc"):
-        if pid.isdecimal():
-            try:
-                with open(f"/proc/{pid}/stat") as stat, open(f"/proc/{pid}/cmdline") as command:
-                    parent = int(stat.read().rpartition(")")[2].split()[1])
-                    ranks = [word.partition("=")[2] for word in command.read().split("\0") if word.startswith("--rank=")]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if parent == os.getpid() and ranks:
-                found[int(ranks[0])] = int(pid)
+def children() -> set[int]:
+    found: set[int] = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found.update(map(int, (thread / "children").read_text().split()))
     return found
 
 
-async def read_for_ever(engine: AsyncEngine, i: int, counted: list[int]) -> None:
-    while True:
-        async for _ in engine.stream([i + 1] * (1 + 3 * i), SamplingParams(max_tokens=400, ignore_eos=True, seed=i)):
-            counted.append(i)
+def command_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
 
 
-@pytest.mark.parametrize(("size", "stages", "number", "seed"), slow_but([QUICK], CASES))
-async def test_a_rank_is_lost_while_steps_run(size: int, stages: int, number: signal.Signals, seed: int) -> None:
-    choose = random.Random(seed)
-    async with engine_of(size, stages, 300.0 if number == signal.SIGKILL else 4.0) as engine:
-        ranks = other_ranks()
-        assert sorted(ranks) == list(range(1, size * stages))
-        rank, at = choose.choice(sorted(ranks)), choose.randrange(1, 400)
-        tokens: list[int] = []
-        errors: list[EngineDeadError] = []
+def sockets() -> set[str]:
+    """What this process has open of sockets, pipes and memory: not the files of libraries."""
+    links = set()
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            links.add(os.readlink(fd))
+    return {link for link in links if link.startswith(("socket:", "pipe:", "/memfd:", "/dev/shm", "anon_inode:[pidfd]"))}
 
-        async def read(i: int) -> None:
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    gc.collect()
+    before, shared, cores = sockets(), os.listdir("/dev/shm"), os.sched_getaffinity(0)
+    yield
+    assert children() == set()
+    assert (os.listdir("/dev/shm"), os.sched_getaffinity(0)) == (shared, cores)
+    until = time.monotonic() + 10
+    while left := sockets() - before:  # a thread that has done its work may still hold some
+        assert time.monotonic() < until, left
+        gc.collect()
+
+
+async def pids(num_ranks: int) -> dict[int, int]:
+    """Of the ranks that run, by rank, as soon as they are all there."""
+    with anyio.fail_after(60):
+        while True:
+            found = {}
+            for pid in children():
+                found.update({int(word.removeprefix("--rank=")): pid for word in command_of(pid) if word.startswith("--rank=")})
+            if len(found) == num_ranks - 1:
+                return found
+            await anyio.lowlevel.checkpoint()
+
+
+async def works() -> None:
+    """The program goes on: another engine serves."""
+    async with engine_of(1) as engine:
+        assert len((await engine.generate([1, 2], SamplingParams(max_tokens=3, ignore_eos=True))).token_ids) == 3
+
+
+def check_names(error: BaseException | None, rank: int, pid: int, number: signal.Signals) -> None:
+    kind, what = (RankDiedError, "was killed by SIGKILL") if number is signal.SIGKILL else (RankHungError, "did not answer within")
+    assert type(error) is kind, error
+    assert isinstance(error, RankError)
+    assert (error.rank, error.pid) == (rank, pid), error
+    assert f"rank {rank} (pid {pid}) {what}" in str(error)
+
+
+QUICK = [(2, 0, signal.SIGKILL, 5), (2, 1, signal.SIGSTOP, 0)]
+CASES = [
+    (choose.choice((2, 2, 4)), seed, choose.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)), choose.choice((0, 1, 3, 10, 30, 90)))
+    for seed in range(2, 52)
+    for choose in [random.Random(seed)]
+]
+
+
+@pytest.mark.parametrize(("size", "seed", "number", "tokens"), slow_but(QUICK, [*QUICK, *CASES]))
+async def test_a_rank_that_is_killed_or_stopped(size: int, seed: int, number: signal.Signals, tokens: int) -> None:
+    """After so many tokens; 0: while the engine is idle."""
+    engine = engine_of(size, step_timeout=STEP_TIMEOUT if number is signal.SIGSTOP else 60)
+    with anyio.fail_after(120):
+        try:
+            await engine.start()
+            rank, pid = random.Random(seed).choice(sorted((await pids(size)).items()))
+            errors: list[BaseException] = []
+            num_read, struck = 0, 0.0
+
+            def strike() -> None:
+                nonlocal struck
+                struck = time.monotonic()
+                os.kill(pid, number)
+
+            async def reads(seed: int) -> None:
+                nonlocal num_read
+                try:
+                    async for _ in engine.stream([1, 2, seed], LONG):
+                        num_read += 1
+                        if num_read == tokens:
+                            strike()
+                except EngineDeadError as error:
+                    errors.append(error)
+
+            if not tokens:
+                strike()
+            if tokens or number is signal.SIGSTOP:
+                async with anyio.create_task_group() as readers:
+                    for i in range(4):
+                        readers.start_soon(reads, i)
             with pytest.raises(EngineDeadError) as caught:
-                await read_for_ever(engine, i, tokens)
-            errors.append(caught.value)
+                await engine.wait_stopped()
+            print(f"{number.name} of rank {rank} of {size} after {tokens} tokens: everything ended in {time.monotonic() - struck:.3f} s")
+            assert len(errors) == (4 if tokens or number is signal.SIGSTOP else 0)
+            for error in (*errors, caught.value):
+                check_names(error.__cause__, rank, pid, number)
+            assert not engine.healthy
+            with pytest.raises(EngineDeadError):
+                await engine.generate([1], LONG)
+        finally:
+            await engine.aclose()
+        if not seed:
+            await works()
 
+
+@pytest.mark.parametrize("seed", slow_but([], range(10)))
+async def test_a_rank_that_is_killed_while_it_loads(seed: int) -> None:
+    choose = random.Random(seed)
+    engine = engine_of(choose.choice((2, 4)))
+    killed: list[tuple[int, int]] = []
+
+    async def kill() -> None:
+        found = await pids(engine.config.tensor_parallel_size)
+        killed.append(choose.choice(sorted(found.items())))
+        await anyio.sleep(choose.random() * 3)  # anywhere within loading, or after it
+        os.kill(killed[0][1], signal.SIGKILL)
+
+    with anyio.fail_after(120):
+        async with anyio.create_task_group() as group:
+            group.start_soon(kill)
+            try:
+                await engine.start()
+                await engine.wait_stopped()
+            except RankDiedError as error:
+                check_names(error, *killed[0], signal.SIGKILL)
+            except EngineDeadError as error:
+                check_names(error.__cause__, *killed[0], signal.SIGKILL)
+            finally:
+                await engine.aclose()
+    assert not engine.healthy
+
+
+@pytest.mark.parametrize("delay", slow_but([0.0], [0.0, 0.2, 0.4, 0.8, 1.2, 1.6]))
+async def test_loading_can_be_given_up(delay: float) -> None:
+    """By `aclose`, or by who called `start`."""
+    for given_up in ("closed", "cancelled"):
+        engine = engine_of()
         with anyio.fail_after(60):
             async with anyio.create_task_group() as group:
-                for i in range(6):
-                    group.start_soon(read, i)
-                await until(lambda: len(tokens) >= at)
-                os.kill(ranks[rank], number)
-        causes = {error.__cause__ for error in errors}
-        assert len(errors) == 6
-        assert len(causes) == 1
-        (cause,) = causes
-        assert isinstance(cause, RankError)
-        assert isinstance(cause, RankDiedError if number == signal.SIGKILL else RankHungError)
-        assert (cause.rank, cause.pid) == (rank, ranks[rank])
-        assert not engine.healthy
-    assert not other_ranks()
+
+                async def starts(engine: AsyncEngine = engine, given_up: str = given_up) -> None:
+                    with suppress(EngineStateError):  # it is closed
+                        await engine.start()
+
+                group.start_soon(starts)
+                await pids(2)
+                await anyio.sleep(delay)
+                if given_up == "cancelled":
+                    group.cancel_scope.cancel()
+                else:
+                    await engine.aclose()
+            await engine.aclose()
+        assert children() == set(), given_up
+
+
+async def fails_with(engine: AsyncEngine) -> BaseException | None:
+    """What starting or serving ends with."""
+    with anyio.fail_after(60):
+        try:
+            try:
+                await engine.start()
+            except AEngineError as error:
+                return error
+            with pytest.raises(EngineDeadError) as caught:
+                await engine.generate([1], LONG)
+            return caught.value.__cause__
+        finally:
+            await engine.aclose()
+
+
+CANNOT_LOAD = {
+    "digest": (ModelLoadError, r"^rank 1 \(pid \d+\) cannot be used: its model is 0123456789abcdef, that of rank 0 is \w+$"),
+    "level": (ModelLoadError, r"^rank 1 \(pid \d+\) cannot be used: its level of the CPU kernels is portable, that of rank 0 is \w+$"),
+    "memory": (InsufficientMemoryError, r"^rank 1: "),
+}
+FAILS = {
+    "step": (RankDiedError, r"^rank 1 \(pid \d+\) failed: RuntimeError: something broke; its last log lines:\n"),
+    "slow": (RankHungError, r"^rank 1 \(pid \d+\) did not answer within step_timeout \(2 s\); its last log lines:\n"),
+}
+
+
+@pytest.mark.parametrize("what", slow_but([], [*CANNOT_LOAD, *FAILS]))
+async def test_a_rank_that_fails_is_named(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = (sys.executable, str(Path(__file__).with_name("bad_rank.py")), what)
+    monkeypatch.setattr("aengine.engine.loading.start_ranks", functools.partial(start_ranks, command=command))
+    kind, message = {**CANNOT_LOAD, **FAILS}[what]
+    error = await fails_with(engine_of())
+    assert type(error) is kind, repr(error)
+    assert re.match(message, str(error)), str(error)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "stages"), SHAPES)
-async def test_a_rank_is_killed_while_nothing_runs(size: int, stages: int) -> None:
-    async with engine_of(size, stages) as engine:
-        ranks = other_ranks()
-        os.kill(ranks[1], signal.SIGKILL)
-        await until(lambda: not engine.healthy)
-        with pytest.raises(EngineDeadError) as caught:
-            engine.stream("Hello")
-        cause = caught.value.__cause__
-        assert isinstance(cause, RankDiedError)
-        assert cause.rank == 1
-    assert not other_ranks()
+async def test_two_engines_with_ranks() -> None:
+    """The death of a rank of one does not concern the other."""
+    params = SamplingParams(max_tokens=20, ignore_eos=True, seed=1)
+    async with engine_of() as engine:
+        expected = (await engine.generate([1, 2], params)).token_ids
+        first = set((await pids(2)).values())
+        async with engine_of() as other:
+            (pid,) = children() - first
+            async with anyio.create_task_group() as group:
+                group.start_soon(other.generate, [1, 2], params)
+                await engine.generate([1, 2], params)
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(EngineDeadError):
+                await other.wait_stopped()
+            assert (await engine.generate([1, 2], params)).token_ids == expected
