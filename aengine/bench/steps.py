@@ -58,6 +58,7 @@ class StepFigures:
     kv_bytes: int
     flops: int
     floor_milliseconds: float
+    exchange: float  # the share of the time that rank 0 spent in the exchange with other ranks
     fraction: float  # the floor of the machine right before and after a round, over that round's median; the median of rounds
 
 
@@ -98,6 +99,9 @@ class ModelSteps:
         lines = [f"{self.model}: {self.dtype} on {self.device}", *(f"  {line}" for line in self.start_up)]
         if self.steps:
             lines.append(table(HEADER, [step.cells for step in self.steps]))
+        figures = [step.figures for step in self.steps]
+        if shares := [f"{100 * one.exchange:.1f} % of {one.case.name}" for one in figures if one.exchange]:
+            lines.append(f"exchange between ranks: {', '.join(shares)}")
         lines += [f"not measured: {entry.case}: {entry.reason}" for entry in self.left_out]
         return "\n".join(lines)
 
@@ -165,8 +169,11 @@ def measure_steps(
         work = step_work(runner.spec, lengths, contexts, case.rows, runner.dtype.itemsize, kv_cache_dtype, weights)
         machines = [probe.measure()]
         rounds: list[Sequence[float]] = []
+        exchanged, ran = 0.0, 0.0
         for number in range(ROUNDS):
+            before, began = runner.exchange_seconds, time.perf_counter()
             rounds.append(_time_steps(runner, case, seconds / ROUNDS, numbers, new_rows=number == 0))
+            exchanged, ran = exchanged + runner.exchange_seconds - before, ran + time.perf_counter() - began
             machines.append(probe.measure())
         machine = Machine(
             statistics.median(one.bytes_per_second for one in machines), statistics.median(one.flops_per_second for one in machines)
@@ -181,6 +188,7 @@ def measure_steps(
             weight_bytes=work.weight_bytes,
             kv_bytes=work.kv_bytes,
             flops=work.flops,
+            exchange=exchanged / ran,
             floor_milliseconds=1e3 * work.seconds(machine),
             fraction=statistics.median(
                 (work.seconds(before) + work.seconds(after)) / 2 / statistics.median(one)

@@ -122,6 +122,10 @@ class Executor(Protocol):
 
     name: str
 
+    @property
+    def exchange_seconds(self) -> float:
+        """That this rank has spent with what ranks give each other: copying, and waiting for others. Of the CPU kernels alone."""
+
     def bytes_per_page(self) -> int:
         """Bytes of one KV page: K and V of the layers of a group."""
 

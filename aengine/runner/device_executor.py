@@ -98,6 +98,10 @@ class DeviceExecutor:
         self._free_buffers: list[ResultBuffer] = []
         self._unstarted: DeviceStep | None = None  # the latest step, on a CPU
 
+    @property
+    def exchange_seconds(self) -> float:
+        return 0.0
+
     def bytes_per_page(self) -> int:
         hidden = 0 if self._draft is None else self._draft.bytes_per_page()
         return hidden + sum(model.backend.bytes_per_page() for model in self._models)

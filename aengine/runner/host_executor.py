@@ -48,6 +48,10 @@ class HostExecutor:
         self._scorer = PromptScorer(setup.native_spec.vocab_size, setup.device)
         self._queue = HostQueue()
 
+    @property
+    def exchange_seconds(self) -> float:
+        return self._model.exchange_seconds
+
     def bytes_per_page(self) -> int:
         return self._model.bytes_per_page()
 

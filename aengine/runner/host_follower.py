@@ -33,6 +33,10 @@ class HostFollower:
         self._stages = HostStages.of(setup, self._model)
         self._ranks = ranks
 
+    @property
+    def exchange_seconds(self) -> float:
+        return self._model.exchange_seconds
+
     def bytes_per_page(self) -> int:
         return self._model.bytes_per_page()
 

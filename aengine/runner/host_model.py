@@ -127,6 +127,12 @@ class HostModel:
             inputs=inputs,
         )
 
+    @property
+    def exchange_seconds(self) -> float:
+        """As of `Executor`."""
+        exchange = self.workspace.exchange
+        return 0.0 if exchange is None else exchange.c.nanoseconds / 1e9
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32. Of several ranks that share the vocabulary all call it, and
         the first gets the logits; the others get theirs alone."""

@@ -178,6 +178,11 @@ class ModelRunner:
             self._ranks.send_plan(plan)  # nothing in it can be refused any more
             return DrivenStep(self._executor.launch(step), self._ranks)
 
+    @property
+    def exchange_seconds(self) -> float:
+        """As of `Executor`."""
+        return self._executor.exchange_seconds
+
     def hold(self, held: bool) -> None:
         self._executor.hold(held)
 

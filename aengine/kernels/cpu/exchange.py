@@ -46,7 +46,7 @@ class Exchange:
         slots = [memory.ctypes.data + _HEADER + number * SLOT_BYTES for number in range(2 * size)]
         self._slots = (ctypes.c_void_p * (2 * size))(*slots)
         meet = ctypes.cast(kernels.meet_in_memory, ctypes.c_void_p)
-        self.c = CExchange(ctypes.addressof(self._shared), meet, self._slots, SLOT_BYTES, 0, index, size, 0)
+        self.c = CExchange(ctypes.addressof(self._shared), meet, self._slots, SLOT_BYTES, 0, index, size, 0, 0)
 
     def abort(self) -> None:
         """Ends all waits of all ranks, now and from now on. From any thread and process."""
@@ -68,7 +68,7 @@ class GroupExchange:
         self._slots = (ctypes.c_void_p * (2 * size))(*(slot.data_ptr() for slot in self._memory.flatten(0, 1)))
         self._meet = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64)(self._exchange)
         meet = ctypes.cast(self._meet, ctypes.c_void_p)
-        self.c = CExchange(None, meet, self._slots, SLOT_BYTES, 0, group.rank(), size, 0)
+        self.c = CExchange(None, meet, self._slots, SLOT_BYTES, 0, group.rank(), size, 0, 0)
 
     def abort(self) -> None:
         """Ends all waits of this rank; the others notice it when their connections to it end."""

@@ -127,7 +127,13 @@ class CSumRanksOp(Structure):
 
 
 class CExchange(Structure):
-    _fields_ = _fields((c_void_p, "self meet"), (POINTER(c_void_p), "slots"), (c_int64, "slot_bytes round"), (c_int32, "index size status"))
+    _fields_ = _fields(
+        (c_void_p, "self meet"),
+        (POINTER(c_void_p), "slots"),
+        (c_int64, "slot_bytes round"),
+        (c_int32, "index size status"),
+        (c_int64, "nanoseconds"),
+    )
 
 
 class CSharedRanks(Structure):

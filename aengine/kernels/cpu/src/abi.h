@@ -237,6 +237,7 @@ struct Exchange {
   i64 round;         // how many there were
   i32 index, size;   // of this rank, and how many there are
   i32 status;        // the first failure; there are no more rounds after it
+  i64 nanoseconds;   // that this rank has spent so far: copying, and waiting for others
 };
 
 struct Model {

@@ -4,6 +4,8 @@
 // There are two slots for each rank, of which rounds use one after the other. So nothing waits until all have read: a rank that begins a round
 // has read what came of the round before, and only then the slot of that round is written again.
 #pragma once
+#include <chrono>
+
 #include "rows.h"
 
 namespace aengine {
@@ -31,11 +33,27 @@ inline void meet(Exchange& x, i64 bytes) {
   else x.round++;
 }
 
+// Adds the time that it lives to that of an exchange, for one thread of a rank.
+class ExchangeTime {
+ public:
+  ExchangeTime(const Member& member, Exchange& x) : x_(member.index() ? nullptr : &x), begin_(std::chrono::steady_clock::now()) {}
+  ExchangeTime(const ExchangeTime&) = delete;
+  ExchangeTime& operator=(const ExchangeTime&) = delete;
+  ~ExchangeTime() {
+    if (x_) x_->nanoseconds += std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin_).count();
+  }
+
+ private:
+  Exchange* x_;
+  std::chrono::steady_clock::time_point begin_;
+};
+
 // Calls take(row, column, piece) for all rows of T and pieces of their columns: piece(rank) is what that rank had in the row of `in` from
 // `column` on, a pointer and how many. Rank r has width_of(r) columns, `widest` at most. Ends early if the exchange fails.
 template <class T, class Width, class Take>
 void exchange_rows(const Member& member, Exchange& x, const T* in, i64 stride, i64 rows, i64 widest, const Width& width_of, const Take& take) {
   constexpr i64 TASK_BYTES = 16384;
+  const ExchangeTime time(member, x);
   const i64 elements = x.slot_bytes / (i64)sizeof(T), columns = smaller(widest, elements), most = columns ? elements / columns : 0;
   for (i64 column = 0; column < widest; column += columns) {
     const auto width = [&](i64 rank) { return larger(0, smaller(columns, width_of(rank) - column)); };
