@@ -41,7 +41,7 @@ class PlantedDrafter:
     def assign(self, row: int) -> None:
         self._of_rows.pop(row, None)
 
-    def propose(self, row: int, tokens: IntArray, most: int) -> Draft:
+    def propose(self, row: int, tokens: IntArray, most: int, *, by_model: bool = True) -> Draft:
         if row not in self._of_rows:
             self._of_rows[row] = self._known.get(_name(tokens), tokens)
         following = self._of_rows[row][len(tokens) : len(tokens) + most]
@@ -72,7 +72,7 @@ class EditDrafter:
         self._ngrams.assign(row)
         self._of_rows.pop(row, None)
 
-    def propose(self, row: int, tokens: IntArray, most: int) -> Draft:
+    def propose(self, row: int, tokens: IntArray, most: int, *, by_model: bool = True) -> Draft:
         if row not in self._of_rows:
             self._of_rows[row] = self._documents.get(_name(tokens), tokens[:0])
         return self._ngrams.propose(row, np.concatenate((self._of_rows[row], tokens)), most)

@@ -35,21 +35,60 @@ class StepKind(NamedTuple):
     by_model: bool = False  # some drafts are those of a model
 
 
+class _Account:
+    """Of the time of drafts: those of a model have one, all others have another, so that the ones which do not pay stop themselves alone.
+
+    `_FOR_TRYING` of all time is the allowance for drafts that turn out not to pay. Steps whose drafts were to pay have a balance: what they
+    saved against steps without drafts for as many tokens. A negative balance is a debt; there are no drafts while it is more than the
+    allowance."""
+
+    def __init__(self) -> None:
+        self._spare: float | None = None  # the allowance, in seconds; None: no step was measured
+        self._balance = 0.0  # seconds
+
+    @property
+    def may_draft(self) -> bool:
+        return self._spare is not None and self._balance >= -max(self._spare, 0.0)
+
+    def may_try(self, seconds: float) -> bool:
+        return self._spare is not None and self._spare >= seconds and self._balance >= 0
+
+    def pass_time(self, seconds: float, plain: float) -> None:
+        """So much time passed in steps without drafts, of which one takes `plain`."""
+        most = _MOST_SPARE * plain
+        self._spare = most if self._spare is None else min(self._spare + _FOR_TRYING * seconds, most)
+        paid = min(max(-self._balance, 0.0), max(self._spare, 0.0))
+        self._balance += paid
+        self._spare -= paid
+
+    def save(self, seconds: float, plain: float, *, tried: bool) -> None:
+        """Drafts saved so much time, in a step that takes `plain` without; if negative, they cost it."""
+        most = _MOST_SPARE * plain
+        seconds = max(seconds, -most)  # what holds up the whole process for once is not the drafts' fault
+        if tried and self._spare is not None:
+            self._spare += min(seconds, 0.0)
+        else:
+            self._balance = min(self._balance + seconds, most)
+
+    def pay(self, seconds: float) -> float:
+        """From what was saved, as far as it goes. Returns the rest."""
+        paid = min(seconds, max(self._balance, 0.0))
+        self._balance -= paid
+        return seconds - paid
+
+
 class DraftLengths:
-    """`_FOR_TRYING` of all time is the allowance for drafts that turn out not to pay. Steps whose drafts were to pay have a balance: what
-    they saved against steps without drafts for as many tokens. A negative balance is a debt; there are no drafts while it is more than the
-    allowance. A look, at whether drafts would pay, takes time too: what was saved, and beside that `_FOR_LOOKS` of all time. So speculation
-    loses about these shares of the time at most, whatever the estimates are worth."""
+    """Drafts that do not pay are stopped by their `_Account`. A look, at whether drafts would pay, takes time too: what was saved, and
+    beside that `_FOR_LOOKS` of all time. So speculation loses about these shares of the time at most, whatever the estimates are worth."""
 
     def __init__(self, num_rows: int) -> None:
         self._acceptance = [Acceptance(None, _ROW_MEMORY) for _ in range(num_rows)]
         self._plain = {processed: _StepSeconds() for processed in (False, True)}  # of steps without drafts, which may run ahead
         self._verifying: defaultdict[StepKind, _StepSeconds] = defaultdict(_StepSeconds)
         self._most: dict[StepKind, int] = {}  # drafts of a row so far
-        self._spare: float | None = None  # the allowance, in seconds; None: no step was measured
-        self._balance = 0.0  # seconds
+        self._accounts = {by_model: _Account() for by_model in (False, True)}
         self._looking = _StepSeconds()  # of looks, by number of rows
-        self._tried = False  # the drafts of the latest step that had some
+        self._latest = (False, False)  # of the latest step with drafts: whether some were by a model, and whether they were tried
         self._since_plain = 0  # steps with drafts
         self._span, self._num_measured = _FIRST_SPAN, 0
 
@@ -62,12 +101,12 @@ class DraftLengths:
 
     def may_draft(self, num_decodes: int, kind: StepKind) -> bool:
         """Whether that is known, and the debt is not too large."""
-        return self.is_measured(num_decodes, kind) and self._spare is not None and self._balance >= -max(self._spare, 0.0)
+        return self.is_measured(num_decodes, kind) and self._accounts[kind.by_model].may_draft
 
     def may_try(self, num_decodes: int, kind: StepKind) -> bool:
         """Whether drafts that are not likely to pay are allowed."""
         seconds = _TRIAL * self._plain[kind.processed].of(num_decodes)
-        return self._spare is not None and self._spare >= seconds and self._balance >= 0 and self.may_draft(num_decodes, kind)
+        return self._accounts[kind.by_model].may_try(seconds) and self.may_draft(num_decodes, kind)
 
     def choose(self, num_decodes: int, found: Mapping[int, Draft], kind: StepKind, *, tried: IntArray | None) -> dict[int, int]:
         """How many drafts each row gets, of those `found` for it, in a step in which `num_decodes` rows decode.
@@ -101,10 +140,8 @@ class DraftLengths:
     def look_took(self, seconds: float, num_rows: int, kind: StepKind) -> int:
         """Returns how many steps have to come before the next look."""
         self._looking.add(num_rows, seconds)
-        seconds = self._looking.of(num_rows)
-        paid = min(seconds, max(self._balance, 0.0))
-        self._balance -= paid
-        return int((seconds - paid) / (_FOR_LOOKS * self._plain[kind.processed].of(num_rows)))
+        left = self._accounts[kind.by_model].pay(self._looking.of(num_rows))
+        return int(left / (_FOR_LOOKS * self._plain[kind.processed].of(num_rows)))
 
     def plain_step_took(self, seconds: float, num_rows: int, kind: StepKind, *, steady: bool, passed: int) -> None:
         """A step that computed one token of each of `num_rows` rows has returned. `steady`: so had the step before; else drafts made it
@@ -119,12 +156,10 @@ class DraftLengths:
                 self._since_plain = 0
         known = plain.of(num_rows)
         if not steady:
-            self._saved(known - seconds, known, tried=self._tried)
-        most = _MOST_SPARE * known
-        self._spare = most if self._spare is None else min(self._spare + _FOR_TRYING * seconds * passed, most)
-        paid = min(max(-self._balance, 0.0), max(self._spare, 0.0))
-        self._balance += paid
-        self._spare -= paid
+            by_model, tried = self._latest
+            self._accounts[by_model].save(known - seconds, known, tried=tried)
+        for account in self._accounts.values():
+            account.pass_time(seconds * passed, known)
 
     def step_took(
         self, seconds: float, num_rows: int, num_tokens: int, kind: StepKind, num_new: int, *, num_drafts: int, tried: bool
@@ -137,17 +172,8 @@ class DraftLengths:
             self._verifying[kind].add(num_tokens, seconds)
             self._most[kind] = max(self._most.get(kind, 1), num_drafts)
         plain = self._plain[kind.processed].of(num_rows)
-        self._saved(plain * num_new / num_rows - seconds, plain, tried=tried)
-        self._tried = tried
-
-    def _saved(self, seconds: float, plain: float, *, tried: bool) -> None:
-        """Drafts saved so much time, in a step that takes `plain` without; if negative, they cost it."""
-        most = _MOST_SPARE * plain
-        seconds = max(seconds, -most)  # what holds up the whole process for once is not the drafts' fault
-        if tried and self._spare is not None:
-            self._spare += min(seconds, 0.0)
-        else:
-            self._balance = min(self._balance + seconds, most)
+        self._accounts[kind.by_model].save(plain * num_new / num_rows - seconds, plain, tried=tried)
+        self._latest = kind.by_model, tried
 
 
 _BUCKETS = 64

@@ -45,9 +45,9 @@ class Drafter(Protocol):
     def assign(self, row: int) -> None:
         """The row is assigned to another sequence."""
 
-    def propose(self, row: int, tokens: IntArray, most: int) -> Draft:
+    def propose(self, row: int, tokens: IntArray, most: int, *, by_model: bool = True) -> Draft:
         """Up to `most` tokens that may follow `tokens`, all of the sequence so far, which begin with those of the call before. Also called
-        to learn whether there would be any."""
+        to learn whether there would be any. `by_model`: whether those of a draft model are wanted."""
 
     def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
         """Of a draft for a row that had `num_tokens` tokens so many were accepted."""

@@ -39,6 +39,7 @@ class Drafts:
         self._drafter = drafter
         self._progress = progress
         self._follows = True  # the draft model computes prompts, since its drafts may pay
+        self._judged = 0  # with so many decodes they did not
         self._lengths = DraftLengths(len(rows.sequences))
         self._forced: Mapping[int, IntArray] = {}  # by row: tokens that grammars force to follow, as of the latest result
         self._forced_acceptance = Acceptance(0.5)  # until it is known better from drafts that are not used
@@ -72,7 +73,7 @@ class Drafts:
         if not self.drafting:
             return
         able = decodes[(rows.max_drafts[decodes] > 0) & (rows.flights[decodes] == 0)]
-        found = self._propose(able, rows.num_tokens[able], budget)
+        found = self._propose(able, rows.num_tokens[able], budget, by_model=self._follows or self._tried is not None)
         kind = self._kind(decodes, found)
         chosen: dict[int, int] = {}
         catches_up = False
@@ -156,6 +157,7 @@ class Drafts:
         passed, self._passed = self._passed, 0
         if before is not None:
             kind = self._kind(plan.rows, drafts)
+            kind = kind._replace(by_model=kind.by_model or plan.draft_rows is not None)
             if plain:
                 self._lengths.plain_step_took(now - before[0], len(plan.rows), kind, steady=before[1], passed=passed)
             else:
@@ -175,22 +177,25 @@ class Drafts:
             return
         self._learn_from_unused()
         able = decodes[rows.max_drafts[decodes] > 0]
-        found = self._propose(able, rows.num_known[able], _NO_LIMIT)
+        may_try = lengths.may_try(len(decodes), self._kind(decodes, {})._replace(by_model=True))
+        by_model = self._follows or may_try or self._judged != len(decodes)  # else such a look is not worth its time
+        found = self._propose(able, rows.num_known[able], _NO_LIMIT, by_model=by_model)
         kind = self._kind(decodes, found)
         pays = bool(found) and any(lengths.choose(len(decodes), found, kind, tried=None).values())
         self.drafting = pays and lengths.may_draft(len(decodes), kind)
         if not self.drafting:
             self._unused = {row: (int(rows.num_known[row]), draft) for row, draft in found.items() if not draft.by_model}
         if kind.by_model:
-            self._follows = pays
-            self._try(len(decodes), found, kind)
+            self._follows, self._judged = pays, len(decodes)
+            if may_try:
+                self._try(found)
         forced = self.drafting if any(draft.source is DraftSource.GRAMMAR for draft in found.values()) else None
         self._looks.made(lengths.look_took(self._clock() - begin, len(decodes), kind), forced=forced)
 
-    def _try(self, num_decodes: int, found: dict[int, Draft], kind: StepKind) -> None:
+    def _try(self, found: dict[int, Draft]) -> None:
         """What a draft model would propose is not known before it is used. So it is used for one row now and then, if it does not pay."""
         by_model = np.array([row for row, draft in found.items() if draft.by_model], np.int32)
-        if not self.drafting and self._progress is not None and self._lengths.may_try(num_decodes, kind):
+        if not self.drafting and self._progress is not None:
             self._tried = by_model[[self._progress.lags(by_model).argmin()]]
             self.drafting = True
 
@@ -212,7 +217,7 @@ class Drafts:
                 wrong = np.flatnonzero(came[:decided] != draft.token_ids[:decided])
                 self._learn(row, position, draft.cut(decided), int(wrong[0]) if len(wrong) else decided)
 
-    def _propose(self, able: IntArray, num_tokens: IntArray, budget: int) -> dict[int, Draft]:
+    def _propose(self, able: IntArray, num_tokens: IntArray, budget: int, *, by_model: bool) -> dict[int, Draft]:
         rows, found = self._rows, dict[int, Draft]()
         # The last token of a sequence is sampled, and never computed.
         left = np.minimum(rows.limit[able] - num_tokens - 1, budget)
@@ -223,7 +228,7 @@ class Drafts:
             if forced is not None and len(forced):
                 draft = Draft(forced[: min(most, int(rows.max_forced[row]))], DraftSource.GRAMMAR, self._forced_acceptance.value)
             else:
-                draft = self._drafter.propose(row, rows.tokens[row, :num], min(most, max_drafts))
+                draft = self._drafter.propose(row, rows.tokens[row, :num], min(most, max_drafts), by_model=by_model)
             if len(draft.token_ids):
                 found[row] = draft
         return found

@@ -19,10 +19,12 @@ class BestOfBoth:
         self._ngram.assign(row)
         self._model.assign(row)
 
-    def propose(self, row: int, tokens: IntArray, most: int) -> Draft:
+    def propose(self, row: int, tokens: IntArray, most: int, *, by_model: bool = True) -> Draft:
         looked_up = self._ngram.propose(row, tokens, most)
-        by_model = self._model.propose(row, tokens, most)
-        return looked_up if len(looked_up.token_ids) and looked_up.acceptance >= by_model.acceptance else by_model
+        if not by_model:
+            return looked_up
+        drawn = self._model.propose(row, tokens, most)
+        return looked_up if len(looked_up.token_ids) and looked_up.acceptance >= drawn.acceptance else drawn
 
     def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
         drafter = self._ngram if draft.source is DraftSource.NGRAM else self._model

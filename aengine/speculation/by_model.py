@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aengine.scheduler.drafter import BY_MODEL, Acceptance, Draft, DraftSource
+from aengine.scheduler.drafter import BY_MODEL, NO_DRAFT, Acceptance, Draft, DraftSource
 from aengine.scheduler.plan import IntArray
 
 
@@ -18,7 +18,9 @@ class ModelDrafter:
     def assign(self, row: int) -> None:
         pass
 
-    def propose(self, row: int, tokens: IntArray, most: int) -> Draft:
+    def propose(self, row: int, tokens: IntArray, most: int, *, by_model: bool = True) -> Draft:
+        if not by_model:
+            return NO_DRAFT
         return Draft(np.full(most, BY_MODEL, np.int32), self._source, self._acceptance.value)
 
     def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:

@@ -33,7 +33,7 @@ class NgramDrafter:
     def assign(self, row: int) -> None:
         self._indexes[row] = None
 
-    def propose(self, row: int, tokens: IntArray, most: int) -> Draft:
+    def propose(self, row: int, tokens: IntArray, most: int, *, by_model: bool = True) -> Draft:
         index = self._indexes[row]
         if index is None:
             index = self._indexes[row] = _Index(self._base)

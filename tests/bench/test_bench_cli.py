@@ -214,7 +214,7 @@ def test_speculation_is_set_beside_none(tmp_path: Path, monkeypatch: pytest.Monk
     proposed = []
     real = PlantedDrafter.propose
 
-    def propose(self: PlantedDrafter, row: int, tokens: Any, most: int) -> Draft:
+    def propose(self: PlantedDrafter, row: int, tokens: Any, most: int, *, by_model: bool = True) -> Draft:
         proposed.append(real(self, row, tokens, most))
         return proposed[-1]
 

@@ -28,8 +28,8 @@ class SometimesRandom(ModelDrafter):
 
     _rng = np.random.default_rng(0)
 
-    def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
-        draft = super().propose(row, tokens, most)
+    def propose(self, row: int, tokens: np.ndarray, most: int, *, by_model: bool = True) -> Draft:
+        draft = super().propose(row, tokens, most, by_model=by_model)
         return draft if self._rng.random() < 0.7 else Draft(self._rng.integers(4096, size=most, dtype=np.int32), DraftSource.NGRAM)
 
 

@@ -189,7 +189,7 @@ class KnownDrafts:
     def observe(self, *given: Any) -> None:
         pass
 
-    def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
+    def propose(self, row: int, tokens: np.ndarray, most: int, *, by_model: bool = True) -> Draft:
         right = self._following.get(tokens.astype(np.int32).tobytes(), [])
         rng = self._rng
         if rng is None:

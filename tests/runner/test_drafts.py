@@ -88,7 +88,7 @@ class Drafts:
     def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
         self.num_accepted += num_accepted
 
-    def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
+    def propose(self, row: int, tokens: np.ndarray, most: int, *, by_model: bool = True) -> Draft:
         known = tokens.tolist()
         following = next((one[len(known) :] for one in self.sequences if one[: len(known)] == known), [])
         right = following[: self.rng.choice([0, self.rng.randint(0, most), most])]
@@ -104,8 +104,8 @@ class OfAModel(ModelDrafter):
     rng = np.random.default_rng(0)
     num_proposed = num_accepted = 0
 
-    def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
-        draft = super().propose(row, tokens, most)
+    def propose(self, row: int, tokens: np.ndarray, most: int, *, by_model: bool = True) -> Draft:
+        draft = super().propose(row, tokens, most, by_model=by_model)
         return draft if self.rng.random() < 0.8 else Draft(self.rng.integers(100, size=most, dtype=np.int32), DraftSource.NGRAM)
 
     def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:

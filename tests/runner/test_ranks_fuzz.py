@@ -52,7 +52,7 @@ class KnowingDrafter:
     def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
         pass
 
-    def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
+    def propose(self, row: int, tokens: np.ndarray, most: int, *, by_model: bool = True) -> Draft:
         count = self._rng.randint(0, most)
         right = list(self._truth_of(row)[len(tokens) :][: self._rng.choice([0, count, self._rng.randint(0, count)])])
         ids = (right + [self._rng.randrange(VOCAB) for _ in range(count)])[:count]

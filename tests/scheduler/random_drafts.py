@@ -27,7 +27,7 @@ class RandomDrafts:
     def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
         assert self._known[row][:num_tokens] == self._truth_of(row).tokens[:num_tokens].tolist()
 
-    def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
+    def propose(self, row: int, tokens: np.ndarray, most: int, *, by_model: bool = True) -> Draft:
         assert tokens[: len(self._known[row])].tolist() == self._known[row]
         self._known[row] = tokens.tolist()
         truth = self._truth_of(row).tokens

@@ -36,7 +36,7 @@ class Planted:
     def assign(self, row: int) -> None:
         pass
 
-    def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
+    def propose(self, row: int, tokens: np.ndarray, most: int, *, by_model: bool = True) -> Draft:
         self._proposing()
         known = len(tokens)
         following = self._truth[int(tokens[0])][known : known + most].copy()
@@ -51,7 +51,7 @@ class Planted:
 class PlantedModel(Planted):
     """A draft model: it proposes when the step is launched."""
 
-    def propose(self, row: int, tokens: np.ndarray, most: int) -> Draft:
+    def propose(self, row: int, tokens: np.ndarray, most: int, *, by_model: bool = True) -> Draft:
         self._proposing()
         return Draft(np.full(most, BY_MODEL, np.int32), DraftSource.MODEL, self._acceptance.value)
 
