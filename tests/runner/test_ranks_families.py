@@ -14,9 +14,13 @@ import plain_cases
 import pytest
 import torch
 from driver import GREEDY, Driver, record_logits
-from family_cases import VOCAB
+from family_cases import VOCAB, Case
+from quantized_layouts import LAYOUTS
+from quantized_models import random_model, rewrite
 from runner_ranks import runner_on_ranks
 from slow_cases import slow_but
+from test_gguf_families import CASES as GGUF_CASES
+from test_gguf_families import converted
 
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
@@ -107,6 +111,35 @@ QUANTISED = [
 def test_quantised(checkpoint: Callable[[str], pathlib.Path], name: str, options: dict[str, str]) -> None:
     path = checkpoint(name)
     check_equal(on_ranks(path, 2, **options), on_one(path, **options))
+
+
+FORMATS = [
+    "gptq 4 bits",
+    "gptq 4 bits, act-order",
+    "awq",
+    "pack-quantized 4 bits, asymmetric",
+    "int-quantized, channels",
+    "fp8, blocks",
+    "nf4",
+]
+
+
+@pytest.mark.parametrize("name", ["cohere2", "qwen3_moe"])
+@pytest.mark.parametrize("layout", slow_but([], FORMATS))
+def test_quantised_checkpoints(tmp_path: pathlib.Path, name: str, layout: str) -> None:
+    source, path = tmp_path / "plain", tmp_path / "quantised"
+    path.mkdir()
+    rewrite(random_model(name, source), path, LAYOUTS[layout])
+    check_equal(on_ranks(path, 2), on_one(path))
+
+
+@pytest.mark.parametrize("name", slow_but([], ["llama", "deepseek2", "gpt-oss"]))
+def test_gguf(tmp_path: pathlib.Path, name: str) -> None:
+    written = GGUF_CASES[name]
+    Case(name, written.config, written.changes).make().save_pretrained(tmp_path / "model")
+    file = tmp_path / "model.gguf"
+    file.write_bytes(converted(tmp_path / "model", written, "Q8_0"))
+    check_equal(on_ranks(file, 2), on_one(file))
 
 
 @pytest.mark.parametrize("size", [3, 8])
