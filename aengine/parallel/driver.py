@@ -24,7 +24,7 @@ from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeout
 from aengine.parallel.join import accept_ranks, listen, read_secret, split_address
 from aengine.parallel.launch import FOLLOWER_MODULE, FollowerProcess, take_cores
 from aengine.parallel.messages import Addresses, Close, Facts, LastTokens, Logits, Message, Plan, Progress, Sizes, Welcome, encode
-from aengine.parallel.ring import LOOPBACK, WAITED, Ring, connect_ring, open_port
+from aengine.parallel.ring import LOOPBACK, Ring, connect_ring, open_port
 from aengine.parallel.shard import Shard
 from aengine.parallel.watcher import END_SECONDS, Follower, Watcher
 from aengine.scheduler.plan import IntArray, StepPlan
@@ -170,7 +170,7 @@ class DriverRanks:
             self._check()
             self.check()
 
-        ring = connect_ring(self.shard, port, everywhere, "", WAITED * self._timeout, check)
+        ring = connect_ring(self.shard, port, everywhere, "", self._timeout, check)
         self.on_failure(ring.close)
         return ring
 

@@ -33,7 +33,7 @@ from aengine.parallel.messages import (
     Sizes,
     Welcome,
 )
-from aengine.parallel.ring import WAITED, Ring, connect_ring, open_port
+from aengine.parallel.ring import Ring, connect_ring, open_port
 from aengine.parallel.shard import Shard
 from aengine.scheduler.plan import StepPlan
 
@@ -110,7 +110,7 @@ class FollowerRanks:
         everywhere = self._receive()
         if not isinstance(everywhere, Addresses):
             raise DriverGoneError(f"it sent {everywhere} instead of addresses")
-        ring = connect_ring(self.shard, port, everywhere, self._channel.peer_host, WAITED * self.config.step_timeout)
+        ring = connect_ring(self.shard, port, everywhere, self._channel.peer_host, self.config.step_timeout)
         self.on_failure(ring.close)
         return ring
 

@@ -25,8 +25,8 @@ from aengine.scheduler.plan import IntArray
 
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """How a host reaches itself where it listens at all of its addresses."""
-WAITED = 0.8
-"""Of step_timeout: how long ranks wait for each other."""
+WAITED, WAITED_IN_STAGE = 0.8, 0.5
+"""Of step_timeout: how long ranks wait for each other; where there are several stages, those of one stage."""
 _SILENT = 30.0  # seconds after which it is logged who is waited for
 
 
@@ -99,7 +99,7 @@ def open_port(config: EngineConfig, own_host: str) -> tuple[socket, str]:
 
 
 def connect_ring(
-    shard: Shard, port: socket, addresses: Addresses, driver_host: str, timeout: float, check: Callable[[], object] = lambda: None
+    shard: Shard, port: socket, addresses: Addresses, driver_host: str, step_timeout: float, check: Callable[[], object] = lambda: None
 ) -> Ring:
     """All ranks call it; `port` is this rank's, and is closed. `driver_host` is how it reaches the driver; "" on the driver's host. `check`
     is called while it waits, and may raise. Raises ModelLoadError."""
@@ -124,7 +124,9 @@ def connect_ring(
             following, preceding = join(), accept()
         else:  # that of the first stage is the first to accept, so that not all wait for each other
             preceding, following = accept(), join()
-    return Ring(shard, following, preceding, timeout)
+    # The first to give up is the one behind a rank that hangs, and the last one the driver.
+    share = 0.7 + 0.3 * shard.stage / shard.num_stages if shard.stage else 1.0
+    return Ring(shard, following, preceding, share * WAITED * step_timeout)
 
 
 def _neighbours(shard: Shard) -> tuple[int, int]:

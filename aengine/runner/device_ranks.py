@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from aengine.kernels.cpu.exchange import Exchange, GroupExchange
 from aengine.kernels.cpu.library import CpuKernels
 from aengine.layers.collectives import Collectives
-from aengine.parallel.ring import WAITED
+from aengine.parallel.ring import WAITED, WAITED_IN_STAGE
 from aengine.runner.setup import ExecutorSetup
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def exchange_of(setup: ExecutorSetup, kernels: CpuKernels) -> Exchange | GroupEx
     assert ranks is not None
     if ranks.exchange_fd is None:
         return GroupExchange(_group(setup))
-    exchange = Exchange(kernels, ranks.exchange_fd, shard.index, shard.size, WAITED * setup.config.step_timeout)
+    waited = WAITED if shard.num_stages == 1 else WAITED_IN_STAGE
+    exchange = Exchange(kernels, ranks.exchange_fd, shard.index, shard.size, waited * setup.config.step_timeout)
     ranks.on_failure(exchange.abort)
     return exchange
 

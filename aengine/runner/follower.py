@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 from aengine.errors import RankHungError
 from aengine.kernels.cpu.library import ExchangeError
+from aengine.parallel.driver import VERDICT_SECONDS
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.ring import StageError
 from aengine.runner.base import InFlightStep
@@ -24,6 +26,7 @@ def run_follower(ranks: FollowerRanks) -> None:
         raise RankHungError(f"rank {rank}: {error}", rank) from error
     except StageError as error:
         if not error.hung:
+            time.sleep(VERDICT_SECONDS)  # the driver knows why it is gone, and ends all ranks
             raise
         raise RankHungError(str(error), error.rank) from error
 
