@@ -104,7 +104,7 @@ CASES = [
         choose.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)),
         choose.choice((0, 1, 3, 10, 30, 90)),
     )
-    for seed in range(2, 52)
+    for seed in range(2, 14)
     for choose in [random.Random(seed)]
 ]
 
@@ -157,7 +157,7 @@ async def test_a_rank_that_is_killed_or_stopped(size: int, stages: int, seed: in
             await works()
 
 
-@pytest.mark.parametrize("seed", slow_but([], range(10)))
+@pytest.mark.parametrize("seed", slow_but([], range(3)))
 async def test_a_rank_that_is_killed_while_it_loads(seed: int) -> None:
     choose = random.Random(seed)
     engine = engine_of(choose.choice((2, 4)))
@@ -184,7 +184,7 @@ async def test_a_rank_that_is_killed_while_it_loads(seed: int) -> None:
     assert not engine.healthy
 
 
-@pytest.mark.parametrize("delay", slow_but([0.0], [0.0, 0.2, 0.4, 0.8, 1.2, 1.6]))
+@pytest.mark.parametrize("delay", slow_but([0.0], [0.0, 0.4, 1.2]))
 async def test_loading_can_be_given_up(delay: float) -> None:
     """By `aclose`, or by who called `start`."""
     for given_up in ("closed", "cancelled"):

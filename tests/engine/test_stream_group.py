@@ -183,9 +183,9 @@ async def _drain(stream: TokenStream) -> list[Token]:
 
 
 class TestGroup:
-    @pytest.mark.parametrize("ahead", list(Ahead))
+    @pytest.mark.parametrize("ahead", [ahead for ahead in Ahead if ahead is not Ahead.STAGES])
     async def test_one_reading_per_step_has_all_streams(self, ahead: Ahead, speculation: bool) -> None:
-        """All requests take the same steps, so whoever wakes finds something of each."""
+        """All requests take the same steps, where these are not of different rows, so whoever wakes finds something of each."""
         async with OracleEngine(ahead=ahead) as engine, StreamGroup[str]() as group:
             await engine.pause()
             seeds = {f"tag {seed}": seed for seed in range(16)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import dataclasses
 import pathlib
 from collections import deque
@@ -25,7 +26,7 @@ from aengine.scheduler.scheduler import Scheduler
 OPTIONS = {"dtype": "float32", "device": "cpu", "page_size": 4, "max_num_seqs": 6, "max_num_batched_tokens": 60}
 QUICK = [("gpt-oss", 1, 2)]  # windows in some layers, experts, sinks
 SUPPORTED = [name for name in FAMILIES if not name.startswith("deepseek")]  # by the CPU kernels: its latent vectors are too narrow
-SLOW = [(name, *ranks) for name in SUPPORTED for ranks in ((1, 2), (1, 3), (2, 2)) if (name, *ranks) not in QUICK]
+SLOW = [(name, *ranks) for name, ranks in zip(SUPPORTED[::9], itertools.cycle(((1, 3), (2, 2))), strict=False)]
 
 
 def logits_of(path: pathlib.Path, num_stages: int, **options: object) -> tuple[list[torch.Tensor], list[list[int]], int]:

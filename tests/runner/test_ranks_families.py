@@ -83,13 +83,13 @@ def check_equal(found: Generated, expected: Generated) -> None:
 QUICK = [("cohere2", 4), ("deepseek-v3", 2)]  # fewer KV heads than ranks; latent attention and experts
 
 
-@pytest.mark.parametrize(("name", "size"), slow_but(QUICK, [*QUICK, *((name, 2) for name in CASES if (name, 2) not in QUICK)]))
+@pytest.mark.parametrize(("name", "size"), slow_but(QUICK, [*QUICK, *((name, 2) for name in list(CASES)[::3] if (name, 2) not in QUICK)]))
 def test_exact_mode(checkpoint: Callable[[str], pathlib.Path], name: str, size: int) -> None:
     path = checkpoint(name)
     check_equal(on_ranks(path, size), on_one(path))
 
 
-@pytest.mark.parametrize("name", slow_but([], CASES))
+@pytest.mark.parametrize("name", slow_but([], list(CASES)[::6]))
 def test_fast_mode(checkpoint: Callable[[str], pathlib.Path], name: str) -> None:
     """The same greedy tokens, and the same of everything again."""
     path = checkpoint(name)
