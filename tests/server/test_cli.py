@@ -234,7 +234,7 @@ import signal, sys
 from aengine.engine import async_engine
 from aengine.server.cli import main
 
-def load_model(config, check, original=async_engine.load_model):
+def load_model(config, check, fail, original=async_engine.load_model):
     signal.raise_signal(signal.SIGTERM)
     return original(config, check)
 
@@ -256,7 +256,7 @@ import signal, sys, threading, time
 from aengine.engine import async_engine
 from aengine.server.cli import main
 
-def load_model(config, check):
+def load_model(config, check, fail):
     signal.raise_signal(signal.SIGTERM)
     while signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         time.sleep(0.01)
