@@ -140,7 +140,7 @@ class EngineConfig:
         self._check_ranks()
 
     def _check_ranks(self) -> None:
-        ranks, local = self.tensor_parallel_size * self.pipeline_parallel_size, self.num_local_ranks
+        ranks, local = self.num_ranks, self.num_local_ranks
         if local > ranks:
             raise ConfigError.of("local_ranks", f"{local} is more than all ranks: tensor_parallel_size * pipeline_parallel_size is {ranks}")
         for name, value in (("rank_address", self.rank_address), ("rank_secret_file", self.rank_secret_file)):
@@ -154,7 +154,7 @@ class EngineConfig:
         """`local_ranks`, or its default beside the other fields."""
         if self.local_ranks is not None:
             return self.local_ranks
-        return 1 if self.rank_address is not None else self.tensor_parallel_size * self.pipeline_parallel_size
+        return 1 if self.rank_address is not None else self.num_ranks
 
     @property
     def num_ranks(self) -> int:

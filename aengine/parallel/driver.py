@@ -63,7 +63,7 @@ def start_ranks(
     `report_failure` is called once, by another thread, if a rank fails. `check` is called while ranks are waited for, and may raise to end
     that. `exchange_bytes` are shared by the ranks of a stage: `DriverRanks.exchange_fd`. `command` runs a rank.
     """
-    shard = Shard(0, config.tensor_parallel_size, 0, config.pipeline_parallel_size, config.tensor_parallel_mode == "exact")
+    shard = Shard.of(config, 0)
     num_local = config.num_local_ranks
     followers: list[Follower] = []
     fds: list[int] = []

@@ -72,9 +72,7 @@ class FollowerRanks:
         options: dict[str, Any] = json.loads(welcome.config)
         options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
         self.config = EngineConfig(**options)
-        size = self.config.tensor_parallel_size
-        exact = self.config.tensor_parallel_mode == "exact"
-        self.shard = Shard(rank % size, size, rank // size, self.config.pipeline_parallel_size, exact)
+        self.shard = Shard.of(self.config, rank)
         self.model_dir = model_dir or Path(welcome.model_dir)
         self.local_index, self.num_local = place or (rank, welcome.num_local)  # among the ranks of this host
         self.threads = take_cores(self.local_index, self.num_local, self.config.threads)  # of a step, on this rank

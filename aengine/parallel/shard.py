@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aengine.config import EngineConfig
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -18,6 +20,12 @@ class Shard:
     whose inputs are split are summed over the ranks, in their order."""
     group: int = 1  # quantised columns that share a scale; what is summed over the ranks is split in multiples of it
     splits_embedding: bool = False  # by the vocabulary; else it is whole on each rank of the first stage
+
+    @classmethod
+    def of(cls, config: EngineConfig, rank: int) -> Shard:
+        stage, index = divmod(rank, config.tensor_parallel_size)
+        exact = config.tensor_parallel_mode == "exact"
+        return cls(index, config.tensor_parallel_size, stage, config.pipeline_parallel_size, exact)
 
     @property
     def rank(self) -> int:

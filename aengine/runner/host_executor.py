@@ -77,18 +77,20 @@ class HostExecutor:
         return self._model.draft.run(step, self._sampler.draft_params(step.sampled_rows, step.next_positions))
 
     def launch(self, step: Step) -> InFlightStep:
+        if self._stages is not None:
+            return StagedStep(self._stages, step, functools.partial(self._torch_result, step))
         rows = step.sampled_rows
         needs_logits = step.scores_prompts or self._ranks is not None  # of several ranks each has a part of the vocabulary
         greedy = not needs_logits and self._sampler.is_greedy(rows)
         draw_params = None if needs_logits or greedy else self._sampler.draw_params(rows, step.next_positions)
         kernels_sample = greedy or draw_params is not None
-        if self._stages is not None:
-            return StagedStep(self._stages, step, functools.partial(self._torch_result, step))
         call = self._model.prepare(step, greedy=greedy, draw_params=draw_params)
         # Sampling in torch follows otherwise, whose threads then spin on the cores that the next step needs.
         can_run_ahead = kernels_sample and self._model.workspace.threads > 1
-        kernel_result = functools.partial(self._kernel_result, step, call)
-        make_result = kernel_result if call.hidden is None else functools.partial(self._torch_result, step, call.hidden)
+        if call.hidden is None:
+            make_result = functools.partial(self._kernel_result, step, call)
+        else:
+            make_result = functools.partial(self._torch_result, step, call.hidden)
         overlaps = can_run_ahead and step.layout.num_decodes == step.layout.num_rows
         return self._queue.add(call, make_result, can_run_ahead=can_run_ahead, overlaps=overlaps)
 
