@@ -219,7 +219,7 @@ def run_workload(model_dir: pathlib.Path, seed: int, size: int) -> Run:
 
 
 QUICK = [("llama", 2, (1, 4))]
-CASES = [("llama", 2, range(5, 9)), ("llama", 4, range(20, 23)), ("qwen3-partly-windowed", 2, range(4))]
+CASES = [("llama", 2, range(5, 9)), ("llama", 4, range(20, 23)), ("qwen3-partly-windowed", 2, (7, 10))]
 
 
 @pytest.mark.parametrize(("name", "size", "seeds"), slow_but(QUICK, [*QUICK, *CASES]))
