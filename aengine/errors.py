@@ -123,6 +123,10 @@ class ModelLoadError(AEngineError):
     """The model could not be found, read, or is of a kind that aengine does not run. The message is one plain sentence."""
 
 
+class AdapterError(AEngineError):
+    """An adapter could not be read, or does not fit the model. The message is one plain sentence."""
+
+
 class InsufficientMemoryError(AEngineError):
     """Weights or KV cache do not fit into the memory that the configuration allows."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from aengine.runner.changes import Prepared
 from aengine.scheduler.request import Request
 
 
@@ -47,6 +49,24 @@ class FlushCache:
     reply: Future[int]  # as in `Pause`
 
 
+class RunningRequests(enum.Enum):
+    """What happens to requests that have begun when weights change."""
+
+    KEEP = "keep"  # they go on, with the KV that they have
+    RECOMPUTE = "recompute"  # they go on, and their KV is computed anew
+    FINISH = "finish"  # they end first; none begins meanwhile
+    ABORT = "abort"  # they are cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply a change, one of weights when no step is in flight; then `Done(reply, version of the weights)` is reported."""
+
+    reply: Future[int]  # as in `Pause`
+    prepared: Prepared
+    running: RunningRequests = RunningRequests.KEEP
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """End all requests and the thread."""
@@ -59,7 +79,7 @@ class Fail:
     error: BaseException
 
 
-Command = Submit | Cancel | Park | Pause | Unpause | FlushCache | Stop | Fail
+Command = Submit | Cancel | Park | Pause | Unpause | FlushCache | Apply | Stop | Fail
 
 
 MAX_WAIT_SECONDS = 3600.0

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from aengine.engine.mailbox import Cancel, Command, Fail, FlushCache, Mailbox, Park, Pause, Stop, Submit, Unpause
+from aengine.engine.mailbox import Apply, Cancel, Command, Fail, FlushCache, Mailbox, Park, Pause, Stop, Submit, Unpause
 from aengine.engine.step_stats import StepStats
 from aengine.runner.base import InFlightStep, Runner
+from aengine.runner.changes import NewWeights
 from aengine.scheduler.plan import RowsFailed, StepPlan
 from aengine.scheduler.request import Updates
 from aengine.scheduler.scheduler import Scheduler
@@ -54,6 +55,7 @@ class StepDriver:
         self._keys: set[int] = set()  # of every request that is not released yet
         self._paused = False
         self._pause_replies: list[Future[int]] = []  # of pauses that wait for the steps in flight
+        self._changes: deque[Apply] = deque()  # that no step may be in flight for
         self._stopping = False
         self._committed = 0.0  # when the last step was, on time.monotonic
         # A step that has not begun when a command comes is withdrawn (`_commit`), so that the command need not wait for it.
@@ -115,6 +117,12 @@ class StepDriver:
                 num_pages = scheduler.flush_cache()
                 self._publish()  # the caller sees it in the stats
                 self._pending.append(Done(reply, num_pages))
+            case Apply(reply, prepared):
+                if isinstance(prepared.change, NewWeights):
+                    self._changes.append(command)
+                else:
+                    self._runner.apply(prepared)
+                    self._pending.append(Done(reply, 0))
             case Stop():
                 self._stopping = True
             case Fail(error):
@@ -124,7 +132,9 @@ class StepDriver:
         """Launches the next step, unless the newest one in flight must return first. False: there is none."""
         if self._must_commit():
             return False
-        if self._paused:
+        if self._changes and not self._flights:
+            self._change_model()
+        if self._paused or self._changes:
             self._scheduler.pause()
             if not self._flights:
                 self._end_pauses()
@@ -163,6 +173,13 @@ class StepDriver:
             if updates.num_requests or self._stats.are_old():
                 self._publish()
             self._pending.append(updates)
+
+    def _change_model(self) -> None:
+        """Carries out what waited for the steps in flight."""
+        while self._changes:
+            command = self._changes.popleft()
+            self._runner.apply(command.prepared)
+            self._pending.append(Done(command.reply, 0))
 
     def _end_pauses(self) -> None:
         """The steps in flight have finished, or the engine goes on."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.cache import Windows
+from aengine.runner.changes import Change, Prepared
 from aengine.scheduler.drafter import DraftSource
 from aengine.scheduler.plan import NO_INTS, NewRow, StepPlan, StepResult
 
@@ -58,6 +59,16 @@ class Runner(Protocol):
     def launch(self, plan: StepPlan) -> InFlightStep:
         """Starts a step, or prepares one that is computed when its result is asked for. Its input includes the tokens sampled in earlier
         steps, also when their results were not asked for yet."""
+
+    def prepare(self, change: Change) -> Prepared:
+        """Reads and checks what a change needs, beside the steps; nothing of the model changes. May be called from any thread, but from one
+        at a time. Raises AdapterError, ModelLoadError or InsufficientMemoryError."""
+
+    def apply(self, prepared: Prepared) -> None:
+        """Has the steps that are launched from now on compute with the change. No step is in flight if it is one of weights."""
+
+    def discard(self, prepared: Prepared) -> None:
+        """In place of `apply`. May be called from any thread."""
 
     def hold(self, held: bool) -> None:
         """While held, a launched step does not begin by itself when the step before it finishes; it begins when the result of that step

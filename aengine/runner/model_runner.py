@@ -32,6 +32,7 @@ from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.shard import WHOLE
 from aengine.runner.base import InFlightStep, Step
 from aengine.runner.capture import Capture
+from aengine.runner.changes import Change, Prepared
 from aengine.runner.cuda_capture import CudaCapture
 from aengine.runner.device import find_device, set_thread_count
 from aengine.runner.draft_setup import draft_source, with_draft_model
@@ -182,6 +183,15 @@ class ModelRunner:
     def exchange_seconds(self) -> float:
         """As of `Executor`."""
         return self._executor.exchange_seconds
+
+    def prepare(self, change: Change) -> Prepared:
+        raise NotImplementedError(change)
+
+    def apply(self, prepared: Prepared) -> None:
+        raise NotImplementedError(prepared)
+
+    def discard(self, prepared: Prepared) -> None:
+        raise NotImplementedError(prepared)
 
     def hold(self, held: bool) -> None:
         self._executor.hold(held)

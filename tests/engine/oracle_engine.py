@@ -28,6 +28,7 @@ from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Steps
 from aengine.outputs import FinishReason, ModelInfo
 from aengine.requests import RequestOptions
+from aengine.runner.changes import Change, Prepared
 from aengine.runner.host_queue import HostQueue, HostStep
 from aengine.scheduler.plan import StepPlan, StepResult
 from aengine.scheduler.request import Request
@@ -101,6 +102,8 @@ class HookedRunner(OracleRunner):
         self.queue = HostQueue()
         self.before_launch: Callable[[StepPlan], None] = lambda plan: None
         self.before_step: Callable[[StepPlan], None] = lambda plan: None
+        self.applied: list[Change] = []
+        self.discarded: list[Change] = []
         self.closed = threading.Event()
 
     def launch(self, plan: StepPlan) -> HookedFlight | HostStep:  # type: ignore[override]
@@ -114,6 +117,15 @@ class HookedRunner(OracleRunner):
             self.before_step(plan)
             return HookedFlight(super().launch(plan), lambda: None, overlaps=True)
         return HookedFlight(super().launch(plan), lambda: self.before_step(plan), overlaps=False)
+
+    def prepare(self, change: Change) -> Prepared:
+        return Prepared(change, None)
+
+    def apply(self, prepared: Prepared) -> None:
+        self.applied.append(prepared.change)
+
+    def discard(self, prepared: Prepared) -> None:
+        self.discarded.append(prepared.change)
 
     def abandon(self) -> None:
         pass

@@ -21,6 +21,7 @@ from aengine.engine.tokenizer import Tokenizer
 from aengine.models.hub import DEMO, resolve_model
 from aengine.outputs import ModelInfo
 from aengine.params import SamplingParams
+from aengine.runner.changes import Change, Prepared
 from aengine.scheduler.plan import StepPlan, StepResult
 
 PAGE_SIZE = 256
@@ -69,6 +70,15 @@ class PacedRunner:
     def launch(self, plan: StepPlan) -> _PacedStep:
         lengths = (plan.starts + plan.lengths)[plan.num_sampled > 0]
         return _PacedStep(StepResult(plan.step, self._token_ids[lengths % len(self._token_ids)]), self._pace)
+
+    def prepare(self, change: Change) -> Prepared:
+        return Prepared(change, None)
+
+    def apply(self, prepared: Prepared) -> None:
+        """Its tokens are always the same."""
+
+    def discard(self, prepared: Prepared) -> None:
+        pass
 
     def abandon(self) -> None:
         """There are no other processes."""
