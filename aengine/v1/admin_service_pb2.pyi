@@ -3,6 +3,7 @@
 isort:skip_file
 Operation of the server."""
 
+from aengine.v1 import model_service_pb2 as _model_service_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
@@ -41,6 +42,66 @@ PAUSE_MODE_KEEP: PauseMode.ValueType  # 1
 PAUSE_MODE_CANCEL: PauseMode.ValueType  # 2
 """They end with FINISH_REASON_CANCELLED."""
 Global___PauseMode: _TypeAlias = PauseMode  # noqa: Y015
+
+class _SleepMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SleepModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SleepMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SLEEP_MODE_UNSPECIFIED: _SleepMode.ValueType  # 0
+    """As SLEEP_MODE_PARK."""
+    SLEEP_MODE_PARK: _SleepMode.ValueType  # 1
+    """Their KV is kept in the memory of the host, and they go on when the engine wakes."""
+    SLEEP_MODE_CANCEL: _SleepMode.ValueType  # 2
+    """They end with FINISH_REASON_CANCELLED."""
+    SLEEP_MODE_REFUSE: _SleepMode.ValueType  # 3
+    """If there are any, the call ends with FAILED_PRECONDITION."""
+
+class SleepMode(_SleepMode, metaclass=_SleepModeEnumTypeWrapper):
+    """What a sleep does to requests in flight."""
+
+SLEEP_MODE_UNSPECIFIED: SleepMode.ValueType  # 0
+"""As SLEEP_MODE_PARK."""
+SLEEP_MODE_PARK: SleepMode.ValueType  # 1
+"""Their KV is kept in the memory of the host, and they go on when the engine wakes."""
+SLEEP_MODE_CANCEL: SleepMode.ValueType  # 2
+"""They end with FINISH_REASON_CANCELLED."""
+SLEEP_MODE_REFUSE: SleepMode.ValueType  # 3
+"""If there are any, the call ends with FAILED_PRECONDITION."""
+Global___SleepMode: _TypeAlias = SleepMode  # noqa: Y015
+
+class _UpdateMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _UpdateModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UpdateMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    UPDATE_MODE_UNSPECIFIED: _UpdateMode.ValueType  # 0
+    """As UPDATE_MODE_KEEP."""
+    UPDATE_MODE_KEEP: _UpdateMode.ValueType  # 1
+    """They go on with the KV that they have."""
+    UPDATE_MODE_RECOMPUTE: _UpdateMode.ValueType  # 2
+    """They go on, and their KV is computed anew."""
+    UPDATE_MODE_FINISH: _UpdateMode.ValueType  # 3
+    """They finish first; none begins meanwhile."""
+    UPDATE_MODE_ABORT: _UpdateMode.ValueType  # 4
+    """They end with FINISH_REASON_CANCELLED."""
+
+class UpdateMode(_UpdateMode, metaclass=_UpdateModeEnumTypeWrapper):
+    """What new weights do to requests that have begun."""
+
+UPDATE_MODE_UNSPECIFIED: UpdateMode.ValueType  # 0
+"""As UPDATE_MODE_KEEP."""
+UPDATE_MODE_KEEP: UpdateMode.ValueType  # 1
+"""They go on with the KV that they have."""
+UPDATE_MODE_RECOMPUTE: UpdateMode.ValueType  # 2
+"""They go on, and their KV is computed anew."""
+UPDATE_MODE_FINISH: UpdateMode.ValueType  # 3
+"""They finish first; none begins meanwhile."""
+UPDATE_MODE_ABORT: UpdateMode.ValueType  # 4
+"""They end with FINISH_REASON_CANCELLED."""
+Global___UpdateMode: _TypeAlias = UpdateMode  # noqa: Y015
 
 @_typing.final
 class FlushCacheRequest(_message.Message):
@@ -204,3 +265,265 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class LoadAdapterRequest(_message.Message):
+    """A request to load an adapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """How requests will name it: 1 to 128 of the characters A-Z a-z 0-9 . _ : / -. Required."""
+    path: _builtins.str
+    """A directory on the server with adapter_config.json and adapter_model.safetensors, as PEFT writes it. It must be in one of
+    the directories that the server is configured to load from. Required.
+    """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterRequest: _TypeAlias = LoadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class LoadAdapterResponse(_message.Message):
+    """The adapter is loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapter(self) -> _model_service_pb2.Adapter:
+        """The adapter."""
+
+    def __init__(
+        self,
+        *,
+        adapter: _model_service_pb2.Adapter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterResponse: _TypeAlias = LoadAdapterResponse  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterRequest(_message.Message):
+    """A request to unload an adapter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name. Required."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterRequest: _TypeAlias = UnloadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterResponse(_message.Message):
+    """The adapter is unloaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterResponse: _TypeAlias = UnloadAdapterResponse  # noqa: Y015
+
+@_typing.final
+class SleepRequest(_message.Message):
+    """A request to give memory back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    level: _builtins.int
+    """1: the KV cache, and on a GPU the weights, which move to the memory of the host. 2: the weights as well, which are read
+    again from their files. Default: 1.
+    """
+    mode: Global___SleepMode.ValueType
+    """What happens to the requests in flight. Default: SLEEP_MODE_PARK."""
+    def __init__(
+        self,
+        *,
+        level: _builtins.int | None = ...,
+        mode: Global___SleepMode.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_level", b"_level", "level", b"level"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_level", b"_level", "level", b"level", "mode", b"mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__level: _TypeAlias = _typing.Literal["level"]  # noqa: Y015
+    _WhichOneofArgType__level: _TypeAlias = _typing.Literal["_level", b"_level"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__level) -> _WhichOneofReturnType__level | None: ...
+
+Global___SleepRequest: _TypeAlias = SleepRequest  # noqa: Y015
+
+@_typing.final
+class SleepResponse(_message.Message):
+    """The engine sleeps."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def memory(self) -> Global___MemoryUse:
+        """What the server took before and takes now."""
+
+    def __init__(
+        self,
+        *,
+        memory: Global___MemoryUse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepResponse: _TypeAlias = SleepResponse  # noqa: Y015
+
+@_typing.final
+class MemoryUse(_message.Message):
+    """Memory before and after a change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_BEFORE_FIELD_NUMBER: _builtins.int
+    BYTES_AFTER_FIELD_NUMBER: _builtins.int
+    bytes_before: _builtins.int
+    """Bytes before: of the GPU that is in use, or else of the server's process."""
+    bytes_after: _builtins.int
+    """The same, after."""
+    def __init__(
+        self,
+        *,
+        bytes_before: _builtins.int = ...,
+        bytes_after: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_after", b"bytes_after", "bytes_before", b"bytes_before"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryUse: _TypeAlias = MemoryUse  # noqa: Y015
+
+@_typing.final
+class WakeRequest(_message.Message):
+    """A request to end a sleep."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeRequest: _TypeAlias = WakeRequest  # noqa: Y015
+
+@_typing.final
+class WakeResponse(_message.Message):
+    """The engine is awake."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def memory(self) -> Global___MemoryUse:
+        """What the server took before and takes now."""
+
+    def __init__(
+        self,
+        *,
+        memory: Global___MemoryUse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeResponse: _TypeAlias = WakeResponse  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsRequest(_message.Message):
+    """A request to replace the weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """A directory on the server with the checkpoint. It must be in one of the directories that the server is configured to load
+    from. Required.
+    """
+    mode: Global___UpdateMode.ValueType
+    """What happens to the requests that have begun. Default: UPDATE_MODE_KEEP."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        mode: Global___UpdateMode.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWeightsRequest: _TypeAlias = UpdateWeightsRequest  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsResponse(_message.Message):
+    """The weights are replaced."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
+    weights_version: _builtins.int
+    """Their version."""
+    def __init__(
+        self,
+        *,
+        weights_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["weights_version", b"weights_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWeightsResponse: _TypeAlias = UpdateWeightsResponse  # noqa: Y015

@@ -56,6 +56,31 @@ class AdminServiceStub:
                 request_serializer=aengine_dot_v1_dot_admin__service__pb2.DrainRequest.SerializeToString,
                 response_deserializer=aengine_dot_v1_dot_admin__service__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/aengine.v1.AdminService/LoadAdapter',
+                request_serializer=aengine_dot_v1_dot_admin__service__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_admin__service__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/aengine.v1.AdminService/UnloadAdapter',
+                request_serializer=aengine_dot_v1_dot_admin__service__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_admin__service__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/aengine.v1.AdminService/Sleep',
+                request_serializer=aengine_dot_v1_dot_admin__service__pb2.SleepRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_admin__service__pb2.SleepResponse.FromString,
+                _registered_method=True)
+        self.Wake = channel.unary_unary(
+                '/aengine.v1.AdminService/Wake',
+                request_serializer=aengine_dot_v1_dot_admin__service__pb2.WakeRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_admin__service__pb2.WakeResponse.FromString,
+                _registered_method=True)
+        self.UpdateWeights = channel.unary_unary(
+                '/aengine.v1.AdminService/UpdateWeights',
+                request_serializer=aengine_dot_v1_dot_admin__service__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_admin__service__pb2.UpdateWeightsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -93,6 +118,43 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads an adapter, beside the running steps. Returns when requests can use it; requests that name it meanwhile wait.
+        ALREADY_EXISTS for a name in use; FAILED_PRECONDITION for files that are not an adapter of this model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Unloads an adapter. Requests that use it finish first; new ones are refused from now on. NOT_FOUND for an unknown name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sleep(self, request, context):
+        """Gives memory back. While the engine sleeps requests are accepted, and wait; cancellations and time limits still apply.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Wake(self, request, context):
+        """Ends a sleep: takes the memory again, and goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateWeights(self, request, context):
+        """Replaces the weights of the model while it runs, by those of another checkpoint of the same shapes. All or nothing:
+        a checkpoint that does not match changes nothing and ends the call with FAILED_PRECONDITION. The prefix cache is emptied.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -115,6 +177,31 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=aengine_dot_v1_dot_admin__service__pb2.DrainRequest.FromString,
                     response_serializer=aengine_dot_v1_dot_admin__service__pb2.DrainResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=aengine_dot_v1_dot_admin__service__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_admin__service__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=aengine_dot_v1_dot_admin__service__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_admin__service__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=aengine_dot_v1_dot_admin__service__pb2.SleepRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_admin__service__pb2.SleepResponse.SerializeToString,
+            ),
+            'Wake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wake,
+                    request_deserializer=aengine_dot_v1_dot_admin__service__pb2.WakeRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_admin__service__pb2.WakeResponse.SerializeToString,
+            ),
+            'UpdateWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=aengine_dot_v1_dot_admin__service__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_admin__service__pb2.UpdateWeightsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -227,6 +314,141 @@ class AdminService:
             '/aengine.v1.AdminService/Drain',
             aengine_dot_v1_dot_admin__service__pb2.DrainRequest.SerializeToString,
             aengine_dot_v1_dot_admin__service__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aengine.v1.AdminService/LoadAdapter',
+            aengine_dot_v1_dot_admin__service__pb2.LoadAdapterRequest.SerializeToString,
+            aengine_dot_v1_dot_admin__service__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aengine.v1.AdminService/UnloadAdapter',
+            aengine_dot_v1_dot_admin__service__pb2.UnloadAdapterRequest.SerializeToString,
+            aengine_dot_v1_dot_admin__service__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aengine.v1.AdminService/Sleep',
+            aengine_dot_v1_dot_admin__service__pb2.SleepRequest.SerializeToString,
+            aengine_dot_v1_dot_admin__service__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aengine.v1.AdminService/Wake',
+            aengine_dot_v1_dot_admin__service__pb2.WakeRequest.SerializeToString,
+            aengine_dot_v1_dot_admin__service__pb2.WakeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aengine.v1.AdminService/UpdateWeights',
+            aengine_dot_v1_dot_admin__service__pb2.UpdateWeightsRequest.SerializeToString,
+            aengine_dot_v1_dot_admin__service__pb2.UpdateWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

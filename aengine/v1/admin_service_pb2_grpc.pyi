@@ -47,6 +47,20 @@ class AdminServiceStub:
     """Begins to shut the server down, as SIGTERM does: refuses new requests, lets those in flight finish
     within the grace period, cancels the rest, and exits. Returns at once.
     """
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.LoadAdapterRequest, _admin_service_pb2.LoadAdapterResponse]
+    """Loads an adapter, beside the running steps. Returns when requests can use it; requests that name it meanwhile wait.
+    ALREADY_EXISTS for a name in use; FAILED_PRECONDITION for files that are not an adapter of this model.
+    """
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.UnloadAdapterRequest, _admin_service_pb2.UnloadAdapterResponse]
+    """Unloads an adapter. Requests that use it finish first; new ones are refused from now on. NOT_FOUND for an unknown name."""
+    Sleep: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.SleepRequest, _admin_service_pb2.SleepResponse]
+    """Gives memory back. While the engine sleeps requests are accepted, and wait; cancellations and time limits still apply."""
+    Wake: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.WakeRequest, _admin_service_pb2.WakeResponse]
+    """Ends a sleep: takes the memory again, and goes on."""
+    UpdateWeights: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateWeightsRequest, _admin_service_pb2.UpdateWeightsResponse]
+    """Replaces the weights of the model while it runs, by those of another checkpoint of the same shapes. All or nothing:
+    a checkpoint that does not match changes nothing and ends the call with FAILED_PRECONDITION. The prefix cache is emptied.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -66,6 +80,20 @@ class AdminServiceAsyncStub(AdminServiceStub):
     Drain: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainRequest, _admin_service_pb2.DrainResponse]  # type: ignore[assignment]
     """Begins to shut the server down, as SIGTERM does: refuses new requests, lets those in flight finish
     within the grace period, cancels the rest, and exits. Returns at once.
+    """
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.LoadAdapterRequest, _admin_service_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """Loads an adapter, beside the running steps. Returns when requests can use it; requests that name it meanwhile wait.
+    ALREADY_EXISTS for a name in use; FAILED_PRECONDITION for files that are not an adapter of this model.
+    """
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.UnloadAdapterRequest, _admin_service_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    """Unloads an adapter. Requests that use it finish first; new ones are refused from now on. NOT_FOUND for an unknown name."""
+    Sleep: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.SleepRequest, _admin_service_pb2.SleepResponse]  # type: ignore[assignment]
+    """Gives memory back. While the engine sleeps requests are accepted, and wait; cancellations and time limits still apply."""
+    Wake: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.WakeRequest, _admin_service_pb2.WakeResponse]  # type: ignore[assignment]
+    """Ends a sleep: takes the memory again, and goes on."""
+    UpdateWeights: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateWeightsRequest, _admin_service_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
+    """Replaces the weights of the model while it runs, by those of another checkpoint of the same shapes. All or nothing:
+    a checkpoint that does not match changes nothing and ends the call with FAILED_PRECONDITION. The prefix cache is emptied.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -107,6 +135,50 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_service_pb2.DrainResponse, _abc.Awaitable[_admin_service_pb2.DrainResponse]]:
         """Begins to shut the server down, as SIGTERM does: refuses new requests, lets those in flight finish
         within the grace period, cancels the rest, and exits. Returns at once.
+        """
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _admin_service_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.LoadAdapterResponse, _abc.Awaitable[_admin_service_pb2.LoadAdapterResponse]]:
+        """Loads an adapter, beside the running steps. Returns when requests can use it; requests that name it meanwhile wait.
+        ALREADY_EXISTS for a name in use; FAILED_PRECONDITION for files that are not an adapter of this model.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _admin_service_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.UnloadAdapterResponse, _abc.Awaitable[_admin_service_pb2.UnloadAdapterResponse]]:
+        """Unloads an adapter. Requests that use it finish first; new ones are refused from now on. NOT_FOUND for an unknown name."""
+
+    @_abc_1.abstractmethod
+    def Sleep(
+        self,
+        request: _admin_service_pb2.SleepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.SleepResponse, _abc.Awaitable[_admin_service_pb2.SleepResponse]]:
+        """Gives memory back. While the engine sleeps requests are accepted, and wait; cancellations and time limits still apply."""
+
+    @_abc_1.abstractmethod
+    def Wake(
+        self,
+        request: _admin_service_pb2.WakeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.WakeResponse, _abc.Awaitable[_admin_service_pb2.WakeResponse]]:
+        """Ends a sleep: takes the memory again, and goes on."""
+
+    @_abc_1.abstractmethod
+    def UpdateWeights(
+        self,
+        request: _admin_service_pb2.UpdateWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.UpdateWeightsResponse, _abc.Awaitable[_admin_service_pb2.UpdateWeightsResponse]]:
+        """Replaces the weights of the model while it runs, by those of another checkpoint of the same shapes. All or nothing:
+        a checkpoint that does not match changes nothing and ends the call with FAILED_PRECONDITION. The prefix cache is emptied.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -319,6 +319,8 @@ class Load(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
     DRAFTS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
+    SLEEP_LEVEL_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Sequences that are being computed."""
     waiting: _builtins.int
@@ -345,6 +347,10 @@ class Load(_message.Message):
     """Whether the server refuses new requests because it is shutting down."""
     paused: _builtins.bool
     """Whether the engine is paused by AdminService.PauseGeneration."""
+    weights_version: _builtins.int
+    """Version of the weights in use: 0 for those that the server started with."""
+    sleep_level: _builtins.int
+    """The level of AdminService.Sleep at which the engine sleeps. 0: it is awake."""
     @_builtins.property
     def drafts(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.DraftUsage]:
         """Draft tokens so far, by drafter."""
@@ -366,10 +372,12 @@ class Load(_message.Message):
         draining: _builtins.bool = ...,
         paused: _builtins.bool = ...,
         drafts: _abc.Iterable[_generation_pb2.DraftUsage] | None = ...,
+        weights_version: _builtins.int = ...,
+        sleep_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafts", b"drafts", "draining", b"draining", "pages_total", b"pages_total", "pages_used", b"pages_used", "parked", b"parked", "paused", b"paused", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running", b"running", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafts", b"drafts", "draining", b"draining", "pages_total", b"pages_total", "pages_used", b"pages_used", "parked", b"parked", "paused", b"paused", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running", b"running", "sleep_level", b"sleep_level", "steps", b"steps", "waiting", b"waiting", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

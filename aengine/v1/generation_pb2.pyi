@@ -82,6 +82,7 @@ class GenerationSpec(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model to use. Must be the name of the served model, as ModelService.GetModel returns it;
     another name is refused with NOT_FOUND. Default: empty, which is the served model.
@@ -94,6 +95,10 @@ class GenerationSpec(_message.Message):
     """On whose behalf the request runs; tenants share the engine fairly. The server takes the caller's
     word for it: any caller can name any tenant. At most 128 characters. Default: empty, which is a
     tenant like any other.
+    """
+    adapter: _builtins.str
+    """Name of the adapter that the model computes with, one of Model.adapters; another name is refused with NOT_FOUND. A request
+    whose adapter is being loaded waits for it. Default: empty, which is the model without an adapter.
     """
     @_builtins.property
     def prompt(self) -> Global___Prompt:
@@ -136,10 +141,11 @@ class GenerationSpec(_message.Message):
         priority: _builtins.int | None = ...,
         tenant: _builtins.str = ...,
         stream: Global___StreamOptions | None = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache", b"cache", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "stream", b"stream", "structured_output", b"structured_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache", b"cache", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "stream", b"stream", "structured_output", b"structured_output", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "adapter", b"adapter", "cache", b"cache", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "stream", b"stream", "structured_output", b"structured_output", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
@@ -723,6 +729,7 @@ class GenerationDelta(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    WEIGHTS_SPANS_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Index of the sequence in the request, counted from 0."""
     token_offset: _builtins.int
@@ -746,6 +753,10 @@ class GenerationDelta(_message.Message):
     def logprobs(self) -> Global___TokenLogprobs:
         """Logprobs of the new tokens. Unset unless asked for with OutputOptions.logprobs."""
 
+    @_builtins.property
+    def weights_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightsSpan]:
+        """By which weights the new tokens were made, in their order. Empty: all of them by version 0."""
+
     def __init__(
         self,
         *,
@@ -756,14 +767,41 @@ class GenerationDelta(_message.Message):
         text: _builtins.str = ...,
         logprobs: Global___TokenLogprobs | None = ...,
         last: _builtins.bool = ...,
+        weights_spans: _abc.Iterable[Global___WeightsSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "sequence_index", b"sequence_index", "text", b"text", "token_ids", b"token_ids", "token_offset", b"token_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "sequence_index", b"sequence_index", "text", b"text", "token_ids", b"token_ids", "token_offset", b"token_offset", "weights_spans", b"weights_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerationDelta: _TypeAlias = GenerationDelta  # noqa: Y015
+
+@_typing.final
+class WeightsSpan(_message.Message):
+    """Tokens that follow each other, made by the same weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    num_tokens: _builtins.int
+    """How many tokens."""
+    version: _builtins.int
+    """Version of the weights: 0 for those that the server started with. AdminService.UpdateWeights makes new ones."""
+    def __init__(
+        self,
+        *,
+        num_tokens: _builtins.int = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightsSpan: _TypeAlias = WeightsSpan  # noqa: Y015
 
 @_typing.final
 class SequenceFinished(_message.Message):
@@ -1002,6 +1040,7 @@ class GeneratedSequence(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    WEIGHTS_SPANS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Index of the sequence in the request, counted from 0."""
     text: _builtins.str
@@ -1020,6 +1059,10 @@ class GeneratedSequence(_message.Message):
     def finish(self) -> Global___Finish:
         """Why it ended."""
 
+    @_builtins.property
+    def weights_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightsSpan]:
+        """By which weights the tokens were made, in their order. Empty: all of them by version 0."""
+
     def __init__(
         self,
         *,
@@ -1029,10 +1072,11 @@ class GeneratedSequence(_message.Message):
         num_tokens: _builtins.int = ...,
         logprobs: Global___TokenLogprobs | None = ...,
         finish: Global___Finish | None = ...,
+        weights_spans: _abc.Iterable[Global___WeightsSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "index", b"index", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "index", b"index", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "text", b"text", "token_ids", b"token_ids", "weights_spans", b"weights_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

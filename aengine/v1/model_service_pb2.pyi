@@ -129,6 +129,7 @@ class Model(_message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     LAYER_GROUPS_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, as GenerationSpec.model takes it."""
     architecture: _builtins.str
@@ -176,6 +177,10 @@ class Model(_message.Message):
     def layer_groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerGroup]:
         """All layers, by what they keep in the KV cache."""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
+        """The adapters that requests can name in GenerationSpec.adapter."""
+
     def __init__(
         self,
         *,
@@ -196,14 +201,51 @@ class Model(_message.Message):
         kv_bytes_per_token: _builtins.int = ...,
         layer_groups: _abc.Iterable[Global___LayerGroup] | None = ...,
         quantization: _builtins.str = ...,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation_defaults", b"generation_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "family", b"family", "generation_defaults", b"generation_defaults", "has_chat_template", b"has_chat_template", "implementation", b"implementation", "kv_bytes_per_token", b"kv_bytes_per_token", "layer_groups", b"layer_groups", "max_model_len", b"max_model_len", "name", b"name", "num_active_parameters", b"num_active_parameters", "num_parameters", b"num_parameters", "quantization", b"quantization", "vocab_size", b"vocab_size", "without_tokenizer", b"without_tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "family", b"family", "generation_defaults", b"generation_defaults", "has_chat_template", b"has_chat_template", "implementation", b"implementation", "kv_bytes_per_token", b"kv_bytes_per_token", "layer_groups", b"layer_groups", "max_model_len", b"max_model_len", "name", b"name", "num_active_parameters", b"num_active_parameters", "num_parameters", b"num_parameters", "quantization", b"quantization", "vocab_size", b"vocab_size", "without_tokenizer", b"without_tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class Adapter(_message.Message):
+    """A low-rank adapter (LoRA) of the model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    TARGET_MODULES_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name, as GenerationSpec.adapter takes it."""
+    rank: _builtins.int
+    """Its largest rank."""
+    num_bytes: _builtins.int
+    """Bytes of its matrices."""
+    @_builtins.property
+    def target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The modules of the model that it changes, such as q_proj."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        target_modules: _abc.Iterable[_builtins.str] | None = ...,
+        num_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "num_bytes", b"num_bytes", "rank", b"rank", "target_modules", b"target_modules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
 
 @_typing.final
 class LayerGroup(_message.Message):
