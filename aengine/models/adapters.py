@@ -1,20 +1,46 @@
-"""Adapters: low-rank matrices that are added to those of a model, for the rows of a batch that ask for them."""
+"""Adapters: low-rank matrices that are added to those of a model, for the rows of a batch that ask for them.
+
+Owns how the tensors of PEFT become parts of our parameters. The names of modules are the family's; does not know how a product is computed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
+import torch
 from torch import Tensor
+
+from aengine.errors import AdapterError, ModelLoadError
+from aengine.models.adapter_config import AdapterConfig, read_adapter_config
+from aengine.models.checkpoint import DTYPES, StoredTensor, read_safetensors
+from aengine.models.checkpoint_files import shortened
+from aengine.models.fallback.spec import FallbackSpec
+from aengine.models.families import FAMILIES
+from aengine.models.named_weights import Part, named_weights
+from aengine.models.sharding import WeightPart, own, pieces, sharded_weights, vocab_bounds
+from aengine.models.spec import ModelSpec
+from aengine.parallel.shard import WHOLE, Shard
+
+MAX_RANK = 256
+_FILE = "adapter_model.safetensors"
+_MATRICES = frozenset({"qkv", "output", "gate_up", "up", "down", "q", "q_down", "q_up", "kv_down", "shared.gate_up", "shared.down"})
+"""Of layers, those that can have an adapter."""
+_NAME = re.compile(r"base_model\.model\.(.+)\.(lora_[AB]\.weight|lora_embedding_[AB]|base_layer\.weight)")
+_COPY = "base_layer.weight"  # the model's own embedding or head, which PEFT may store beside its adapter
 
 
 @dataclass(frozen=True, slots=True)
 class LowRankPart:
-    """`rows` of a parameter get `b @ (a @ x)` more."""
+    """`rows` of a parameter get `b @ (a @ x)` more; of an embedding, the row of a token gets `b @ a[:, token]` more."""
 
     rows: range
     a: Tensor  # [r, in_features]; of an embedding [r, vocab_size]
-    b: Tensor  # [len(rows), r], times the scale of the adapter
+    b: Tensor  # [len(rows), r], times the scale of the adapter; of an embedding [hidden_size, r], and `rows` are those of `b`
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +48,179 @@ class Adapter:
     """The parts of each parameter that it changes, by name without `.weight`: rows ascend, and no two parts have the same row."""
 
     parts: Mapping[str, tuple[LowRankPart, ...]]
+    low_rank: int = 0  # the largest r of its modules; those that a rank does not hold count, too
+    modules: tuple[str, ...] = ()  # the kinds of modules that it changes, sorted, by the last words of their names
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.a.nbytes + part.b.nbytes for parts in self.parts.values() for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A module of the model: a part of a parameter."""
+
+    name: str  # of the parameter
+    number: int  # of the part
+    part: Part
+
+    @property
+    def may_change(self) -> bool:
+        stem = self.name.removesuffix(".weight")
+        return stem in ("embedding", "head") or (stem.startswith("layers.") and stem.split(".", 2)[2] in _MATRICES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """What an adapter has for a module."""
+
+    target: _Target
+    rank: int
+    scale: float
+    a: StoredTensor
+    b: StoredTensor
+
+    def matrices(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """In memory of their own: [r, in_features] and [rows of the parameter, r] times the scale."""
+        a, b = (tensor.tensor().to(torch.float32) for tensor in (self.a, self.b))
+        order = self.target.part.row_order()
+        return a.to(dtype, copy=True), (b * self.scale if order is None else b[order] * self.scale).to(dtype)
+
+
+def load_adapter(
+    path: str | pathlib.Path, spec: ModelSpec | FallbackSpec, dtype: torch.dtype, shard: Shard = WHOLE, max_rank: int = MAX_RANK
+) -> Adapter:
+    """What a rank holds of the adapter in a directory that PEFT wrote, with contiguous matrices of `dtype` on the CPU.
+
+    Of a model with a tied head, an adapter of the embedding changes the embedding alone, and one of the head the head alone, as in PEFT
+    before it merges them. Shapes must be the model's; which model it was made for is not compared.
+
+    Raises AdapterError for what cannot be read, is no adapter of this model, computes anything else than low-rank products, has a rank
+    beyond `max_rank`, or has numbers that are not finite.
+    """
+    folder = pathlib.Path(path)
+    if isinstance(spec, FallbackSpec):
+        raise AdapterError(f"{spec.architecture} runs in the code of transformers, where adapters are not supported: {folder}")
+    if not folder.is_dir():
+        raise AdapterError(f"there is no directory {folder} with an adapter")
+    config = read_adapter_config(folder)
+    parts = {name: weight.parts for name, weight in named_weights(spec).items() if name.endswith(".weight")}
+    held = {part.source_name: (name, part) for name, part in sharded_weights(spec, shard).items()}
+    if spec.tied_head:
+        parts["head.weight"] = (
+            Part(f"{FAMILIES[spec.family].names['head']}.weight", (spec.vocab_size, spec.hidden_size), spec.vocab_size),
+        )
+        if shard.stage == 0:
+            held["head.weight"] = "head.weight", WeightPart("head.weight", (), (own(vocab_bounds(spec, shard), shard),))
+    pairs = _pairs(folder, config, spec, parts, max_rank)
+    found = {}
+    for source_name, (name, wanted) in held.items():
+        given = {pair.target.number: pair for pair in pairs.values() if pair.target.name == source_name}
+        if given:
+            make = _embedding_part if source_name == "embedding.weight" else _low_rank_parts
+            found[name.removesuffix(".weight")] = made = make(given, parts[source_name], wanted, dtype)
+            if not all(bool(matrix.isfinite().all()) for part in made for matrix in (part.a, part.b)):
+                raise AdapterError(
+                    f"{folder / _FILE} has numbers for {source_name} that are not finite in {str(dtype).removeprefix('torch.')}"
+                )
+    modules = sorted({module.rpartition(".")[2] for module in pairs})
+    return Adapter(found, max(pair.rank for pair in pairs.values()), tuple(modules))
+
+
+def _low_rank_parts(pairs: Mapping[int, _Pair], parts: Sequence[Part], wanted: WeightPart, dtype: torch.dtype) -> tuple[LowRankPart, ...]:
+    """Of the parts of a parameter that have a pair, what a rank holds."""
+    found, row = [], 0
+    for number, group in groupby(pieces([part.num_rows for part in parts], wanted), itemgetter(0)):
+        held = [rows for _, rows in group]
+        count = sum(map(len, held))
+        if number in pairs:
+            a, b = pairs[number].matrices(dtype)
+            if wanted.columns is not None:
+                a = a[:, wanted.columns.start : wanted.columns.stop].contiguous()
+            found.append(LowRankPart(range(row, row + count), a, torch.cat([b[rows.start : rows.stop] for rows in held])))
+        row += count
+    return tuple(found)
+
+
+def _embedding_part(pairs: Mapping[int, _Pair], parts: Sequence[Part], wanted: WeightPart, dtype: torch.dtype) -> tuple[LowRankPart, ...]:
+    """Its `a` has a column for each token whose row a rank holds."""
+    a, b = pairs[0].matrices(dtype)
+    if wanted.rows is not None:
+        a = torch.cat([a[:, rows.start : rows.stop] for rows in wanted.rows], dim=1)
+    return (LowRankPart(range(len(b)), a, b),)
+
+
+def _pairs(
+    folder: pathlib.Path, config: AdapterConfig, spec: ModelSpec, parts: Mapping[str, Sequence[Part]], max_rank: int
+) -> dict[str, _Pair]:
+    """By the names of modules in the model of transformers. Raises AdapterError for all that is wrong with names, shapes and dtypes."""
+    targets = {
+        part.source.removesuffix(".weight"): _Target(name, number, part)
+        for name, each in parts.items()
+        for number, part in enumerate(each)
+        if len(part.shape) > 1
+    }
+    given: dict[str, dict[str, StoredTensor]] = {}
+    unknown, lacking, refused, shapes, dtypes = list[str](), list[str](), list[str](), list[str](), list[str]()
+    for name, tensor in _read(folder):
+        match = _NAME.fullmatch(name)
+        if match is None:
+            unknown.append(name)
+        else:
+            given.setdefault(match[1], {})[match[2]] = tensor
+    pairs: dict[str, _Pair] = {}
+    for module, tensors in given.items():
+        target = targets.get(_source(module, spec, targets))
+        if target is None or any(pair.target is target for pair in pairs.values()):
+            unknown.append(module)
+            continue
+        if not target.may_change:
+            refused.append(module)
+            continue
+        kinds = ("lora_embedding_A", "lora_embedding_B") if target.name == "embedding.weight" else ("lora_A.weight", "lora_B.weight")
+        out_features, in_features = target.part.matrix_shape
+        if target.name == "embedding.weight":
+            out_features, in_features = in_features, out_features
+        rank = config.rank(module, max_rank)
+        expected: dict[str, tuple[int, ...]] = {kinds[0]: (rank, in_features), kinds[1]: (out_features, rank)}
+        lacking += [f"{module}.{kind}" for kind in kinds if kind not in tensors]
+        if target.name in ("embedding.weight", "head.weight"):
+            expected[_COPY] = target.part.matrix_shape
+        for kind, tensor in tensors.items():
+            if kind not in expected:
+                unknown.append(f"{module}.{kind}")
+            elif tensor.shape != expected[kind]:
+                shapes.append(f"{module}.{kind} {list(tensor.shape)} instead of {list(expected[kind])}")
+            elif tensor.dtype not in DTYPES:
+                dtypes.append(f"{module}.{kind} {tensor.dtype}")
+        if all(kind in tensors for kind in kinds):
+            pairs[module] = _Pair(target, rank, config.scale(module, rank), *(tensors[kind] for kind in kinds))
+    problems = {
+        "it has unexpected": unknown,
+        "it lacks": lacking,
+        "it changes what an adapter cannot (experts, routers, positions, or the matrices of the heads of latents):": refused,
+        "it has other shapes than the model and adapter_config.json imply:": shapes,
+        f"it has dtypes other than {', '.join(DTYPES)}:": dtypes,
+    }
+    found = [f"{title} {shortened(names)}" for title, names in problems.items() if names]
+    if found or not pairs:
+        raise AdapterError(f"{folder / _FILE} does not fit the model: {'; '.join(found) or 'it has no tensors'}")
+    return pairs
+
+
+def _source(module: str, spec: ModelSpec, targets: Mapping[str, _Target]) -> str:
+    """The name that a module has in `targets`, given as transformers calls it; it lacks the first word if the model had no head."""
+    family = FAMILIES[spec.family]
+    name = family.own_name(f"{module}.").removesuffix(".")
+    return name if name in targets else f"{family.names['embedding'].partition('.')[0]}.{name}"
+
+
+def _read(folder: pathlib.Path) -> list[tuple[str, StoredTensor]]:
+    if not (folder / _FILE).is_file():
+        other = folder / "adapter_model.bin"
+        hint = f"; {other.name} is not read: save it with safe_serialization=True" if other.is_file() else ""
+        raise AdapterError(f"there is no {_FILE} in {folder}{hint}")
+    try:
+        return list(read_safetensors(folder / _FILE))
+    except ModelLoadError as error:
+        raise AdapterError(str(error)) from error

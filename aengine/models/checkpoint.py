@@ -103,7 +103,8 @@ def read_from_disk(tensor: Rows) -> None:
         _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(min(_STRIDE, end - start)), mmap.MADV_WILLNEED)
 
 
-def _read_safetensors(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
+def read_safetensors(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensors of a file. Raises ModelLoadError."""
     try:
         file: Any = safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
@@ -142,5 +143,5 @@ def _read_gguf(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
         yield name, StoredTensor(shape, kind, get, part)
 
 
-_READERS = {".safetensors": _read_safetensors, ".gguf": _read_gguf}
+_READERS = {".safetensors": read_safetensors, ".gguf": _read_gguf}
 """By the suffix of files; those of the others are PyTorch's."""

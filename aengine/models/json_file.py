@@ -15,7 +15,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} does not hold a JSON object")

@@ -42,10 +42,19 @@ class Part:
             return self.transform.apply(stored).contiguous()
         if not self.transform.by_rows:
             return self.transform.apply(stored.dequantized()).contiguous()
-        numbers = torch.arange(len(stored)).view(*self.matrix_shape[:-1], 1)
+        order = self.row_order()
+        assert order is not None
+        return stored[order]
+
+    def row_order(self) -> Tensor | None:
+        """[num_rows]: the row of the checkpoint's matrix that each row of the parameter is, if that is what `transform` does; None: the
+        same one."""
+        if self.transform is None:
+            return None
+        numbers = torch.arange(math.prod(self.matrix_shape[:-1])).view(*self.matrix_shape[:-1], 1)
         if self.transform.transposed:
             numbers = numbers.transpose(-1, -2)
-        return stored[self.transform.apply(numbers).flatten()]
+        return self.transform.apply(numbers).flatten()
 
 
 @dataclass(frozen=True, slots=True)

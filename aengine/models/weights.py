@@ -52,7 +52,7 @@ def open_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "a
     tensors: dict[str, StoredTensor] = {}
     duplicates = list(checkpoint.duplicates)
     for stored, tensor in checkpoint.tensors.items():
-        name = next((new + stored.removeprefix(old) for old, new in family.other_names.items() if stored.startswith(old)), stored)
+        name = family.own_name(stored)
         if is_bare and not name.startswith(f"{family.names['head']}."):
             name = first_word + dot + name
         if name in tensors:

@@ -81,6 +81,10 @@ class Family:
     mtp_names: Mapping[str, str] = field(default_factory=dict)
     """What takes the place of `names` for the first MTP layer that its checkpoints may have; {layer} is the model's number of layers."""
 
+    def own_name(self, stored: str) -> str:
+        """A name that begins as in `names`, for one that may begin as in `other_names`."""
+        return next((new + stored.removeprefix(old) for old, new in self.other_names.items() if stored.startswith(old)), stored)
+
 
 def decoder_spec(reader: ConfigReader, layers: Sequence[Layer], **changes: Any) -> ModelSpec:
     """A model of `layers`, with what the families have in common; `changes` are other fields of `ModelSpec`."""
