@@ -63,7 +63,8 @@ def write_adapter(
         module = names["embedding"]
         tensors[f"base_model.model.{module}.lora_embedding_A"] = random(rank, spec.vocab_size, scale=1.0)
         tensors[f"base_model.model.{module}.lora_embedding_B"] = random(spec.hidden_size, rank, scale=factor)
-    save_adapter(folder, tensors, r=rank, lora_alpha=alpha, **fields)
+    kinds = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in tensors})
+    save_adapter(folder, tensors, r=rank, lora_alpha=alpha, target_modules=kinds, **fields)
     return folder
 
 
