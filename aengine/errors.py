@@ -62,6 +62,10 @@ class RequestIdInUseError(InvalidRequestError):
     """The given `request_id` belongs to a request that is still in flight."""
 
 
+class AdapterNotFoundError(InvalidRequestError):
+    """No adapter of that name is loaded, or it is being unloaded."""
+
+
 class _CapacityError(InvalidRequestError):
     """More tokens than there can ever be: `got` of `limit`."""
 

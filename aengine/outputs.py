@@ -40,6 +40,7 @@ class Token:
     top_logprobs: Mapping[int, float] | None = None  # token id -> logprob, most likely first
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # with finish_reason: the stop token id or stop string that matched
+    weights_version: int = 0  # of the weights that made it: 0 for those that the engine started with
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] | None = None  # of the tokens, where asked for
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # of the prompt's tokens; the first has none
     others: tuple[Completion, ...] = ()  # with n > 1: the sequences after this, the first one
+    weights_versions: tuple[int, ...] = ()  # of the weights that made each token; empty: all by those that the engine started with
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,8 @@ class EngineStats(Drafted):
     cached_prompt_tokens: int = 0  # those of them that were found in the prefix cache
     completion_tokens: int = 0  # generated since start
     paused: bool = False  # by AsyncEngine.pause()
+    sleep_level: int = 0  # by AsyncEngine.sleep(); 0: awake
+    weights_version: int = 0  # of the weights in use: how often AsyncEngine.update_weights() replaced them
     step_seconds: HistogramSnapshot = field(default_factory=HistogramSnapshot)  # of a step: from its launch, or the commit before if later
     step_tokens: HistogramSnapshot = field(default_factory=HistogramSnapshot)  # computed in one step, of prompts and of outputs
 
@@ -165,6 +169,24 @@ class EngineStats(Drafted):
     def tokens_per_step(self) -> float:
         """Mean number of completion tokens that a step brought a sequence that got any: 1 without drafts."""
         return self.completion_tokens / max(1, self.completion_tokens - self.accepted_draft_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """An adapter that requests can name."""
+
+    name: str
+    rank: int  # the largest of its matrices
+    target_modules: tuple[str, ...]  # names of the modules that it changes, such as q_proj
+    num_bytes: int  # of its matrices
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes that the engine's device has in use: of the GPU, or of the process where it runs on a CPU."""
+
+    before: int
+    after: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages."""
 Form = Literal["text", "token_ids", "chat"]
 
+ADAPTER_NAME = r"[A-Za-z0-9._:/-]{1,128}"
 _LABEL = text("a string of at most 128 characters", r"(?s).{0,128}")
 
 
@@ -64,6 +65,7 @@ class OptionFields(ChatFields, total=False):
     tenant: str
     timeout: float | None
     cache_salt: str | None
+    adapter: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,8 @@ class RequestOptions(ChatOptions):
     """Seconds > 0 after which the request ends with what it has (FinishReason.DEADLINE). Default: none."""
     cache_salt: Annotated[str | None, _LABEL] = None
     """At most 128 characters: the request shares cached prefixes only with requests of the same salt."""
+    adapter: Annotated[str | None, text("a string that matches [A-Za-z0-9._:/-]{1,128}", ADAPTER_NAME)] = None
+    """Name of a loaded adapter that the model computes with. Default: none."""
 
     @classmethod
     def of(cls, options: RequestOptions | None, fields: OptionFields) -> RequestOptions:

@@ -200,6 +200,7 @@ class StreamProtocol:
 
     def _completion(self, tokens: Sequence[Token], others: tuple[Completion, ...]) -> Completion:
         params, last = self._source.params, tokens[-1] if tokens else None
+        has_new_weights = last is not None and last.weights_version > 0  # it only grows
         return Completion(
             text="".join([token.text for token in tokens]),
             token_ids=tuple([token.token_id for token in tokens if token.token_id >= 0]),
@@ -209,6 +210,7 @@ class StreamProtocol:
             logprobs=None if params.logprobs is None else _logprobs(tokens),
             prompt_logprobs=None if params.prompt_logprobs is None else tuple(self._source.prompt_logprobs),
             others=others,
+            weights_versions=tuple([token.weights_version for token in tokens if token.token_id >= 0]) if has_new_weights else (),
         )
 
 

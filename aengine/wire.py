@@ -15,12 +15,16 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from aengine.errors import (
+    AdapterError,
+    AdapterNotFoundError,
     AEngineError,
     ContextLengthError,
     EngineDeadError,
     EngineStateError,
+    InsufficientMemoryError,
     InvalidRequestError,
     KVCapacityError,
+    ModelLoadError,
     NothingToChooseError,
     NoTokenizerError,
     QueueFullError,
@@ -73,6 +77,7 @@ _PATHS: Mapping[str, str] = {
     "prompt_logprobs": "spec.output.prompt_logprobs.top_k",
     "timeout": "spec.stopping.time_limit",
     "cache_salt": "spec.cache.salt",
+    "adapter": "spec.adapter",
     "priority": "spec.priority",
     "tenant": "spec.tenant",
     **{name: f"{_PROMPT}.chat.{name}" for name in CHAT},
@@ -86,6 +91,10 @@ FINISH_REASONS: Mapping[FinishReason, generation_pb2.FinishReason.ValueType] = {
 
 ERROR_REASONS: Mapping[type[AEngineError], str] = {
     RequestIdInUseError: "REQUEST_ID_IN_USE",
+    AdapterNotFoundError: "ADAPTER_NOT_FOUND",
+    AdapterError: "BAD_ADAPTER",
+    ModelLoadError: "BAD_WEIGHTS",
+    InsufficientMemoryError: "INSUFFICIENT_MEMORY",
     KVCapacityError: "KV_CAPACITY",
     ContextLengthError: "CONTEXT_LENGTH_EXCEEDED",
     InvalidRequestError: "INVALID_FIELD",

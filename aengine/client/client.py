@@ -22,13 +22,22 @@ from aengine.client.call import GenerationCall
 from aengine.client.config import DEFAULT_ADDRESS, ClientConfig
 from aengine.client.health import HealthWatch
 from aengine.client.link import Link, open_link
-from aengine.client.messages import read_load, read_model, write_chat, write_request
+from aengine.client.messages import read_adapter, read_load, read_memory, read_model, write_chat, write_mode, write_request
 from aengine.errors import ConnectionLostError, EngineStateError
-from aengine.outputs import Completion, EngineStats, ModelInfo
+from aengine.outputs import AdapterInfo, Completion, EngineStats, MemoryUse, ModelInfo
 from aengine.params import SamplingParams
 from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
 from aengine.stream_base import StreamProtocol, read_to_end
+from aengine.v1.admin_service_pb2 import (
+    LoadAdapterRequest,
+    SleepMode,
+    SleepRequest,
+    UnloadAdapterRequest,
+    UpdateMode,
+    UpdateWeightsRequest,
+    WakeRequest,
+)
 from aengine.v1.engine_service_pb2 import GetLoadRequest
 from aengine.v1.generation_pb2 import StreamOptions
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest
@@ -211,6 +220,41 @@ class AsyncClient(EngineProtocol):
         request = RenderChatRequest()
         write_chat(messages, ChatOptions(**fields), request.chat)
         return str((await self._link.ask(self._link.tokenizer.RenderChat, request)).text)
+
+    async def adapters(self) -> tuple[AdapterInfo, ...]:
+        """Those that requests can name."""
+        self._check_running()
+        return tuple(map(read_adapter, (await self._link.ask(self._link.model.GetModel, GetModelRequest())).model.adapters))
+
+    # ---- for administrators --------------------------------------------------------------------------------------------
+
+    async def load_adapter(self, name: str, path: str) -> AdapterInfo:
+        """As `AsyncEngine.load_adapter`; `path` is a directory on the server."""
+        self._check_running()
+        response = await self._link.ask(self._link.admin.LoadAdapter, LoadAdapterRequest(name=name, path=path))
+        return read_adapter(response.adapter)
+
+    async def unload_adapter(self, name: str) -> None:
+        """As `AsyncEngine.unload_adapter`."""
+        self._check_running()
+        await self._link.ask(self._link.admin.UnloadAdapter, UnloadAdapterRequest(name=name))
+
+    async def sleep(self, level: int = 1, running: str = "park") -> MemoryUse:
+        """As `AsyncEngine.sleep`."""
+        self._check_running()
+        mode = write_mode(SleepMode, "SLEEP_MODE", "running", running)
+        return read_memory((await self._link.ask(self._link.admin.Sleep, SleepRequest(level=level, mode=mode))).memory)
+
+    async def wake(self) -> MemoryUse:
+        """As `AsyncEngine.wake`."""
+        self._check_running()
+        return read_memory((await self._link.ask(self._link.admin.Wake, WakeRequest())).memory)
+
+    async def update_weights(self, path: str, running: str = "keep") -> int:
+        """As `AsyncEngine.update_weights`, from a directory on the server."""
+        self._check_running()
+        mode = write_mode(UpdateMode, "UPDATE_MODE", "running", running)
+        return int((await self._link.ask(self._link.admin.UpdateWeights, UpdateWeightsRequest(path=path, mode=mode))).weights_version)
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 

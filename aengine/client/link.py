@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2_grpc
 from aengine.client.config import ClientConfig
 from aengine.client.failures import Backoff, Failure, read_failure
 from aengine.errors import ConfigError
+from aengine.v1.admin_service_pb2_grpc import AdminServiceStub
 from aengine.v1.engine_service_pb2_grpc import EngineServiceStub
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub
 from aengine.v1.model_service_pb2_grpc import ModelServiceStub
@@ -54,6 +55,7 @@ class Link:
         self.health: Any = health_pb2_grpc.HealthStub(channel)
         self.generation: Any = GenerationServiceStub(channel)
         self.model: Any = ModelServiceStub(channel)
+        self.admin: Any = AdminServiceStub(channel)
         self.engine: Any = EngineServiceStub(channel)
         self.tokenizer: Any = TokenizerServiceStub(channel)
 

@@ -7,18 +7,31 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any
 
 from aengine.chats import ChatOptions, read_messages
 from aengine.errors import InvalidRequestError, ServerError
-from aengine.outputs import DraftUsage, EngineStats, FinishReason, LayerGroup, ModelInfo, Timing, Token, TokenLogprob
+from aengine.outputs import (
+    AdapterInfo,
+    DraftUsage,
+    EngineStats,
+    FinishReason,
+    LayerGroup,
+    MemoryUse,
+    ModelInfo,
+    Timing,
+    Token,
+    TokenLogprob,
+)
 from aengine.params import SamplingParams, StructuredOutput
 from aengine.requests import Prompt, RequestOptions, form_of
 from aengine.token_ids import read_token_ids
-from aengine.v1 import generation_pb2, sampling_pb2
+from aengine.v1 import admin_service_pb2, generation_pb2, sampling_pb2
 from aengine.v1.engine_service_pb2 import Load
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
-from aengine.v1.model_service_pb2 import Model
+from aengine.v1.model_service_pb2 import Adapter, Model
 from aengine.wire import DEFAULTS, FINISH_REASONS, MODEL, SAMPLING, STOPPING, read_params, seconds_of, write_params
 
 NO_TOKEN = -1
@@ -29,7 +42,7 @@ _REASONS = {value: reason for reason, value in FINISH_REASONS.items()}
 # Fields with the same name and meaning on both sides.
 _LOAD = (
     *("running", "waiting", "parked", "pages_used", "pages_total", "cached_tokens", "steps", "preemptions"),
-    *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "paused"),
+    *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "paused", "sleep_level", "weights_version"),
 )
 
 
@@ -50,6 +63,7 @@ def write_request(prompt: Prompt, params: SamplingParams, options: RequestOption
             _write_constraint(params.structured_output, spec.structured_output)
         spec.tenant = options.tenant
         spec.cache.salt = options.cache_salt or ""
+        spec.adapter = options.adapter or ""
     if options.timeout is not None:
         spec.stopping.time_limit.FromNanoseconds(max(1, round(options.timeout * 1e9)))
     spec.priority = options.priority
@@ -62,6 +76,14 @@ def write_request(prompt: Prompt, params: SamplingParams, options: RequestOption
     if params.prompt_logprobs is not None:
         output.prompt_logprobs.top_k = params.prompt_logprobs
     return request
+
+
+def write_mode(modes: Any, prefix: str, field: str, name: str) -> Any:
+    """The number of a mode, whose name in the schema begins with a prefix. Raises `InvalidRequestError`."""
+    known = [mode.removeprefix(f"{prefix}_").lower() for mode in modes.keys()][1:]  # noqa: SIM118 - it is no mapping
+    if name not in known:
+        raise InvalidRequestError.of(field, f"{name!r} is none of {', '.join(known)}")
+    return modes.Value(f"{prefix}_{name.upper()}")
 
 
 def write_token_ids(ids: Sequence[int], message: generation_pb2.Prompt) -> None:
@@ -135,6 +157,14 @@ def _unicode(field: str, what: str) -> Iterator[None]:
 # ---- from the server ---------------------------------------------------------------------------------------------------
 
 
+def read_memory(message: admin_service_pb2.MemoryUse) -> MemoryUse:
+    return MemoryUse(message.bytes_before, message.bytes_after)
+
+
+def read_adapter(message: Adapter) -> AdapterInfo:
+    return AdapterInfo(message.name, message.rank, tuple(message.target_modules), message.num_bytes)
+
+
 def read_model(message: Model) -> ModelInfo:
     return ModelInfo(
         **{name: getattr(message, name) for name in MODEL},
@@ -158,6 +188,16 @@ def read_drafts(messages: Iterable[generation_pb2.DraftUsage]) -> Iterator[Draft
 
 def read_delta(delta: generation_pb2.GenerationDelta) -> list[Token]:
     """At least one token; the text is that of the last one. Raises `ServerError`."""
+    tokens = _read_tokens(delta)
+    if delta.weights_spans:
+        if sum(span.num_tokens for span in delta.weights_spans) != delta.num_tokens:
+            raise ServerError(f"the versions of the weights of {delta.num_tokens} tokens are of another number of tokens", "DATA_LOSS")
+        versions = chain.from_iterable(repeat(span.version, span.num_tokens) for span in delta.weights_spans)
+        tokens = [replace(token, weights_version=next(versions, 0)) for token in tokens]
+    return tokens
+
+
+def _read_tokens(delta: generation_pb2.GenerationDelta) -> list[Token]:
     index, ids = delta.sequence_index, delta.token_ids
     if len(ids) != delta.num_tokens:
         raise ServerError(f"a delta has {len(ids)} ids for {delta.num_tokens} tokens of sequence {index}", "DATA_LOSS")

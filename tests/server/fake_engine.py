@@ -12,6 +12,7 @@ import anyio
 
 from aengine.errors import EngineStateError, FieldViolation, RequestIdInUseError
 from aengine.outputs import (
+    AdapterInfo,
     Completion,
     DraftUsage,
     FinishReason,
@@ -103,6 +104,7 @@ class FakeStream:
                 if token.logprob is not None
             ),
             prompt_logprobs=self._engine.prompt_logprobs,
+            weights_versions=tuple(token.weights_version for token in mine if token.token_id >= 0),
         )
 
     def info(self) -> RequestInfo:
@@ -200,6 +202,7 @@ class FakeEngine:
         self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self.refusal: Exception | None = None
         self.running = running
+        self.adapters: tuple[AdapterInfo, ...] = ()
         self.streams: dict[str, FakeStream] = {}
         self.submitted: asyncio.Queue[FakeStream] = asyncio.Queue()
 

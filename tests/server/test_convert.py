@@ -392,7 +392,7 @@ def test_the_effective_spec_is_the_given_one_with_the_defaults() -> None:
 
 def test_a_model_tells_the_defaults_it_has_and_no_others() -> None:
     message = Model()
-    write_model(replace(INFO, generation_defaults=SamplingParams(temperature=0.5, repetition_penalty=1.25)), message)
+    write_model(replace(INFO, generation_defaults=SamplingParams(temperature=0.5, repetition_penalty=1.25)), (), message)
     assert {field.name: value for field, value in message.generation_defaults.ListFields()} == {
         "temperature": 0.5, "repetition_penalty": 1.25,
     }  # fmt: skip

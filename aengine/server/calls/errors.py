@@ -30,6 +30,10 @@ from aengine.wire import DOMAIN, ERROR_REASONS
 
 CODES: Mapping[str, grpc.StatusCode] = {
     "REQUEST_ID_IN_USE": grpc.StatusCode.ALREADY_EXISTS,
+    "ADAPTER_NOT_FOUND": grpc.StatusCode.NOT_FOUND,
+    "BAD_ADAPTER": grpc.StatusCode.FAILED_PRECONDITION,
+    "BAD_WEIGHTS": grpc.StatusCode.FAILED_PRECONDITION,
+    "INSUFFICIENT_MEMORY": grpc.StatusCode.FAILED_PRECONDITION,
     "KV_CAPACITY": grpc.StatusCode.FAILED_PRECONDITION,
     "CONTEXT_LENGTH_EXCEEDED": grpc.StatusCode.INVALID_ARGUMENT,
     "INVALID_FIELD": grpc.StatusCode.INVALID_ARGUMENT,

@@ -45,6 +45,8 @@ class ServerConfig:
     admin_client_names: Annotated[tuple[str, ...], _NAMES] = ()
     """Common names of clients' certificates that may call AdminService too. A certificate with several common
     names has no name."""
+    weights_roots: Annotated[tuple[str, ...], _NAMES] = ()
+    """Directories that AdminService may load adapters and weights from. None: it loads nothing."""
     debug_errors: bool = False
     """Tell clients the traceback of an internal error. It may show what other clients sent."""
     max_message_bytes: Annotated[int, integer(1024, MAX_INT32)] = 16 * 1024 * 1024

@@ -66,6 +66,11 @@ def _weights(text: str) -> dict[str, float]:
     return {name.strip(): float(number) for name, _, number in pairs}
 
 
+def _paths(text: str) -> dict[str, str]:
+    pairs = (pair.partition("=") for pair in _parts(text))
+    return {name.strip(): path.strip() for name, _, path in pairs}
+
+
 KINDS: Mapping[Any, Kind] = {
     bool: Kind("true or false", "", _flag, (bool,), bool),
     int: Kind("an integer", "INTEGER", int, (int,), int),
@@ -73,6 +78,7 @@ KINDS: Mapping[Any, Kind] = {
     str: Kind("a string", "TEXT", str, (str,), str),
     tuple[str, ...]: Kind("a list of names", "NAME,...", lambda text: tuple(_parts(text)), (list,), tuple),
     tuple[int, ...]: Kind("a list of integers", "INTEGER,...", lambda text: tuple(map(int, _parts(text))), (list,), tuple),
+    Mapping[str, str]: Kind("a list of NAME=PATH", "NAME=PATH,...", _paths, (dict,), dict),
     Mapping[str, float]: Kind("a list of NAME=NUMBER", "NAME=NUMBER,...", _weights, (dict,), dict),
 }
 """The kinds by the types of fields, without None."""

@@ -247,6 +247,7 @@ def _read_options(request: GenerationRequest, check: FieldChecks) -> RequestOpti
             tenant=spec.tenant,
             timeout=timeout,
             cache_salt=spec.cache.salt or None,
+            adapter=spec.adapter or None,
             **(read_chat_fields(spec.prompt.chat, "spec.prompt.chat", check) if spec.prompt.HasField("chat") else {}),
         )
     except InvalidRequestError as error:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from aengine.outputs import FinishReason, Token
 from aengine.server.generation.backend import Backend
 from aengine.server.generation.convert import GenerationRequest
-from aengine.server.generation.responses import most_alternatives, wants_text, write_finish, write_logprobs
+from aengine.server.generation.responses import most_alternatives, wants_text, write_finish, write_logprobs, write_weights
 from aengine.server.generation.source import Generation, submit
 from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import StreamGenerateResponse
@@ -107,6 +107,8 @@ class EventWriter:
                 write_logprobs(run[:num_tokens], len(run[0].top_logprobs or ()), delta.logprobs)
             if reason is not None:
                 delta.last = True
+            if last.weights_version:  # it only grows
+                write_weights([token.weights_version for token in run[:num_tokens]], delta.weights_spans)
         if reason is not None and reason is not FinishReason.ERROR:
             finished = self._next().sequence_finished
             finished.sequence_index = index

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import repeat
+from itertools import groupby, repeat
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
-from aengine.outputs import Completion, DraftUsage, FinishReason, ModelInfo, RequestInfo, Timing, Token, TokenLogprob, Usage
+from aengine.outputs import AdapterInfo, Completion, DraftUsage, FinishReason, ModelInfo, RequestInfo, Timing, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
 from aengine.v1 import generation_pb2 as messages
-from aengine.v1.model_service_pb2 import Model
+from aengine.v1.model_service_pb2 import Adapter, Model
 from aengine.wire import DEFAULTS, FINISH_REASONS, MODEL, SAMPLING, STOPPING, write_params
 
 
@@ -67,6 +68,14 @@ def write_logprobs(entries: Sequence[Token | TokenLogprob | None], top_k: int, c
             columns.top_logprobs.extend(entry.top_logprobs.values())
 
 
+def write_weights(versions: Iterable[int], spans: RepeatedCompositeFieldContainer[messages.WeightsSpan]) -> None:
+    """Add which versions of the weights made tokens that follow each other; nothing if all were made by version 0."""
+    found = [(version, len(list(run))) for version, run in groupby(versions)]
+    if any(version for version, _ in found):
+        for version, num_tokens in found:
+            spans.add(num_tokens=num_tokens, version=version)
+
+
 def most_alternatives(entries: Sequence[TokenLogprob | None]) -> int:
     return max((len(entry.top_logprobs) for entry in entries if entry is not None), default=0)
 
@@ -89,6 +98,7 @@ def write_sequence(index: int, completion: Completion, output: messages.OutputOp
         message.token_ids.extend(completion.token_ids)
     if completion.logprobs:
         write_logprobs(completion.logprobs, most_alternatives(completion.logprobs), message.logprobs)
+    write_weights(completion.weights_versions, message.weights_spans)
     if completion.finish_reason is not None:
         write_finish(completion.finish_reason, completion.stop_reason, message.finish)
 
@@ -97,13 +107,20 @@ def wants_text(output: messages.OutputOptions) -> bool:
     return output.text if output.HasField("text") else True
 
 
-def write_model(info: ModelInfo, message: Model) -> None:
+def write_adapter(info: AdapterInfo, message: Adapter) -> None:
+    message.name, message.rank, message.num_bytes = info.name, info.rank, info.num_bytes
+    message.target_modules.extend(info.target_modules)
+
+
+def write_model(info: ModelInfo, adapters: Iterable[AdapterInfo], message: Model) -> None:
     for name in MODEL:
         setattr(message, name, getattr(info, name))
     message.eos_token_ids.extend(info.eos_token_ids)
     message.has_chat_template = info.chat_template
     message.without_tokenizer = not info.tokenizer
     write_params(info.generation_defaults, DEFAULTS, message.generation_defaults)
+    for adapter in adapters:
+        write_adapter(adapter, message.adapters.add())
     for group in info.layer_groups:
         message.layer_groups.add(num_layers=group.num_layers, window=group.window)
 

@@ -5,41 +5,47 @@ Knows nothing of who may call it: calls that come here were let through.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from grpc import ServicerContext
 
 from aengine.checks import FieldChecks
 from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import InvalidRequestError
+from aengine.outputs import MemoryUse
+from aengine.server.calls.errors import clip
 from aengine.server.calls.in_flight import Admission
 from aengine.server.generation.convert import read_seconds
+from aengine.server.generation.responses import write_adapter
 from aengine.v1 import admin_service_pb2 as messages
 from aengine.v1.admin_service_pb2_grpc import AdminServiceServicer
 
-_CANCELS = {messages.PAUSE_MODE_UNSPECIFIED: False, messages.PAUSE_MODE_KEEP: False, messages.PAUSE_MODE_CANCEL: True}
+_PAUSES, _SLEEPS, _UPDATES = messages.PauseMode, messages.SleepMode, messages.UpdateMode
 
 
 class AdminServicer(AdminServiceServicer):
     """Operates `engine` and its server, whose generations `admission` counts.
 
     `drain` begins to shut the server down and returns at once; its argument is the grace in seconds, None for that of the
-    server's configuration.
+    server's configuration. Adapters and weights are loaded from below the directories `weights_roots` alone.
     """
 
-    def __init__(self, engine: AsyncEngine, admission: Admission, drain: Callable[[float | None], None]) -> None:
+    def __init__(
+        self, engine: AsyncEngine, admission: Admission, drain: Callable[[float | None], None], weights_roots: Sequence[str] = ()
+    ) -> None:
         self._engine = engine
         self._admission = admission
         self._drain = drain
+        self._roots = [Path(root).resolve() for root in weights_roots]
 
     async def FlushCache(self, request: messages.FlushCacheRequest, context: ServicerContext) -> messages.FlushCacheResponse:
         return messages.FlushCacheResponse(freed_pages=await self._engine.flush_cache())
 
     async def PauseGeneration(self, request: messages.PauseGenerationRequest, context: ServicerContext) -> messages.PauseGenerationResponse:
-        if request.mode not in _CANCELS:
-            names = f"{messages.PAUSE_MODE_KEEP} (PAUSE_MODE_KEEP), {messages.PAUSE_MODE_CANCEL} (PAUSE_MODE_CANCEL)"
-            raise InvalidRequestError.of("mode", f"{request.mode} is none of {names}")
-        return messages.PauseGenerationResponse(cancelled_requests=await self._engine.pause(cancel=_CANCELS[request.mode]))
+        mode = _read_mode(_PAUSES, request.mode, default="keep")
+        return messages.PauseGenerationResponse(cancelled_requests=await self._engine.pause(cancel=mode == "cancel"))
 
     async def ContinueGeneration(
         self, request: messages.ContinueGenerationRequest, context: ServicerContext
@@ -54,3 +60,49 @@ class AdminServicer(AdminServiceServicer):
         response = messages.DrainResponse(requests_in_flight=self._admission.in_flight)
         self._drain(grace)
         return response
+
+    async def LoadAdapter(self, request: messages.LoadAdapterRequest, context: ServicerContext) -> messages.LoadAdapterResponse:
+        info = await self._engine.load_adapter(request.name, self._read_path(request.path))  # type: ignore[attr-defined]
+        response = messages.LoadAdapterResponse()
+        write_adapter(info, response.adapter)
+        return response
+
+    async def UnloadAdapter(self, request: messages.UnloadAdapterRequest, context: ServicerContext) -> messages.UnloadAdapterResponse:
+        await self._engine.unload_adapter(request.name)  # type: ignore[attr-defined]
+        return messages.UnloadAdapterResponse()
+
+    async def Sleep(self, request: messages.SleepRequest, context: ServicerContext) -> messages.SleepResponse:
+        level = request.level if request.HasField("level") else 1
+        memory = await self._engine.sleep(level, _read_mode(_SLEEPS, request.mode, default="park"))  # type: ignore[attr-defined]
+        return messages.SleepResponse(memory=_memory(memory))
+
+    async def Wake(self, request: messages.WakeRequest, context: ServicerContext) -> messages.WakeResponse:
+        return messages.WakeResponse(memory=_memory(await self._engine.wake()))  # type: ignore[attr-defined]
+
+    async def UpdateWeights(self, request: messages.UpdateWeightsRequest, context: ServicerContext) -> messages.UpdateWeightsResponse:
+        mode = _read_mode(_UPDATES, request.mode, default="keep")
+        version = await self._engine.update_weights(self._read_path(request.path), mode)  # type: ignore[attr-defined]
+        return messages.UpdateWeightsResponse(weights_version=version)
+
+    def _read_path(self, path: str) -> str:
+        """Raises `InvalidRequestError` for a path that is not below one of the roots, with all links followed."""
+        if not self._roots:
+            raise InvalidRequestError.of("path", "this server loads nothing while it runs: it has no weights_roots")
+        found = Path(path).resolve()
+        if not path or not any(found.is_relative_to(root) for root in self._roots):
+            raise InvalidRequestError.of("path", f"{clip(path)!r} is not below a directory of the server's weights_roots")
+        return str(found)
+
+
+def _read_mode(modes: Any, number: int, *, default: str) -> str:
+    """The engine's name of a mode. 0 is the default. Raises `InvalidRequestError`."""
+    names = {value: name for name, value in modes.items()}
+    prefix = names[0].removesuffix("UNSPECIFIED")
+    if number not in names:
+        known = ", ".join(f"{value} ({name})" for value, name in names.items() if value)
+        raise InvalidRequestError.of("mode", f"{number} is none of {known}")
+    return names[number].removeprefix(prefix).lower() if number else default
+
+
+def _memory(use: MemoryUse) -> messages.MemoryUse:
+    return messages.MemoryUse(bytes_before=use.before, bytes_after=use.after)

@@ -117,6 +117,8 @@ class Metrics:
         yield model
         yield GaugeMetricFamily("aengine_engine_up", "1 while the engine takes requests.", self._engine.healthy)
         yield GaugeMetricFamily("aengine_engine_paused", "1 while the engine is paused.", stats.paused)
+        yield GaugeMetricFamily("aengine_engine_sleep_level", "The level of its sleep; 0: it is awake.", stats.sleep_level)
+        yield CounterMetricFamily("aengine_weights_updates", "How often the weights were replaced.", stats.weights_version)
         yield GaugeMetricFamily("aengine_sequences_running", "Sequences that are being computed.", stats.running)
         yield GaugeMetricFamily("aengine_requests_waiting", "Sequences that wait for their first step.", stats.waiting)
         yield GaugeMetricFamily("aengine_sequences_parked", "Sequences that wait for their readers.", stats.parked)
