@@ -12,12 +12,15 @@ import pathlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from aengine.errors import ModelLoadError
+from aengine.errors import AdapterError, ModelLoadError
 from aengine.models.checkpoint_files import find_checkpoint
 from aengine.models.gguf.file import is_gguf
 
 DEMO = "demo"
+DEMO_ADAPTER = "demo-lora"
 _DEMO_DIR = pathlib.Path(__file__).resolve().parent.parent / "demo_model"
+_DEMO_ADAPTER_DIR = _DEMO_DIR.parent / "demo_lora"
+_ADAPTER_FILES = ["adapter_config.json", "adapter_model.safetensors"]
 _CONFIG_PATTERNS = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 # Subfolders hold other formats of the same weights; additional_chat_templates is the one that does not.
 _OTHER_PATTERNS = ["[!a]*/*", "a[!d]*/*"]
@@ -53,6 +56,29 @@ def resolve_model(model: str, revision: str | None = None, load_format: str = "a
     if load_format != "dummy":
         find_checkpoint(path, load_format)
     return path
+
+
+def resolve_adapter(adapter: str) -> pathlib.Path:
+    """The directory of an adapter.
+
+    `adapter` is "demo-lora" (the bundled one, of the demo model), a directory, or a Hugging Face id, which may end in @ and a revision and
+    is downloaded if it is needed. Raises AdapterError, whose message is one sentence.
+    """
+    if adapter == DEMO_ADAPTER:
+        return _DEMO_ADAPTER_DIR
+    path = pathlib.Path(os.path.expanduser(adapter))
+    if path.is_dir():
+        return path
+    if adapter.startswith((".", "/", "~")):
+        raise AdapterError(f"adapter directory {adapter!r} does not exist")
+    name, _, revision = adapter.partition("@")
+    try:
+        with _explained(name, revision or None):
+            import huggingface_hub
+
+            return pathlib.Path(huggingface_hub.snapshot_download(name, revision=revision or None, allow_patterns=_ADAPTER_FILES))
+    except ModelLoadError as error:
+        raise AdapterError(str(error).replace("model", "adapter", 1)) from error
 
 
 def is_local(model: str) -> bool:

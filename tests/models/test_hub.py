@@ -11,8 +11,8 @@ import sys
 import pytest
 from hub_server import REPO, serve_hub
 
-from aengine.errors import ModelLoadError
-from aengine.models.hub import resolve_model
+from aengine.errors import AdapterError, ModelLoadError
+from aengine.models.hub import resolve_adapter, resolve_model
 
 
 def test_the_bundled_model_needs_nothing() -> None:
@@ -55,6 +55,17 @@ def test_a_revision_of_something_local(model: str) -> None:
     if model == "demo":
         with pytest.raises(ModelLoadError, match="revision 'v2' is for Hugging Face ids"):
             resolve_model("demo@v2")
+
+
+def test_adapters(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (resolve_adapter("demo-lora") / "adapter_model.safetensors").is_file()
+    assert resolve_adapter(str(tmp_path)) == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert resolve_adapter(f"~/{tmp_path.name}") == tmp_path
+    with pytest.raises(AdapterError, match=r"^adapter directory '\./nowhere' does not exist$"):
+        resolve_adapter("./nowhere")
+    with pytest.raises(AdapterError, match="'one/two/three' is neither a directory nor a Hugging Face id"):
+        resolve_adapter("one/two/three")
 
 
 def resolve_elsewhere(
