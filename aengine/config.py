@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -20,6 +21,17 @@ _WEIGHTS = Accepts(
     lambda weights: isinstance(weights, Mapping) and all(isinstance(name, str) and is_positive(weights[name]) for name in weights),
     "a mapping from tenant to a finite number > 0",
 )
+ADAPTER_NAME = r"[A-Za-z0-9._:-]{1,128}"
+_ADAPTERS = Accepts(
+    lambda paths: (
+        isinstance(paths, Mapping)
+        and all(
+            isinstance(name, str) and re.fullmatch(ADAPTER_NAME, name) and isinstance(paths[name], str) and paths[name] for name in paths
+        )
+    ),
+    f"a mapping from names that match {ADAPTER_NAME} to directories",
+)
+MOST_ADAPTERS = 1024
 
 
 TAKE_MODEL = ("draft", "eagle", "auto")
@@ -116,6 +128,13 @@ class EngineConfig:
     """Waiting this long improves a request's priority by one, so that none starves."""
     max_logprobs: Annotated[int, integer(0)] = 20
     """Largest logprobs and prompt_logprobs that a request may ask for."""
+    adapters: Annotated[Mapping[str, str], _ADAPTERS] = field(default_factory=dict)
+    """Adapters that are loaded with the model: directories that PEFT wrote, by the names that requests use."""
+    max_adapters: Annotated[int | None, integer(0, MOST_ADAPTERS)] = None
+    """Most adapters that the sequences of one step use; more can be loaded. 0: none can be loaded. Default: on a CPU max_num_seqs; on CUDA
+    as many as `adapters` names, at most 8."""
+    max_adapter_rank: Annotated[int, integer(1, 256)] = 64
+    """Largest low rank of an adapter."""
     max_unread_tokens: Annotated[int, integer(1)] = 256
     """A request whose reader lags by more tokens than this is parked until the reader has caught up by half."""
     step_timeout: Annotated[float, POSITIVE] = 300.0
@@ -136,7 +155,8 @@ class EngineConfig:
         if self.graph_sizes is not None and max(self.graph_sizes) > self.num_seqs:
             accepted = f"at most max_num_seqs ({self.num_seqs}): no step has more sequences"
             raise ConfigError.of("graph_sizes", is_not(self.graph_sizes, accepted))
-
+        if self.adapters and self.max_adapters == 0:
+            raise ConfigError.of("max_adapters", f"0 is too few: adapters names {len(self.adapters)}")
         self._check_ranks()
 
     def _check_ranks(self) -> None:

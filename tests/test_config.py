@@ -28,6 +28,8 @@ INTEGERS: dict[str, tuple[int, int | None, bool]] = {  # lowest, highest, whethe
     "max_logprobs": (0, None, False),
     "max_unread_tokens": (1, None, False),
     "max_drafts": (1, 16, False),
+    "max_adapters": (0, 1024, True),
+    "max_adapter_rank": (1, 256, False),
     "tensor_parallel_size": (1, 64, False),
     "pipeline_parallel_size": (1, 64, False),
     "seed": (0, 2**64 - 1, False),
@@ -45,7 +47,7 @@ CHOICES = {
 }
 SWITCHES = ("enable_prefix_cache", "eager", "skip_self_check")
 OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "graph_sizes", "tenant_weights", "speculative_model"}
-OTHERS |= {"local_ranks", "rank_address", "rank_secret_file"}
+OTHERS |= {"adapters", "local_ranks", "rank_address", "rank_secret_file"}
 
 
 def config(**given: Any) -> EngineConfig:
@@ -110,6 +112,9 @@ def test_defaults() -> None:
         "tenant_weights": {},
         "ageing_seconds": 30.0,
         "max_logprobs": 20,
+        "adapters": {},
+        "max_adapters": None,
+        "max_adapter_rank": 64,
         "max_unread_tokens": 256,
         "step_timeout": 300.0,
         "seed": 0,
@@ -194,6 +199,15 @@ def test_graph_sizes() -> None:
         assert refused(graph_sizes=value) == {"graph_sizes": f"{value!r} is not one or more integers in [1, 65536]"}
     said = refused(graph_sizes=(1, 9), max_num_seqs=8)
     assert said == {"graph_sizes": "(1, 9) is not at most max_num_seqs (8): no step has more sequences"}
+
+
+def test_adapters() -> None:
+    accepted("adapters", {"a.b-c:d_1": "some/where", "x" * 128: "/tmp"})
+    values: list[Any] = [[], "a=b", {"": "x"}, {"a b": "x"}, {"x" * 129: "x"}, {"a": ""}, {"a": 1}, {1: "a"}]
+    for value in values:
+        words = f"{shown(value)} is not a mapping from names that match [A-Za-z0-9._:-]{{1,128}} to directories"
+        assert refused(adapters=value) == {"adapters": words}
+    assert refused(adapters={"a": "x"}, max_adapters=0) == {"max_adapters": "0 is too few: adapters names 1"}
 
 
 def test_tenant_weights() -> None:

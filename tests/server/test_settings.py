@@ -72,6 +72,7 @@ def test_the_file_can_be_named_by_a_variable_but_the_flag_wins(config_file: Path
         ("enable_prefix_cache", "off", "false", False),
         ("insecure", "Yes", "true", True),
         ("tenant_weights", "a=2, b=0.5", "{a = 2, b = 0.5}", {"a": 2.0, "b": 0.5}),
+        ("adapters", "a=some/x=y, b = /z", '{a = "some/x=y", b = "/z"}', {"a": "some/x=y", "b": "/z"}),
         ("drain_delay", "1.5", "1.5", 1.5),
         ("metrics_port", "9090", "9090", 9090),
         ("graph_sizes", "1, 2,4", "[1, 2, 4]", (1, 2, 4)),
