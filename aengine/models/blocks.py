@@ -7,7 +7,7 @@ where its result is added.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from aengine.attention import AttentionStep
 from aengine.kernels.float8 import Float8Rows
+from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import Collectives, RowParallel
 from aengine.layers.ops import Activations, ExpertLinear, LayerOps, LinearMethod
 from aengine.models.spec import Activation, Attention, Mlp, Norm, NormKind
@@ -35,6 +36,11 @@ class Weights:
 
     all: Mapping[str, Weight]
     prefix: str = ""
+    adapters: AdapterTable | None = None
+
+    def below(self, prefix: str) -> Weights:
+        """Those whose names go on with `prefix`."""
+        return replace(self, prefix=self.prefix + prefix)
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self.all[self.prefix + name]
@@ -45,14 +51,15 @@ class Weights:
         return self[name] if self.prefix + name in self.all else None
 
     def linear(self, name: str) -> Linear:
+        """With what adapters add, if there may be any."""
         weight, bias = self.all[f"{self.prefix}{name}.weight"], self.get(f"{name}.bias")
-        if isinstance(weight, Tensor):
-            return partial(F.linear, weight=weight, bias=bias)
-        return partial(cast(LinearMethod, weight), bias=bias)
+        method = partial(F.linear, weight=weight) if isinstance(weight, Tensor) else cast(LinearMethod, weight)
+        linear = partial(method, bias=bias)
+        return linear if self.adapters is None else self.adapters.linear(self.prefix + name, linear)
 
     def takes_float8(self, name: str) -> bool:
-        """Whether the `linear` is to be given `Float8Rows` where these cost nothing."""
-        return getattr(self.all[f"{self.prefix}{name}.weight"], "takes_float8", False)
+        """Whether the `linear` is to be given `Float8Rows` where these cost nothing. Adapters are multiplied with what is not rounded."""
+        return self.adapters is None and getattr(self.all[f"{self.prefix}{name}.weight"], "takes_float8", False)
 
     def experts(self, name: str) -> ExpertLinear:
         return ExpertLinear(cast("Tensor | Codes", self.all[f"{self.prefix}{name}.weight"]), self.get(f"{name}.bias"))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.attention import AttentionStep
+from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, RowParallel
 from aengine.layers.ops import Activations, LayerOps, TorchOps
 from aengine.layers.rotary import RopeSpec, cos_sin_cache
@@ -49,13 +50,15 @@ class Decoder:
         num_positions: int,
         ops: LayerOps | None = None,
         collectives: Collectives | None = None,
+        adapters: AdapterTable | None = None,
     ) -> None:
         """Uses `weights` (those of `named_weights(spec)`, all on one device) without copying them. There may be a `head.weight` even if the
         head is tied to the embedding: the same matrix in another form. A draft head that has no embedding or no output head is given those
         of its target.
 
         It can be called with positions below `num_positions`. `ops`: those of the device; None: plain torch. `collectives`: of several
-        ranks that have a part of the model each, whose weights are those of `sharded_weights`.
+        ranks that have a part of the model each, whose weights are those of `sharded_weights`. `adapters`: of `adapter_shapes`; None: there
+        are none.
         Raises ValueError for other weights than these.
         """
         shard = WHOLE if collectives is None else collectives.shard
@@ -66,7 +69,7 @@ class Decoder:
         self._spec = spec
         self._collectives = collectives
         self._vocab_bounds = vocab_bounds(spec, shard)
-        self._weights = Weights(weights)
+        self._weights, self._adapters = Weights(weights), adapters
         self._embedding = self._weights["embedding.weight"]
         head = weights.get("head.weight", self._embedding)
         self._head = head if isinstance(head, Tensor) else self._weights.linear("head")
@@ -76,7 +79,8 @@ class Decoder:
         self._layers = []
         for index, (whole, layer) in enumerate(zip(spec.layers, sharded_spec(spec, shard).layers, strict=True)):
             row_parallel = _row_parallels(spec, whole, collectives)
-            self._layers.append(_Layer(layer, index, weights, tables, ops, row_parallel))
+            of_layer = Weights(weights, f"layers.{index}.", adapters)
+            self._layers.append(_Layer(layer, index, of_layer, tables, ops, row_parallel))
         self._norm = _Join(spec.norm, self._weights, "norm", ops)
         draft_head = spec.draft_head
         self._head_inputs = None if draft_head is None else HeadInputs(draft_head, self._weights, ops)
@@ -92,6 +96,8 @@ class Decoder:
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size], normed, ready for the head."""
+        if self._adapters is not None:
+            self._adapters.begin(len(batch.input_ids))
         pending, residual, inputs = None, self._embed(batch), None
         if self._head_inputs is not None:
             assert self.kept is not None
@@ -117,23 +123,31 @@ class Decoder:
 
     def logits(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `batch.logits_indices`."""
-        return self.scaled_logits(self.head_product(hidden.index_select(0, batch.logits_indices)))
+        return self.scaled_logits(self._head_product(hidden.index_select(0, batch.logits_indices), None, batch.logits_indices))
 
     def head_product(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[m, hidden_size] -> [m, vocab_size] in the dtype of the weights, in `out` if it is given. `scaled_logits` makes logits of it; the
-        order of a token's logits is the same."""
+        """Of all tokens of the latest forward pass: [T, hidden_size] -> [T, vocab_size] in the dtype of the weights, in `out` if it is given.
+        `scaled_logits` makes logits of it; the order of a token's logits is the same."""
+        return self._head_product(hidden, out, None)
+
+    def _head_product(self, hidden: Tensor, out: Tensor | None, indices: Tensor | None) -> Tensor:
+        """`indices`: the tokens of the forward pass that these are; None: all."""
         if self._collectives is not None or not isinstance(self._head, Tensor):
-            product = self._gathered_head_product(hidden)
+            product = self._gathered_head_product(hidden, indices)
             return product if out is None else out.copy_(product)
         bias = self._weights.get("head.bias")
         if bias is None:
-            return torch.mm(hidden, self._head.t(), out=out)
-        return torch.addmm(bias, hidden, self._head.t(), out=out)
+            return self._adapted_head(torch.mm(hidden, self._head.t(), out=out), hidden, indices)
+        return self._adapted_head(torch.addmm(bias, hidden, self._head.t(), out=out), hidden, indices)
 
-    def _gathered_head_product(self, hidden: Tensor) -> Tensor:
+    def _gathered_head_product(self, hidden: Tensor, indices: Tensor | None) -> Tensor:
         head = self._head
         product = F.linear(hidden, head, self._weights.get("head.bias")) if isinstance(head, Tensor) else head(hidden)
+        product = self._adapted_head(product, hidden, indices)
         return product if self._collectives is None else self._collectives.gathered(product, self._vocab_bounds)
+
+    def _adapted_head(self, product: Tensor, hidden: Tensor, indices: Tensor | None) -> Tensor:
+        return product if self._adapters is None else self._adapters.add("head", product, hidden, indices)
 
     def scaled_logits(self, product: Tensor) -> Tensor:
         """The float32 logits of a `head_product`: a new tensor."""
@@ -166,11 +180,15 @@ class Decoder:
     def _embedded(self, ids: Tensor) -> Tensor:
         """Of several ranks each has the embeddings of some tokens."""
         if self._collectives is None:
-            return F.embedding(ids, self._embedding)
+            return self._looked_up(ids)
         others = ids - self._vocab_bounds[self._collectives.shard.index]
         inside = (others >= 0) & (others < len(self._embedding))
-        embedded = F.embedding(others.clamp(0, len(self._embedding) - 1), self._embedding)
+        embedded = self._looked_up(others.clamp(0, len(self._embedding) - 1))
         return self._collectives.summed(embedded.masked_fill_(~inside.unsqueeze(-1), 0.0))
+
+    def _looked_up(self, ids: Tensor) -> Tensor:
+        embedded = F.embedding(ids, self._embedding)
+        return embedded if self._adapters is None else self._adapters.add_embedded(embedded, ids)
 
 
 class _Join:
@@ -198,13 +216,12 @@ class _Layer:
         self,
         layer: Layer,
         index: int,
-        tensors: Mapping[str, Weight],
+        weights: Weights,
         tables: Mapping[RopeSpec, Tensor],
         ops: LayerOps,
         row_parallel: _RowParallels,
     ) -> None:
         """`tables` are the [num_positions, rotary_dim] cos and sin of each rope."""
-        weights = Weights(tensors, f"layers.{index}.")
         self._attention = _attention_block(layer, index, weights, tables, ops, row_parallel.attention)
         self._mlp = _mlp_block(layer, weights, ops, row_parallel)
         self._parallel, self._multiplier = layer.parallel, layer.residual_multiplier

@@ -59,7 +59,7 @@ class ExpertsBlock:
         self._row_parallel = row_parallel
         self._shared: MlpBlock | None = None
         if experts.shared is not None:
-            self._shared = MlpBlock(experts.shared, Weights(weights.all, f"{weights.prefix}shared."), ops, for_shared)
+            self._shared = MlpBlock(experts.shared, weights.below("shared."), ops, for_shared)
         self._shared_gate = weights.linear("shared_gate") if experts.shared_gate else None
 
     def __call__(self, x: Activations) -> Tensor:
