@@ -61,8 +61,8 @@ class AdapterOps(Protocol):
         """Of the slots [T] int32 of tokens, `num_slots` for those without an adapter."""
 
     def shrink(self, x: Tensor, matrices: AdapterMatrices, tokens: TokenSlots) -> Tensor:
-        """Activations [T, in_features] times `a` of each token's slot: [n, T, low_rank * parts], to be added over n. What a token without an
-        adapter gets, or a rank that does not count, may be anything."""
+        """Activations [T, in_features] times `a` of each token's slot: [n, T, low_rank * parts], to be added over n. What a token without
+        an adapter gets, or a rank that does not count, may be anything."""
 
     def expand(self, out: Tensor, inner: Tensor, matrices: AdapterMatrices, tokens: TokenSlots) -> None:
         """Adds what `shrink` made, times `b` of each token's slot, to [T, out_features]; nothing for tokens without an adapter."""
@@ -190,8 +190,8 @@ class AdapterTable:
         return adapted
 
     def add(self, name: str, out: Tensor, x: Tensor, indices: Tensor | None = None) -> Tensor:
-        """What adapters add to the product `out` [n, out_features] of x [n, in_features], which is overwritten. `indices` [n]: the tokens of
-        the forward pass that these are; None: all."""
+        """What adapters add to the product `out` [n, out_features] of x [n, in_features], which is overwritten. `indices` [n]: the tokens
+        of the forward pass that these are; None: all."""
         if self._tokens is not None:
             matrices = self._matrices[name]
             tokens = self._tokens if indices is None else self._ops.grouped(self._slots.index_select(0, indices), self.num_slots)

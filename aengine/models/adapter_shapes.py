@@ -1,10 +1,11 @@
-"""The matrices of a model that adapters may change, as a rank holds them."""
+"""The matrices of a model that adapters may change, as a rank holds them on a device."""
 
 from __future__ import annotations
 
 from itertools import accumulate
 
-from aengine.layers.adapters import AdapterShape
+from aengine.layers.adapters import AdapterShape, AdapterTable, PackedAdapter
+from aengine.models.adapters import Adapter
 from aengine.models.named_weights import NEVER_QUANTIZED, named_weights
 from aengine.models.sharding import own, pieces, sharded_weights, vocab_bounds
 from aengine.models.spec import ModelSpec
@@ -34,3 +35,14 @@ def adapter_shapes(spec: ModelSpec, shard: Shard) -> dict[str, AdapterShape]:
 def adapter_bytes(spec: ModelSpec, shard: Shard, num_slots: int, low_rank: int, itemsize: int) -> int:
     """Of the table of a device."""
     return num_slots * low_rank * itemsize * sum(shape.size for shape in adapter_shapes(spec, shard).values())
+
+
+def packed_adapter(table: AdapterTable, adapter: Adapter, spec: ModelSpec, shard: Shard) -> PackedAdapter:
+    """What a rank holds of an adapter, as `AdapterTable.put` takes it. May be called from any thread."""
+    parts = {name: {part.rows: (part.a, part.b) for part in parts} for name, parts in adapter.parts.items()}
+    if shard.splits_embedding:
+        held = own(vocab_bounds(spec, shard), shard)
+        for rows, (a, b) in parts.get("embedding", {}).items():
+            if a.shape[1] == spec.vocab_size:
+                parts["embedding"] = {rows: (a[:, held.start : held.stop], b)}
+    return table.pack(parts)

@@ -126,8 +126,8 @@ class Decoder:
         return self.scaled_logits(self._head_product(hidden.index_select(0, batch.logits_indices), None, batch.logits_indices))
 
     def head_product(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Of all tokens of the latest forward pass: [T, hidden_size] -> [T, vocab_size] in the dtype of the weights, in `out` if it is given.
-        `scaled_logits` makes logits of it; the order of a token's logits is the same."""
+        """Of all tokens of the latest forward pass: [T, hidden_size] -> [T, vocab_size] in the dtype of the weights, in `out` if it is
+        given. `scaled_logits` makes logits of it; the order of a token's logits is the same."""
         return self._head_product(hidden, out, None)
 
     def _head_product(self, hidden: Tensor, out: Tensor | None, indices: Tensor | None) -> Tensor:

@@ -12,7 +12,11 @@ from aengine.kernels.triton.adapters import TritonAdapterOps
 from aengine.layers.adapters import AdapterOps, AdapterShape, AdapterTable, TorchAdapterOps
 
 SLOTS, LOW_RANK, HIDDEN, TOKENS = 3, 40, 72, 100
-SHAPES = {"qkv": AdapterShape(HIDDEN, (0, 70, 90, 110)), "down": AdapterShape(2100, (0, HIDDEN)), "embedding": AdapterShape(19, (0, HIDDEN))}
+SHAPES = {
+    "qkv": AdapterShape(HIDDEN, (0, 70, 90, 110)),
+    "down": AdapterShape(2100, (0, HIDDEN)),
+    "embedding": AdapterShape(19, (0, HIDDEN)),
+}
 CHANGED = {"qkv": [{0: 4, 2: 7}, {1: 40}, {}], "down": [{0: 1}, {}, {0: 17}], "embedding": [{0: 3}, {0: 20}, {}]}
 """The rank of each part, of each adapter."""
 

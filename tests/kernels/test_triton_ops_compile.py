@@ -63,6 +63,18 @@ def float8(tokens):
     ops.rms_norm_float8(x, None, x[0], 1e-6)
     ops.rms_norm_float8(x, x, x[0], 1e-6)
 """
+_ADAPTERS = """
+import torch
+from aengine.kernels.triton.adapters import TritonAdapterOps
+from aengine.layers.adapters import AdapterShape, AdapterTable
+
+def adapters(dtype, hidden, heads, low_rank):
+    shapes = {"qkv": AdapterShape(hidden, (0, heads * 128, heads * 160, heads * 192))}
+    table = AdapterTable(shapes, 4, low_rank, 300, dtype, torch.device("cpu"), TritonAdapterOps())
+    for tokens in (1, 2, 16, 33, 64, 300):
+        table.begin(tokens)
+        table.add("qkv", torch.zeros(tokens, heads * 192, dtype=dtype), torch.zeros(tokens, hidden, dtype=dtype))
+"""
 _DRAWS = """
 import torch
 from aengine.kernels.triton.sampling import gumbel_argmax
@@ -96,6 +108,7 @@ MIXTURES = [  # models, and how many variants they need
     ("torch.bfloat16, tokens, 720, 720, 8, 4, True", 2),
     ("torch.float32, tokens, 64, 96, 8, 2, False", 2),
 ]
+ADAPTERS = ["torch.bfloat16, 4096, 32, 64", "torch.float32, 720, 9, 256"]
 QUANTIZED = [  # calls, and how many variants of the product they need
     ('for rows in (1, 2, 16): linear(torch.bfloat16, rows, Kind("int4", 32, "zero", scale_dtype=torch.bfloat16))', 1),
     ('for rows in (17, 100, 5000): linear(torch.bfloat16, rows, Kind("float8", 128), torch.float8_e4m3fn)', 1),
@@ -116,6 +129,7 @@ AHEAD = AheadOfTime(
         **{f"{size} ids": f"{_DRAWS}\ndraws(3, {size}, torch.zeros(3, dtype=torch.int32))" for size in VOCAB_SIZES},
         **{model: f"{_EXPERTS}\nfor tokens in (1, 2, 16, 33, 64, 200):\n    experts({model})" for model, _ in MIXTURES},
         **{calls: f"{_CODES}\n{calls}" for calls, _ in QUANTIZED},
+        **{model: f"{_ADAPTERS}\nadapters({model})" for model in ADAPTERS},
         "float8": f"{_CODES}\nfor tokens in (1, 2, 16, 33): float8(tokens)",
         "steps": f"{_LAYER_OPS}\n{_STEPS}        layer_ops(torch.bfloat16, rows, 1024, 16, 8, 128, (True, True), positions)",
         "draws of steps": f"{_DRAWS}\n{_STEPS}        draws(rows, 1000, positions)",
@@ -135,6 +149,13 @@ def test_layer_ops(model: str) -> None:
 def test_experts(model: str, variants: int) -> None:
     """Small and large blocks, whatever the number of tokens."""
     assert AHEAD.kernels(model) == {"_group_choices": variants, "_grouped_linear": variants, "_add_choices": 1}
+    assert max(variant.shared_bytes for variant in AHEAD.variants(model)) <= 99 << 10
+
+
+@pytest.mark.parametrize("model", ADAPTERS)
+def test_adapters(model: str) -> None:
+    """Small and large blocks, whatever the number of tokens."""
+    assert AHEAD.kernels(model) == {"_group_choices": 2, "_shrink": 2, "_expand": 2}
     assert max(variant.shared_bytes for variant in AHEAD.variants(model)) <= 99 << 10
 
 

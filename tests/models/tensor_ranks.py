@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.distributed import HashStore
 
 from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, StepLayout, TorchNativeBackend, build_layout
+from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import Collectives
 from aengine.layers.process_group import gloo_group
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.models.sharding import sharded_spec, sharded_weights, take_part
 from aengine.models.spec import ModelSpec
-from aengine.models.weights import fused
 from aengine.models.weights import random_weights as initial_weights
-from aengine.parallel.shard import Shard
+from aengine.parallel.shard import WHOLE, Shard
 
 CPU, POSITIONS, PAGE = torch.device("cpu"), 64, 4
 ARRAYS = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "slot_mapping")
@@ -58,13 +58,18 @@ def whole_weights(spec: ModelSpec) -> dict[str, Tensor]:
     return weights
 
 
-def decoder_of(spec: ModelSpec, weights: dict[str, Tensor], collectives: Collectives | None) -> Decoder:
+def decoder_of(
+    spec: ModelSpec, weights: dict[str, Tensor], collectives: Collectives | None, adapters: AdapterTable | None = None
+) -> Decoder:
+    """The head of `weights` may differ from the embedding that it is tied to."""
     if collectives is None:
-        return Decoder(spec, fused(spec, ((name, (weight,)) for name, weight in weights.items()), torch.float32, CPU), POSITIONS)
+        named = sharded_weights(spec, WHOLE)
+        made = {name: weight.view(named[name].shape) if name in named else weight for name, weight in weights.items()}
+        return Decoder(spec, made, POSITIONS, adapters=adapters)
     held = sharded_weights(spec, collectives.shard)
     parts = {name: take_part((weights[part.source_name],), part) for name, part in held.items()}
     made = {name: torch.cat([part.contiguous() for part in rows]).view(held[name].shape) for name, rows in parts.items()}
-    return Decoder(spec, made, POSITIONS, collectives=collectives)
+    return Decoder(spec, made, POSITIONS, collectives=collectives, adapters=adapters)
 
 
 def layouts(chunks: Sequence[Sequence[tuple[int, int]]]) -> list[StepLayout]:
@@ -91,10 +96,12 @@ def backend_of(spec: ModelSpec) -> TorchNativeBackend:
     return backend
 
 
-def all_logits(decoder: Decoder, own_spec: ModelSpec, steps: Sequence[StepLayout]) -> list[Tensor]:
-    """Of all tokens of each step."""
-    backend, out = backend_of(own_spec), []
-    for number, layout in enumerate(steps):
+def all_logits(
+    decoder: Decoder, own_spec: ModelSpec, steps: Sequence[StepLayout], backend: TorchNativeBackend | None = None, first: int = 0
+) -> list[Tensor]:
+    """Of all tokens of each step, of which the first has the number `first`. `backend`: with the KV of those before."""
+    backend, out = backend or backend_of(own_spec), []
+    for number, layout in enumerate(steps, first):
         metadata = AttentionMetadata(layout, *(torch.from_numpy(getattr(layout, name)) for name in ARRAYS))
         ids = np.random.default_rng(number).integers(0, decoder.head_shape[0], layout.num_tokens).astype(np.int32)
         indices = np.arange(layout.num_tokens, dtype=np.int32)

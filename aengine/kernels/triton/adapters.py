@@ -6,6 +6,7 @@ sums follows from the shapes of a parameter, not from the other tokens of a step
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,7 +57,7 @@ class TritonAdapterOps:
         assert isinstance(tokens, Grouping)
         _, low_rank, columns = matrices.b.shape
         bounds = matrices.bounds
-        widest = max(stop - first for first, stop in zip(bounds, bounds[1:], strict=False))
+        widest = max(stop - first for first, stop in pairwise(bounds))
         assert out.stride(1) == 1
         if len(out):
             _expand[(len(tokens.experts), triton.cdiv(widest, _COLUMNS), len(bounds) - 1)](
