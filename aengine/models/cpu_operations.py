@@ -42,6 +42,8 @@ class Operations:
         self._ops: list[tuple[int, Structure]] = []
         self._buffers: dict[str, int] = {}
         self._strides: list[int] = []
+        self.matrices = {"embedding": library.EMBEDDING, "head": library.HEAD}
+        """The numbers of the matrices that adapters add to, by name without `.weight`."""
 
     def _norm(
         self,
@@ -80,7 +82,9 @@ class Operations:
         """`weights`: None: the model's."""
         weight = (weights or self._weights).linears[name]
         into = self._buffer(out, weight.out_features // (2 if weight.interleaved else 1))
-        self._add(library.LINEAR, CLinearOp(ctypes.pointer(weight.c), self._buffers[source], into, epilogue, activation, multiplier))
+        matrix = library.NO_MATRIX if weights is not None else self.matrices.setdefault(name, len(self.matrices))
+        op = CLinearOp(ctypes.pointer(weight.c), matrix, self._buffers[source], into, epilogue, activation, multiplier)
+        self._add(library.LINEAR, op)
 
     def _head_norm(self, name: str, qk_norm: QkNorm, dim: int) -> CNorm:
         return self._c_norm(name, qk_norm.norm, dim, rows=-1 if qk_norm.head_weights else 1)

@@ -18,6 +18,7 @@ from torch import Tensor
 from aengine.attention import StepLayout
 from aengine.cache import LayerGroups, layer_groups
 from aengine.kernels.cpu import ops
+from aengine.kernels.cpu.adapters import PackedAdapter, StepAdapters
 from aengine.kernels.cpu.library import (
     BLOCK,
     ELEMENTS,
@@ -34,6 +35,8 @@ from aengine.kernels.cpu.library import (
 from aengine.kernels.cpu.pool import KvPool
 from aengine.kernels.quantized import Rows
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
+from aengine.models.adapters import Adapter
+from aengine.models.cpu_adapters import pack_adapter
 from aengine.models.cpu_program import Program
 from aengine.models.cpu_weights import PackedWeights
 from aengine.models.sharding import vocab_bounds
@@ -107,6 +110,7 @@ class StepArguments:
         last_tokens: LastTokens,
         kept: KeptHidden | None = None,
         inputs: Tensor | None = None,
+        adapters: StepAdapters | None = None,
     ) -> None:
         """`draw_params` are of `DRAW_PARAMS`. Raises ValueError for too many or too few ids, draws or rows, and for last tokens that could
         not be written back."""
@@ -115,7 +119,7 @@ class StepArguments:
         given = (token_ids, layout.positions, layout.slot_mapping, *indices, logits_indices, *rows)  # as the fields of `CStep`
         arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in given]
         kept_slots = None if kept is None else np.ascontiguousarray(kept.slots, dtype=np.int32)
-        self._keep = (arrays, hidden, sampled, draw_params, kept, kept_slots, inputs)
+        self._keep = (arrays, hidden, sampled, draw_params, kept, kept_slots, inputs, adapters)
         num_tokens, num_logits = layout.num_tokens, len(logits_indices)
         tokens, num_inputs, num_outputs = map(len, rows)
         self.c = CStep(
@@ -126,6 +130,7 @@ class StepArguments:
             None if kept is None else kept.states.data_ptr(),
             None if kept_slots is None else address(kept_slots),
             None if inputs is None else inputs.data_ptr(),
+            None if adapters is None else ctypes.pointer(adapters.c),
             *(num_tokens, len(layout.last_page_len), num_logits, tokens, num_inputs, num_outputs, len(layout.kv_indices)),
             0 if kept_slots is None else len(kept_slots),
         )
@@ -225,6 +230,10 @@ class DecoderStack:
         ranks that do not run it, which compute what those steps need."""
         self._program = Program(self._weights, self._num_positions, self._groups, head, None if stack is None else stack._weights)
 
+    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
+        """What steps of this stack take. From any thread, while steps run. Raises AdapterError for one that does not fit the model."""
+        return pack_adapter(self._weights, self._program.matrices, adapter)
+
     @property
     def kept_width(self) -> int:
         """The width of the hidden states that steps read or keep by slot; 0: they do not."""
@@ -248,6 +257,7 @@ class DecoderStack:
         last_tokens: LastTokens,
         kept: KeptHidden | None = None,
         inputs: Tensor | None = None,
+        adapters: StepAdapters | None = None,
     ) -> PreparedStep:
         """A step that writes keys and values of [T] `token_ids` at the layout's slots.
 
@@ -255,6 +265,7 @@ class DecoderStack:
         What a token gets depends on its own sequence alone: not on other rows, the cut into chunks, or the number of threads. `kept` is for
         a draft head, and for the model that it reads hidden states of. Of several stages, those but the last bring the residual [T,
         hidden_size] of all tokens, and those but the first are given it as `inputs`, contiguous.
+        `adapters` are those of the tokens.
         Raises ValueError for a pool or hidden states of another shape, and for another number of ids, draws or slots than there are tokens.
         """
         c = pool.c
@@ -267,10 +278,12 @@ class DecoderStack:
         samples, shard = greedy or draw_params is not None, self._weights.shard
         if shard.num_ranks > 1:
             self._check_rank(workspace, shard, samples, inputs, layout.num_tokens)
+        if adapters is not None:
+            adapters.check(layout.num_tokens, len(self._program.matrices))
         num_rows = len(logits_indices) if shard.is_last_stage else layout.num_tokens
         hidden = None if samples else torch.empty(num_rows, self._program.hidden_stride, dtype=self.dtype)
         sampled = np.empty(len(logits_indices), np.int64) if samples else None
-        step = StepArguments(layout, token_ids, logits_indices, hidden, sampled, draw_params, last_tokens, kept, inputs)
+        step = StepArguments(layout, token_ids, logits_indices, hidden, sampled, draw_params, last_tokens, kept, inputs, adapters)
         arguments = (ctypes.byref(self._program.c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
         used = None if hidden is None else hidden[:, : self.spec.hidden_size]
         return PreparedStep(workspace, arguments, (self, pool, step), used, sampled)
@@ -296,9 +309,12 @@ class DecoderStack:
         if found != shape or (inputs is not None and (inputs.dtype != self.dtype or not inputs.is_contiguous())):
             raise ValueError(f"inputs of shape {found} are not {shape} of {self.dtype}, which this stage begins with")
 
-    def logits(self, workspace: Workspace, hidden: Tensor) -> Tensor:
-        """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32; of several ranks, this rank's columns of them."""
-        return ops.logits(workspace, hidden, self._weights.linears["head"], self.spec.logit_soft_cap)
+    def logits(self, workspace: Workspace, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor:
+        """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32; of several ranks, this rank's columns of them. `adapters`:
+        of the rows."""
+        if adapters is not None:
+            adapters.check(len(hidden), len(self._program.matrices))
+        return ops.logits(workspace, hidden, self._weights.linears["head"], self.spec.logit_soft_cap, adapters)
 
     def gather_logits(self, workspace: Workspace, part: Tensor) -> Tensor | None:
         """The `logits` of all ranks, [m, vocab_size], on the first of them; None on the others. All call it. Raises ExchangeError."""

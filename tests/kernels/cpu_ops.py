@@ -226,7 +226,7 @@ def _linear(
         raise ValueError("a gated product takes an interleaved weight, and nothing else does")
     if x.shape[1] != weight.in_features or x.dtype != weight.dtype:
         raise ValueError(f"activations of shape {tuple(x.shape)} and dtype {x.dtype} are not [m, {weight.in_features}] of {weight.dtype}")
-    op = CLinearOp(ctypes.pointer(weight.c), 0, 1, epilogue, activation, 1.0)
+    op = CLinearOp(ctypes.pointer(weight.c), library.NO_MATRIX, 0, 1, epilogue, activation, 1.0)
     inputs, outputs = ([x], [width]) if residual is None else ([x, residual], [])
     return run(workspace, inputs, outputs, (library.LINEAR, op))
 

@@ -22,9 +22,10 @@ from aengine.kernels.cpu.library import load_kernels
 from tools.prebuild import prebuild
 
 FILES = {
+    "adapters.cpp": "static int adapters() { return 0; }\n",
     "attention.cpp": "static int twenty() { return 20; }\n",
     "experts.cpp": "static int experts() { return 1; }\n",
-    "draw.cpp": "int draw() { return twenty() + experts(); }\n",
+    "draw.cpp": "int draw() { return twenty() + experts() + adapters(); }\n",
     "codes.cpp": "int codes() { return 10; }\n",
     "gemm.cpp": "static int gemm() { return 11; }\n",
     "exchange.cpp": "static int exchange() { return 0; }\n",

@@ -24,7 +24,7 @@ from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, level_fla
 SOURCES = pathlib.Path(__file__).parent / "src"
 PREBUILT = pathlib.Path(__file__).parent / "prebuilt"
 _log = logging.getLogger("aengine")
-_UNITS = (("attention.cpp", "experts.cpp", "draw.cpp"), ("codes.cpp",), ("gemm.cpp", "exchange.cpp", "kernels.cpp"))
+_UNITS = (("adapters.cpp", "attention.cpp", "experts.cpp", "draw.cpp"), ("codes.cpp",), ("gemm.cpp", "exchange.cpp", "kernels.cpp"))
 """Files that are compiled as one translation unit. The units are compiled in parallel, and codes take the longest; more units would spend
 most time on headers."""
 _COMPILERS = ("c++", "g++", "clang++")

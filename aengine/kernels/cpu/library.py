@@ -9,7 +9,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Mapping
-from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint16, c_uint32, c_void_p
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +34,7 @@ SCALE_KINDS = (torch.bfloat16, torch.float32, torch.float16)  # by `ScaleKind`
 MAX_ACTIVATION_GROUP = 128
 _BYTES = ctypes.c_char * 0
 EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS, COPY, READ_KEPT, WRITE_KEPT, GATHER_RANKS, SUM_RANKS = range(13)  # `OpKind`
+EMBEDDING, HEAD, NO_MATRIX = 0, 1, -1  # numbers of matrices, for adapters
 STORE, ADD, ACTIVATE, GATED, PARTIAL = range(5)  # `Epilogue`
 SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, CLIPPED_SWIGLU = range(6)  # `Activation`
 RMS_NORM, LAYER_NORM = range(2)  # `NormKind`
@@ -78,7 +79,7 @@ class CNormOp(Structure):
 
 
 class CLinearOp(Structure):
-    _fields_ = _fields((POINTER(CPackedLinear), "weight"), (c_int32, "in out epilogue activation"), (c_float, "multiplier"))
+    _fields_ = _fields((POINTER(CPackedLinear), "weight"), (c_int32, "matrix in out epilogue activation"), (c_float, "multiplier"))
 
 
 class CAttentionOp(Structure):
@@ -159,16 +160,29 @@ class CPool(Structure):
     )
 
 
+class CLowRankBlock(Structure):
+    _fields_ = _fields((c_uint32, "row"), (c_uint16, "first count"))
+
+
+class CLowRank(Structure):
+    _fields_ = _fields((c_void_p, "a b blocks"), (c_int64, "size"))
+
+
+class CStepAdapters(Structure):
+    _fields_ = _fields((POINTER(c_void_p), "adapters"), (c_void_p, "of_tokens"), (c_int64, "num_adapters most"))
+
+
 class CStep(Structure):
     _fields_ = _fields(
         (c_void_p, "token_ids positions slots qo_indptr kv_indptr kv_indices last_page_len"),
         (c_void_p, "logits_indices last_tokens input_rows output_rows hidden sampled draw_params kept kept_slots inputs"),
+        (POINTER(CStepAdapters), "adapters"),
         (c_int64, "num_tokens num_rows num_logits num_last_tokens num_input_rows num_output_rows num_groups num_kept"),
     )
 
 
 _OPS = (COp, CEmbedOp, CNormOp, CLinearOp, CAttentionOp, CGatherOp, CExpertsOp, CHeadsOp, CCopyOp, CKeptOp, CGatherRanksOp, CSumRanksOp)
-_OTHERS = (CExchange, CSharedRanks, CModel, CPool)
+_OTHERS = (CExchange, CSharedRanks, CModel, CPool, CLowRankBlock, CLowRank, CStepAdapters)
 STRUCT_SIZES = [*map(ctypes.sizeof, (CPackedLinear, CPart, CCodesPart, *_OPS, *_OTHERS)), DRAW_PARAMS.itemsize, ctypes.sizeof(CStep)]
 """In the order of `aengine_struct_sizes`."""
 
@@ -191,7 +205,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_pack": (None, POINTER(CPart), c_int64, c_int32, POINTER(CPackedLinear), c_int),
     "aengine_pack_codes": (None, POINTER(CCodesPart), c_int64, c_int32, POINTER(CPackedLinear), c_int),
     "aengine_quantise": (None, POINTER(CPart), c_int32, c_int64, c_void_p, c_void_p, c_int),
-    "aengine_logits": (c_int, c_int32, c_void_p, c_int64, c_int64, POINTER(CPackedLinear), c_float, c_void_p, c_void_p, c_int),
+    "aengine_logits": (
+        *(c_int, c_int32, c_void_p, c_int64, c_int64, POINTER(CPackedLinear), c_float),
+        *(POINTER(CStepAdapters), c_void_p, c_void_p, c_int),
+    ),
     "aengine_draw": (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int),
     "aengine_run_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
     "aengine_begin_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),

@@ -14,19 +14,21 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.kernels.cpu.adapters import StepAdapters
 from aengine.kernels.cpu.library import BLOCK, ELEMENTS, Workspace, address_of_params, check
 from aengine.kernels.cpu.packing import PackedLinear
 
 
-def logits(workspace: Workspace, x: Tensor, weight: PackedLinear, soft_cap: float = 0.0) -> Tensor:
-    """W x + b in float32, contiguous; [m, in_features] -> [m, out_features]. With a `soft_cap` c they become c * tanh(logit / c)."""
+def logits(workspace: Workspace, x: Tensor, weight: PackedLinear, soft_cap: float = 0.0, adapters: StepAdapters | None = None) -> Tensor:
+    """W x + b in float32, contiguous; [m, in_features] -> [m, out_features]. With a `soft_cap` c they become c * tanh(logit / c).
+    `adapters`: what they add to a head is added first."""
     if weight.interleaved:
         raise ValueError("an interleaved weight is for a gated product alone")
     rows = as_rows(x, weight.in_features, weight.dtype)
     out = torch.empty(len(x), weight.out_features)
     status = workspace.kernels.logits(
         *(ELEMENTS[x.dtype], rows.data_ptr(), row_stride(rows), len(x), ctypes.byref(weight.c)),
-        *(soft_cap, out.data_ptr(), workspace.handle, workspace.threads),
+        *(soft_cap, None if adapters is None else adapters.c, out.data_ptr(), workspace.handle, workspace.threads),
     )
     check(status)
     return out

@@ -96,6 +96,21 @@ struct CodesPart {
   i64 stride;  // of the codes
 };
 
+// 16 columns of B: `count` rows of B transposed, from `row` on, which elements first .. first + count of A x are multiplied with.
+struct LowRankBlock {
+  u32 row;
+  u16 first, count;
+};
+
+// What an adapter adds to a product y = W x: B (A x). Elements are those of activations. The parts of a fused matrix have rows of A of their
+// own, and a block of B those of its parts.
+struct LowRank {
+  const void* a;               // [size, in_features padded with zeros to a multiple of 16]; of the embedding transposed, [vocab, size]
+  const void* b;               // [rows of all blocks, 16]
+  const LowRankBlock* blocks;  // [panels * 4], in packed order
+  i64 size;                    // a multiple of 4, the last rows of A are zero where need be; 0: nothing is added
+};
+
 struct Norm {
   const float* weight;  // [size, padded with zeros to a multiple of 16]
   const float* bias;    // the same; null: none
@@ -119,6 +134,9 @@ struct Op {
   const T& as() const { return *static_cast<const T*>(item); }
 };
 
+// The numbers of two matrices to which adapters add something; those of linears follow.
+constexpr i32 EMBEDDING = 0, HEAD = 1;
+
 // out = the rows of the token ids times `scale`, plus those of the positions.
 struct EmbedOp {
   const void* embedding;  // [vocab, width]; null: the rows are the step's inputs
@@ -140,7 +158,7 @@ struct NormOp {
 // out = what the epilogue makes of W in + b.
 struct LinearOp {
   const PackedLinear* weight;
-  i32 in, out, epilogue, activation;
+  i32 matrix, in, out, epilogue, activation;  // matrix: its number; -1: adapters add nothing to it
   float multiplier;
 };
 
@@ -276,6 +294,14 @@ struct DrawParams {
   i32 position, unused;
 };
 
+// The adapters of a step.
+struct StepAdapters {
+  const LowRank* const* adapters;  // [num_adapters], of each the matrices by number
+  const i32* of_tokens;            // [num_tokens], which one; -1: none
+  i64 num_adapters;
+  i64 most;  // the largest `size` of a matrix
+};
+
 // A step's rows, as `StepLayout` has them.
 struct Step {
   i32* token_ids;  // [num_tokens]
@@ -295,6 +321,7 @@ struct Step {
   void* kept;              // [num_pages * page_size, width], hidden states by slot of group 0; null: the model has no operation for them
   const i32* kept_slots;   // [num_kept], where WRITE_KEPT writes its rows; -1: nowhere
   const void* inputs;      // [num_tokens, width], in place of the rows of an embedding; null: there are none
+  const StepAdapters* adapters;  // null: no token has one
   i64 num_tokens, num_rows, num_logits, num_last_tokens, num_input_rows, num_output_rows, num_groups, num_kept;
 
   const i32* group_slots(i64 group) const { return slots + group * num_tokens; }

@@ -41,7 +41,6 @@ struct CodeGroups {
   const u32* words_of(const u32* panel, i64 group) const { return scales_of(panel, group) + scales + group % per_block * words * PANEL; }
 };
 
-#define AE_ALWAYS_INLINE __attribute__((always_inline))
 #define AE_UNROLL _Pragma("GCC unroll 16")
 
 // Calls f(0), f(1), ... with compile-time constants.

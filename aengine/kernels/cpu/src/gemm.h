@@ -140,14 +140,6 @@ struct CapLogits final : Output {
   const Output& next;
 };
 
-// The product with an output head.
-template <class E>
-void multiply_logits(const Member& member, const E* x, i64 stride, i64 rows, const PackedLinear& head, float soft_cap, const Output& output,
-                     const Buffers& space) {
-  if (soft_cap > 0) return multiply(member, x, stride, rows, head, CapLogits(soft_cap, output), space);
-  multiply(member, x, stride, rows, head, output, space);
-}
-
 // out[row] = the column of the largest value: the lowest of equal ones, and a NaN is larger than everything, as in torch.argmax.
 struct StoreArgmax final : RowOutput<StoreArgmax> {
   StoreArgmax(std::atomic<i64>* keys, i64 of) : best(keys), columns(of) {}

@@ -37,7 +37,7 @@ void aengine_struct_sizes(i64* sizes) {
   const i64 all[] = {sizeof(PackedLinear), sizeof(Part), sizeof(CodesPart), sizeof(Op), sizeof(EmbedOp), sizeof(NormOp), sizeof(LinearOp),
                      sizeof(AttentionOp), sizeof(GatherOp), sizeof(ExpertsOp), sizeof(HeadsOp), sizeof(CopyOp), sizeof(KeptOp),
                      sizeof(GatherRanksOp), sizeof(SumRanksOp), sizeof(Exchange), sizeof(SharedRanks),
-                     sizeof(Model), sizeof(Pool), sizeof(DrawParams), sizeof(Step)};
+                     sizeof(Model), sizeof(Pool), sizeof(LowRankBlock), sizeof(LowRank), sizeof(StepAdapters), sizeof(DrawParams), sizeof(Step)};
   memcpy(sizes, all, sizeof all);
 }
 
@@ -63,15 +63,19 @@ void aengine_quantise(const Part* part, i32 source, i64 columns, u8* codes, floa
   with_element(source, [&](auto element) { quantise<decltype(element)>(*part, columns, codes, scales, threads); });
 }
 
-// out = W x + b in float32, [rows, out_features], capped unless soft_cap is 0; rows of x as in abi.h.
-i32 aengine_logits(i32 element, const void* x, i64 x_stride, i64 rows, const PackedLinear* w, float soft_cap, float* out,
-                   Workspace* space, int threads) {
+// out = W x + b in float32, [rows, out_features], capped unless soft_cap is 0; rows of x as in abi.h. Adapters add to it as to the head.
+i32 aengine_logits(i32 element, const void* x, i64 x_stride, i64 rows, const PackedLinear* w, float soft_cap, const StepAdapters* adapters,
+                   float* out, Workspace* space, int threads) {
   if (space->workers.busy()) return BUSY;
   if (!reserve_prepared(*space, rows, w->in_features)) return OUT_OF_MEMORY;
+  AdaptedRows adapted;
+  if (adapters && !(reserve_low_rank(*space, *adapters, rows) && plan_adapters(*adapters, nullptr, rows, space->adapted_logits, adapted))) {
+    return OUT_OF_MEMORY;
+  }
   with_element(element, [&](auto e) {
     using E = decltype(e);
     run_team(threads, [&](const Member& member) {
-      multiply_logits(member, static_cast<const E*>(x), x_stride, rows, *w, soft_cap, StoreLogits{out, w->out_features}, *space);
+      multiply_logits(member, static_cast<const E*>(x), x_stride, rows, *w, soft_cap, adapted, StoreLogits{out, w->out_features}, *space);
     });
   });
   return OK;

@@ -14,6 +14,7 @@
 #endif
 
 #define AE_INLINE inline __attribute__((always_inline))
+#define AE_ALWAYS_INLINE __attribute__((always_inline))  // of a lambda
 #define AE_NOINLINE __attribute__((noinline))
 
 namespace aengine {

@@ -1,6 +1,7 @@
 // The operations of a model for one step, by one team of threads: what models/decoder.py computes, in the same order. models/cpu_program.py
 // writes them down.
 #pragma once
+#include "adapters.h"
 #include "attention.h"
 #include "draw.h"
 #include "exchange.h"
@@ -56,9 +57,15 @@ inline Status check_rows(const Pool& pool, const Step& step) {
   return OK;
 }
 
-// Room for `rows` rows of all activations, for products of them and for attention.
+// The adapters of a step's tokens, and of those at its logits indices.
+struct StepAdapted {
+  AdaptedRows tokens, logits;
+};
+
+// Room for all activations of a step, for products of them and for attention.
 template <class E>
-bool reserve_step(Workspace& space, const Model& model, const Pool& pool, i64 rows, int threads) {
+bool reserve_step(Workspace& space, const Model& model, const Pool& pool, const Step& step, int threads) {
+  const i64 rows = larger(step.num_tokens, step.num_logits);
   i64 widest = 0;
   for (i64 i = 0; i < model.num_buffers; i++) {
     if (!space.activations[i].reserve<E>(rows * model.strides[i])) return false;
@@ -68,14 +75,15 @@ bool reserve_step(Workspace& space, const Model& model, const Pool& pool, i64 ro
     if (op->kind == EXPERTS && !reserve_experts<E>(space, op->as<ExpertsOp>(), rows)) return false;
     if (op->kind == SUM_RANKS && !space.rank_partials.reserve<float>(rows * partial_rows(space, op->as<SumRanksOp>().width).stride)) return false;
   }
+  if (step.adapters && !reserve_low_rank(space, *step.adapters, rows)) return false;
   return reserve_prepared(space, rows, widest) && space.gathered.reserve<u8>(threads * gathered_bytes(pool));
 }
 
 template <class E>
 class Stack {
  public:
-  Stack(const Model& model, const Pool& pool, const Step& step, const AttentionPlan& plan, const Workspace& space)
-      : m_(model), pool_(pool), step_(step), plan_(plan), space_(space), rows_(model, space, step.hidden) {}
+  Stack(const Model& model, const Pool& pool, const Step& step, const AttentionPlan& plan, const StepAdapted& adapted, const Workspace& space)
+      : m_(model), pool_(pool), step_(step), plan_(plan), adapted_(adapted), space_(space), rows_(model, space, step.hidden) {}
 
   // Runs all operations, then samples the next tokens at the logits indices if the step does. When the exchange with other ranks fails, a
   // thread leaves out what is left.
@@ -87,14 +95,15 @@ class Stack {
  private:
   void run_ops(const Member& member) const {
     i64 rows = step_.num_tokens;
+    const AdaptedRows* adapted = &adapted_.tokens;
     for (const Op* op = m_.ops; op < m_.ops + m_.num_ops && !has_failed(space_); op++) {
       switch (static_cast<OpKind>(op->kind)) {
-        case EMBED: embed(member, op->as<EmbedOp>()); break;
+        case EMBED: embed(member, op->as<EmbedOp>()), adapt_embedding(member, op->as<EmbedOp>()); break;
         case NORM: norm_rows(member, op->as<NormOp>(), rows_, rows); break;
-        case LINEAR: multiply_rows(member, op->as<LinearOp>(), rows); break;
+        case LINEAR: multiply_rows(member, op->as<LinearOp>(), rows, *adapted); break;
         case ROTATE: rotate_and_write(member, op->as<AttentionOp>(), pool_, step_, rows_); break;
         case ATTEND: attend(member, op->as<AttentionOp>(), pool_, step_, rows_, plan_, space_); break;
-        case GATHER: gather(member, op->as<GatherOp>()), rows = step_.num_logits; break;
+        case GATHER: gather(member, op->as<GatherOp>()), rows = step_.num_logits, adapted = &adapted_.logits; break;
         case EXPERTS: run_experts(member, op->as<ExpertsOp>(), rows_, rows, space_); break;
         case HEADS: multiply_heads(member, op->as<HeadsOp>(), rows_, rows, space_); break;
         case COPY: copy(member, op->as<CopyOp>(), rows); break;
@@ -110,7 +119,7 @@ class Stack {
     const Rows<E>& hidden = rows_[m_.hidden];
     const i64 vocab = m_.head->out_features;
     const auto multiply_head = [&](const Output& out) {
-      multiply_logits(member, hidden.data, hidden.stride, step_.num_logits, *m_.head, m_.logit_soft_cap, out, space_);
+      multiply_logits(member, hidden.data, hidden.stride, step_.num_logits, *m_.head, m_.logit_soft_cap, adapted_.logits, out, space_);
     };
     if (!step_.draw_params) return multiply_head(StoreArgmax::of(step_.sampled, *m_.head));
     float* logits = space_.logits.as<float>();
@@ -137,13 +146,40 @@ class Stack {
       }
     });
   }
-  void multiply_rows(const Member& member, const LinearOp& op, i64 rows) const {
+  // Computes the rows of adapted tokens again, from what their adapters add to the embedding, which is rounded with them once.
+  void adapt_embedding(const Member& member, const EmbedOp& op) const {
+    const AdaptedRows& adapted = adapted_.tokens;
+    const E *embedding = static_cast<const E*>(op.embedding), *positions = static_cast<const E*>(op.positions);
+    const i64 most = embedding ? adapted.most(EMBEDDING) : 0;
+    if (!most) return;
+    member.each_run(step_.num_tokens, 16, [&](i64 begin, i64 end) {
+      for (i64 token = begin; token < end; token++) {
+        if (adapted.of_rows[token] < 0) continue;
+        const LowRank& low = adapted.of(adapted.of_rows[token], EMBEDDING);
+        const i64 id = step_.token_ids[token];
+        float* u = space_.low_rank.as<float>() + token * most;
+        for (i64 i = 0; i < low.size; i++) u[i] = widen(static_cast<const E*>(low.a)[id * low.size + i]);
+        for (i64 first = 0; first < op.width && low.size; first += PANEL) {
+          float values[PANEL] = {};
+          for (i64 i = 0; i < smaller(PANEL, op.width - first); i++) values[i] = widen(embedding[id * op.width + first + i]);
+          add_low_rank<E>(low, first / PANEL, u, values);
+          for (i64 i = 0; i < smaller(PANEL, op.width - first); i++) {
+            const float position = positions ? widen(positions[step_.positions[token] * op.width + first + i]) : 0.f;
+            rows_[op.out].row(token)[first + i] = narrow<E>(values[i] * op.scale + position);
+          }
+        }
+      }
+    });
+  }
+  void multiply_rows(const Member& member, const LinearOp& op, i64 rows, const AdaptedRows& adapted) const {
     const Rows<E>& in = rows_[op.in];
+    const auto multiply_to = [&](const Output& out) {
+      multiply_adapted(member, in.data, in.stride, rows, *op.weight, op.matrix, adapted, out, space_);
+    };
     if (op.epilogue == PARTIAL) {
-      const StoreRows<float, false> partial(partial_rows(space_, op.weight->out_features), 1.f);
-      return multiply(member, in.data, in.stride, rows, *op.weight, partial, space_);
+      return multiply_to(StoreRows<float, false>(partial_rows(space_, op.weight->out_features), 1.f));
     }
-    with_output<E>(op, rows_[op.out], [&](const Output& out) { multiply(member, in.data, in.stride, rows, *op.weight, out, space_); });
+    with_output<E>(op, rows_[op.out], multiply_to);
   }
   void gather(const Member& member, const GatherOp& op) const {
     const Rows<E>& in = rows_[op.in];
@@ -192,6 +228,7 @@ class Stack {
   const Pool& pool_;
   const Step& step_;
   const AttentionPlan& plan_;
+  const StepAdapted& adapted_;
   const Workspace& space_;
   const StepRows<E> rows_;
 };
@@ -203,7 +240,7 @@ class StackJob final : public Job {
   StackJob(const Model& model, const Pool& pool, const Step& step, Workspace& space) : m_(model), pool_(pool), step_(step), space_(space) {}
 
   Status prepare(int threads) {
-    if (!reserve_step<E>(space_, m_, pool_, larger(step_.num_tokens, step_.num_logits), threads)) return OUT_OF_MEMORY;
+    if (!reserve_step<E>(space_, m_, pool_, step_, threads) || !plan_step_adapters()) return OUT_OF_MEMORY;
     if (!plan_attention(step_, m_.heads, pool_, threads, space_, plan_)) return OUT_OF_MEMORY;
     if (has_draw_params()) {
       const i64 vocab = m_.head->out_features;
@@ -214,7 +251,7 @@ class StackJob final : public Job {
     }
     return OK;
   }
-  AE_NOINLINE void work(const Member& member) const override { Stack<E>(m_, pool_, step_, plan_, space_).run(member); }
+  AE_NOINLINE void work(const Member& member) const override { Stack<E>(m_, pool_, step_, plan_, adapted_, space_).run(member); }
   Status end() const override {
     if (has_failed(space_)) return (Status)failure_of(*space_.exchange);
     if (step_.sampled && !has_draw_params()) StoreArgmax::finish(step_.sampled, step_.num_logits);
@@ -224,12 +261,18 @@ class StackJob final : public Job {
 
  private:
   bool has_draw_params() const { return step_.sampled && step_.draw_params; }
+  bool plan_step_adapters() {
+    if (!step_.adapters) return true;
+    return plan_adapters(*step_.adapters, nullptr, step_.num_tokens, space_.adapted_tokens, adapted_.tokens) &&
+           plan_adapters(*step_.adapters, step_.logits_indices, step_.num_logits, space_.adapted_logits, adapted_.logits);
+  }
 
   const Model& m_;
   const Pool& pool_;
   const Step& step_;
   Workspace& space_;
   AttentionPlan plan_;
+  StepAdapted adapted_;
 };
 
 template <class E>
