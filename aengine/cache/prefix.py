@@ -1,6 +1,6 @@
 """The names of page contents: chained hashes with the layer group, and the index from name to the page that holds the content.
 
-A page's hash covers its own token ids, everything before it, and the salt, so equal names mean equal KV. Hashes are 128-bit
+A page's hash covers its own token ids, everything before it, the salt and the adapter, so equal names mean equal KV. Hashes are 128-bit
 BLAKE2b; a hit is still compared on token ids, so even a constructed collision cannot serve foreign KV. Knows nothing of
 ref counts or free lists.
 """
@@ -20,9 +20,10 @@ class PageChain:
 
     __slots__ = ("_page_bytes", "_root", "digests")
 
-    def __init__(self, page_size: int, salt: str = "") -> None:
+    def __init__(self, page_size: int, salt: str = "", adapter: int = 0) -> None:
+        """`adapter`: its key; 0: none."""
         self._page_bytes = page_size * np.dtype(np.int32).itemsize
-        self._root = blake2b(salt.encode(), digest_size=DIGEST_BYTES).digest()
+        self._root = blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=adapter.to_bytes(8, "little")).digest()
         self.digests: list[bytes] = []
 
     def extend(self, tokens: NDArray[np.int32]) -> None:

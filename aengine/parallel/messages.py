@@ -115,6 +115,7 @@ class Plan:
     copy_from: IntArray
     copy_to: IntArray
     scores_prompts: bool
+    adapters: IntArray
 
     @classmethod
     def of(cls, plan: StepPlan) -> Plan:

@@ -19,6 +19,7 @@ from aengine.scheduler.plan import NO_INTS, NewRow, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from aengine.attention import StepLayout
+    from aengine.models.adapters import Adapter
 
 IntArray = NDArray[np.int32]
 
@@ -97,24 +98,25 @@ class Step:
     scores_prompts: bool = False  # the same
     drafts: IntArray | None = None  # [m], the drafts at these positions, -1 where there is none; None: there are none at all
     kept_slots: IntArray = field(default_factory=lambda: NO_INTS)  # [m], of a draft head: the slots that its next positions have
+    adapters: IntArray = field(default_factory=lambda: NO_INTS)  # as of the plan
 
     @classmethod
     def of(cls, plan: StepPlan, layout: StepLayout) -> Step:
         rows, num_sampled, token_ids = plan.rows, plan.num_sampled, plan.token_ids
         if layout.num_decodes == len(rows):
             sampled = layout.qo_indptr[:-1], rows, layout.seq_lens
-            return cls(plan.step, layout, rows, token_ids, *sampled, plan.wants_forced, plan.scores_prompts)
+            return cls(plan.step, layout, rows, token_ids, *sampled, plan.wants_forced, plan.scores_prompts, adapters=plan.adapters)
         if not np.count_nonzero(num_sampled > 1):
             at = num_sampled.nonzero()[0]
             sampled = layout.qo_indptr[1:][at] - 1, rows[at], layout.seq_lens[at]
-            return cls(plan.step, layout, rows, token_ids, *sampled, plan.wants_forced, plan.scores_prompts)
+            return cls(plan.step, layout, rows, token_ids, *sampled, plan.wants_forced, plan.scores_prompts, adapters=plan.adapters)
         firsts = np.cumsum(num_sampled, dtype=np.int32) - num_sampled
         indices = np.arange(num_sampled.sum(), dtype=np.int32) + np.repeat(layout.qo_indptr[1:] - num_sampled - firsts, num_sampled)
         sampled = indices, np.repeat(rows, num_sampled), layout.positions[indices] + 1
         ids = np.concatenate((np.full(layout.num_decodes, -1, np.int32), token_ids, [-1]), dtype=np.int32)
         drafts = ids[indices + 1]
         drafts[(firsts + num_sampled - 1)[num_sampled > 0]] = -1
-        return cls(plan.step, layout, rows, token_ids, *sampled, plan.wants_forced, plan.scores_prompts, drafts)
+        return cls(plan.step, layout, rows, token_ids, *sampled, plan.wants_forced, plan.scores_prompts, drafts, adapters=plan.adapters)
 
     def first_samples(self) -> NDArray[np.int64]:
         """[sampled rows], the index of each row's first among the m tokens."""
@@ -128,7 +130,7 @@ class Step:
 class Executor(Protocol):
     """A model on a device, with its KV pages, the last token of every row, and the sampling. Steps run in the order of their launches.
 
-    All methods but `hold` are called from one thread. `allocate` comes before all that follow it here.
+    All methods but `hold` and `pack_adapter` are called from one thread. `allocate` comes before all that follow it here.
     """
 
     name: str
@@ -149,6 +151,13 @@ class Executor(Protocol):
 
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
         """Assigns rows to new sequences. What it raises may be the fault of any of them; it can be called again with the others."""
+
+    def pack_adapter(self, adapter: Adapter) -> object:
+        """An adapter in the form that `set_adapter` takes. May be called from any thread, but from one at a time, while steps run. Raises
+        AdapterError for one that the executor cannot add, or InsufficientMemoryError."""
+
+    def set_adapter(self, key: int, packed: object | None) -> None:
+        """From now on rows of steps can have the adapter with this key; None: they have it no more."""
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         """Copies page sources[i] to page destinations[i], all of its layers, after the writes of the steps before. No page is twice a

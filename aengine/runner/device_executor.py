@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.upload import upload
+from aengine.models.adapters import Adapter
 from aengine.runner.base import IntArray, Step
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.decode_graphs import Forward
@@ -127,6 +128,12 @@ class DeviceExecutor:
         with self._stream.enter():
             self._sampler.update(new_rows)
             self._scorer.update(new_rows)
+
+    def pack_adapter(self, adapter: Adapter) -> object:
+        raise NotImplementedError
+
+    def set_adapter(self, key: int, packed: object | None) -> None:
+        raise NotImplementedError
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._start_latest()

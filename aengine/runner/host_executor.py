@@ -15,6 +15,7 @@ from torch import Tensor
 
 from aengine.kernels.cpu import ops
 from aengine.kernels.warm_memory import WarmMemory
+from aengine.models.adapters import Adapter
 from aengine.models.cpu_stack import PreparedStep
 from aengine.runner.base import InFlightStep, IntArray, Step
 from aengine.runner.host_model import HostModel
@@ -66,6 +67,12 @@ class HostExecutor:
         with torch.inference_mode():
             self._sampler.update(new_rows)
             self._scorer.update(new_rows)
+
+    def pack_adapter(self, adapter: Adapter) -> object:
+        raise NotImplementedError
+
+    def set_adapter(self, key: int, packed: object | None) -> None:
+        raise NotImplementedError
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._queue.compute_through()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.warm_memory import WarmMemory
+from aengine.models.adapters import Adapter
 from aengine.models.cpu_stack import PreparedStep
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import Logits
@@ -48,6 +49,12 @@ class HostFollower:
 
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
         raise AssertionError("plans of a follower have no new rows")
+
+    def pack_adapter(self, adapter: Adapter) -> object:
+        raise NotImplementedError
+
+    def set_adapter(self, key: int, packed: object | None) -> None:
+        raise NotImplementedError
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._model.copy_pages(sources, destinations)

@@ -135,6 +135,7 @@ class StepPlan:
     draft_rows: DraftRows | None = None  # the drafts that are proposed for them are -1 in token_ids
     wants_forced: bool = False  # the result should say what grammars force to follow
     scores_prompts: bool = False  # some rows have a part of a prompt whose logprobs are asked for
+    adapters: IntArray = field(default_factory=lambda: NO_INTS)  # [n], keys; 0: the row has none. Empty: no row has one
 
     @property
     def decoding_rows(self) -> IntArray:

@@ -82,4 +82,5 @@ class PlanBuilder:
             draft_rows=draft_rows,
             wants_forced=wants_forced and rows.num_grammars > 0 and bool(np.count_nonzero(rows.features[plan_rows] & _GRAMMAR)),
             scores_prompts=scores_prompts,
+            adapters=rows.adapters_of(plan_rows),
         )

@@ -27,6 +27,7 @@ class SchedulerConfig:
     enable_prefix_cache: bool = True
     max_in_flight: int = 1  # steps of different rows; with 1 a step may be planned ahead that has the rows of the one in flight
     max_drafts: int = 0  # of a sequence in a step
+    max_adapters: int | None = None  # >= 1, different ones that sequences with rows have; None: any number
     has_draft_model: bool = False  # of the runner
     has_draft_head: bool = False  # its draft model is a head, which reads hidden states of the model
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
@@ -49,8 +50,9 @@ class Request:
     arrival: float = 0.0  # seconds on the scheduler's clock
     deadline: float | None = None  # seconds on the scheduler's clock
     cache_salt: str = ""
+    adapter: int = 0  # its key; 0: none
     max_drafts: int | None = None  # in a step; None: as many as the scheduler's
-    num_forks: int = 0  # requests with the same prompt that name this one in `fork_of`
+    num_forks: int = 0  # requests with the same prompt and adapter that name this one in `fork_of`
     fork_of: int | None = None  # key of a request with the same prompt, submitted before, whose prompt pages are shared
 
 

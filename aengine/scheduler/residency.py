@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aengine.cache import PageCache, PageNeeds
+from aengine.scheduler.adapter_room import AdapterRoom
 from aengine.scheduler.plan import NO_INTS, Features, IntArray, NewRow
 from aengine.scheduler.prefixes import PrefixesInFlight
 from aengine.scheduler.request import Sequence, SequenceState
@@ -55,11 +56,14 @@ runs, the same holds for all others, so nothing runs out of pages and it is neve
 
 
 class Residency:
-    def __init__(self, rows: RowTable, cache: PageCache, needs: PageNeeds, *, enable_prefix_cache: bool) -> None:
+    def __init__(
+        self, rows: RowTable, cache: PageCache, needs: PageNeeds, *, enable_prefix_cache: bool, max_adapters: int | None = None
+    ) -> None:
         self.rows = rows
         self.cache = cache
         self.needs = needs
         self.prefixes = PrefixesInFlight()
+        self.adapters = AdapterRoom(rows, max_adapters)
         self._enable_prefix_cache = enable_prefix_cache
         self._watermark = max(1, cache.usable // 100)
         self._num_protected = 0  # running sequences that were preempted MAX_PREEMPTIONS times
@@ -105,6 +109,16 @@ class Residency:
         if num_hits == (len(sequence.tokens) - 1) // self.cache.page_size or num_hits == len(sequence.chain.digests):
             return False  # the rest must be computed anyway
         return self.prefixes.wait(sequence, sequence.chain.digests[num_hits])
+
+    @property
+    def num_awaiting(self) -> int:
+        """How many sequences wait for others, and not in the queue."""
+        return self.prefixes.num_awaiting + self.adapters.num_waiting
+
+    def stop_waiting(self, sequence: Sequence) -> None:
+        """The sequence no longer waits for others, if it did."""
+        self.prefixes.stop_waiting(sequence)
+        self.adapters.stop_waiting(sequence)
 
     def has_room(self, sequence: Sequence, hits: IntArray) -> bool:
         """Whether the sequence can be admitted now: with its known tokens, and enough to grow that it is not soon preempted."""
@@ -158,6 +172,7 @@ class Residency:
         rows, needs, num_hits = self.rows, self.needs, hits.shape[1]
         request, tokens = sequence.request, sequence.tokens
         row = rows.assign(sequence, tenant_id)
+        self.adapters.admit(sequence)
         num_full, columns = needs.num_full, needs.columns(len(tokens))
         if hits.size:
             self.cache.retain(hits[hits > 0])
@@ -315,12 +330,14 @@ class Residency:
         self._num_protected -= sequence.preemptions >= MAX_PREEMPTIONS
         return self.prefixes.abandon(sequence)
 
-    def release(self, sequence: Sequence) -> None:
-        """Take row and pages from a stopped sequence that no step in flight computes."""
+    def release(self, sequence: Sequence) -> list[Sequence]:
+        """Take row and pages from a stopped sequence that no step in flight computes. Returns the sequences that waited for the place of
+        its adapter."""
         assert self.rows.flights[sequence.row] == 0
         self.changes.drop(sequence.row)
         self.cache.release(self.rows.pages(sequence.row).copy())
         self.rows.clear(sequence.row)
+        return self.adapters.leave(sequence.request.adapter)
 
 
 def fork_digest(key: int) -> bytes:

@@ -4,10 +4,12 @@ vectorised operations. Knows no policy: who runs and why is the scheduler's busi
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from aengine.cache import PageNeeds
-from aengine.scheduler.plan import Features, IntArray
+from aengine.scheduler.plan import NO_INTS, Features, IntArray
 from aengine.scheduler.request import Sequence
 
 MOST_FORCED = 16
@@ -50,6 +52,8 @@ class RowTable:
         self.max_forced = np.zeros(num_rows, np.int32)  # the same of those that a grammar forces
         self.features = np.zeros(num_rows, np.int32)
         self.tenants = np.zeros(num_rows, np.int32)
+        self._adapters = np.zeros(num_rows, np.int32)  # keys, 0 where there is none
+        self.adapters = Counter[int]()  # of the assigned rows: by key, how many have it
         # Large tables are mapped lazily: only the parts that are used take memory.
         self._kinds = needs.kinds
         self._num_full = needs.num_full
@@ -84,6 +88,9 @@ class RowTable:
         self.num_grammars += bool(request.params.features & Features.GRAMMAR)
         self.lockstep[row] = self._max_in_flight > 1 or bool(request.params.features & Features.LAST_TOKEN)
         self.tenants[row] = tenant
+        self._adapters[row] = request.adapter
+        if request.adapter:
+            self.adapters[request.adapter] += 1
         self.tokens[row, :num_tokens] = sequence.tokens
         stop_ids = sorted(request.stop_token_ids | request.eos_token_ids)
         missing = len(stop_ids) - self.stop_ids.shape[1]
@@ -104,6 +111,10 @@ class RowTable:
         self.num_grammars -= bool(self.features[row] & int(Features.GRAMMAR))
         self.active[row] = self.decoding[row] = self.parked[row] = self._ready[row] = False
         self.num_pages[row] = 0
+        if adapter := sequence.request.adapter:
+            self.adapters[adapter] -= 1
+            if not self.adapters[adapter]:
+                del self.adapters[adapter]
         self._free.append(row)
 
     def set_parked(self, row: int, parked: bool) -> None:
@@ -132,6 +143,11 @@ class RowTable:
             return ready
         first: IntArray = ready[np.sort(self.steps[ready].argsort(kind="stable")[:num_rows])]
         return first
+
+    def adapters_of(self, rows: IntArray) -> IntArray:
+        """As `StepPlan.adapters`."""
+        keys: IntArray = self._adapters[rows] if self.adapters else NO_INTS
+        return keys if np.count_nonzero(keys) else NO_INTS
 
     def pages(self, row: int) -> IntArray:
         """The pages that the row holds, first to last."""

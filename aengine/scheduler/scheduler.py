@@ -39,7 +39,9 @@ class Scheduler:
             config.max_num_seqs, config.max_model_len, needs, 0 if drafter is None else config.max_drafts, config.max_in_flight
         )
         self._cache = PageCache(config.num_pages, config.page_size)
-        self._residency = Residency(self._rows, self._cache, needs, enable_prefix_cache=config.enable_prefix_cache)
+        self._residency = Residency(
+            self._rows, self._cache, needs, enable_prefix_cache=config.enable_prefix_cache, max_adapters=config.max_adapters
+        )
         self._builder = PlanBuilder(self._rows)
         progress = None
         if config.has_draft_model:
@@ -62,10 +64,10 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Take a request that fits the context and the page pool; it waits."""
-        page_size, salt = self._config.page_size, request.cache_salt
+        names = self._config.page_size, request.cache_salt, request.adapter
         primary = self._sequences.get(request.fork_of) if request.fork_of is not None else None
-        prompt_chain = primary.prompt_chain if primary is not None else PageChain(page_size, salt)
-        sequence = Sequence(request, PageChain(page_size, salt), prompt_chain, primary, request.prompt)
+        prompt_chain = primary.prompt_chain if primary is not None else PageChain(*names)
+        sequence = Sequence(request, PageChain(*names), prompt_chain, primary, request.prompt)
         self._sequences[request.key] = sequence
         if request.deadline is not None:
             self._deadlines.add(request.deadline, request.key, self._sequences)
@@ -106,7 +108,7 @@ class Scheduler:
         rows = self._rows
         num_active = int(np.count_nonzero(rows.active))
         num_parked = int(np.count_nonzero(rows.active & rows.parked))
-        waiting = len(self._queue) + self._residency.prefixes.num_awaiting
+        waiting = len(self._queue) + self._residency.num_awaiting
         return EngineStats(
             running=num_active - num_parked,
             waiting=waiting,
@@ -181,8 +183,12 @@ class Scheduler:
                 break
             if not prefilling.parked:
                 budget -= self._add_chunk(prefilling, budget, chunks)
+        self._preempt_parked_adapter()
         while budget > 0 and not residency.short and (sequence := self._queue.pop(now)) is not None:
             if residency.awaits_prompt(sequence):
+                continue
+            if residency.adapters.wait(sequence):
+                self._preempt_parked_adapter()
                 continue
             hits, primary = residency.prefix(sequence)
             if primary is None and residency.awaits_page(sequence, hits.shape[1]):
@@ -198,6 +204,11 @@ class Scheduler:
         if chunks:
             self._prefilling = [sequence for sequence in self._prefilling if not self._rows.decoding[sequence.row]]
         return chunks
+
+    def _preempt_parked_adapter(self) -> None:
+        """If some wait for the place of an adapter, and there is one that parked sequences alone have, these lose their rows."""
+        for parked in self._residency.adapters.parked():
+            self._preempt(parked)
 
     def _admit(self, sequence: Sequence, hits: IntArray, primary: Sequence | None, now: float) -> None:
         self._residency.admit(sequence, hits, self._queue.tenant_id(sequence), primary)
@@ -349,7 +360,7 @@ class Scheduler:
         """Take row and pages from a running sequence that no step in flight computes; its tokens are computed again when it comes back."""
         sequence.tokens = self._rows.tokens[sequence.row, : self._rows.num_known[sequence.row]].copy()
         self._stop_running(sequence)
-        self._residency.release(sequence)
+        self._queue.push(*self._residency.release(sequence))
         self._num_preemptions += 1
         sequence.preemptions += not sequence.parked  # a parked one loses nothing but its place
         sequence.state = SequenceState.WAITING
@@ -377,9 +388,9 @@ class Scheduler:
             self._release(sequence)
 
     def _stop_waiting(self, sequence: Sequence) -> None:
-        """Take a WAITING sequence out of the queue, or from those that await a prefix; a parked one is in neither."""
+        """Take a WAITING sequence out of the queue, or from those that wait for others; a parked one is in neither."""
         if not self._queue.remove(sequence):
-            self._residency.prefixes.stop_waiting(sequence)
+            self._residency.stop_waiting(sequence)
 
     def _stop_running(self, sequence: Sequence) -> None:
         """A RUNNING sequence computes no further."""
@@ -389,7 +400,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self._num_leaving -= 1
-        self._residency.release(sequence)
+        self._queue.push(*self._residency.release(sequence))
         self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:

@@ -1,8 +1,8 @@
 """The KV-content oracle: a runner without a model that knows what every page slot must hold.
 
-A slot's content is the hash of the salt, of the layer group and of every token up to its own position, so a read of a wrong, stale or
-foreign slot is seen at once. The next token is a function of that hash, so the right output of a request is known in advance: its solo run.
-Requests are told apart by their seed, which is their key.
+A slot's content is the hash of the salt, of the adapter, of the layer group and of every token up to its own position, so a read of a
+wrong, stale or foreign slot is seen at once. The next token is a function of that hash, so the right output of a request is known in
+advance: its solo run. Requests are told apart by their seed, which is their key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Truth:
 
     request: Request
     tokens: np.ndarray  # prompt and output
-    hashes: np.ndarray  # [j]: hash of the salt and tokens[: j + 1]
+    hashes: np.ndarray  # [j]: hash of the salt, the adapter and tokens[: j + 1]
     reason: FinishReason
 
     @property
@@ -41,7 +41,7 @@ class Truth:
 
 
 def solo_run(request: Request, vocab_size: int) -> Truth:
-    state = sum((i + 1) * ord(c) for i, c in enumerate(request.cache_salt)) + 17
+    state = _mix(sum((i + 1) * ord(c) for i, c in enumerate(request.cache_salt)) + 17, request.adapter)
     tokens: list[int] = []
     hashes: list[int] = []
 
@@ -108,8 +108,10 @@ class OracleRunner:
         max_num_batched_tokens: int,
         windows: Windows = (None,),
         max_in_flight: int = 1,
+        max_adapters: int | None = None,
     ) -> None:
         self.max_in_flight = max_in_flight
+        self.max_adapters = max_adapters
         self.page_size = page_size
         self.windows = windows
         self.slots = np.full(num_pages * page_size, -1, np.int64)
@@ -159,6 +161,7 @@ class OracleRunner:
             assert page or self.windows[group], "the reserved page was handed out"
             assert not page or column <= len(pages)
             pages[column : column + 1] = [page]
+        self._check_adapters(plan)
         proposed = {} if plan.draft_rows is None else self._propose(plan.draft_rows)
         given = 0
         tokens: list[int] = []
@@ -204,6 +207,12 @@ class OracleRunner:
             self.last_tokens |= sampled
             sampled = {}
         return OracleFlight(self, plan, ends, sampled, result)
+
+    def _check_adapters(self, plan: StepPlan) -> None:
+        expected = [self.truth_of(row).request.adapter for row in plan.rows.tolist()]
+        if plan.adapters.tolist() != (expected if any(expected) else []):
+            raise OracleError(f"step {plan.step} computes rows with other adapters than their requests have")
+        assert self.max_adapters is None or len({*expected} - {0}) <= self.max_adapters
 
     def _propose(self, drafted: DraftRows) -> dict[int, list[int]]:
         """The draft model's steps: drafts that are right, wrong and half right, by row."""

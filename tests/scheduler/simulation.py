@@ -42,7 +42,7 @@ class Simulation:
         self.config = config
         self.clock = FakeClock()
         sizes = config.num_pages, config.page_size, config.max_num_seqs, config.max_num_batched_tokens
-        self.runner = OracleRunner(*sizes, config.windows, config.max_in_flight)
+        self.runner = OracleRunner(*sizes, config.windows, config.max_in_flight, config.max_adapters)
         self.runner.draft_is_head = config.has_draft_head
         drafter = None if drafts is None else RandomDrafts(self.runner.truth_of, drafts, has_model=config.has_draft_model)
         self.scheduler = Scheduler(config, self.clock, drafter)
@@ -139,6 +139,7 @@ class Simulation:
             if sequence is not None:
                 np.add.at(refs, rows.pages(row), 1)
         assert np.array_equal(refs, cache.refs), "ref counts do not add up"
+        assert self.config.max_adapters is None or len(rows.adapters) <= self.config.max_adapters
         windows_end = rows.window_ends[rows.decoding & rows.active]
         assert not self.config.windows[-1] or np.array_equal(windows_end, rows.num_pages[rows.decoding & rows.active])
         free = set(cache._free[: cache._num_free].tolist())
@@ -159,6 +160,8 @@ class Simulation:
         stats = self.scheduler.stats()
         assert (stats.running, stats.waiting, stats.parked, stats.pages_used) == (0, 0, 0, 0)
         assert not self.scheduler._sequences
+        assert not self.scheduler._rows.adapters
+        assert not self.scheduler._residency.num_awaiting
         assert not self.scheduler._residency.prefixes._owner
         assert not self.scheduler._residency.prefixes._awaiting
         assert not self.scheduler._residency.prefixes._claims

@@ -47,6 +47,7 @@ def random_config(rng: random.Random, max_in_flight: int = 1) -> SchedulerConfig
         max_in_flight=max_in_flight,
         has_draft_model=windows[0] is None and (drawn := rng.random()) < 0.6,
         has_draft_head=windows[0] is None and drawn < 0.2 and max_in_flight == 1,
+        max_adapters=rng.choice([None, None, 1, 2]),
     )
 
 
@@ -68,6 +69,7 @@ def random_request(rng: random.Random, key: int, prefixes: list[list[int]], conf
         arrival=now,
         deadline=now + rng.choice([3.0, 30.0]) if rng.random() < 0.05 else None,
         cache_salt=rng.choice(["", "", "", "salt"]),
+        adapter=rng.choice([0, 0, 0, 1, 2, 3]),
     )
     if rng.random() < 0.3:  # any object: it is the sampler's
         request = dataclasses.replace(request, params=dataclasses.replace(request.params, grammar="a grammar"))
@@ -186,7 +188,11 @@ class TestTheOracleCanFail:
         assert fails(range(200))
 
     def test_salt_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(scheduler_module, "PageChain", lambda page_size, salt: PageChain(page_size))
+        monkeypatch.setattr(scheduler_module, "PageChain", lambda page_size, salt, adapter: PageChain(page_size, adapter=adapter))
+        assert fails(range(400))
+
+    def test_adapter_not_in_the_hash(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(scheduler_module, "PageChain", lambda page_size, salt, adapter: PageChain(page_size, salt))
         assert fails(range(400))
 
     def test_pages_given_back_one_token_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
