@@ -21,7 +21,7 @@ _WEIGHTS = Accepts(
     lambda weights: isinstance(weights, Mapping) and all(isinstance(name, str) and is_positive(weights[name]) for name in weights),
     "a mapping from tenant to a finite number > 0",
 )
-ADAPTER_NAME = r"[A-Za-z0-9._:-]{1,128}"
+ADAPTER_NAME = r"[A-Za-z0-9._:/-]{1,128}"
 _ADAPTERS = Accepts(
     lambda paths: (
         isinstance(paths, Mapping)
@@ -29,7 +29,7 @@ _ADAPTERS = Accepts(
             isinstance(name, str) and re.fullmatch(ADAPTER_NAME, name) and isinstance(paths[name], str) and paths[name] for name in paths
         )
     ),
-    f"a mapping from names that match {ADAPTER_NAME} to directories",
+    f"a mapping from names that match {ADAPTER_NAME} to paths",
 )
 MOST_ADAPTERS = 1024
 
@@ -129,7 +129,8 @@ class EngineConfig:
     max_logprobs: Annotated[int, integer(0)] = 20
     """Largest logprobs and prompt_logprobs that a request may ask for."""
     adapters: Annotated[Mapping[str, str], _ADAPTERS] = field(default_factory=dict)
-    """Adapters that are loaded with the model: directories that PEFT wrote, by the names that requests use."""
+    """Adapters that are loaded with the model, by the names that requests use: directories that PEFT wrote, Hugging Face ids, or
+    "demo-lora"."""
     max_adapters: Annotated[int | None, integer(0, MOST_ADAPTERS)] = None
     """Most adapters that the sequences of one step use; more can be loaded. 0: none can be loaded. Default: on a CPU max_num_seqs; on CUDA
     as many as `adapters` names, at most 8."""

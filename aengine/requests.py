@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from aengine.chats import ChatFields, ChatOptions, check_count
 from aengine.checks import Accepts, integer, is_positive, text
+from aengine.config import ADAPTER_NAME
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.params import SamplingParams
 
@@ -20,7 +21,6 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages."""
 Form = Literal["text", "token_ids", "chat"]
 
-ADAPTER_NAME = r"[A-Za-z0-9._:/-]{1,128}"
 _LABEL = text("a string of at most 128 characters", r"(?s).{0,128}")
 
 

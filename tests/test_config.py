@@ -205,7 +205,7 @@ def test_adapters() -> None:
     accepted("adapters", {"a.b-c:d_1": "some/where", "x" * 128: "/tmp"})
     values: list[Any] = [[], "a=b", {"": "x"}, {"a b": "x"}, {"x" * 129: "x"}, {"a": ""}, {"a": 1}, {1: "a"}]
     for value in values:
-        words = f"{shown(value)} is not a mapping from names that match [A-Za-z0-9._:-]{{1,128}} to directories"
+        words = f"{shown(value)} is not a mapping from names that match [A-Za-z0-9._:/-]{{1,128}} to paths"
         assert refused(adapters=value) == {"adapters": words}
     assert refused(adapters={"a": "x"}, max_adapters=0) == {"max_adapters": "0 is too few: adapters names 1"}
 

@@ -23,17 +23,33 @@ from aengine.errors import AEngineError, ModelLoadError, RankDiedError, RankHung
 from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from aengine.parallel.join import accept_ranks, listen, read_secret, split_address
 from aengine.parallel.launch import FOLLOWER_MODULE, FollowerProcess, take_cores
-from aengine.parallel.messages import Addresses, Close, Facts, LastTokens, Logits, Message, Plan, Progress, Sizes, Welcome, encode
+from aengine.parallel.messages import (
+    Addresses,
+    ApplyChange,
+    ChangePrepared,
+    Close,
+    DiscardChange,
+    Facts,
+    LastTokens,
+    Logits,
+    Message,
+    Plan,
+    PrepareChange,
+    Progress,
+    Sizes,
+    Welcome,
+    encode,
+)
 from aengine.parallel.ring import LOOPBACK, Ring, connect_ring, open_port
 from aengine.parallel.shard import Shard
-from aengine.parallel.watcher import END_SECONDS, Follower, Watcher
+from aengine.parallel.watcher import END_SECONDS, Follower, Watcher, error_of_rank
 from aengine.scheduler.plan import IntArray, StepPlan
 
 _log = logging.getLogger("aengine")
 CHECK_SECONDS = 0.2
 """Between two looks at whether loading is to end."""
 LOADING_SECONDS = 600.0
-"""A rank that loads says something within this time."""
+"""A rank that loads, or prepares a change, says something within this time."""
 CLOSE_SECONDS = 10.0
 """After which a rank that was told to end is killed."""
 LOG_SECONDS = 5.0
@@ -45,7 +61,7 @@ CAUSE = 0.05
 _GIB = 1 << 30
 SHARED_BYTES = 130 << 20
 """Of the memory that the ranks of a stage share, of which only what is written takes any: enough for an exchange between 64 ranks."""
-MessageT = TypeVar("MessageT", Facts, Sizes, Addresses)
+MessageT = TypeVar("MessageT", Facts, Sizes, Addresses, ChangePrepared)
 
 
 def start_ranks(
@@ -97,7 +113,7 @@ def start_ranks(
 
 
 class DriverRanks:
-    """All methods but `check`, `hung` and `close` belong to one thread."""
+    """All methods but `check`, `hung`, `close` and those that prepare and discard changes belong to one thread."""
 
     def __init__(
         self,
@@ -195,6 +211,28 @@ class DriverRanks:
         """Ends that step on the first stage. Later stages know nothing of tokens."""
         self._send(LastTokens(tokens), self._followers[: self.shard.size - 1])
 
+    def prepare_change(self, number: int, change: str) -> None:
+        """Has all other ranks prepare a change, beside their steps. May be called from any thread, one at a time."""
+        self._send(PrepareChange(number, change))
+
+    def wait_prepared(self, number: int) -> None:
+        """Waits, in that thread, until they have. Raises why one of them cannot, or what happened to it."""
+        for follower in self._followers:
+            while (answer := self._next(follower, ChangePrepared)).number != number:
+                pass  # of a change that was discarded
+            if answer.error:
+                raise error_of_rank(follower.rank, answer.error, answer.text) or AEngineError(
+                    f"{follower.name}: {answer.error}: {answer.text}"
+                )
+
+    def apply_change(self, number: int) -> None:
+        """All ranks have prepared it."""
+        self._send(ApplyChange(number))
+
+    def discard_change(self, number: int) -> None:
+        """May be called from any thread."""
+        self._send(DiscardChange(number))
+
     def hung(self, rank: int) -> AEngineError:
         """The error for a rank that this one waits for in vain: `RankHungError`, or what happened to the rank that that one waits for. From
         now on `close` waits for none."""
@@ -262,7 +300,8 @@ class DriverRanks:
                 raise RankDiedError(follower.with_lines(error.how), follower.rank, follower.pid, follower.lines) from None
 
     def _next(self, follower: Follower, kind: type[MessageT]) -> MessageT:
-        """The next message of a rank that loads."""
+        """The next message of a rank that loads or prepares a change."""
+        since = time.monotonic()
         while True:
             self._check()
             self.check()
@@ -270,7 +309,7 @@ class DriverRanks:
             try:
                 message = follower.inbox.get(timeout=CHECK_SECONDS)
             except queue.Empty:
-                if time.monotonic() - follower.heard > LOADING_SECONDS:
+                if time.monotonic() - max(since, follower.heard) > LOADING_SECONDS:
                     what = follower.with_lines(f"loads, and said nothing for {LOADING_SECONDS:g} s")
                     raise RankHungError(what, follower.rank, follower.pid, follower.lines) from None
                 continue

@@ -20,7 +20,9 @@ from aengine.parallel.channel import Channel, ChannelClosedError
 from aengine.parallel.launch import take_cores
 from aengine.parallel.messages import (
     Addresses,
+    ApplyChange,
     Close,
+    DiscardChange,
     Facts,
     Failed,
     LastTokens,
@@ -28,6 +30,7 @@ from aengine.parallel.messages import (
     Logits,
     Message,
     Plan,
+    PrepareChange,
     Progress,
     Refused,
     Sizes,
@@ -50,7 +53,7 @@ class DriverGoneError(Exception):
 
 
 class FollowerRanks:
-    """All methods but `progress` and `on_failure` belong to one thread."""
+    """All methods but `progress`, `on_failure` and `send` belong to one thread."""
 
     def __init__(
         self,
@@ -80,6 +83,8 @@ class FollowerRanks:
         self.store = welcome.store_host or channel.peer_host, welcome.store_port  # where the driver listens: `DriverRanks.store_fd`
         self._told = 0.0  # of progress, when
         self._on_failure: list[Callable[[], object]] = []
+        self.on_change: Callable[[PrepareChange | DiscardChange], object] = lambda message: None
+        """Called with these messages, in their order, in the thread that waits for others. Must not wait."""
         self._ahead: Message | None = None  # received, and not asked for yet
         self._driver_gone = False
         self._ended = threading.Event()
@@ -120,9 +125,11 @@ class FollowerRanks:
             raise DriverGoneError(f"it sent {sizes} instead of the sizes")
         return sizes.num_pages, sizes.max_model_len
 
-    def next_plan(self) -> StepPlan | None:
-        """Waits for the next step; None: there is none any more. Raises DriverGoneError."""
+    def next_task(self) -> StepPlan | ApplyChange | None:
+        """Waits for the next step, or what comes between two; None: there is none any more. Raises DriverGoneError."""
         message = self._next()
+        if isinstance(message, ApplyChange):
+            return message
         if isinstance(message, Plan):
             return message.step_plan()
         if isinstance(message, Close):
@@ -148,7 +155,11 @@ class FollowerRanks:
 
     def _next(self) -> Message:
         message, self._ahead = self._ahead, None
-        return message or self._receive()
+        while message is None or isinstance(message, PrepareChange | DiscardChange):
+            if message is not None:
+                self.on_change(message)
+            message = self._receive()
+        return message
 
     def _receive(self, timeout: float | None = None) -> Message:
         try:

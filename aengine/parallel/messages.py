@@ -151,11 +151,46 @@ class Hidden:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareChange:
+    """The rank prepares a change beside its steps; a `ChangePrepared` follows. May come within a step, as `DiscardChange` may."""
+
+    number: int  # of changes
+    change: str  # `Change` as JSON
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePrepared:
+    """From a rank: it has prepared the change, or cannot."""
+
+    number: int
+    error: str  # name of the class; empty: there is none
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyChange:
+    """The steps of the plans that follow compute with the change."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardChange:
+    """The change is not applied, whether it is prepared or could not be."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """The rank ends in an orderly way."""
 
 
-Message = Hello | Welcome | Refused | Facts | Sizes | Addresses | Progress | Log | Failed | Plan | Logits | LastTokens | Hidden | Close
+Message = (
+    (Hello | Welcome | Refused | Facts | Sizes | Addresses | Progress | Log | Failed | Plan | Logits | LastTokens | Hidden)
+    | (PrepareChange | ChangePrepared | ApplyChange | DiscardChange)
+    | Close
+)
 _KINDS: tuple[type[Any], ...] = get_args(Message)
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from aengine.errors import AEngineError, ConfigError, InsufficientMemoryError, ModelLoadError, RankDiedError, RankHungError
+from aengine.errors import AdapterError, AEngineError, ConfigError, InsufficientMemoryError, ModelLoadError, RankDiedError, RankHungError
 from aengine.parallel.channel import Channel, ChannelClosedError
 from aengine.parallel.launch import FollowerProcess, how_it_ended
 from aengine.parallel.messages import Failed, Log, Message, Progress
@@ -49,6 +49,14 @@ class Follower:
         """A sentence about this rank, and its last log lines."""
         lines = "".join(f"\n  {line}" for line in self.lines)
         return f"{self.name} {what}" + (f"; its last log lines:{lines}" if lines else "")
+
+
+def error_of_rank(rank: int, name: str, text: str) -> AEngineError | None:
+    """The error of this class that a rank says it has, if that is one of what it was given."""
+    for kind in (AdapterError, ModelLoadError, InsufficientMemoryError):
+        if name == kind.__name__:
+            return kind(f"rank {rank}: {text}")
+    return None
 
 
 class Watcher:
@@ -141,9 +149,9 @@ class Watcher:
         text = f"rank {follower.rank}: {failed.text}"
         if failed.error == ConfigError.__name__:
             return ConfigError.of(failed.field, text)
-        for kind in (ModelLoadError, InsufficientMemoryError):
-            if failed.error == kind.__name__:
-                return kind(text)
+        error = error_of_rank(follower.rank, failed.error, failed.text)
+        if error is not None:
+            return error
         what = follower.with_lines(f"failed: {failed.error}: {failed.text}")
         return RankDiedError(what, follower.rank, follower.pid, follower.lines)
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.cache import Windows
+from aengine.parallel.shard import Shard
 from aengine.runner.changes import Change, Prepared
 from aengine.scheduler.drafter import DraftSource
 from aengine.scheduler.plan import NO_INTS, NewRow, StepPlan, StepResult
@@ -42,8 +43,8 @@ class InFlightStep(Protocol):
 
 
 class Runner(Protocol):
-    """Executes plans in the order of their step numbers. All methods but `hold` and `abandon` are called from the thread that created
-    it."""
+    """Executes plans in the order of their step numbers. All methods but `hold`, `abandon`, `prepare` and `discard` are called from
+    the thread that created it."""
 
     num_pages: int  # of the pool, the reserved page 0 included
     page_size: int  # tokens
@@ -51,6 +52,7 @@ class Runner(Protocol):
     max_model_len: int  # tokens
     max_num_seqs: int  # rows are 0 .. max_num_seqs - 1
     max_num_batched_tokens: int  # of one step
+    max_adapters: int  # of the rows of one step; 0: none can be loaded
     max_in_flight: int  # steps of different rows; with 1 the next step may run ahead of the newest one if that `overlaps`
 
     @property
@@ -134,6 +136,7 @@ class Executor(Protocol):
     """
 
     name: str
+    shard: Shard  # of the model, that it holds
 
     @property
     def exchange_seconds(self) -> float:

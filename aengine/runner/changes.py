@@ -5,13 +5,17 @@ A change is prepared beside the steps, which may fail and touches nothing, and t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
+
+from aengine.outputs import AdapterInfo
 
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
     key: int  # >= 1, never used before
+    name: str
     path: str  # a directory, as PEFT writes it
 
 
@@ -36,3 +40,16 @@ class Prepared:
 
     change: Change
     content: object  # for the executor alone
+    number: int = 0  # of the change among those of several ranks
+    adapter: AdapterInfo | None = None  # that is loaded
+
+
+def change_to_json(change: Change) -> str:
+    return json.dumps({"kind": type(change).__name__, **asdict(change)})
+
+
+def change_from_json(text: str) -> Change:
+    fields = json.loads(text)
+    kind = fields.pop("kind")
+    change: Change = next(each for each in get_args(Change) if each.__name__ == kind)(**fields)
+    return change

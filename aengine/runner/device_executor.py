@@ -84,7 +84,7 @@ class DeviceExecutor:
         self._collectives = connect_ranks(setup)
         if self._collectives is not None:
             setup = replace(setup, shard=self._collectives.shard)
-        self._setup = setup
+        self._setup, self.shard = setup, setup.shard
         self._capture = setup.capture
         self._stream = DeviceStream(setup.device)
         with self._stream.enter():

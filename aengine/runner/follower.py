@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
+from queue import SimpleQueue
 
 from aengine.errors import RankHungError
 from aengine.kernels.cpu.library import ExchangeError
 from aengine.parallel.driver import VERDICT_SECONDS
 from aengine.parallel.follower import FollowerRanks
+from aengine.parallel.messages import ApplyChange, ChangePrepared, DiscardChange, PrepareChange
 from aengine.parallel.ring import StageError
 from aengine.runner.base import InFlightStep
+from aengine.runner.changes import Prepared, change_from_json
 from aengine.runner.model_runner import ModelRunner
 
 
@@ -33,19 +37,62 @@ def run_follower(ranks: FollowerRanks) -> None:
 
 def _run(ranks: FollowerRanks) -> None:
     runner = ModelRunner(ranks.config, ranks.model_dir, ranks=ranks)
+    changes = _Changes(ranks, runner)
     try:
         staged = deque[InFlightStep]()  # that later stages compute
         while True:
             if staged and ranks.ends_step():
                 staged.popleft().result()
                 continue
-            plan = ranks.next_plan()
+            plan = ranks.next_task()
             if plan is None:
                 return
+            if isinstance(plan, ApplyChange):
+                runner.apply(changes.take(plan.number))
+                continue
             step = runner.launch(plan)
             if runner.max_in_flight > 1 and ranks.shard.stage == 0:
                 staged.append(step)
             elif not step.overlaps:
                 step.result()
     finally:
+        changes.close()
         runner.close()
+
+
+class _Changes:
+    """Prepares what the driver asks for, in a thread of its own."""
+
+    def __init__(self, ranks: FollowerRanks, runner: ModelRunner) -> None:
+        self._ranks = ranks
+        self._runner = runner
+        self._prepared: dict[int, Prepared] = {}  # by number of the change
+        self._messages: SimpleQueue[PrepareChange | DiscardChange | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._main, name="aengine-changes", daemon=True)
+        self._thread.start()
+        ranks.on_change = self._messages.put
+
+    def take(self, number: int) -> Prepared:
+        """The driver was told that it is prepared."""
+        return self._prepared.pop(number)
+
+    def close(self) -> None:
+        """Returns when nothing more is prepared."""
+        self._messages.put(None)
+        self._thread.join()
+
+    def _main(self) -> None:
+        while (message := self._messages.get()) is not None:
+            if isinstance(message, DiscardChange):
+                prepared = self._prepared.pop(message.number, None)
+                if prepared is not None:
+                    self._runner.discard(prepared)
+            else:
+                self._ranks.send(self._prepare(message))
+
+    def _prepare(self, message: PrepareChange) -> ChangePrepared:
+        try:
+            self._prepared[message.number] = self._runner.prepare(change_from_json(message.change))
+        except Exception as error:  # the driver raises it
+            return ChangePrepared(message.number, type(error).__name__, str(error))
+        return ChangePrepared(message.number, "", "")

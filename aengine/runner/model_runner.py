@@ -33,6 +33,7 @@ from aengine.parallel.shard import WHOLE
 from aengine.runner.base import InFlightStep, Step
 from aengine.runner.capture import Capture
 from aengine.runner.changes import Change, Prepared
+from aengine.runner.changing import Changing
 from aengine.runner.cuda_capture import CudaCapture
 from aengine.runner.device import find_device, set_thread_count
 from aengine.runner.draft_setup import draft_source, with_draft_model
@@ -53,8 +54,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class ModelRunner:
-    """Satisfies `Runner`. All methods but `hold` and `abandon` belong to the thread that creates it: CUDA streams and inference mode are
-    thread-local."""
+    """Satisfies `Runner`. All methods but `hold`, `abandon`, `prepare` and `discard` belong to the thread that creates it: CUDA streams and
+    inference mode are thread-local."""
 
     def __init__(
         self,
@@ -132,6 +133,8 @@ class ModelRunner:
             digest, dtype = checkpoint_digest(model_dir, config.load_format), str(self.dtype).removeprefix("torch.")
             ranks.same({"model": digest, "dtype": dtype, "device": self.device.type, "level of the CPU kernels": level})
         self._executor = build_executor(setup, warm, check)
+        self._changing = Changing(setup, self._executor)
+        self.max_adapters = setup.max_adapters
         budget = self._executor.kv_budget() if config.kv_cache_memory is None else config.kv_cache_memory
         bytes_per_page = self._executor.bytes_per_page()
         self.windows = setup.groups.windows
@@ -185,13 +188,13 @@ class ModelRunner:
         return self._executor.exchange_seconds
 
     def prepare(self, change: Change) -> Prepared:
-        raise NotImplementedError(change)
+        return self._changing.prepare(change)
 
     def apply(self, prepared: Prepared) -> None:
-        raise NotImplementedError(prepared)
+        self._changing.apply(prepared)
 
     def discard(self, prepared: Prepared) -> None:
-        raise NotImplementedError(prepared)
+        self._changing.discard(prepared)
 
     def hold(self, held: bool) -> None:
         self._executor.hold(held)

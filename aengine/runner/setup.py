@@ -30,6 +30,8 @@ from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.capture import Capture
 
 _log = logging.getLogger("aengine")
+DEFAULT_ADAPTERS = 8
+"""Most max_adapters on an accelerator, where nothing is configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,13 @@ class ExecutorSetup:
     def most_drafts(self) -> int:
         """Of a row in a step."""
         return 0 if self.config.speculative == "off" else self.config.max_drafts
+
+    @property
+    def max_adapters(self) -> int:
+        """Most adapters of the rows of one step. 0: none can be loaded."""
+        if self.config.max_adapters is not None:
+            return self.config.max_adapters
+        return self.max_num_seqs if self.device.type == "cpu" else min(len(self.config.adapters), DEFAULT_ADAPTERS)
 
     @property
     def kv_dtype(self) -> torch.dtype | None:

@@ -97,6 +97,7 @@ class HookedRunner(OracleRunner):
         self.num_pages = num_pages
         self.max_model_len = 400
         self.draft_source = None
+        self.max_adapters = max_num_seqs
         self.max_num_seqs = max_num_seqs
         self._ahead = ahead
         self.queue = HostQueue()

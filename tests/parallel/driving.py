@@ -52,10 +52,11 @@ class Driver:
         assert follower.pid is not None
         return follower.pid
 
-    def step(self, rows: Sequence[int] = (0, 1), tokens: Sequence[int] = (5, 6)) -> None:
+    def step(self, rows: Sequence[int] = (0, 1), tokens: Sequence[int] = (5, 6), within: Callable[[], object] = lambda: None) -> None:
         ones = np.ones(len(rows), np.int32)
         plan = StepPlan(self.steps, np.array(rows, np.int32), len(rows), ones, ones, ones, NO_INTS, (), *[NO_INTS] * 4)
         self.ranks.send_plan(plan)
+        within()
         self.ranks.send_logits(np.array(rows[:1], np.int32))
         self.ranks.send_last_tokens(np.array(tokens, np.int32))
         self.steps += 1

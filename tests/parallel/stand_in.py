@@ -24,10 +24,18 @@ from aengine.errors import ModelLoadError, RankHungError
 from aengine.parallel import follower
 from aengine.parallel.command import run_worker
 from aengine.parallel.follower import FollowerRanks
-from aengine.parallel.messages import LastTokens
+from aengine.parallel.messages import ApplyChange, ChangePrepared, LastTokens, PrepareChange
 
 SLOT = 4
-"""int32 of a rank: pid, steps done, sum of the rows and logits indices, sum of the last tokens."""
+"""int32 of a rank: pid, steps done, sum of the rows, the logits indices and the changes applied before, sum of the last tokens."""
+
+
+def prepared(ranks: FollowerRanks, message: PrepareChange) -> ChangePrepared:
+    """A rank cannot prepare a change that is its name, and dies of the change "exit"."""
+    if message.change == "exit":
+        os._exit(3)
+    refused = message.change == str(ranks.shard.rank)
+    return ChangePrepared(message.number, "AdapterError" if refused else "", "not for me" if refused else "")
 
 
 def run(ranks: FollowerRanks, what: str) -> None:
@@ -45,8 +53,13 @@ def run(ranks: FollowerRanks, what: str) -> None:
     slot[0] = os.getpid()
     if what == "deaf":
         threading.Event().wait()
-    while (plan := ranks.next_plan()) is not None:
-        slot[2] = plan.rows.sum()
+    applied = 0  # the sum of the numbers of changes
+    ranks.on_change = lambda message: isinstance(message, PrepareChange) and ranks.send(prepared(ranks, message))
+    while (plan := ranks.next_task()) is not None:
+        if isinstance(plan, ApplyChange):
+            applied += plan.number
+            continue
+        slot[2] = plan.rows.sum() + applied
         while not isinstance(message := ranks.receive(), LastTokens):
             slot[2] += message.indices.sum()
         slot[3] = message.tokens.sum()

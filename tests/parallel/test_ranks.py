@@ -12,13 +12,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from driving import Driver, driving, ends
 from slow_cases import slow_but
 
-from aengine.errors import ModelLoadError, RankDiedError, RankHungError
+from aengine.errors import AdapterError, ModelLoadError, RankDiedError, RankHungError
 from aengine.parallel import driver as driver_module
 
 
@@ -57,6 +58,26 @@ def test_steps_reach_all_ranks(caplog: pytest.LogCaptureFixture) -> None:
     driver.ranks.check()
     assert driver.reported.empty()
     assert "rank 1: did 3 steps" in caplog.messages
+
+
+def test_changes_are_prepared_by_all_ranks_before_any_applies_one() -> None:
+    with driving(num_ranks=3) as driver:
+        ranks = driver.ranks
+        for number, refused_by in ((1, None), (2, 1), (3, 2), (5, None)):
+            driver.step(within=partial(ranks.prepare_change, number, str(refused_by)))
+            if refused_by is None:
+                ranks.wait_prepared(number)
+                ranks.apply_change(number)
+                continue
+            with pytest.raises(AdapterError, match=rf"^rank {refused_by}: not for me$"):
+                ranks.wait_prepared(number)
+            ranks.discard_change(number)
+        driver.step()
+        driver.wait_for_steps((1, 2))
+        assert [driver.of_rank(rank)[2] for rank in (1, 2)] == [7, 7]
+        ranks.prepare_change(6, "exit")
+        with pytest.raises(RankDiedError, match=r"^rank [12] \(pid \d+\) ended with exit code 3"):
+            ranks.wait_prepared(6)
 
 
 def test_ranks_divide_the_cores(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,7 +21,7 @@ from aengine.parallel.channel import Channel
 from aengine.parallel.driver import SHARED_BYTES, DriverRanks
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.join import listen
-from aengine.parallel.messages import Welcome
+from aengine.parallel.messages import ApplyChange, Welcome
 from aengine.parallel.shard import Shard
 from aengine.parallel.watcher import Follower
 from aengine.runner.follower import run_follower
@@ -51,9 +51,9 @@ class ThreadRanks(FollowerRanks):
     runner: ModelRunner
     states: queue.SimpleQueue[State]
 
-    def next_plan(self) -> StepPlan | None:
+    def next_task(self) -> StepPlan | ApplyChange | None:
         self.states.put(State.of(self.runner))
-        return super().next_plan()
+        return super().next_task()
 
 
 class ThreadRunner(ModelRunner):

@@ -23,7 +23,7 @@ from aengine.config import EngineConfig
 from aengine.layers.collectives import Collectives
 from aengine.parallel.driver import DriverRanks
 from aengine.parallel.follower import FollowerRanks
-from aengine.parallel.messages import LastTokens, Logits, Plan
+from aengine.parallel.messages import ApplyChange, LastTokens, Logits, Plan
 from aengine.parallel.shard import Shard
 from aengine.runner import device_executor
 from aengine.runner.model_runner import ModelRunner
@@ -80,7 +80,7 @@ class DriverStandIn(_Ranks, DriverRanks):
 
 
 class FollowerStandIn(_Ranks, FollowerRanks):
-    def next_plan(self) -> StepPlan | None:
+    def next_task(self) -> StepPlan | ApplyChange | None:
         message = self.messages.popleft() if self.messages else None
         assert message is None or isinstance(message, Plan)
         return None if message is None else message.step_plan()
@@ -129,7 +129,8 @@ def test_all_ranks_call_the_same(tiny: pathlib.Path, monkeypatch: pytest.MonkeyP
             continue
         ranks = runner._ranks
         assert isinstance(ranks, FollowerStandIn)
-        while (plan := ranks.next_plan()) is not None:
+        while (plan := ranks.next_task()) is not None:
+            assert isinstance(plan, StepPlan)
             runner.launch(plan).result()
         assert calls[index] == calls[0]
     assert {kind for kind, _, _ in calls[0]} == {"all-gather", "broadcast"}

@@ -61,6 +61,7 @@ class PacedRunner:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max(8192, max_num_seqs)
         self.max_in_flight = 1
+        self.max_adapters = 0
         self.draft_source = None
         self.steps_per_second: float | None = None  # None: as the event loop keeps up. May be changed in any thread
         self._token_ids = np.array(token_ids, np.int32)

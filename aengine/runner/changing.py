@@ -1,0 +1,89 @@
+"""`Changing`: how the changes of a model are prepared, and applied between two steps, here and on the ranks that follow."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from contextlib import suppress
+
+import torch
+
+from aengine.errors import AdapterError, AEngineError
+from aengine.models.adapters import load_adapter
+from aengine.outputs import AdapterInfo
+from aengine.parallel.driver import DriverRanks
+from aengine.runner.base import Executor
+from aengine.runner.changes import Change, LoadAdapter, NewWeights, Prepared, UnloadAdapter, change_to_json
+from aengine.runner.device import set_thread_count
+from aengine.runner.driven_step import naming_ranks
+from aengine.runner.setup import ExecutorSetup
+
+
+class Changing:
+    """The methods are those of `Runner`. With several ranks none applies a change before all have prepared it."""
+
+    def __init__(self, setup: ExecutorSetup, executor: Executor) -> None:
+        self._setup = setup
+        self._executor = executor
+        self._numbers = itertools.count(1)
+
+    def prepare(self, change: Change) -> Prepared:
+        threads = torch.get_num_threads()  # of this thread
+        set_thread_count(1)  # the cores are the steps'
+        try:
+            return self._prepare(change) if self._setup.followers is None else self._prepare_on(self._setup.followers, change)
+        finally:
+            set_thread_count(threads)
+
+    def apply(self, prepared: Prepared) -> None:
+        ranks = self._setup.followers
+        if ranks is None:
+            return self._apply(prepared)
+        with naming_ranks(ranks):
+            ranks.apply_change(prepared.number)
+            self._apply(prepared)
+
+    def discard(self, prepared: Prepared) -> None:
+        if self._setup.followers is not None:
+            with suppress(AEngineError):  # a rank is gone, and with it the engine
+                self._setup.followers.discard_change(prepared.number)
+
+    def _prepare_on(self, ranks: DriverRanks, change: Change) -> Prepared:
+        number = next(self._numbers)
+        ranks.prepare_change(number, change_to_json(change))
+        try:
+            prepared = self._prepare(change, number)
+            ranks.wait_prepared(number)
+        except BaseException:
+            with suppress(AEngineError):  # of those, the first one counts
+                ranks.discard_change(number)
+            raise
+        return prepared
+
+    def _prepare(self, change: Change, number: int = 0) -> Prepared:
+        """On this rank."""
+        match change:
+            case LoadAdapter(_, name, path):
+                return self._load_adapter(change, name, path, number)
+            case UnloadAdapter():
+                return Prepared(change, None, number)
+            case NewWeights():
+                raise NotImplementedError(change)
+
+    def _load_adapter(self, change: LoadAdapter, name: str, path: str, number: int) -> Prepared:
+        setup = self._setup
+        if not setup.max_adapters:
+            raise AdapterError("no adapter can be loaded: max_adapters is 0")
+        with torch.inference_mode():
+            adapter = load_adapter(pathlib.Path(path), setup.spec, setup.dtype, self._executor.shard, setup.config.max_adapter_rank)
+            packed = self._executor.pack_adapter(adapter)
+        return Prepared(change, packed, number, AdapterInfo(name, adapter.low_rank, adapter.modules, adapter.nbytes))
+
+    def _apply(self, prepared: Prepared) -> None:
+        match prepared.change:
+            case LoadAdapter(key):
+                self._executor.set_adapter(key, prepared.content)
+            case UnloadAdapter(key):
+                self._executor.set_adapter(key, None)
+            case NewWeights():
+                raise NotImplementedError(prepared)
