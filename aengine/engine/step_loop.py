@@ -144,6 +144,7 @@ def _scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
         page_size=runner.page_size,
         windows=runner.windows,
         max_in_flight=runner.max_in_flight,
+        max_adapters=runner.max_adapters or None,
         enable_prefix_cache=config.enable_prefix_cache,
         max_drafts=config.max_drafts,
         has_draft_model=runner.draft_source is not None,
