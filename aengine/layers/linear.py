@@ -29,6 +29,10 @@ class QuantizedLinears:
         self._device = device
         self._quantize = quantize
 
+    def on_host(self) -> QuantizedLinears:
+        """That makes the same in host memory, where nothing multiplies with it."""
+        return QuantizedLinears(self._dtype, torch.device("cpu"), self._quantize)
+
     def linear(self, parts: Sequence[Rows]) -> LinearMethod | None:
         """The matrix of the rows of all parts. None: no product reads any of them as it is."""
         method = self._method(parts)
@@ -71,6 +75,7 @@ class _Plain:
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
         self.nbytes = weight.nbytes
+        self.tensors, self.form = (weight,), None
 
     def __call__(self, x: Activations, bias: Tensor | None) -> Tensor:
         assert isinstance(x, Tensor)
@@ -88,6 +93,7 @@ class _WeightOnly:
         is_float8 = form.kind == FLOATS and form.bits == 8 and form.group_size % 32 == 0
         self.takes_float8 = float8 and is_float8 and dtype is torch.bfloat16
         self.nbytes = codes.nbytes
+        self.tensors, self.form = codes.tensors, codes.form
 
     def __call__(self, x: Activations, bias: Tensor | None) -> Tensor:
         if isinstance(x, Float8Rows):
@@ -105,6 +111,7 @@ class _Float8:
         self._scales = torch.cat([part.scales for part in parts]).to(device).t().contiguous()  # [1, out_features]
         self._quantize = quantize
         self.nbytes = self._codes.nbytes + self._scales.nbytes
+        self.tensors, self.form = (self._codes.view(torch.uint8), self._scales), None
 
     def __call__(self, x: Activations, bias: Tensor | None) -> Tensor:
         rows = x if isinstance(x, Float8Rows) else self._quantize(x)
@@ -118,6 +125,8 @@ class _Joined:
         self._methods = methods
         self.takes_float8 = all(method.takes_float8 for method in methods)
         self.nbytes = sum(method.nbytes for method in methods)
+        self.tensors = tuple(tensor for method in methods for tensor in method.tensors)
+        self.form = tuple((type(method), len(method.tensors), method.form) for method in methods)
 
     def __call__(self, x: Activations, bias: Tensor | None) -> Tensor:
         out = torch.cat([method(x, None) for method in self._methods], dim=-1)

@@ -32,6 +32,14 @@ class LinearMethod(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """That hold its numbers."""
+
+    @property
+    def form(self) -> object:
+        """Equal where tensors of the same shapes and dtypes mean the same."""
+
     def __call__(self, x: Activations, bias: Tensor | None) -> Tensor:
         """[T, in_features] -> [T, out_features]"""
 

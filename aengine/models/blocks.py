@@ -29,12 +29,26 @@ Linear = Callable[[Activations], Tensor]
 Weight: TypeAlias = "Tensor | LinearMethod | Codes"
 """A parameter of a model on its device; a matrix that is quantised there is what multiplies with it, or the codes of experts."""
 
+PLUS_ONE = ".plus_one"
+
+
+def tensors_of(weight: Weight) -> tuple[Tensor, ...]:
+    return (weight,) if isinstance(weight, Tensor) else weight.tensors
+
+
+def same_form(one: Weight, other: Weight) -> bool:
+    """Whether the tensors of one can take the numbers of the other."""
+    if type(one) is not type(other) or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one.form != other.form):
+        return False
+    pairs = zip(tensors_of(one), tensors_of(other), strict=True)
+    return all(ours.shape == theirs.shape and ours.dtype is theirs.dtype for ours, theirs in pairs)
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     """The weights of a model whose names begin with `prefix`."""
 
-    all: Mapping[str, Weight]
+    all: dict[str, Weight]
     prefix: str = ""
     adapters: AdapterTable | None = None
 
@@ -49,6 +63,10 @@ class Weights:
 
     def get(self, name: str) -> Tensor | None:
         return self[name] if self.prefix + name in self.all else None
+
+    def plus_one(self, name: str) -> Tensor:
+        """1 + w in float32, which is kept among the weights."""
+        return cast(Tensor, self.all.setdefault(f"{self.prefix}{name}{PLUS_ONE}", self[name].float() + 1.0))
 
     def linear(self, name: str) -> Linear:
         """With what adapters add, if there may be any."""
@@ -71,9 +89,8 @@ class Normalize:
     def __init__(self, norm: Norm, weights: Weights, name: str, ops: LayerOps) -> None:
         self._norm = norm
         self._ops = ops
-        self.weight, self._bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
-        if norm.unit_offset:
-            self.weight = self.weight.float() + 1.0
+        stored = f"{name}.weight"
+        self.weight, self._bias = weights.plus_one(stored) if norm.unit_offset else weights[stored], weights.get(f"{name}.bias")
 
     def float8(self, x: Tensor, residual: Tensor | None) -> Float8Rows:
         """What the norm of x makes, or that of its sum with a residual, which the sum overwrites."""

@@ -188,7 +188,7 @@ class PreparedStep:
 
 
 class DecoderStack:
-    """A model with packed weights. Immutable once built; one workspace and one pool per concurrent user."""
+    """A model with packed weights. One workspace and one pool per concurrent user."""
 
     def __init__(
         self,
@@ -222,13 +222,36 @@ class DecoderStack:
         self._weights.take(workspace, weights, quantization, allocate)
         if target is not None:
             self._weights.share(target._weights)
+        self._quantization = quantization
         self._num_positions = num_positions
-        self._program = Program(self._weights, num_positions, self._groups)
+        self._served: tuple[DraftHead | None, DecoderStack | None] = None, None
+        self._program = self._make_program()
 
     def serve(self, head: DraftHead, stack: DecoderStack | None) -> None:
         """From now on steps keep the hidden states that a draft head reads. Before any step is prepared. `stack`: of the head; None on the
         ranks that do not run it, which compute what those steps need."""
-        self._program = Program(self._weights, self._num_positions, self._groups, head, None if stack is None else stack._weights)
+        self._served = head, stack
+        self._program = self._make_program()
+
+    def pack(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]]) -> PackedWeights:
+        """Other weights of the same model, for `use`; as the stack was built. May run beside steps, in a workspace of its own."""
+        packed = PackedWeights(self._weights.whole_spec, self.dtype, self._weights.shard)
+        packed.take(workspace, weights, self._quantization, lazy_bytes)
+        return packed
+
+    def use(self, weights: PackedWeights) -> None:
+        """Computes with other weights from now on, and so does a draft head with those of them that it shares. Steps that were prepared
+        before are void."""
+        self._weights = weights
+        _, stack = self._served
+        if stack is not None:
+            stack._weights.share(weights)
+            stack._program = stack._make_program()
+        self._program = self._make_program()
+
+    def _make_program(self) -> Program:
+        head, stack = self._served
+        return Program(self._weights, self._num_positions, self._groups, head, None if stack is None else stack._weights)
 
     def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
         """What steps of this stack take. From any thread, while steps run. Raises AdapterError for one that does not fit the model."""

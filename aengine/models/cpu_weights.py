@@ -40,6 +40,7 @@ class PackedWeights:
         self.grouped: dict[str, PackedLinears] = {}  # of experts and of heads
         self.tables: dict[str, Tensor] = {}  # not packed
         self.vectors: dict[str, Tensor] = {}  # float32, among them the biases of norms
+        self._shared: set[str] = set()
         self._routers: dict[str, list[Tensor]] = {}
         self._dequantized: list[str] = []
 
@@ -51,8 +52,12 @@ class PackedWeights:
 
     def share(self, target: PackedWeights) -> None:
         """Of a draft head: embedding and output head are those of its target if it has none of its own."""
-        self.tables.setdefault("embedding", target.tables["embedding"])
-        self.linears.setdefault("head", target.linears["head"])
+        if "embedding" in self._shared or "embedding" not in self.tables:
+            self.tables["embedding"] = target.tables["embedding"]
+            self._shared.add("embedding")
+        if "head" in self._shared or "head" not in self.linears:
+            self.linears["head"] = target.linears["head"]
+            self._shared.add("head")
 
     def take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]], quantization: str, allocate: Allocate) -> None:
         """Packs each of `weights` as it comes, in the order of `sharded_weights`.

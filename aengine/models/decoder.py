@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.attention import AttentionStep
+from aengine.errors import ModelLoadError
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, RowParallel
 from aengine.layers.ops import Activations, LayerOps, TorchOps
 from aengine.layers.rotary import RopeSpec, cos_sin_cache
-from aengine.models.blocks import AttentionBlock, MlpBlock, Normalize, Weight, Weights
+from aengine.models.blocks import PLUS_ONE, AttentionBlock, MlpBlock, Normalize, Weight, Weights, same_form, tensors_of
 from aengine.models.experts import ExpertsBlock
 from aengine.models.head_inputs import HeadInputs, Kept
 from aengine.models.latent_attention import LatentAttentionBlock
@@ -69,6 +70,7 @@ class Decoder:
         self._spec = spec
         self._collectives = collectives
         self._vocab_bounds = vocab_bounds(spec, shard)
+        weights = dict(weights)
         self._weights, self._adapters = Weights(weights), adapters
         self._embedding = self._weights["embedding.weight"]
         head = weights.get("head.weight", self._embedding)
@@ -93,6 +95,22 @@ class Decoder:
         """From now on it keeps the hidden states that the draft `head` reads. Before it is called or recorded."""
         self.kept = head.kept
         self._taps = () if head.kept is None else head.kept.taps
+
+    def check_same_form(self, weights: Mapping[str, Weight]) -> None:
+        """Raises ModelLoadError if `copy` cannot write these weights over the present ones: they are quantised in another way."""
+        for name, weight in weights.items():
+            if not same_form(self._weights.all[name], weight):
+                raise ModelLoadError(f"{name} is not quantised as the weight that it would replace")
+
+    def copy(self, weights: Mapping[str, Weight]) -> None:
+        """Writes weights of the same names and forms over the present ones, which keep their memory."""
+        every = self._weights.all
+        for name, weight in weights.items():
+            for target, source in zip(tensors_of(every[name]), tensors_of(weight), strict=True):
+                target.copy_(source)
+            derived = every.get(name + PLUS_ONE)
+            if isinstance(derived, Tensor) and isinstance(weight, Tensor):
+                derived.copy_(weight).add_(1.0)
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size], normed, ready for the head."""

@@ -44,9 +44,14 @@ _HEADS = {"embedding.weight": "head.weight"}  # of which a tied head is made
 
 
 def open_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "auto") -> Checkpoint:
-    """The checkpoint of a model, with the names that its family has: its `other_names` replaced, and the first word of all names of the
-    model where they lack it, because it was saved without its head (`h.0.` of GPT-2 is `transformer.h.0.`). Raises ModelLoadError."""
-    family, checkpoint = FAMILIES[spec.family], open_checkpoint(model_dir, load_format)
+    """The checkpoint of a model, `with_family_names`. Raises ModelLoadError."""
+    return with_family_names(spec, open_checkpoint(model_dir, load_format))
+
+
+def with_family_names(spec: ModelSpec, checkpoint: Checkpoint) -> Checkpoint:
+    """With the names that the family has: its `other_names` replaced, and the first word of all names of the model where they lack it,
+    because it was saved without its head (`h.0.` of GPT-2 is `transformer.h.0.`)."""
+    family = FAMILIES[spec.family]
     first_word, dot, rest = family.names["embedding"].partition(".")
     is_bare = f"{rest}.weight" in checkpoint.tensors
     tensors: dict[str, StoredTensor] = {}
@@ -69,6 +74,19 @@ def stored_weights(
     shard: Shard = WHOLE,
     report: Callable[[int, int], object] | None = None,
 ) -> Iterator[tuple[str, tuple[Rows, ...]]]:
+    """The `checkpoint_weights` of a model's directory or file."""
+    described = f"the metadata of {model_dir.name}" if is_gguf(model_dir) else "its config.json"
+    return checkpoint_weights(spec, open_weights(spec, model_dir, load_format), described, quantization, shard, report)
+
+
+def checkpoint_weights(
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    described: str,
+    quantization: Quantization | None = None,
+    shard: Shard = WHOLE,
+    report: Callable[[int, int], object] | None = None,
+) -> Iterator[tuple[str, tuple[Rows, ...]]]:
     """Each of `sharded_weights(spec, shard)` with its parts: tensors of the checkpoint's dtype on the CPU, mapped from its files where
     possible, or rows that are quantised as `quantization` says. A parameter is its parts one after another, viewed in its shape.
 
@@ -76,11 +94,10 @@ def stored_weights(
     what the rank holds. How many bytes of how many are loaded is shown, or given to `report`. Raises ModelLoadError, before the first
     weight, naming all tensors that are missing, unexpected, stored twice, of another shape, or of a dtype that is not supported; and then,
     one by one, those of quantised modules whose numbers cannot be. Raises ConfigError for a shard that cuts quantised columns where they
-    cannot be cut.
+    cannot be cut. `described`: where the spec is from, for the messages.
     """
-    checkpoint = open_weights(spec, model_dir, load_format)
     parts = stored_parts(named_weights(spec), quantization, checkpoint.tensors)
-    _check(spec, parts, checkpoint, f"the metadata of {model_dir.name}" if is_gguf(model_dir) else "its config.json", shard)
+    _check(spec, parts, checkpoint, described, shard)
     readings = {name: _readings(part, parts[part.source_name], checkpoint) for name, part in sharded_weights(spec, shard).items()}
     with LoadProgress(sum(reading.nbytes for each in readings.values() for reading in each), report) as progress:
         for name, read in _read_ahead(readings):

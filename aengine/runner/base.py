@@ -5,9 +5,9 @@ Imports neither torch nor a model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,13 @@ from aengine.scheduler.plan import NO_INTS, NewRow, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from aengine.attention import StepLayout
+    from aengine.kernels.quantized import Rows
     from aengine.models.adapters import Adapter
+    from aengine.parallel.shard import Shard
 
 IntArray = NDArray[np.int32]
+ReadWeights: TypeAlias = "Callable[[Shard], Iterable[tuple[str, Sequence[Rows]]]]"
+"""Each named weight of a shard with its parts, as `ExecutorSetup.weights` has them."""
 
 
 class InFlightStep(Protocol):
@@ -132,7 +136,7 @@ class Step:
 class Executor(Protocol):
     """A model on a device, with its KV pages, the last token of every row, and the sampling. Steps run in the order of their launches.
 
-    All methods but `hold` and `pack_adapter` are called from one thread. `allocate` comes before all that follow it here.
+    All methods but `hold`, `pack_adapter` and `prepare_weights` are called from one thread. `allocate` comes before all that follow here.
     """
 
     name: str
@@ -165,6 +169,13 @@ class Executor(Protocol):
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         """Copies page sources[i] to page destinations[i], all of its layers, after the writes of the steps before. No page is twice a
         destination, and all sources are read before any destination is written."""
+
+    def prepare_weights(self, read: ReadWeights) -> object:
+        """Makes what `use_weights` takes of weights that are read as for loading. May be called from any thread, one at a time, while steps
+        run. Raises InsufficientMemoryError before it reads any, and what reading raises."""
+
+    def use_weights(self, prepared: object) -> None:
+        """The steps that are launched from now on compute with these weights. No step is in flight."""
 
     def draft(self, step: Step) -> IntArray:
         """Runs a step of the draft model, after all steps before; returns the [m] tokens that it samples. Its decodes go on from what it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pathlib
 from contextlib import suppress
+from functools import partial
 
 import torch
 
@@ -16,6 +17,7 @@ from aengine.runner.base import Executor
 from aengine.runner.changes import Change, LoadAdapter, NewWeights, Prepared, UnloadAdapter, change_to_json
 from aengine.runner.device import set_thread_count
 from aengine.runner.driven_step import naming_ranks
+from aengine.runner.new_weights import as_path, new_weights
 from aengine.runner.setup import ExecutorSetup
 
 
@@ -49,6 +51,12 @@ class Changing:
                 self._setup.followers.discard_change(prepared.number)
 
     def _prepare_on(self, ranks: DriverRanks, change: Change) -> Prepared:
+        if isinstance(change, NewWeights):
+            with as_path(change.source, self._setup) as path:
+                return self._prepare_with(ranks, NewWeights(path))
+        return self._prepare_with(ranks, change)
+
+    def _prepare_with(self, ranks: DriverRanks, change: Change) -> Prepared:
         number = next(self._numbers)
         ranks.prepare_change(number, change_to_json(change))
         try:
@@ -67,8 +75,8 @@ class Changing:
                 return self._load_adapter(change, name, path, number)
             case UnloadAdapter():
                 return Prepared(change, None, number)
-            case NewWeights():
-                raise NotImplementedError(change)
+            case NewWeights(source):
+                return Prepared(change, self._executor.prepare_weights(partial(new_weights, self._setup, source)), number)
 
     def _load_adapter(self, change: LoadAdapter, name: str, path: str, number: int) -> Prepared:
         setup = self._setup
@@ -86,4 +94,4 @@ class Changing:
             case UnloadAdapter(key):
                 self._executor.set_adapter(key, None)
             case NewWeights():
-                raise NotImplementedError(prepared)
+                self._executor.use_weights(prepared.content)

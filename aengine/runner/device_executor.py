@@ -13,6 +13,7 @@ import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from aengine.kernels.upload import upload
 from aengine.models.adapters import Adapter
-from aengine.runner.base import IntArray, Step
+from aengine.models.blocks import Weight
+from aengine.runner.base import IntArray, ReadWeights, Step
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.decode_graphs import Forward
 from aengine.runner.device import DeviceStream, cuda_kv_budget
@@ -142,6 +144,16 @@ class DeviceExecutor:
                 model.backend.copy_pages(sources, destinations)
             if self._draft is not None:
                 self._draft.copy_pages(sources, destinations)
+
+    def prepare_weights(self, read: ReadWeights) -> object:
+        with torch.inference_mode():
+            return self._model.prepare_weights(read)
+
+    def use_weights(self, prepared: object) -> None:
+        self._start_latest()
+        with self._stream.enter():
+            self._model.use_weights(cast("dict[str, Weight]", prepared))
+        self._stream.finish()  # the copies read memory of the host
 
     def draft(self, step: Step) -> IntArray:
         """The tokens stay on the device until the step in which the model checks them; until then `BY_MODEL` stands for each."""

@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 
 from aengine.attention import AttentionBackend, AttentionMetadata
+from aengine.errors import ModelLoadError
 from aengine.kernels.upload import to_device, upload
 from aengine.layers.collectives import Collectives
+from aengine.models.blocks import Weight
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.models.spec import ModelSpec
-from aengine.runner.base import Step
+from aengine.runner.base import ReadWeights, Step
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.capture import Capture
 from aengine.runner.decode_graphs import Forward
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.step_graphs import StepGraphs, record_graphs
-from aengine.runner.torch_models import TorchModel, load_torch_model
+from aengine.runner.torch_models import TorchModel, load_torch_model, weights_on_host
 
 
 class DeviceModel:
@@ -38,9 +40,22 @@ class DeviceModel:
         self._last_tokens = last_tokens
         self.model: TorchModel
         self.backend: AttentionBackend
-        self.model, self.backend = load_torch_model(setup, check, None if target is None else target.model, collectives)
+        self.model, self.backend, self._linears = load_torch_model(setup, check, None if target is None else target.model, collectives)
         self._is_head = isinstance(setup.spec, ModelSpec) and setup.spec.draft_head is not None
         self.graphs: StepGraphs | None = None
+
+    def prepare_weights(self, read: ReadWeights) -> dict[str, Weight]:
+        """As of `Executor`: in host memory."""
+        if not isinstance(self.model, Decoder):
+            raise ModelLoadError("weights of a model that runs in the code of transformers cannot be replaced")
+        prepared = weights_on_host(self._setup, read(self._setup.shard), self._linears)
+        self.model.check_same_form(prepared)
+        return prepared
+
+    def use_weights(self, prepared: dict[str, Weight]) -> None:
+        """Writes them over the present ones, so that graphs stay. To be called on the stream of the steps."""
+        assert isinstance(self.model, Decoder)
+        self.model.copy(prepared)
 
     def record(self, sizes: GraphSizes, max_model_len: int, capture: Capture) -> GraphBytes | None:
         """Records graphs of steps over the pages that there are. None: the backend does not support them."""

@@ -17,7 +17,7 @@ from aengine.kernels.cpu import ops
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.adapters import Adapter
 from aengine.models.cpu_stack import PreparedStep
-from aengine.runner.base import InFlightStep, IntArray, Step
+from aengine.runner.base import InFlightStep, IntArray, ReadWeights, Step
 from aengine.runner.host_model import HostModel
 from aengine.runner.host_queue import HostQueue
 from aengine.runner.host_stages import HostStages, StagedStep
@@ -77,6 +77,12 @@ class HostExecutor:
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._queue.compute_through()
         self._model.copy_pages(sources, destinations)
+
+    def prepare_weights(self, read: ReadWeights) -> object:
+        return self._model.prepare_weights(read)
+
+    def use_weights(self, prepared: object) -> None:
+        self._model.use_weights(prepared)
 
     def draft(self, step: Step) -> IntArray:
         assert self._model.draft is not None

@@ -16,7 +16,7 @@ from aengine.models.adapters import Adapter
 from aengine.models.cpu_stack import PreparedStep
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import Logits
-from aengine.runner.base import InFlightStep, IntArray, Step
+from aengine.runner.base import InFlightStep, IntArray, ReadWeights, Step
 from aengine.runner.host_model import HostModel
 from aengine.runner.host_stages import HostStages, StagedStep
 from aengine.runner.setup import ExecutorSetup
@@ -58,6 +58,12 @@ class HostFollower:
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._model.copy_pages(sources, destinations)
+
+    def prepare_weights(self, read: ReadWeights) -> object:
+        return self._model.prepare_weights(read)
+
+    def use_weights(self, prepared: object) -> None:
+        self._model.use_weights(prepared)
 
     def draft(self, step: Step) -> IntArray:
         raise AssertionError("drafts are in the plans of a follower")

@@ -19,12 +19,13 @@ from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.cpu.pool import KvPool, page_bytes
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.models.cpu_stack import DecoderStack, LastTokens, PreparedStep, unsupported
+from aengine.models.cpu_weights import PackedWeights
 from aengine.models.sharding import sharded_spec
 from aengine.models.weight_bytes import quantized_bytes, weight_bytes
-from aengine.runner.base import IntArray, Step
+from aengine.runner.base import IntArray, ReadWeights, Step
 from aengine.runner.device_ranks import exchange_of
 from aengine.runner.draft_model import DraftModel
-from aengine.runner.memory import check_memory, cpu_budget, free_host_memory, show_bytes
+from aengine.runner.memory import check_memory, check_new_weights, cpu_budget, free_host_memory, show_bytes
 from aengine.runner.setup import ExecutorSetup
 from aengine.scheduler.plan import NO_INTS
 
@@ -39,6 +40,7 @@ class HostModel:
         if reason is not None:
             raise KernelsUnavailableError(reason)
         shard, ranks = setup.shard, setup.ranks
+        self._shard = shard
         kernels = load_kernels()
         self.workspace = Workspace(kernels, torch.get_num_threads(), None if shard.size == 1 else exchange_of(setup, kernels))
         self.dtype, self.hidden_size = dtype, spec.hidden_size  # of hidden states
@@ -52,6 +54,7 @@ class HostModel:
         copied = spec.vocab_size * spec.hidden_size * dtype.itemsize if spec.tied_head and not mapped else 0  # beside the packed head
         committed = 0 if warm is None else warm.touched
         weights = sum(weight_bytes(setup.config, spec, dtype.itemsize, quantized, shard=shard).values()) + copied
+        self._weight_bytes = weights  # without those of a draft model
         self.draft: DraftModel | None = None
         if setup.draft is not None and shard.rank == 0:
             self.draft = DraftModel(setup.draft, self.workspace, spec.vocab_size)
@@ -98,6 +101,17 @@ class HostModel:
         self._pool = KvPool(self._layers_per_page, num_pages, *self._page_shape)
         if self.draft is not None:
             self.draft.allocate(num_pages)
+
+    def prepare_weights(self, read: ReadWeights) -> PackedWeights:
+        """As of `Executor`."""
+        check_new_weights(self._weight_bytes, free_host_memory() // self._num_local)
+        with torch.inference_mode():
+            return self._stack.pack(Workspace(self.workspace.kernels, 1), read(self._shard))
+
+    def use_weights(self, prepared: object) -> None:
+        """As of `Executor`."""
+        assert isinstance(prepared, PackedWeights)
+        self._stack.use(prepared)
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._pool.copy_pages(self.workspace, sources, destinations)

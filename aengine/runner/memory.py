@@ -59,6 +59,14 @@ def check_memory(weights: int, bytes_per_page: int, needs: PageNeeds, config: En
         )
 
 
+def check_new_weights(needed: int, available: int) -> None:
+    """Raises InsufficientMemoryError if `available` bytes do not hold `needed` bytes of weights beside those in use."""
+    if needed > available:
+        raise InsufficientMemoryError(
+            f"new weights need {show_bytes(needed)} of host memory beside those in use, but {show_bytes(max(available, 0))} are available"
+        )
+
+
 def free_host_memory() -> int:
     """Bytes that new allocations can take without swapping, within the limits of the process's control groups."""
     free = _meminfo_available()

@@ -99,6 +99,9 @@ class ExecutorSetup:
     def needs(self) -> PageNeeds:
         return PageNeeds(self.groups.windows, self.config.page_size, self.max_num_batched_tokens)
 
+    def of(self, shard: Shard) -> ExecutorSetup:
+        return self if shard == self.shard else replace(self, shard=shard)
+
     def weights(self, check: Callable[[], object]) -> Iterator[tuple[str, tuple[Rows, ...]]]:
         """Each named weight that the rank holds of the `native_spec` with its parts, read or made when it is asked for. Calls `check`
         before each; raises what that raises, ModelLoadError or ConfigError."""

@@ -5,23 +5,29 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 
 from aengine.attention import AttentionBackend, select_backend
 from aengine.errors import ConfigError
+from aengine.kernels.quantized import Rows
 from aengine.layers.collectives import Collectives
 from aengine.layers.select import select_linears, select_ops
+from aengine.models.blocks import Weight
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.models.fallback.spec import FallbackSpec
 from aengine.models.sharding import own, sharded_weights, vocab_bounds
 from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.weights import fused
 from aengine.runner.device import free_cuda_memory
-from aengine.runner.memory import check_memory, free_host_memory, show_bytes
+from aengine.runner.memory import check_memory, check_new_weights, free_host_memory, show_bytes
 from aengine.runner.setup import ExecutorSetup
+
+if TYPE_CHECKING:
+    from aengine.layers.linear import QuantizedLinears
 
 _log = logging.getLogger("aengine")
 
@@ -47,15 +53,16 @@ class TorchModel(Protocol):
 
 def load_torch_model(
     setup: ExecutorSetup, check: Callable[[], object], target: TorchModel | None = None, collectives: Collectives | None = None
-) -> tuple[TorchModel, AttentionBackend]:
-    """As `build_executor`. `target`: of a draft head. `collectives`: as of `Decoder`. To be called on the stream of the steps."""
+) -> tuple[TorchModel, AttentionBackend, QuantizedLinears | None]:
+    """As `build_executor`; with what multiplies with quantised matrices. `target`: of a draft head. `collectives`: as of `Decoder`. To be
+    called on the stream of the steps."""
     spec = setup.spec
     backend = select_backend(setup.config.attention_backend, setup.attention())
     on_cpu = setup.device.type == "cpu"
     available = free_host_memory() if on_cpu else free_cuda_memory(setup.device, setup.config.gpu_memory_utilization)
     if isinstance(spec, FallbackSpec):
         check_memory(spec.num_parameters * setup.dtype.itemsize, backend.bytes_per_page(), setup.needs, setup.config, available)
-        return _load_fallback(setup, spec, backend, check), backend
+        return _load_fallback(setup, spec, backend, check), backend, None
     spec = setup.native_spec
     ops = select_ops(backend.name, setup.dtype, backend.spec.head_dim, setup.device)
     linears = select_linears(ops, setup.dtype, setup.device)
@@ -67,11 +74,26 @@ def load_torch_model(
     if kept:
         _log.info("%d quantised matrices take %s", len(kept), show_bytes(sum(kept)))
     if spec.draft_head is None:
-        return Decoder(spec, weights, setup.max_model_len, ops, collectives), backend
+        return Decoder(spec, weights, setup.max_model_len, ops, collectives), backend, linears
     assert isinstance(target, Decoder), "models of transformers have no draft heads"
     head = Decoder(spec, {**target.shared_weights, **weights}, setup.max_model_len, ops)
     target.serve(head)
-    return head, backend
+    return head, backend, linears
+
+
+def weights_on_host(
+    setup: ExecutorSetup, weights: Iterable[tuple[str, Sequence[Rows]]], linears: QuantizedLinears | None
+) -> dict[str, Weight]:
+    """The weights of a native model as `load_torch_model` makes them, in host memory; pinned if the device is another. Raises
+    InsufficientMemoryError before it takes the first."""
+    num_local = 1 if setup.ranks is None else setup.ranks.num_local
+    check_new_weights(_weight_bytes(setup, linears is not None), free_host_memory() // num_local)
+    host = torch.device("cpu")
+    on_host = None if linears is None else linears.on_host()
+    made = fused(setup.native_spec, weights, setup.dtype, host, on_host, setup.config.quantization, setup.shard)
+    if setup.device.type == "cpu":
+        return made
+    return {name: weight.pin_memory() if isinstance(weight, Tensor) else weight for name, weight in made.items()}
 
 
 def _weight_bytes(setup: ExecutorSetup, quantized: bool) -> int:

@@ -79,6 +79,18 @@ class Codes:
         return sum(tensor.nbytes for tensor in (self.words, self.scales, self.offsets, self.order) if tensor is not None)
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """That hold its numbers, the table as well."""
+        return tuple(one for one in (self.words, self.scales, self.offsets, self.order, self.table) if one is not None)
+
+    @property
+    def form(self) -> object:
+        """Equal where tensors of the same shapes and dtypes mean the same."""
+        form = self.format
+        has = [tensor is None for tensor in (self.offsets, self.order, self.table)]
+        return form.bits, form.kind, form.group_size, form.zero, form.signed, tuple(has), self.out_features, self.in_features
+
+    @property
     def padded_features(self) -> int:
         return -(-self.in_features // _PADDED) * _PADDED
 

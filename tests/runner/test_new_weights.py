@@ -1,0 +1,150 @@
+"""New weights of a runner: from every source, in both executors; and those that do not fit, which change nothing."""
+
+from __future__ import annotations
+
+import pathlib
+import uuid
+from collections.abc import Iterator
+
+import pytest
+import torch
+from driver import Driver
+from reference import FAMILIES, TINY, save_random, save_tiny
+from safetensors.torch import load_file, save_file
+from slow_cases import slow_but
+from test_greedy import make_runner
+from torch import Tensor
+
+from aengine.errors import InsufficientMemoryError, ModelLoadError
+from aengine.runner import host_model
+from aengine.runner.changes import NewWeights
+from aengine.runner.model_runner import ModelRunner
+from aengine.weight_sources import SharedWeights
+
+PROMPTS = [[1, 2, 3, 4, 5], [7, 3, 9], list(range(10, 40))]
+
+
+def save_two(name: str, path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """Two models of a family with other weights."""
+    prefix, changes = ("Gemma2", {"head_dim": 16}) if name == "gemma2" else FAMILIES[name]
+    save_random(prefix, {**TINY, **changes}, path / "old", 1, dtype=torch.float32)
+    model = save_random(prefix, {**TINY, **changes}, path / "new", 1, dtype=torch.float32)
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        parameter.data += 0.3 * parameter.data.abs().mean() * torch.randn_like(parameter.data)
+    model.save_pretrained(path / "new")
+    return path / "old", path / "new"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, pathlib.Path]:
+    return save_two("qwen3", tmp_path_factory.mktemp("models"))
+
+
+def tokens(runner: ModelRunner) -> list[list[int]]:
+    return Driver(runner).generate(PROMPTS, 8)
+
+
+def update(runner: ModelRunner, source: object) -> None:
+    runner.apply(runner.prepare(NewWeights(source)))
+
+
+CASES = [(name, backend, {}) for name in ("gemma2", "gpt-oss", "qwen2-tied-windowed") for backend in ("auto", "torch_native")]
+CASES += [("qwen3-tied-biased", "auto", {"quantization": how}) for how in ("int8", "int4")]
+
+
+@pytest.mark.parametrize(("name", "backend", "options"), slow_but(CASES[:2] + CASES[-1:], CASES))
+def test_directory(name: str, backend: str, options: dict, tmp_path: pathlib.Path) -> None:
+    old, new = save_two(name, tmp_path)
+    options = {"attention_backend": backend, **options}
+    runner, expected = make_runner(old, **options), tokens(make_runner(new, **options))
+    before = tokens(runner)
+    assert before != expected
+    prepared = runner.prepare(NewWeights(new))
+    assert tokens(runner) == before
+    runner.apply(prepared)
+    assert tokens(runner) == expected
+    update(runner, str(old))
+    assert tokens(runner) == before
+
+
+def test_files_may_change_afterwards(models: tuple[pathlib.Path, pathlib.Path], tmp_path: pathlib.Path) -> None:
+    old, new = models
+    copy = tmp_path / "model.safetensors"
+    copy.write_bytes((new / "model.safetensors").read_bytes())
+    runner = make_runner(old)
+    update(runner, tmp_path)  # without a config.json it is of the model
+    with copy.open("r+b") as file:
+        file.write(b"\0" * copy.stat().st_size)
+    assert tokens(runner) == tokens(make_runner(new))
+
+
+@pytest.mark.parametrize("kind", ["mapping", "iterator", "shared"])
+def test_other_sources(kind: str, models: tuple[pathlib.Path, pathlib.Path]) -> None:
+    old, new = models
+    tensors = load_file(new / "model.safetensors")
+    runner = make_runner(old)
+
+    def one_buffer() -> Iterator[tuple[str, Tensor]]:
+        buffer = torch.empty(max(tensor.numel() for tensor in tensors.values()))
+        for name, tensor in tensors.items():
+            yield name, buffer[: tensor.numel()].copy_(tensor.flatten()).view(tensor.shape)
+
+    shared = SharedWeights(f"aengine-test-{uuid.uuid4().hex}")
+    try:
+        if kind == "shared":
+            shared.write(tensors)
+        update(runner, {"mapping": tensors, "iterator": one_buffer(), "shared": shared}[kind])
+    finally:
+        shared.remove()
+    for tensor in tensors.values():
+        tensor.zero_()
+    assert tokens(runner) == tokens(make_runner(new))
+
+
+def test_what_does_not_fit_changes_nothing(models: tuple[pathlib.Path, pathlib.Path], tmp_path: pathlib.Path) -> None:
+    old, new = models
+    runner = make_runner(old)
+    before = tokens(runner)
+    tensors = load_file(new / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+
+    def refuse(source: object, message: str) -> None:
+        with pytest.raises(ModelLoadError, match=message):
+            runner.prepare(NewWeights(source))
+
+    refuse({key: tensor for key, tensor in tensors.items() if key != name}, f"the checkpoint does not match the model: it lacks {name}")
+    refuse({**tensors, "model.extra.weight": torch.zeros(2)}, "unexpected model.extra.weight")
+    refuse({**tensors, name: tensors[name][1:]}, rf"{name} \[\d+, \d+\] instead of")
+    refuse({**tensors, name: tensors[name].to(torch.int16)}, f"{name} int16")
+    refuse([*tensors.items(), (name, tensors[name])], f"more than one {name}")
+    refuse([name], "pairs of a name and a tensor, not str")
+    refuse(3, "not from int")
+    refuse(tmp_path / "absent", "does not exist")
+    refuse(SharedWeights("aengine-absent"), "no shared memory 'aengine-absent'")
+    save_tiny("llama", tmp_path / "other")
+    refuse(tmp_path / "other", "of another model")
+    (tmp_path / "cut.safetensors").write_bytes((new / "model.safetensors").read_bytes()[:-8])
+    refuse(tmp_path / "cut.safetensors", "corrupt or truncated")
+    save_file(tensors, tmp_path / "whole.safetensors")
+
+    def breaks() -> Iterator[tuple[str, Tensor]]:
+        yield from list(tensors.items())[:3]
+        raise KeyError("the trainer failed")
+
+    with pytest.raises(KeyError, match="the trainer failed"):
+        runner.prepare(NewWeights(breaks()))
+    assert tokens(runner) == before
+
+
+def test_memory_is_checked_before_anything_is_read(models: tuple[pathlib.Path, pathlib.Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    old, _ = models
+    runner = make_runner(old)
+    monkeypatch.setattr(host_model, "free_host_memory", lambda: 1 << 10)
+
+    def never() -> Iterator[tuple[str, Tensor]]:
+        raise AssertionError("read")
+        yield
+
+    with pytest.raises(InsufficientMemoryError, match=r"new weights need .* of host memory .* but 1\.00 KiB are available"):
+        runner.prepare(NewWeights(never()))
