@@ -10,7 +10,7 @@ import torch
 
 from aengine.runner.base import Runner
 from aengine.runner.model_runner import ModelRunner
-from aengine.scheduler.plan import Features, NewRow, RowParams, StepPlan, StepResult
+from aengine.scheduler.plan import NO_INTS, Features, NewRow, RowParams, StepPlan, StepResult
 
 GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
@@ -20,6 +20,7 @@ class Sequence_:
     prompt: list[int]
     row: int
     params: RowParams
+    adapter: int = 0  # its key
     output: list[int] = field(default_factory=list)
     computed: int = 0
     pages: list[list[int]] = field(
@@ -45,8 +46,8 @@ class Driver:
         self.free_pages = [int(page) for page in rng.permutation(np.arange(1, runner.num_pages))]
         self.free_rows = [int(row) for row in rng.permutation(runner.max_num_seqs)]
 
-    def add(self, prompt: Sequence[int], params: RowParams = GREEDY) -> Sequence_:
-        return Sequence_(list(prompt), self.free_rows.pop(), params)
+    def add(self, prompt: Sequence[int], params: RowParams = GREEDY, adapter: int = 0) -> Sequence_:
+        return Sequence_(list(prompt), self.free_rows.pop(), params, adapter)
 
     def preempt(self, s: Sequence_) -> None:
         """Takes row and pages away: all of it is computed again, in another row."""
@@ -75,10 +76,17 @@ class Driver:
         assert next(tokens, None) is None
         return result
 
-    def generate(self, prompts: Sequence[Sequence[int]], count: int, params: RowParams | Sequence[RowParams] = GREEDY) -> list[list[int]]:
-        """`count` tokens for each prompt, all prompts together."""
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        count: int,
+        params: RowParams | Sequence[RowParams] = GREEDY,
+        adapters: Sequence[int] | None = None,
+    ) -> list[list[int]]:
+        """`count` tokens for each prompt, all prompts together, each with the adapter that has a key."""
         each = [params] * len(prompts) if isinstance(params, RowParams) else params
-        sequences = [self.add(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
+        given = zip(prompts, each, adapters or [0] * len(prompts), strict=True)
+        sequences = [self.add(prompt, one, adapter) for prompt, one, adapter in given]
         while running := [s for s in sequences if len(s.output) < count]:
             self.run_step(running)
         for s in sequences:
@@ -117,6 +125,7 @@ class Driver:
             page_rows=page_rows,
             page_cols=page_cols,
             page_ids=page_ids,
+            adapters=_int32(s.adapter for s, _ in entries) if any(s.adapter for s, _ in entries) else NO_INTS,
             scores_prompts=any(s.params.prompt_logprobs is not None for s, _ in entries[num_decodes:]),
         )
         self.step += 1
