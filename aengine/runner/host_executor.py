@@ -69,10 +69,10 @@ class HostExecutor:
             self._scorer.update(new_rows)
 
     def pack_adapter(self, adapter: Adapter) -> object:
-        raise NotImplementedError
+        return self._model.pack_adapter(adapter)
 
     def set_adapter(self, key: int, packed: object | None) -> None:
-        raise NotImplementedError
+        self._model.set_adapter(key, packed)
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._queue.compute_through()
@@ -139,11 +139,9 @@ class HostExecutor:
         tokens if prompts are scored."""
 
         def logits(indices: Tensor) -> Tensor:
-            if not step.scores_prompts:
-                indices = torch.arange(len(hidden), dtype=torch.int32)
             if self._ranks is not None and (step.scores_prompts or self._stages is not None):
-                self._ranks.send_logits(indices.numpy())
-            return self._model.logits(hidden.index_select(0, indices) if step.scores_prompts else hidden)
+                self._ranks.send_logits(indices.numpy() if step.scores_prompts else np.arange(len(hidden), dtype=np.int32))
+            return self._model.logits(step, hidden, indices.numpy() if step.scores_prompts else None)
 
         with torch.inference_mode():
             scores = self._scorer.score(step.rows, step.layout, logits)

@@ -51,10 +51,10 @@ class HostFollower:
         raise AssertionError("plans of a follower have no new rows")
 
     def pack_adapter(self, adapter: Adapter) -> object:
-        raise NotImplementedError
+        return self._model.pack_adapter(adapter)
 
     def set_adapter(self, key: int, packed: object | None) -> None:
-        raise NotImplementedError
+        self._model.set_adapter(key, packed)
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._model.copy_pages(sources, destinations)
@@ -88,14 +88,14 @@ class HostFollower:
         call.run()
         assert call.hidden is not None
         if len(step.sampled_rows) and not step.scores_prompts:
-            self._model.logits(call.hidden)
+            self._model.logits(step, call.hidden)
         return self._follow(step, call.hidden)
 
     def _follow(self, step: Step, hidden: Tensor) -> StepResult:
         """The end of a step, as the first rank says: of the hidden states as they are in `HostExecutor`."""
         with torch.inference_mode():
             while isinstance(message := self._ranks.receive(), Logits):
-                self._model.logits(hidden.index_select(0, torch.from_numpy(message.indices)))
+                self._model.logits(step, hidden, message.indices)
         self._model.last_tokens[step.rows_that_sample()] = message.tokens
         return StepResult(step.number, NO_INTS)
 

@@ -14,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.kernels.cpu.adapters import PackedAdapter, StepAdapters
 from aengine.kernels.cpu.levels import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.cpu.pool import KvPool, page_bytes
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
+from aengine.models.adapters import Adapter
 from aengine.models.cpu_stack import DecoderStack, LastTokens, PreparedStep, unsupported
 from aengine.models.cpu_weights import PackedWeights
 from aengine.models.sharding import sharded_spec
@@ -81,6 +83,7 @@ class HostModel:
             elif setup.draft is not None and setup.draft.native_spec.draft_head is not None:
                 self._stack.serve(setup.draft.native_spec.draft_head, None)
         self.last_tokens = np.zeros(setup.max_num_seqs, dtype=np.int32)  # by row
+        self._adapters: dict[int, PackedAdapter] = {}  # by key
         _log.info(
             "CPU kernels: level %s, %d threads, %s of %s weights packed in %.2f s",
             kernels.level.value,
@@ -118,6 +121,27 @@ class HostModel:
         if self.draft is not None:
             self.draft.copy_pages(sources, destinations)
 
+    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
+        """As of `Executor`."""
+        return self._stack.pack_adapter(adapter)
+
+    def set_adapter(self, key: int, packed: object | None) -> None:
+        """As of `Executor`."""
+        if packed is None:
+            self._adapters.pop(key, None)
+        else:
+            assert isinstance(packed, PackedAdapter)
+            self._adapters[key] = packed
+
+    def _adapters_of(self, step: Step, tokens: IntArray | None = None) -> StepAdapters | None:
+        """Of the tokens of a step, all or the given ones; None: no row of the step has one."""
+        if not len(step.adapters):
+            return None
+        keys, numbers = np.unique(step.adapters, return_inverse=True)
+        num_none = int(keys[0] == 0)
+        of_tokens = np.repeat((numbers - num_none).astype(np.int32), np.diff(step.layout.qo_indptr))
+        return StepAdapters([self._adapters[key] for key in keys[num_none:].tolist()], of_tokens if tokens is None else of_tokens[tokens])
+
     def prepare(
         self, step: Step, *, greedy: bool = False, draw_params: NDArray[np.void] | None = None, inputs: Tensor | None = None
     ) -> PreparedStep:
@@ -139,6 +163,7 @@ class HostModel:
             last_tokens=LastTokens(self.last_tokens, step.rows[:num_decodes], step.sampled_rows if samples else NO_INTS),
             kept=None if self.draft is None else self.draft.kept(step.layout.slot_mapping[0]),
             inputs=inputs,
+            adapters=self._adapters_of(step),
         )
 
     @property
@@ -147,9 +172,13 @@ class HostModel:
         exchange = self.workspace.exchange
         return 0.0 if exchange is None else exchange.c.nanoseconds / 1e9
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32. Of several ranks that share the vocabulary all call it, and
-        the first gets the logits; the others get theirs alone."""
-        part = self._stack.logits(self.workspace, hidden)
+    def logits(self, step: Step, hidden: Tensor, indices: IntArray | None = None) -> Tensor:
+        """The logits [m, vocab_size], float32, of the `hidden` states that a step brought, all or those at `indices`. Of several ranks that
+        share the vocabulary all call it, and the first gets the logits; the others get theirs alone."""
+        tokens = None if step.scores_prompts else step.logits_indices  # whose hidden states they are
+        if indices is not None:
+            hidden = hidden.index_select(0, torch.from_numpy(indices))
+            tokens = indices if tokens is None else tokens[indices]
+        part = self._stack.logits(self.workspace, hidden, self._adapters_of(step, tokens))
         every = self._stack.gather_logits(self.workspace, part)
         return part if every is None else every

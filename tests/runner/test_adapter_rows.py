@@ -1,0 +1,206 @@
+"""The scheduler drives a model whose rows have adapters, with random plans. Each request gets what it gets alone of a model whose weights
+PEFT has merged with its adapter."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import random
+from collections import deque
+
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+from every_draft import EveryDraft
+from reference import save_tiny
+from slow_cases import slow_but
+from test_ranks_fuzz import KnowingDrafter, config_of, kinds_of, requests_of
+from tiny_adapters import write_adapter
+
+from aengine.config import EngineConfig
+from aengine.models.adapters import load_adapter
+from aengine.outputs import FinishReason
+from aengine.runner.base import InFlightStep
+from aengine.runner.model_runner import ModelRunner
+from aengine.scheduler.plan import RowParams, StepPlan
+from aengine.scheduler.request import Request, SchedulerConfig
+from aengine.scheduler.scheduler import Scheduler
+
+ADAPTERS = {1: {"rank": 4, "targets": ("q_proj", "v_proj")}, 2: {"rank": 16, "head": True}, 5: {"rank": 7, "embedding": True}}
+"""By key."""
+
+
+@dataclasses.dataclass
+class Models:
+    base: pathlib.Path
+    adapters: dict[int, pathlib.Path]  # by key
+    merged: dict[int, pathlib.Path]  # the same; the model itself under 0
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder = tmp_path_factory.mktemp("adapters")
+    save_tiny("qwen3-partly-windowed", base := folder / "base")
+    adapters, merged = {}, {0: base}
+    for key, fields in ADAPTERS.items():
+        adapters[key] = write_adapter(folder / f"adapter{key}", base, seed=key, size=0.4, **fields)
+        model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        merged[key] = folder / f"merged{key}"
+        peft.PeftModel.from_pretrained(model, adapters[key]).merge_and_unload().save_pretrained(merged[key])
+    return Models(base, adapters, merged)
+
+
+@dataclasses.dataclass
+class Output:
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[float] = dataclasses.field(default_factory=list)  # where they are asked for
+    prompt_logprobs: dict[int, float] = dataclasses.field(default_factory=dict)  # by position
+
+
+class Run:
+    """A scheduler over a runner, with a step ahead where the runner can have one."""
+
+    def __init__(self, runner: ModelRunner, requests: list[Request], truths: dict[int, Output] | None = None) -> None:
+        """With `truths` there are drafts."""
+        sizes = runner.max_num_seqs, runner.max_num_batched_tokens, runner.max_model_len, runner.num_pages, runner.page_size
+        rng, drafter = random.Random(0), None
+        if truths is not None:
+            wholes = {one.key: one.prompt.tolist() + truths[one.key].tokens for one in requests}
+            drafter = KnowingDrafter(lambda row: wholes[self.key(row)], rng)
+        config = SchedulerConfig(*sizes, runner.windows, max_drafts=0 if truths is None else 5, max_adapters=2)
+        self.scheduler = Scheduler(config, lambda: 0.0, drafter)
+        if self.scheduler._drafts is not None:
+            self.scheduler._drafts._lengths = EveryDraft(config.max_num_seqs, rng)
+        self.runner = runner
+        self.outputs = {request.key: Output() for request in requests}
+        self.params = {request.key: request.params for request in requests}
+        self.reasons: dict[int, FinishReason] = {}
+        self.kinds: set[str] = set()
+        self._flights = deque[tuple[StepPlan, InFlightStep]]()
+
+    def key(self, row: int) -> int:
+        sequence = self.scheduler._rows.sequences[row]
+        assert sequence is not None
+        return sequence.request.key
+
+    def step(self) -> bool:
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self.kinds |= kinds_of(plan)
+            self._flights.append((plan, self.runner.launch(plan)))
+        if not self._flights:
+            return False
+        if len(self._flights) > 1:
+            self.kinds.add("ahead")
+        if plan is None or len(self._flights) > 1 or not self._flights[-1][1].overlaps:
+            returned, step = self._flights.popleft()
+            self.scheduler.commit(returned, step.result())
+        updates = self.scheduler.take_updates()
+        for i, (key, token) in enumerate(zip(updates.keys, updates.token_ids, strict=True)):
+            self.outputs[key].tokens.append(token)
+            if updates.logprobs is not None and self.params[key].logprobs is not None:
+                self.outputs[key].logprobs.append(float(updates.logprobs.token_logprobs[i]))
+        for key, piece in updates.prompt_logprobs:
+            self.outputs[key].prompt_logprobs |= dict(enumerate(piece.logprobs.token_logprobs.tolist(), piece.start))
+        self.reasons.update((finished.key, finished.reason) for finished in updates.finished)
+        return True
+
+
+def with_adapters(requests: list[Request], rng: random.Random, *, plain: bool) -> list[Request]:
+    """`plain`: the kernels sample all tokens."""
+    made: list[Request] = []
+    for request in requests:
+        key = rng.choice([0, *ADAPTERS]) if request.fork_of is None else made[request.fork_of].adapter
+        params = request.params
+        if plain:
+            params = RowParams(params.temperature, params.top_k, params.top_p, params.min_p, params.seed)
+        made.append(dataclasses.replace(request, adapter=key, params=params))
+    return made
+
+
+def alone(models: Models, requests: list[Request]) -> tuple[dict[int, Output], int]:
+    """What each request gets of a model with its adapter in the weights, and the bytes of a token's KV."""
+    truths: dict[int, Output] = {}
+    bytes_per_token = 0
+    for key, path in models.merged.items():
+        config = EngineConfig(model=str(path), dtype="float32", device="cpu", max_model_len=90, kv_cache_memory=32 << 20, threads=1)
+        runner = ModelRunner(config, path)
+        bytes_per_token = runner.kv_bytes_per_token
+        run = Run(runner, mine := [dataclasses.replace(one, adapter=0) for one in requests if one.adapter == key])
+        for request in mine:
+            run.scheduler.submit(request)
+        while run.step():
+            pass
+        truths |= run.outputs
+        runner.close()
+    return truths, bytes_per_token
+
+
+def set_adapters(runner: ModelRunner, models: Models) -> None:
+    executor = runner._executor
+    for key, path in models.adapters.items():
+        executor.set_adapter(key, executor.pack_adapter(load_adapter(path, runner.spec, runner.dtype)))
+
+
+def run_workload(models: Models, seed: int, threads: int) -> set[str]:
+    rng = random.Random(seed)
+    requests = with_adapters(requests_of(rng), rng, plain=seed % 2 == 0)
+    truths, bytes_per_token = alone(models, requests)
+    runner = ModelRunner(dataclasses.replace(config_of(rng, models.base, bytes_per_token, 1), threads=threads), models.base)
+    set_adapters(runner, models)
+    run = Run(runner, requests, truths if rng.random() < 0.5 else None)
+    drive(run, requests, rng)
+    runner.close()
+    check(run, requests, truths)
+    return run.kinds
+
+
+def drive(run: Run, requests: list[Request], rng: random.Random) -> None:
+    """Submits and parks them at random, until all have ended."""
+    waiting, parked = list(requests), set[int]()
+    for _ in range(3000):
+        while waiting and (waiting[0].fork_of is not None or rng.random() < 0.4):
+            run.scheduler.submit(waiting.pop(0))
+        submitted = len(requests) - len(waiting)
+        if submitted and rng.random() < 0.1:
+            run.scheduler.set_parked(key := rng.randrange(submitted), True)
+            parked.add(key)
+        if parked and (rng.random() < 0.3 or not waiting):
+            run.scheduler.set_parked(parked.pop(), False)
+        if not run.step() and not waiting and not parked:
+            break
+    if run.scheduler.stats().preemptions:
+        run.kinds.add("preemptions")
+
+
+def check(run: Run, requests: list[Request], truths: dict[int, Output]) -> None:
+    assert len(run.reasons) == len(requests)
+    for request in requests:
+        found, expected = run.outputs[request.key], truths[request.key]
+        assert found.tokens == expected.tokens, request
+        np.testing.assert_allclose(found.logprobs, expected.logprobs, rtol=0, atol=1e-4)
+        assert found.prompt_logprobs.keys() == expected.prompt_logprobs.keys()
+        for position, logprob in expected.prompt_logprobs.items():
+            assert abs(found.prompt_logprobs[position] - logprob) < 1e-4
+
+
+@pytest.mark.parametrize("seeds", slow_but([range(4)], [range(4), *(range(first, first + 4) for first in range(4, 48, 4))]))
+def test_random_plans(models: Models, seeds: range) -> None:
+    kinds: set[str] = set()
+    for seed in seeds:
+        try:
+            kinds |= run_workload(models, seed, threads=1 + seed % 4 // 2)
+        except BaseException as error:
+            error.add_note(f"workload {seed}")
+            raise
+    assert kinds >= {"ahead", "decodes and chunks", "nothing sampled", "pages of several groups", "pages behind a window"}
+    if seeds.start == 0:
+        assert kinds >= {"copies", "drafts", "scored prompts", "preemptions"}
+
+
+def test_a_wrong_adapter_is_seen(models: Models) -> None:
+    swapped = dataclasses.replace(models, adapters=dict(zip(models.adapters, [*models.adapters.values()][::-1], strict=True)))
+    with pytest.raises(AssertionError):
+        run_workload(swapped, 0, 1)
