@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from aengine.attention.base import BackendUnavailableError
+from aengine.layers.adapters import AdapterOps, TorchAdapterOps
 from aengine.layers.ops import LayerOps, TorchOps, run_once
 
 if TYPE_CHECKING:
@@ -36,6 +37,15 @@ def select_linears(ops: LayerOps, dtype: torch.dtype, device: torch.device) -> Q
 
     float8 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)  # torch._scaled_mm and Triton need it
     return QuantizedLinears(dtype, device, ops.float8 if float8 else None)
+
+
+def select_adapter_ops(ops: LayerOps) -> AdapterOps:
+    """What multiplies with the matrices of adapters beside `ops`."""
+    if isinstance(ops, TorchOps):
+        return TorchAdapterOps()
+    from aengine.kernels.triton.adapters import TritonAdapterOps
+
+    return TritonAdapterOps()
 
 
 def _device_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, device: torch.device) -> tuple[LayerOps, str]:

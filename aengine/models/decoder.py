@@ -71,7 +71,7 @@ class Decoder:
         self._collectives = collectives
         self._vocab_bounds = vocab_bounds(spec, shard)
         weights = dict(weights)
-        self._weights, self._adapters = Weights(weights), adapters
+        self._weights, self.adapters = Weights(weights), adapters
         self._embedding = self._weights["embedding.weight"]
         head = weights.get("head.weight", self._embedding)
         self._head = head if isinstance(head, Tensor) else self._weights.linear("head")
@@ -114,8 +114,8 @@ class Decoder:
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size], normed, ready for the head."""
-        if self._adapters is not None:
-            self._adapters.begin(len(batch.input_ids))
+        if self.adapters is not None:
+            self.adapters.begin(len(batch.input_ids))
         pending, residual, inputs = None, self._embed(batch), None
         if self._head_inputs is not None:
             assert self.kept is not None
@@ -165,7 +165,7 @@ class Decoder:
         return product if self._collectives is None else self._collectives.gathered(product, self._vocab_bounds)
 
     def _adapted_head(self, product: Tensor, hidden: Tensor, indices: Tensor | None) -> Tensor:
-        return product if self._adapters is None else self._adapters.add("head", product, hidden, indices)
+        return product if self.adapters is None else self.adapters.add("head", product, hidden, indices)
 
     def scaled_logits(self, product: Tensor) -> Tensor:
         """The float32 logits of a `head_product`: a new tensor."""
@@ -206,7 +206,7 @@ class Decoder:
 
     def _looked_up(self, ids: Tensor) -> Tensor:
         embedded = F.embedding(ids, self._embedding)
-        return embedded if self._adapters is None else self._adapters.add_embedded(embedded, ids)
+        return embedded if self.adapters is None else self.adapters.add_embedded(embedded, ids)
 
 
 class _Join:

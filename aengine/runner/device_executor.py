@@ -19,13 +19,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aengine.errors import AdapterError
 from aengine.kernels.upload import upload
+from aengine.layers.adapters import PackedAdapter
+from aengine.models.adapter_shapes import packed_adapter
 from aengine.models.adapters import Adapter
 from aengine.models.blocks import Weight
+from aengine.models.decoder import Decoder
 from aengine.runner.base import IntArray, ReadWeights, Step
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.decode_graphs import Forward
 from aengine.runner.device import DeviceStream, cuda_kv_budget
+from aengine.runner.device_adapters import DeviceAdapters
 from aengine.runner.device_draft import DeviceDraft
 from aengine.runner.device_model import DeviceModel
 from aengine.runner.device_ranks import connect_ranks
@@ -94,6 +99,8 @@ class DeviceExecutor:
             """As of `DecodeGraphs`."""
             self._no_tokens = self._last_tokens[:0]
             self._model = DeviceModel(setup, self._last_tokens, check, collectives=self._collectives)
+            table = self._model.model.adapters if isinstance(self._model.model, Decoder) else None
+            self._adapters = None if table is None else DeviceAdapters(table)
             self._draft = None if setup.draft is None else DeviceDraft(setup.draft, self._model, setup.spec.vocab_size, check)
             self._models = [self._model] if self._draft is None else [self._model, self._draft.model]
             self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device)
@@ -131,11 +138,16 @@ class DeviceExecutor:
             self._sampler.update(new_rows)
             self._scorer.update(new_rows)
 
-    def pack_adapter(self, adapter: Adapter) -> object:
-        raise NotImplementedError
+    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
+        if self._adapters is None:
+            raise AdapterError("the model was loaded without room for adapters: configure adapters or max_adapters")
+        return packed_adapter(self._adapters.table, adapter, self._setup.native_spec, self._setup.shard)
 
     def set_adapter(self, key: int, packed: object | None) -> None:
-        raise NotImplementedError
+        assert self._adapters is not None, "there are slots"
+        assert packed is None or isinstance(packed, PackedAdapter)
+        self._start_latest()
+        self._adapters.set(key, packed)
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._start_latest()
@@ -177,6 +189,7 @@ class DeviceExecutor:
     def start(self, step: Step) -> Output:
         """Puts a step and the copies of its results on the stream, without waiting for the device."""
         with self._stream.enter():
+            self._begin(step)
             output = self._run(step)
             buffer = (
                 self._free_buffers.pop() if self._free_buffers else ResultBuffer(self._setup.max_num_batched_tokens, self._setup.device)
@@ -203,7 +216,17 @@ class DeviceExecutor:
             gc.collect()  # graphs in pieces refer to themselves
             self._collectives.close()
             self._collectives = None  # with its connections
-        del self._model, self._draft, self._models, self._sampler, self._scorer, self._last_tokens, self._no_tokens, self._free_buffers
+        del (
+            self._model,
+            self._adapters,
+            self._draft,
+            self._models,
+            self._sampler,
+            self._scorer,
+            self._last_tokens,
+            self._no_tokens,
+            self._free_buffers,
+        )
         if self._setup.device.type != "cpu":
             torch.cuda.empty_cache()
 
@@ -222,6 +245,10 @@ class DeviceExecutor:
         if self._unstarted is not None:
             self._unstarted.start()
             self._unstarted = None
+
+    def _begin(self, step: Step) -> None:
+        if self._adapters is not None:
+            self._adapters.begin(step)
 
     def _run(self, step: Step) -> Results:
         """Runs the model and what follows from its logits, on all ranks in the same order. To be called on the stream."""
@@ -336,6 +363,8 @@ class DeviceExecutor:
         self._drop_graphs()
         if self._capture is None:
             return None
+        if self._adapters is not None:
+            self._adapters.table.on = True
         try:
             capture = self._capture(self._setup.device)
             taken = [model.record(sizes, max_model_len, capture) for model in self._models]

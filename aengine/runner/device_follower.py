@@ -33,6 +33,7 @@ class DeviceFollower(DeviceExecutor):
 
     def start(self, step: Step) -> Output:
         with self._stream.enter():
+            self._begin(step)
             return self._nothing, *self._run(step)
 
     def finish(self, step: Step, buffer: ResultBuffer, sampled: SampledTokens | None, scores: PromptScores | None) -> StepResult:

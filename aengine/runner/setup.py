@@ -31,7 +31,7 @@ from aengine.runner.capture import Capture
 
 _log = logging.getLogger("aengine")
 DEFAULT_ADAPTERS = 8
-"""Most max_adapters on an accelerator, where nothing is configured."""
+"""Most adapters of a step of the torch decoder, where nothing is configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,17 @@ class ExecutorSetup:
 
     @property
     def max_adapters(self) -> int:
-        """Most adapters of the rows of one step. 0: none can be loaded."""
-        if self.config.max_adapters is not None:
-            return self.config.max_adapters
-        return self.max_num_seqs if self.device.type == "cpu" else min(len(self.config.adapters), DEFAULT_ADAPTERS)
+        """Most adapters of the rows of one step of the CPU kernels. 0: none can be loaded."""
+        return self.max_num_seqs if self.config.max_adapters is None else self.config.max_adapters
+
+    @property
+    def adapter_slots(self) -> int:
+        """The same of the torch decoder, which has their memory from the beginning."""
+        config = self.config
+        if self.is_draft or isinstance(self.spec, FallbackSpec):
+            return 0
+        wanted = min(len(config.adapters), DEFAULT_ADAPTERS) if config.max_adapters is None else config.max_adapters
+        return min(wanted, self.max_num_seqs)
 
     @property
     def kv_dtype(self) -> torch.dtype | None:

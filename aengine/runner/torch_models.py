@@ -14,8 +14,11 @@ from torch import Tensor
 from aengine.attention import AttentionBackend, select_backend
 from aengine.errors import ConfigError
 from aengine.kernels.quantized import Rows
+from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import Collectives
-from aengine.layers.select import select_linears, select_ops
+from aengine.layers.ops import LayerOps
+from aengine.layers.select import select_adapter_ops, select_linears, select_ops
+from aengine.models.adapter_shapes import adapter_bytes, adapter_shapes
 from aengine.models.blocks import Weight
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.models.fallback.spec import FallbackSpec
@@ -68,13 +71,14 @@ def load_torch_model(
     linears = select_linears(ops, setup.dtype, setup.device)
     if linears is None and setup.config.quantization != "none":
         raise ConfigError.of("quantization", f"{setup.config.quantization!r} needs Triton")
-    check_memory(_weight_bytes(setup, linears is not None), backend.bytes_per_page(), setup.needs, setup.config, available)
+    nbytes = _weight_bytes(setup, linears is not None) + _adapter_bytes(setup)
+    check_memory(nbytes, backend.bytes_per_page(), setup.needs, setup.config, available)
     weights = fused(spec, setup.weights(check), setup.dtype, setup.device, linears, setup.config.quantization, setup.shard)
     kept = [weight.nbytes for weight in weights.values() if not isinstance(weight, Tensor)]
     if kept:
         _log.info("%d quantised matrices take %s", len(kept), show_bytes(sum(kept)))
     if spec.draft_head is None:
-        return Decoder(spec, weights, setup.max_model_len, ops, collectives), backend, linears
+        return Decoder(spec, weights, setup.max_model_len, ops, collectives, _adapter_table(setup, ops)), backend, linears
     assert isinstance(target, Decoder), "models of transformers have no draft heads"
     head = Decoder(spec, {**target.shared_weights, **weights}, setup.max_model_len, ops)
     target.serve(head)
@@ -94,6 +98,18 @@ def weights_on_host(
     if setup.device.type == "cpu":
         return made
     return {name: weight.pin_memory() if isinstance(weight, Tensor) else weight for name, weight in made.items()}
+
+
+def _adapter_bytes(setup: ExecutorSetup) -> int:
+    return adapter_bytes(setup.native_spec, setup.shard, setup.adapter_slots, setup.config.max_adapter_rank, setup.dtype.itemsize)
+
+
+def _adapter_table(setup: ExecutorSetup, ops: LayerOps) -> AdapterTable | None:
+    if not setup.adapter_slots:
+        return None
+    shapes, config = adapter_shapes(setup.native_spec, setup.shard), setup.config
+    sizes = setup.adapter_slots, config.max_adapter_rank, setup.max_num_batched_tokens
+    return AdapterTable(shapes, *sizes, setup.dtype, setup.device, select_adapter_ops(ops))
 
 
 def _weight_bytes(setup: ExecutorSetup, quantized: bool) -> int:
