@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,10 +26,11 @@ def reference_logprobs(model: transformers.PreTrainedModel, tokens: list[int]) -
     return model(torch.tensor([tokens])).logits[0, :-1].float().log_softmax(-1).numpy()
 
 
-def generate(driver: Driver, with_logprobs: bool) -> list[tuple[list[int], list[float]]]:
-    """`COUNT` greedy tokens for each prompt, all prompts together, and their logprobs where asked for."""
+def generate(driver: Driver, with_logprobs: bool, num_adapters: int) -> list[tuple[list[int], list[float]]]:
+    """`COUNT` greedy tokens for each prompt, all prompts together, and their logprobs where asked for. Prompts take turns with adapters of
+    the keys from 1 on, and none."""
     row_params = replace(GREEDY, logprobs=1) if with_logprobs else GREEDY
-    sequences = [driver.add(prompt, row_params) for prompt in PROMPTS]
+    sequences = [driver.add(prompt, row_params, at % (1 + num_adapters)) for at, prompt in enumerate(PROMPTS)]
     logprobs: dict[int, list[float]] = {s.row: [] for s in sequences}
     while running := [s for s in sequences if len(s.output) < COUNT]:
         before = {s.row: len(s.output) for s in running}
@@ -48,12 +50,15 @@ def test_a_family_generates_what_transformers_would(family: str, case: Case, tmp
     assert_generates(model, case.runner(tmp_path), case)
 
 
-def assert_generates(model: transformers.PreTrainedModel, runner: ModelRunner, case: Case) -> None:
-    """What the model would, within the tolerance of the case."""
+def assert_generates(
+    model: transformers.PreTrainedModel, runner: ModelRunner, case: Case, adapted: Sequence[transformers.PreTrainedModel] = ()
+) -> None:
+    """What the model would, within the tolerance of the case; and rows with adapters what the `adapted` ones would."""
     differences, same = [], 0
     for with_logprobs in (True, False):  # without them a graph chooses the tokens itself
-        for prompt, (output, logprobs) in zip(PROMPTS, generate(Driver(runner, chunk=16), with_logprobs), strict=True):
-            expected = reference_logprobs(model, prompt + output)[len(prompt) - 1 :]
+        generated = generate(Driver(runner, chunk=16), with_logprobs, len(adapted))
+        for at, (prompt, (output, logprobs)) in enumerate(zip(PROMPTS, generated, strict=True)):
+            expected = reference_logprobs([model, *adapted][at % (1 + len(adapted))], prompt + output)[len(prompt) - 1 :]
             chosen = expected[np.arange(COUNT), output]
             differences.append(expected.max(-1) - chosen)  # 0 where the token is the reference's
             same += int((expected.argmax(-1) == output).sum())

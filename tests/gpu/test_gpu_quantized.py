@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from gpu_cases import ON_CPU, ON_CUDA, Case, Tolerance, params, save_small
 from quantized_layouts import LAYOUTS
 from quantized_models import rewrite
@@ -36,14 +37,18 @@ def test_quantised_checkpoints(layout: str, case: Case, tmp_path: pathlib.Path) 
 def test_weights_quantised_at_load(quantization: str, case: Case, tmp_path: pathlib.Path) -> None:
     """Transformers has the numbers that quantising makes."""
     model = save_small("qwen3", tmp_path, case.dtype)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.dim() == 2 and "embed" not in name:
-                head = "lm_head" in name
-                weight.copy_(quantize_rows(weight, "int8" if head and quantization == "int4" else quantization).dequantized())
+    quantize_as_loaded(model, quantization)
     if quantization == "fp8" and case.dtype == "bfloat16":
         case = replace(case, tolerance=FLOAT8)
     assert_generates(model, case.runner(tmp_path, quantization=quantization), case)
+
+
+@torch.no_grad()
+def quantize_as_loaded(model: transformers.PreTrainedModel, quantization: str) -> None:
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2 and "embed" not in name:
+            head = "lm_head" in name
+            weight.copy_(quantize_rows(weight, "int8" if head and quantization == "int4" else quantization).dequantized())
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 130, 257])

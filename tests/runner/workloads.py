@@ -25,6 +25,7 @@ def random_steps(
     *,
     most: int = 20,
     params: Sequence[RowParams] = (GREEDY,),
+    adapters: Sequence[int] = (0,),
     before: Callable[[], None] = lambda: None,
 ) -> list[list[int]]:
     """The outputs of all sequences: up to `most` at once that come and go, are cut into chunks, and sometimes begin anew elsewhere.
@@ -41,7 +42,8 @@ def random_steps(
             crowd = round(most ** rng.random())
         if step % 12 < 3 or not running:
             while len(running) < crowd:
-                running.append(driver.add(rng.integers(0, VOCAB, int(rng.integers(1, 50))).tolist(), params[len(everyone) % len(params)]))
+                one, adapter = (given[len(everyone) % len(given)] for given in (params, adapters))
+                running.append(driver.add(rng.integers(0, VOCAB, int(rng.integers(1, 50))).tolist(), one, adapter))
                 everyone.append(running[-1])
         driver.chunk = int(rng.integers(1, 40))
         before()
