@@ -15,7 +15,7 @@ from tiny_adapters import write_adapter
 from workloads import random_steps
 
 from aengine.config import EngineConfig
-from aengine.errors import InsufficientMemoryError
+from aengine.errors import AdapterError, InsufficientMemoryError
 from aengine.models.adapters import load_adapter
 from aengine.runner import torch_models
 from aengine.runner.model_runner import ModelRunner
@@ -87,5 +87,8 @@ def test_memory_is_counted_before_weights_are_read(tiny: pathlib.Path, monkeypat
 
 def test_without_adapters_there_is_no_table(tiny: pathlib.Path) -> None:
     for max_adapters in (None, 0):
-        assert torch_runner(tiny, max_adapters)._executor._adapters is None
+        runner = torch_runner(tiny, max_adapters)
+        assert runner._executor._adapters is None
+        with pytest.raises(AdapterError, match="without room for adapters"):
+            add_adapters(runner, tiny, (1,))
     assert torch_runner(tiny, None, adapters={"one": str(tiny / "1")})._executor._adapters.table.num_slots == 1
