@@ -37,12 +37,6 @@ def adapter_bytes(spec: ModelSpec, shard: Shard, num_slots: int, low_rank: int, 
     return num_slots * low_rank * itemsize * sum(shape.size for shape in adapter_shapes(spec, shard).values())
 
 
-def packed_adapter(table: AdapterTable, adapter: Adapter, spec: ModelSpec, shard: Shard) -> PackedAdapter:
-    """What a rank holds of an adapter, as `AdapterTable.put` takes it. May be called from any thread."""
-    parts = {name: {part.rows: (part.a, part.b) for part in parts} for name, parts in adapter.parts.items()}
-    if shard.splits_embedding:
-        held = own(vocab_bounds(spec, shard), shard)
-        for rows, (a, b) in parts.get("embedding", {}).items():
-            if a.shape[1] == spec.vocab_size:
-                parts["embedding"] = {rows: (a[:, held.start : held.stop], b)}
-    return table.pack(parts)
+def packed_adapter(table: AdapterTable, adapter: Adapter) -> PackedAdapter:
+    """An adapter of the table's shard, as `AdapterTable.put` takes it. May be called from any thread."""
+    return table.pack({name: {part.rows: (part.a, part.b) for part in parts} for name, parts in adapter.parts.items()})

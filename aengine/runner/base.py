@@ -141,6 +141,7 @@ class Executor(Protocol):
 
     name: str
     shard: Shard  # of the model, that it holds
+    max_adapters: int  # as of `Runner`
 
     @property
     def exchange_seconds(self) -> float:

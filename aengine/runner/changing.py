@@ -11,6 +11,7 @@ import torch
 
 from aengine.errors import AdapterError, AEngineError
 from aengine.models.adapters import load_adapter
+from aengine.models.spec import ModelSpec
 from aengine.outputs import AdapterInfo
 from aengine.parallel.driver import DriverRanks
 from aengine.runner.base import Executor
@@ -80,7 +81,7 @@ class Changing:
 
     def _load_adapter(self, change: LoadAdapter, name: str, path: str, number: int) -> Prepared:
         setup = self._setup
-        if not setup.max_adapters:
+        if not self._executor.max_adapters and isinstance(setup.spec, ModelSpec):
             raise AdapterError("no adapter can be loaded: max_adapters is 0")
         with torch.inference_mode():
             adapter = load_adapter(pathlib.Path(path), setup.spec, setup.dtype, self._executor.shard, setup.config.max_adapter_rank)

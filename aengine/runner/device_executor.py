@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.errors import AdapterError
 from aengine.kernels.upload import upload
 from aengine.layers.adapters import PackedAdapter
 from aengine.models.adapter_shapes import packed_adapter
@@ -91,7 +90,7 @@ class DeviceExecutor:
         self._collectives = connect_ranks(setup)
         if self._collectives is not None:
             setup = replace(setup, shard=self._collectives.shard)
-        self._setup, self.shard = setup, setup.shard
+        self._setup, self.shard, self.max_adapters = setup, setup.shard, setup.adapter_slots
         self._capture = setup.capture
         self._stream = DeviceStream(setup.device)
         with self._stream.enter():
@@ -139,12 +138,11 @@ class DeviceExecutor:
             self._scorer.update(new_rows)
 
     def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
-        if self._adapters is None:
-            raise AdapterError("the model was loaded without room for adapters: configure adapters or max_adapters")
-        return packed_adapter(self._adapters.table, adapter, self._setup.native_spec, self._setup.shard)
+        assert self._adapters is not None, "max_adapters is not 0"
+        return packed_adapter(self._adapters.table, adapter)
 
     def set_adapter(self, key: int, packed: object | None) -> None:
-        assert self._adapters is not None, "there are slots"
+        assert self._adapters is not None, "max_adapters is not 0"
         assert packed is None or isinstance(packed, PackedAdapter)
         self._start_latest()
         self._adapters.set(key, packed)

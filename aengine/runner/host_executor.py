@@ -44,7 +44,7 @@ class HostExecutor:
                 setup.device,
                 draw=lambda logits, params, _: ops.draw(model.workspace, logits, params),
             )
-        self._ranks, self.shard = setup.followers, setup.shard
+        self._ranks, self.shard, self.max_adapters = setup.followers, setup.shard, setup.max_adapters
         self._stages = HostStages.of(setup, model)
         self._scorer = PromptScorer(setup.native_spec.vocab_size, setup.device)
         self._queue = HostQueue()

@@ -32,7 +32,7 @@ class HostFollower:
         """As `build_executor`."""
         self._model = HostModel(setup, warm, check)
         self._stages = HostStages.of(setup, self._model)
-        self._ranks, self.shard = ranks, setup.shard
+        self._ranks, self.shard, self.max_adapters = ranks, setup.shard, setup.max_adapters
 
     @property
     def exchange_seconds(self) -> float:

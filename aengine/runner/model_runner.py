@@ -134,7 +134,7 @@ class ModelRunner:
             ranks.same({"model": digest, "dtype": dtype, "device": self.device.type, "level of the CPU kernels": level})
         self._executor = build_executor(setup, warm, check)
         self._changing = Changing(setup, self._executor)
-        self.max_adapters = setup.max_adapters
+        self.max_adapters = self._executor.max_adapters
         budget = self._executor.kv_budget() if config.kv_cache_memory is None else config.kv_cache_memory
         bytes_per_page = self._executor.bytes_per_page()
         self.windows = setup.groups.windows

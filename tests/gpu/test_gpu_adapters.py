@@ -15,7 +15,7 @@ from test_gpu_families import assert_generates
 from test_gpu_quantized import FLOAT8, quantize_as_loaded
 from tiny_adapters import write_adapter
 
-from aengine.models.adapters import load_adapter
+from aengine.runner.changes import LoadAdapter
 
 
 def merged(model: transformers.PreTrainedModel, adapter: pathlib.Path, scale: float) -> transformers.PreTrainedModel:
@@ -39,8 +39,7 @@ def test_rows_with_adapters(case: Case, quantization: str, tmp_path: pathlib.Pat
     adapters = [write_adapter(tmp_path / str(at), tmp_path / "model", alpha=8, dtype=dtype, **each) for at, each in enumerate(options)]
     runner = case.runner(tmp_path / "model", max_adapters=2, max_adapter_rank=32, quantization=quantization)
     for key, adapter in enumerate(adapters, 1):
-        packed = runner._executor.pack_adapter(load_adapter(adapter, runner.spec, runner.dtype))
-        runner._executor.set_adapter(key, packed)
+        runner.apply(runner.prepare(LoadAdapter(key, adapter.name, str(adapter))))
     if quantization != "none":
         quantize_as_loaded(model, quantization)
     if quantization == "fp8":

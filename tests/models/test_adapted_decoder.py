@@ -43,7 +43,7 @@ def adapters_of(name: str, path: pathlib.Path, spec: ModelSpec, shard: Shard) ->
 def table_of(spec: ModelSpec, shard: Shard, adapters: list[Adapter], ops: AdapterOps) -> AdapterTable:
     table = AdapterTable(adapter_shapes(spec, shard), NUM_SLOTS, LOW_RANK, 64, torch.float32, CPU, ops)
     for slot, adapter in zip((0, 2), adapters, strict=True):
-        table.put(slot, packed_adapter(table, adapter, spec, shard))
+        table.put(slot, packed_adapter(table, adapter))
     return table
 
 
@@ -109,8 +109,8 @@ def test_logits_of_ranks(name: str, exact: bool, tmp_path: pathlib.Path) -> None
     weights, adapters = whole_weights(spec), adapters_of(name, tmp_path, spec, WHOLE)
 
     def work(collectives: Collectives) -> list[Tensor]:
-        shard = Shard(collectives.shard.index, collectives.shard.size, exact=exact)
-        table = table_of(spec, collectives.shard, adapters_of(name, tmp_path, spec, shard), TorchAdapterOps())
+        shard = collectives.shard
+        table = table_of(spec, shard, adapters_of(name, tmp_path, spec, shard), TorchAdapterOps())
         return adapted_logits(spec, weights, table, collectives, steps)
 
     found = with_collectives(2, work, exact=exact)

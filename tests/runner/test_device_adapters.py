@@ -16,8 +16,8 @@ from workloads import random_steps
 
 from aengine.config import EngineConfig
 from aengine.errors import AdapterError, InsufficientMemoryError
-from aengine.models.adapters import load_adapter
 from aengine.runner import torch_models
+from aengine.runner.changes import LoadAdapter, UnloadAdapter
 from aengine.runner.model_runner import ModelRunner
 
 PROMPTS = [[1, 2, 3], [50, 60, 70, 80]]
@@ -34,8 +34,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def add_adapters(runner: ModelRunner, tiny: pathlib.Path, keys: Sequence[int]) -> ModelRunner:
     for key in keys:
-        packed = runner._executor.pack_adapter(load_adapter(tiny / str(key), runner.spec, runner.dtype))
-        runner._executor.set_adapter(key, packed)
+        runner.apply(runner.prepare(LoadAdapter(key, str(key), str(tiny / str(key)))))
     return runner
 
 
@@ -72,7 +71,7 @@ def test_fewer_slots_than_adapters(tiny: pathlib.Path) -> None:
         outputs = Driver(runner).generate(PROMPTS, 6, adapters=list(keys))
         assert outputs == [expected[key][at] for at, key in enumerate(keys)]
         assert slots.keys() == left
-    runner._executor.set_adapter(3, None)
+    runner.apply(runner.prepare(UnloadAdapter(3)))
     assert slots.keys() == {1}
     assert Driver(runner).generate(PROMPTS, 6, adapters=[1, 2]) == [expected[1][0], expected[2][1]]
     assert slots.keys() == {1, 2}
@@ -89,6 +88,6 @@ def test_without_adapters_there_is_no_table(tiny: pathlib.Path) -> None:
     for max_adapters in (None, 0):
         runner = torch_runner(tiny, max_adapters)
         assert runner._executor._adapters is None
-        with pytest.raises(AdapterError, match="without room for adapters"):
+        with pytest.raises(AdapterError, match="max_adapters is 0"):
             add_adapters(runner, tiny, (1,))
     assert torch_runner(tiny, None, adapters={"one": str(tiny / "1")})._executor._adapters.table.num_slots == 1
