@@ -7,6 +7,8 @@ import dataclasses
 import pathlib
 import random
 from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import peft
@@ -15,14 +17,15 @@ import torch
 import transformers
 from every_draft import EveryDraft
 from reference import save_tiny
+from runner_ranks import runner_on_ranks
 from slow_cases import slow_but
 from test_ranks_fuzz import KnowingDrafter, config_of, kinds_of, requests_of
 from tiny_adapters import write_adapter
 
 from aengine.config import EngineConfig
-from aengine.models.adapters import load_adapter
 from aengine.outputs import FinishReason
 from aengine.runner.base import InFlightStep
+from aengine.runner.changes import LoadAdapter
 from aengine.runner.model_runner import ModelRunner
 from aengine.scheduler.plan import RowParams, StepPlan
 from aengine.scheduler.request import Request, SchedulerConfig
@@ -138,21 +141,28 @@ def alone(models: Models, requests: list[Request]) -> tuple[dict[int, Output], i
     return truths, bytes_per_token
 
 
-def set_adapters(runner: ModelRunner, models: Models) -> None:
-    executor = runner._executor
-    for key, path in models.adapters.items():
-        executor.set_adapter(key, executor.pack_adapter(load_adapter(path, runner.spec, runner.dtype)))
+@contextmanager
+def running(models: Models, config: EngineConfig) -> Iterator[ModelRunner]:
+    """A runner, on ranks that are threads if there are several, with all adapters."""
+    with ExitStack() as stack:
+        if config.num_ranks > 1:
+            runner = stack.enter_context(runner_on_ranks(config, models.base)).runner
+        else:
+            runner = ModelRunner(config, models.base)
+            stack.callback(runner.close)
+        for key, path in models.adapters.items():
+            runner.apply(runner.prepare(LoadAdapter(key, str(key), str(path))))
+        yield runner
 
 
-def run_workload(models: Models, seed: int, threads: int) -> set[str]:
+def run_workload(models: Models, seed: int, size: int = 1) -> set[str]:
     rng = random.Random(seed)
     requests = with_adapters(requests_of(rng), rng, plain=seed % 2 == 0)
     truths, bytes_per_token = alone(models, requests)
-    runner = ModelRunner(dataclasses.replace(config_of(rng, models.base, bytes_per_token, 1), threads=threads), models.base)
-    set_adapters(runner, models)
-    run = Run(runner, requests, truths if rng.random() < 0.5 else None)
-    drive(run, requests, rng)
-    runner.close()
+    config = dataclasses.replace(config_of(rng, models.base, bytes_per_token, size), threads=size * (1 + seed % 4 // 2))
+    with running(models, config) as runner:
+        run = Run(runner, requests, truths if rng.random() < 0.5 else None)
+        drive(run, requests, rng)
     check(run, requests, truths)
     return run.kinds
 
@@ -186,21 +196,25 @@ def check(run: Run, requests: list[Request], truths: dict[int, Output]) -> None:
             assert abs(found.prompt_logprobs[position] - logprob) < 1e-4
 
 
-@pytest.mark.parametrize("seeds", slow_but([range(4)], [range(4), *(range(first, first + 4) for first in range(4, 48, 4))]))
-def test_random_plans(models: Models, seeds: range) -> None:
+QUICK = [(1, range(4)), (2, range(1, 3))]
+CASES = [*((1, range(first, first + 4)) for first in range(4, 48, 4)), (2, range(3, 9))]
+
+
+@pytest.mark.parametrize(("size", "seeds"), slow_but(QUICK, [*QUICK, *CASES]))
+def test_random_plans(models: Models, size: int, seeds: range) -> None:
     kinds: set[str] = set()
     for seed in seeds:
         try:
-            kinds |= run_workload(models, seed, threads=1 + seed % 4 // 2)
+            kinds |= run_workload(models, seed, size)
         except BaseException as error:
             error.add_note(f"workload {seed}")
             raise
-    assert kinds >= {"ahead", "decodes and chunks", "nothing sampled", "pages of several groups", "pages behind a window"}
-    if seeds.start == 0:
-        assert kinds >= {"copies", "drafts", "scored prompts", "preemptions"}
+    assert kinds >= {"decodes and chunks", "nothing sampled", "pages of several groups", "pages behind a window"}
+    if seeds == range(4):
+        assert kinds >= {"ahead", "copies", "drafts", "scored prompts", "preemptions"}
 
 
 def test_a_wrong_adapter_is_seen(models: Models) -> None:
     swapped = dataclasses.replace(models, adapters=dict(zip(models.adapters, [*models.adapters.values()][::-1], strict=True)))
     with pytest.raises(AssertionError):
-        run_workload(swapped, 0, 1)
+        run_workload(swapped, 0)
