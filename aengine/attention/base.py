@@ -146,6 +146,17 @@ class AttentionBackend(ABC):
         """Frees what was allocated."""
         self.caches, self._tensors = [], []
 
+    def read_pages(self, pages: NDArray[np.int32]) -> list[Tensor]:
+        """The content of [n] pages, in host memory, after the writes of steps before; for `write_pages`."""
+        read = to_device(pages, self.spec.device)
+        return [as_bytes(tensor).index_select(self.page_axis, read).cpu() for tensor in self._tensors]
+
+    def write_pages(self, pages: NDArray[np.int32], content: list[Tensor]) -> None:
+        """Writes what was read of as many pages."""
+        write = to_device(pages.astype(np.int64), self.spec.device)
+        for tensor, rows in zip(self._tensors, content, strict=True):
+            as_bytes(tensor).index_copy_(self.page_axis, write, rows.to(tensor.device))
+
     def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
         """Copies page sources[i] to page destinations[i], [c] each, K and V of all its layers, after the writes of steps before.
 

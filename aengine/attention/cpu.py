@@ -75,8 +75,10 @@ class CpuBackend(AttentionBackend):
             value_dim=spec.value_dim,
             dtype=spec.cache_dtype,
         )
+        self._tensors = [torch.from_numpy(pages) for pages in self.pool.pages]
 
     def free(self) -> None:
+        super().free()
         self.pool = None
 
     def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:

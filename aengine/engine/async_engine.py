@@ -11,14 +11,14 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import anyio
 
 from aengine.config import EngineConfig
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
-from aengine.engine.mailbox import Command, FlushCache, Pause, Unpause
+from aengine.engine.mailbox import Command, FlushCache, Pause, Sleep, Unpause, Wake
 from aengine.engine.prompts import QUICK_CHARACTERS, check_request
 from aengine.engine.registry import Registry
 from aengine.engine.report_queue import ReportQueue
@@ -36,7 +36,7 @@ from aengine.errors import (
     RequestIdInUseError,
     refusal,
 )
-from aengine.outputs import EngineStats, ModelInfo, RequestInfo
+from aengine.outputs import EngineStats, MemoryUse, ModelInfo, RequestInfo
 from aengine.params import SamplingParams
 from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
@@ -44,6 +44,9 @@ from aengine.scheduler.request import Updates
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+T = TypeVar("T")
+_RUNNING = ("park", "cancel", "refuse")
 
 
 class _Phase(enum.Enum):
@@ -88,7 +91,8 @@ class AsyncEngine(EngineProtocol):
         self._workers = Workers("aengine-tokenizer", quick=QUICK_CHARACTERS)
         self._reports: ReportQueue[Report] = ReportQueue(self._edge, self._receive)
         self._steps = StepLoop(self._load, self.config, self._reports.put)
-        self._replies: set[Future[int]] = set()  # of the step thread, that tasks wait for
+        self._changing = anyio.Lock()  # one change of the model at a time, from its preparation to its end
+        self._replies: set[Future[Any]] = set()  # of the step thread, that tasks wait for
         self._steps.start()
         self._phase, self._stopped = _Phase.STARTING, anyio.Event()  # not before: else `aclose()` would wait for a thread that there is not
         try:
@@ -222,11 +226,40 @@ class AsyncEngine(EngineProtocol):
         self._check_serving()
         return await self._run(FlushCache)
 
+    async def sleep(self, level: int = 1, running: Literal["park", "cancel", "refuse"] = "park") -> MemoryUse:
+        """Give memory back until `wake()`. Level 1: KV pages, graphs and scratch memory; on a GPU weights move to host memory. Returns when
+        no step runs and the memory is free.
+
+        Requests in flight keep their KV in host memory and go on after `wake()` (`running` "park"), are cancelled first, or forbid the
+        sleep: `EngineStateError`. Cached prefixes are forgotten. New requests are accepted and wait; cancellations and deadlines hold.
+        Raises `InsufficientMemoryError`, and changes nothing, if the host has no memory for what is to be kept.
+        """
+        self._check_serving()
+        violations = [] if level in (1, 2) else [FieldViolation("level", f"{level} is not 1 or 2")]
+        if running not in _RUNNING:
+            violations.append(FieldViolation("running", f"{running!r} is not one of {', '.join(_RUNNING)}"))
+        if violations:
+            raise refusal(violations)
+        async with self._changing:
+            self._check_serving()
+            if running == "refuse" and (count := self._registry.num_requests):
+                raise EngineStateError(f"there are {count} requests in flight")
+            if running == "cancel":
+                await self._registry.cancel_all()
+            return await self._run(lambda reply: Sleep(reply, level))
+
+    async def wake(self) -> MemoryUse:
+        """End a sleep. Raises `InsufficientMemoryError` if there is too little memory, and sleeps on then."""
+        self._check_serving()
+        async with self._changing:
+            self._check_serving()
+            return await self._run(Wake)
+
     # ---- inside --------------------------------------------------------------------------------------------------------
 
-    async def _run(self, command: Callable[[Future[int]], Command]) -> int:
-        """Have the step thread carry out a command; returns what it replies."""
-        reply: Future[int] = Future()
+    async def _run(self, command: Callable[[Future[T]], Command]) -> T:
+        """Have the step thread carry out a command; returns or raises what it replies."""
+        reply: Future[T] = Future()
         self._replies.add(reply)
         self._steps.post(command(reply))
         try:
@@ -276,7 +309,10 @@ class AsyncEngine(EngineProtocol):
                 self._settled.set()
             case Done(reply, value) if reply in self._replies:  # else its task was cancelled
                 self._replies.remove(reply)
-                reply.set_result(value)
+                if isinstance(value, BaseException):
+                    reply.set_exception(value)
+                else:
+                    reply.set_result(value)
             case Stopped(error):
                 self._on_stopped(error)
 

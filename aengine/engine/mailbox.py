@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from aengine.outputs import MemoryUse
 from aengine.runner.changes import Prepared
 from aengine.scheduler.request import Request
 
@@ -68,6 +69,24 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
+class Sleep:
+    """Give memory back when no step is in flight, and run none until `Wake`; then `Done(reply, MemoryUse)` is reported. An engine that
+    sleeps more deeply already goes on doing so."""
+
+    reply: Future[MemoryUse]  # as in `Pause`
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """End a sleep, one of level 2 with weights that were prepared; then `Done(reply, MemoryUse)` is reported, or the error if there is
+    too little memory."""
+
+    reply: Future[MemoryUse]  # as in `Pause`
+    prepared: Prepared | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End all requests and the thread."""
 
@@ -79,7 +98,7 @@ class Fail:
     error: BaseException
 
 
-Command = Submit | Cancel | Park | Pause | Unpause | FlushCache | Apply | Stop | Fail
+Command = Submit | Cancel | Park | Pause | Unpause | FlushCache | Apply | Sleep | Wake | Stop | Fail
 
 
 MAX_WAIT_SECONDS = 3600.0

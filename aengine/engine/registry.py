@@ -75,6 +75,11 @@ class Registry:
         """Sequences of requests whose prompt is still being tokenized, or their grammar compiled."""
         return sum(self._streams[key].params.n for key in self._preparations)
 
+    @property
+    def num_requests(self) -> int:
+        """Those that have not ended."""
+        return sum(not state.finished for state in self._by_id.values())
+
     async def grammar_violations(self, wanted: StructuredOutput) -> list[FieldViolation]:
         """The violations found by compiling the grammar."""
         if self._grammars is None:
@@ -156,7 +161,7 @@ class Registry:
     async def cancel_all(self) -> int:
         """Cancel every request; returns how many those were, when their pages are free."""
         states = list(self._by_id.values())
-        count = sum(not state.finished for state in states)
+        count = self.num_requests
         for state in states:
             state.cancel()
         with anyio.CancelScope(shield=True):  # bounded by one step

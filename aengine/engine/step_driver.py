@@ -12,10 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from aengine.engine.mailbox import Apply, Cancel, Command, Fail, FlushCache, Mailbox, Park, Pause, Stop, Submit, Unpause
+from aengine.engine.mailbox import Apply, Cancel, Command, Fail, FlushCache, Mailbox, Park, Pause, Sleep, Stop, Submit, Unpause, Wake
 from aengine.engine.step_stats import StepStats
+from aengine.errors import InsufficientMemoryError
+from aengine.outputs import MemoryUse
 from aengine.runner.base import InFlightStep, Runner
 from aengine.runner.changes import NewWeights
 from aengine.scheduler.plan import RowsFailed, StepPlan
@@ -25,10 +27,10 @@ from aengine.scheduler.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The command with this reply was carried out."""
+    """The command with this reply was carried out, or it failed and `value` is the error."""
 
-    reply: Future[int]
-    value: int
+    reply: Future[Any]
+    value: object
 
 
 class _Flight(NamedTuple):
@@ -55,7 +57,8 @@ class StepDriver:
         self._keys: set[int] = set()  # of every request that is not released yet
         self._paused = False
         self._pause_replies: list[Future[int]] = []  # of pauses that wait for the steps in flight
-        self._changes: deque[Apply] = deque()  # that no step may be in flight for
+        self._changes: deque[Apply | Sleep | Wake] = deque()  # that no step may be in flight for
+        self._sleep_level = 0  # the level; 0: awake
         self._stopping = False
         self._committed = 0.0  # when the last step was, on time.monotonic
         # A step that has not begun when a command comes is withdrawn (`_commit`), so that the command need not wait for it.
@@ -123,6 +126,8 @@ class StepDriver:
                 else:
                     self._runner.apply(prepared)
                     self._pending.append(Done(reply, 0))
+            case Sleep() | Wake():
+                self._changes.append(command)
             case Stop():
                 self._stopping = True
             case Fail(error):
@@ -134,7 +139,7 @@ class StepDriver:
             return False
         if self._changes and not self._flights:
             self._change_model()
-        if self._paused or self._changes:
+        if self._paused or self._sleep_level or self._changes:
             self._scheduler.pause()
             if not self._flights:
                 self._end_pauses()
@@ -178,8 +183,30 @@ class StepDriver:
         """Carries out what waited for the steps in flight."""
         while self._changes:
             command = self._changes.popleft()
-            self._runner.apply(command.prepared)
-            self._pending.append(Done(command.reply, 0))
+            value: object = 0
+            match command:
+                case Sleep() | Wake():
+                    value = self._sleep_or_wake(command)
+                case Apply(_, prepared):
+                    self._runner.apply(prepared)
+            self._publish()  # the caller sees it in the stats
+            self._pending.append(Done(command.reply, value))
+
+    def _sleep_or_wake(self, command: Sleep | Wake) -> MemoryUse | InsufficientMemoryError:
+        """An error changes nothing."""
+        before = self._runner.memory_used()
+        try:
+            if isinstance(command, Wake):
+                if self._sleep_level:
+                    self._runner.wake(command.prepared)
+                self._sleep_level = 0
+            elif command.level > self._sleep_level:
+                self._scheduler.flush_cache()
+                self._runner.sleep(command.level, self._scheduler.held_pages())
+                self._sleep_level = command.level
+        except InsufficientMemoryError as error:
+            return error
+        return MemoryUse(before, self._runner.memory_used())
 
     def _end_pauses(self) -> None:
         """The steps in flight have finished, or the engine goes on."""
@@ -195,4 +222,4 @@ class StepDriver:
         self._mailbox.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _publish(self) -> None:
-        self._stats.publish(self._scheduler.stats(), paused=self._paused)
+        self._stats.publish(self._scheduler.stats(), paused=self._paused, sleep_level=self._sleep_level)

@@ -37,7 +37,7 @@ class StepStats:
     def are_old(self) -> bool:
         return time.monotonic() - self._published_at >= PUBLISH_SECONDS
 
-    def publish(self, stats: EngineStats, *, paused: bool) -> None:
+    def publish(self, stats: EngineStats, *, paused: bool, sleep_level: int) -> None:
         """`stats`: the scheduler's."""
         self._published_at = time.monotonic()
         stats = replace(
@@ -45,6 +45,7 @@ class StepStats:
             steps=self._num_steps,
             completion_tokens=self.completion_tokens,
             paused=paused,
+            sleep_level=sleep_level,
             step_seconds=self._seconds.snapshot(),
             step_tokens=self._tokens.snapshot(),
         )

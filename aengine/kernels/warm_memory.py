@@ -12,11 +12,14 @@ import mmap
 import threading
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 _HUGE_PAGE = 2 << 20  # bytes
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _STRIDE = 8 << 20  # bytes that the thread touches between two checks whether it is to stop
 
 
@@ -31,6 +34,19 @@ def lazy_bytes(size: int) -> NDArray[np.uint8]:
     """
     mapped, first = _map(size)
     return np.frombuffer(mapped, np.uint8, size, first)  # holds a reference to the mapping
+
+
+def keep_rows(memory: NDArray[Any], rows: NDArray[np.int32]) -> None:
+    """Returns to the system what of `memory`, on `lazy_bytes` and contiguous, lies between `rows` of it, which ascend. What is returned
+    becomes zeros and is committed again when it is touched; what shares a page of the system with a row is left as it is."""
+    address, size = memory.ctypes.data, memory.nbytes // len(memory)
+    bounds = np.concatenate(([-1], rows, [len(memory)])).astype(np.int64)
+    gaps = np.flatnonzero(np.diff(bounds) > 1)
+    firsts = -(-(address + (bounds[gaps] + 1) * size) // mmap.PAGESIZE) * mmap.PAGESIZE
+    ends = (address + bounds[gaps + 1] * size) // mmap.PAGESIZE * mmap.PAGESIZE
+    for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
+        if end > first and _madvise(first, end - first, mmap.MADV_DONTNEED):
+            raise OSError(ctypes.get_errno(), "madvise")
 
 
 class WarmMemory:

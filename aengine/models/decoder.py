@@ -175,6 +175,10 @@ class Decoder:
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     @property
+    def weights(self) -> list[Weight]:
+        return list(self._weights.all.values())
+
+    @property
     def shared_weights(self) -> dict[str, Weight]:
         """Those that a draft head has of its target: embedding and output head."""
         embedding: Weight = self._embedding

@@ -37,6 +37,8 @@ from aengine.parallel.messages import (
     PrepareChange,
     Progress,
     Sizes,
+    Sleep,
+    Wake,
     Welcome,
     encode,
 )
@@ -232,6 +234,12 @@ class DriverRanks:
     def discard_change(self, number: int) -> None:
         """May be called from any thread."""
         self._send(DiscardChange(number))
+
+    def send_sleep(self, level: int, pages: IntArray) -> None:
+        self._send(Sleep(level, pages))
+
+    def send_wake(self) -> None:
+        self._send(Wake())
 
     def hung(self, rank: int) -> AEngineError:
         """The error for a rank that this one waits for in vain: `RankHungError`, or what happened to the rank that that one waits for. From

@@ -34,6 +34,8 @@ from aengine.parallel.messages import (
     Progress,
     Refused,
     Sizes,
+    Sleep,
+    Wake,
     Welcome,
 )
 from aengine.parallel.ring import Ring, connect_ring, open_port
@@ -125,10 +127,10 @@ class FollowerRanks:
             raise DriverGoneError(f"it sent {sizes} instead of the sizes")
         return sizes.num_pages, sizes.max_model_len
 
-    def next_task(self) -> StepPlan | ApplyChange | None:
+    def next_task(self) -> StepPlan | ApplyChange | Sleep | Wake | None:
         """Waits for the next step, or what comes between two; None: there is none any more. Raises DriverGoneError."""
         message = self._next()
-        if isinstance(message, ApplyChange):
+        if isinstance(message, ApplyChange | Sleep | Wake):
             return message
         if isinstance(message, Plan):
             return message.step_plan()

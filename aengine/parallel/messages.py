@@ -182,13 +182,26 @@ class DiscardChange:
 
 
 @dataclass(frozen=True, slots=True)
+class Sleep:
+    """As `Runner.sleep`, between two plans."""
+
+    level: int
+    pages: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """As `Runner.wake`, when a change of weights was applied if there had been none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """The rank ends in an orderly way."""
 
 
 Message = (
     (Hello | Welcome | Refused | Facts | Sizes | Addresses | Progress | Log | Failed | Plan | Logits | LastTokens | Hidden)
-    | (PrepareChange | ChangePrepared | ApplyChange | DiscardChange)
+    | (PrepareChange | ChangePrepared | ApplyChange | DiscardChange | Sleep | Wake)
     | Close
 )
 _KINDS: tuple[type[Any], ...] = get_args(Message)

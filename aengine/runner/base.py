@@ -77,6 +77,16 @@ class Runner(Protocol):
     def discard(self, prepared: Prepared) -> None:
         """In place of `apply`. May be called from any thread."""
 
+    def sleep(self, level: int, pages: IntArray) -> None:
+        """Gives memory back: KV pages and what steps need beside them, with level 2 the weights, too. No step is in flight, and none is
+        launched before `wake`. The content of `pages` is kept in host memory. May be called again with a higher level."""
+
+    def wake(self, prepared: Prepared | None) -> None:
+        """Ends a sleep, one of level 2 with weights that were prepared. Raises InsufficientMemoryError if that may be tried again."""
+
+    def memory_used(self) -> int:
+        """As of `MemoryUse`."""
+
     def hold(self, held: bool) -> None:
         """While held, a launched step does not begin by itself when the step before it finishes; it begins when the result of that step
         is asked for. May be called from any thread, also by a destructor, and after `close`."""
@@ -184,6 +194,12 @@ class Executor(Protocol):
 
     def launch(self, step: Step) -> InFlightStep:
         """As `Runner.launch`."""
+
+    def sleep(self, level: int, pages: IntArray) -> None:
+        """As `Runner.sleep`."""
+
+    def wake(self) -> None:
+        """Ends a sleep; after one of level 2 there are weights again. Raises InsufficientMemoryError if that may be tried again."""
 
     def hold(self, held: bool) -> None:
         """As `Runner.hold`."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import torch
 
-from aengine.errors import AdapterError, AEngineError
+from aengine.errors import AdapterError, AEngineError, InsufficientMemoryError, ModelLoadError
 from aengine.models.adapters import load_adapter
 from aengine.models.spec import ModelSpec
 from aengine.outputs import AdapterInfo
 from aengine.parallel.driver import DriverRanks
-from aengine.runner.base import Executor
+from aengine.runner.base import Executor, IntArray
 from aengine.runner.changes import Change, LoadAdapter, NewWeights, Prepared, UnloadAdapter, change_to_json
 from aengine.runner.device import set_thread_count
 from aengine.runner.driven_step import naming_ranks
@@ -39,17 +40,42 @@ class Changing:
             set_thread_count(threads)
 
     def apply(self, prepared: Prepared) -> None:
-        ranks = self._setup.followers
-        if ranks is None:
-            return self._apply(prepared)
-        with naming_ranks(ranks):
-            ranks.apply_change(prepared.number)
+        with self._on_all_ranks() as ranks:
+            if ranks is not None:
+                ranks.apply_change(prepared.number)
             self._apply(prepared)
 
     def discard(self, prepared: Prepared) -> None:
         if self._setup.followers is not None:
             with suppress(AEngineError):  # a rank is gone, and with it the engine
                 self._setup.followers.discard_change(prepared.number)
+
+    def sleep(self, level: int, pages: IntArray) -> None:
+        with self._on_all_ranks() as ranks:
+            if ranks is not None:
+                ranks.send_sleep(level, pages)
+            self._executor.sleep(level, pages)
+
+    def wake(self, prepared: Prepared | None) -> None:
+        if prepared is not None:
+            self.apply(prepared)
+        with self._on_all_ranks() as ranks:
+            if ranks is not None:
+                ranks.send_wake()
+            self._executor.wake()
+
+    @contextmanager
+    def _on_all_ranks(self) -> Iterator[DriverRanks | None]:
+        """Around what no rank can take back if it fails on another one, for lack of memory, too."""
+        ranks = self._setup.followers
+        if ranks is None:
+            yield None
+            return
+        with naming_ranks(ranks):
+            try:
+                yield ranks
+            except InsufficientMemoryError as error:
+                raise ModelLoadError(f"rank 0: {error}") from error
 
     def _prepare_on(self, ranks: DriverRanks, change: Change) -> Prepared:
         if isinstance(change, NewWeights):

@@ -67,6 +67,12 @@ def free_cuda_memory(device: torch.device, utilization: float) -> int:
     return int(total * utilization) - (total - free)
 
 
+def used_cuda_memory(device: torch.device) -> int:
+    """Bytes of a device that are in use, by anyone."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
 def cuda_kv_budget(device: torch.device, utilization: float, widest: Callable[[], object], graphs: Callable[[], int]) -> int:
     """Bytes that the KV cache may take: the `utilization` fraction of the device less weights, the widest step, graphs, and what other
     processes use.

@@ -53,6 +53,21 @@ class DeviceDraft:
         if self._kept is not None:
             self._kept.states = torch.zeros(num_pages * self._page_size, self._kept_width, dtype=self._dtype, device=self._device)
 
+    def free(self) -> None:
+        if self._kept is not None:
+            self._kept.states = self._kept.states.new_empty(0)
+
+    def read_pages(self, pages: IntArray) -> Tensor | None:
+        """Their hidden states, in host memory; for `write_pages`."""
+        if self._kept is None:
+            return None
+        return self._kept.states.view(-1, self._page_size, self._kept_width).index_select(0, to_device(pages, self._device)).cpu()
+
+    def write_pages(self, pages: IntArray, content: Tensor | None) -> None:
+        if self._kept is not None and content is not None:
+            write = to_device(pages, self._device).long()
+            self._kept.states.view(-1, self._page_size, self._kept_width).index_copy_(0, write, content.to(self._device))
+
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         """Their hidden states."""
         if self._kept is not None:

@@ -25,6 +25,7 @@ from aengine.models.adapter_shapes import packed_adapter
 from aengine.models.adapters import Adapter
 from aengine.models.blocks import Weight
 from aengine.models.decoder import Decoder
+from aengine.runner.asleep import Asleep
 from aengine.runner.base import IntArray, ReadWeights, Step
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.decode_graphs import Forward
@@ -106,6 +107,7 @@ class DeviceExecutor:
             self._scorer = PromptScorer(setup.spec.vocab_size, setup.device)
         self._free_buffers: list[ResultBuffer] = []
         self._unstarted: DeviceStep | None = None  # the latest step, on a CPU
+        self._asleep: Asleep | None = None
 
     @property
     def exchange_seconds(self) -> float:
@@ -125,11 +127,24 @@ class DeviceExecutor:
             return cuda_kv_budget(setup.device, setup.config.gpu_memory_utilization, self._run_widest, self._measure_graphs)
 
     def allocate(self, num_pages: int, max_model_len: int) -> None:
+        self._sizes = num_pages, max_model_len
         with self._stream.enter():
             self._allocate_pages(num_pages)
             self._record_graphs(self._graph_sizes(), max_model_len)
         if self._setup.device.type != "cpu":
             self.warm_up()
+
+    def sleep(self, level: int, pages: IntArray) -> None:
+        with self._stream.enter():
+            self._asleep = self._asleep or Asleep(self._models, self._draft, pages)
+
+    def wake(self) -> None:
+        assert self._asleep is not None
+        num_pages, max_model_len = self._sizes
+        with self._stream.enter():
+            self._asleep.wake(num_pages)
+            self._asleep = None
+            self._record_graphs(self._graph_sizes(), max_model_len)
 
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
         self._start_latest()
@@ -214,6 +229,7 @@ class DeviceExecutor:
             gc.collect()  # graphs in pieces refer to themselves
             self._collectives.close()
             self._collectives = None  # with its connections
+        self._asleep = None
         del (
             self._model,
             self._adapters,

@@ -13,6 +13,7 @@ from aengine.errors import ConfigError
 from aengine.kernels.cpu.library import Workspace
 from aengine.kernels.cpu.ops import draw
 from aengine.kernels.cpu.pool import KvPool, page_bytes
+from aengine.kernels.warm_memory import keep_rows, lazy_bytes
 from aengine.models.cpu_stack import DecoderStack, KeptHidden, LastTokens, PreparedStep, unsupported
 from aengine.models.draft_heads import draft_token_ids
 from aengine.models.weight_bytes import quantized_bytes, weight_bytes
@@ -68,7 +69,14 @@ class DraftModel:
 
     def allocate(self, num_pages: int) -> None:
         self._pool = KvPool(self._groups.layers_per_page, num_pages, *self._page_shape)
-        self._hidden = torch.zeros(num_pages, self._setup.config.page_size, self._kept_width, dtype=self._setup.dtype)
+        shape, dtype = (num_pages, self._setup.config.page_size, self._kept_width), self._setup.dtype
+        self._hidden = torch.from_numpy(lazy_bytes(math.prod(shape) * dtype.itemsize)).view(dtype).view(shape)
+
+    def sleep(self, level: int, pages: IntArray) -> None:
+        """As of `Executor`."""
+        self._pool.keep(pages)
+        if self._kept_width:
+            keep_rows(self._hidden.view(torch.uint8).flatten(1).numpy(), pages)
 
     def kept(self, slots: IntArray) -> KeptHidden | None:
         """What a step needs to write hidden states to these slots; None: this is no head."""

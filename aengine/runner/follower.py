@@ -11,7 +11,7 @@ from aengine.errors import RankHungError
 from aengine.kernels.cpu.library import ExchangeError
 from aengine.parallel.driver import VERDICT_SECONDS
 from aengine.parallel.follower import FollowerRanks
-from aengine.parallel.messages import ApplyChange, ChangePrepared, DiscardChange, PrepareChange
+from aengine.parallel.messages import ApplyChange, ChangePrepared, DiscardChange, PrepareChange, Sleep, Wake
 from aengine.parallel.ring import StageError
 from aengine.runner.base import InFlightStep
 from aengine.runner.changes import Prepared, change_from_json
@@ -44,13 +44,20 @@ def _run(ranks: FollowerRanks) -> None:
             if staged and ranks.ends_step():
                 staged.popleft().result()
                 continue
-            plan = ranks.next_task()
-            if plan is None:
-                return
-            if isinstance(plan, ApplyChange):
-                runner.apply(changes.take(plan.number))
-                continue
-            step = runner.launch(plan)
+            task = ranks.next_task()
+            match task:
+                case None:
+                    return
+                case ApplyChange(number):
+                    runner.apply(changes.take(number))
+                    continue
+                case Sleep(level, pages):
+                    runner.sleep(level, pages)
+                    continue
+                case Wake():
+                    runner.wake(None)
+                    continue
+            step = runner.launch(task)
             if runner.max_in_flight > 1 and ranks.shard.stage == 0:
                 staged.append(step)
             elif not step.overlaps:

@@ -62,6 +62,12 @@ class HostExecutor:
     def allocate(self, num_pages: int, max_model_len: int) -> None:
         self._model.allocate(num_pages)
 
+    def sleep(self, level: int, pages: IntArray) -> None:
+        self._model.sleep(level, pages)
+
+    def wake(self) -> None:
+        """Pages are committed again when they are written."""
+
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
         self._queue.compute_through()  # they need the rows as they are
         with torch.inference_mode():

@@ -47,6 +47,12 @@ class HostFollower:
     def allocate(self, num_pages: int, max_model_len: int) -> None:
         self._model.allocate(num_pages)
 
+    def sleep(self, level: int, pages: IntArray) -> None:
+        self._model.sleep(level, pages)
+
+    def wake(self) -> None:
+        """Pages are committed again when they are written."""
+
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
         raise AssertionError("plans of a follower have no new rows")
 

@@ -27,7 +27,7 @@ from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.runner.base import IntArray, ReadWeights, Step
 from aengine.runner.device_ranks import exchange_of
 from aengine.runner.draft_model import DraftModel
-from aengine.runner.memory import check_memory, check_new_weights, cpu_budget, free_host_memory, show_bytes
+from aengine.runner.memory import check_memory, check_new_weights, cpu_budget, free_host_memory, show_bytes, trim_heap
 from aengine.runner.setup import ExecutorSetup
 from aengine.scheduler.plan import NO_INTS
 
@@ -115,6 +115,14 @@ class HostModel:
         """As of `Executor`."""
         assert isinstance(prepared, PackedWeights)
         self._stack.use(prepared)
+
+    def sleep(self, level: int, pages: IntArray) -> None:
+        """As of `Executor`."""
+        self._pool.keep(pages)
+        if self.draft is not None:
+            self.draft.sleep(level, pages)
+        self.workspace.trim()
+        trim_heap()
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._pool.copy_pages(self.workspace, sources, destinations)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import pathlib
 from collections.abc import Iterator
@@ -74,6 +76,18 @@ def free_host_memory() -> int:
         pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
         free = os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
     return max(0, min((free, *_free_in_groups())))
+
+
+def resident_memory() -> int:
+    """Bytes of this process that are in the memory of the host."""
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def trim_heap() -> None:
+    """Returns what the C library holds of freed memory to the system, where it can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def show_bytes(count: int) -> str:

@@ -30,17 +30,17 @@ from aengine.models.weights import grouped
 from aengine.parallel.driver import DriverRanks, start_ranks
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.shard import WHOLE
-from aengine.runner.base import InFlightStep, Step
+from aengine.runner.base import InFlightStep, IntArray, Step
 from aengine.runner.capture import Capture
 from aengine.runner.changes import Change, Prepared
 from aengine.runner.changing import Changing
 from aengine.runner.cuda_capture import CudaCapture
-from aengine.runner.device import find_device, set_thread_count
+from aengine.runner.device import find_device, set_thread_count, used_cuda_memory
 from aengine.runner.draft_setup import draft_source, with_draft_model
 from aengine.runner.draft_steps import with_drafts
 from aengine.runner.driven_step import DrivenStep, naming_ranks
 from aengine.runner.executors import build_executor
-from aengine.runner.memory import show_bytes, size_pool
+from aengine.runner.memory import resident_memory, show_bytes, size_pool
 from aengine.runner.setup import ExecutorSetup
 from aengine.scheduler.drafter import DraftSource
 from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan
@@ -195,6 +195,15 @@ class ModelRunner:
 
     def discard(self, prepared: Prepared) -> None:
         self._changing.discard(prepared)
+
+    def sleep(self, level: int, pages: IntArray) -> None:
+        self._changing.sleep(level, pages)
+
+    def wake(self, prepared: Prepared | None) -> None:
+        self._changing.wake(prepared)
+
+    def memory_used(self) -> int:
+        return resident_memory() if self.device.type == "cpu" else used_cuda_memory(self.device)
 
     def hold(self, held: bool) -> None:
         self._executor.hold(held)

@@ -40,6 +40,10 @@ class TorchModel(Protocol):
     def head_shape(self) -> tuple[int, int]:
         """How many logits a token has, and hidden_size."""
 
+    @property
+    def weights(self) -> Sequence[object]:
+        """What holds its weights: tensors, and objects with attributes that are tensors, or hold some."""
+
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size], normed, ready for the head."""
 

@@ -310,6 +310,11 @@ class Residency:
                 woken += self.prefixes.settle(sequence, digests[column])
         return woken
 
+    def held_pages(self) -> IntArray:
+        """Those that a sequence holds, and those that are still to be copied to one; ascending."""
+        sources = [pages for pages, _ in self.changes.copies.values()]
+        return np.union1d(np.flatnonzero(self.cache.refs), np.concatenate([NO_INTS, *sources])).astype(np.int32)
+
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def victim(self) -> Sequence:

@@ -96,6 +96,10 @@ class Scheduler:
         """Drop the prefixes that no sequence holds; returns how many pages that freed."""
         return self._cache.flush()
 
+    def held_pages(self) -> IntArray:
+        """The pages whose content steps will read: of all sequences that hold some, ascending."""
+        return self._residency.held_pages()
+
     # ---- state -------------------------------------------------------------------------------------------------------
 
     @property

@@ -26,11 +26,12 @@ from aengine.engine.loading import LoadedModel
 from aengine.engine.preparation import derive_seed
 from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Steps
+from aengine.errors import InsufficientMemoryError
 from aengine.outputs import FinishReason, ModelInfo
 from aengine.requests import RequestOptions
 from aengine.runner.changes import Change, Prepared
 from aengine.runner.host_queue import HostQueue, HostStep
-from aengine.scheduler.plan import StepPlan, StepResult
+from aengine.scheduler.plan import IntArray, StepPlan, StepResult
 from aengine.scheduler.request import Request
 
 VOCAB_SIZE = 50
@@ -105,9 +106,12 @@ class HookedRunner(OracleRunner):
         self.before_step: Callable[[StepPlan], None] = lambda plan: None
         self.applied: list[Change] = []
         self.discarded: list[Change] = []
+        self.asleep = 0  # level
+        self.too_little_memory = False
         self.closed = threading.Event()
 
     def launch(self, plan: StepPlan) -> HookedFlight | HostStep:  # type: ignore[override]
+        assert not self.asleep
         self.before_launch(plan)
         if self._ahead is Ahead.HOST:
             if plan.new_rows or len(plan.copy_from):
@@ -127,6 +131,23 @@ class HookedRunner(OracleRunner):
 
     def discard(self, prepared: Prepared) -> None:
         self.discarded.append(prepared.change)
+
+    def sleep(self, level: int, pages: IntArray) -> None:
+        """The content of all other pages is lost."""
+        assert not self.queue._steps
+        self.asleep = level
+        for slots in (self.slots, self.draft_slots):
+            others = np.ones(self.num_pages, bool)
+            others[pages] = False
+            slots.reshape(self.num_pages, -1)[others] = -1
+
+    def wake(self, prepared: Prepared | None) -> None:
+        if self.too_little_memory:
+            raise InsufficientMemoryError("there is too little memory to wake")
+        self.asleep = 0
+
+    def memory_used(self) -> int:
+        return 100 - self.asleep
 
     def abandon(self) -> None:
         pass

@@ -22,7 +22,7 @@ from aengine.models.hub import DEMO, resolve_model
 from aengine.outputs import ModelInfo
 from aengine.params import SamplingParams
 from aengine.runner.changes import Change, Prepared
-from aengine.scheduler.plan import StepPlan, StepResult
+from aengine.scheduler.plan import IntArray, StepPlan, StepResult
 
 PAGE_SIZE = 256
 MAX_MODEL_LEN = 64 * 1024
@@ -80,6 +80,15 @@ class PacedRunner:
 
     def discard(self, prepared: Prepared) -> None:
         pass
+
+    def sleep(self, level: int, pages: IntArray) -> None:
+        """KV is not what this is about."""
+
+    def wake(self, prepared: Prepared | None) -> None:
+        """As `sleep`."""
+
+    def memory_used(self) -> int:
+        return 0
 
     def abandon(self) -> None:
         """There are no other processes."""

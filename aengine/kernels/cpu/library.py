@@ -202,6 +202,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_struct_sizes": (None, POINTER(c_int64)),
     "aengine_workspace_create": (c_void_p, POINTER(CExchange)),
     "aengine_workspace_destroy": (None, c_void_p),
+    "aengine_workspace_trim": (None, c_void_p),
     "aengine_pack": (None, POINTER(CPart), c_int64, c_int32, POINTER(CPackedLinear), c_int),
     "aengine_pack_codes": (None, POINTER(CCodesPart), c_int64, c_int32, POINTER(CPackedLinear), c_int),
     "aengine_quantise": (None, POINTER(CPart), c_int32, c_int64, c_void_p, c_void_p, c_int),
@@ -306,6 +307,10 @@ class Workspace:
         self.exchange = exchange
         self.handle: int = handle
         weakref.finalize(self, kernels.workspace_destroy, handle)
+
+    def trim(self) -> None:
+        """Frees the scratch memory until the next call. No step has begun that is not finished."""
+        self.kernels.workspace_trim(self.handle)
 
     def check(self, status: int) -> None:
         """As the function `check`, and raises ExchangeError where the exchange failed."""

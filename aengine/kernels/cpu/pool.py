@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from aengine.kernels.cpu.library import BLOCK, KV_SCALE_BYTES, PAGE_ELEMENTS, CPool, Workspace, check
-from aengine.kernels.warm_memory import lazy_bytes
+from aengine.kernels.warm_memory import keep_rows, lazy_bytes
 
 
 class KvPool:
@@ -25,9 +25,16 @@ class KvPool:
         widths = stored_dim(key_dim), stored_dim(value_dim)
         sizes = [num_pages * page_size * num_kv_heads * size for size in _head_bytes(key_dim, value_dim, dtype)]
         self._memory = [lazy_bytes(size) for size in sizes for _ in range(layers_per_page)]
+        self.pages = [memory.reshape(num_pages, -1) for memory in self._memory]
+        """[num_pages, bytes of a page] of the keys of each layer, then of the values."""
         pointers = [memory.ctypes.data for memory in self._memory]
         keys, values = ((c_void_p * layers_per_page)(*part) for part in (pointers[:layers_per_page], pointers[layers_per_page:]))
         self.c = CPool(keys, values, layers_per_page, num_pages, page_size, num_kv_heads, *widths, PAGE_ELEMENTS[dtype])
+
+    def keep(self, pages: NDArray[np.int32]) -> None:
+        """Returns the memory of all other pages to the system, until they are written again."""
+        for memory in self.pages:
+            keep_rows(memory, pages)
 
     def copy_pages(self, workspace: Workspace, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
         """Copies page sources[i] to page destinations[i]; all sources are read before any destination is written.

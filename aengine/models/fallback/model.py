@@ -87,6 +87,10 @@ class TransformersModel:
         return logits if out is None else out.copy_(logits)
 
     @property
+    def weights(self) -> list[Tensor]:
+        return [*self._model.parameters(), *self._model.buffers()]
+
+    @property
     def head_shape(self) -> tuple[int, int]:
         """vocab_size and hidden_size, of the output head."""
         rows, columns = self._model.get_output_embeddings().weight.shape

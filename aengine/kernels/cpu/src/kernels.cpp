@@ -48,6 +48,13 @@ Workspace* aengine_workspace_create(Exchange* exchange) {
 }
 void aengine_workspace_destroy(Workspace* space) { delete space; }
 
+// Frees the scratch memory, which is allocated again when it is needed. No step has begun that is not finished.
+void aengine_workspace_trim(Workspace* space) {
+  Buffers* buffers = space;
+  buffers->~Buffers();
+  new (buffers) Buffers;
+}
+
 // Packs the rows of the parts one after another into w, whose arrays are allocated.
 void aengine_pack(const Part* parts, i64 num_parts, i32 source, const PackedLinear* w, int threads) {
   with_element(source, [&](auto element) { pack<decltype(element)>(parts, num_parts, *w, threads); });
