@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
@@ -226,7 +226,7 @@ class AsyncEngine(EngineProtocol):
         self._check_serving()
         return await self._run(FlushCache)
 
-    async def sleep(self, level: int = 1, running: Literal["park", "cancel", "refuse"] = "park") -> MemoryUse:
+    async def sleep(self, level: int = 1, running: str = "park") -> MemoryUse:
         """Give memory back until `wake()`. Level 1: KV pages, graphs and scratch memory; on a GPU weights move to host memory. Returns when
         no step runs and the memory is free.
 
@@ -243,7 +243,7 @@ class AsyncEngine(EngineProtocol):
         async with self._changing:
             self._check_serving()
             if running == "refuse" and (count := self._registry.num_requests):
-                raise EngineStateError(f"there are {count} requests in flight")
+                raise EngineStateError(f"requests in flight forbid the sleep: {count}")
             if running == "cancel":
                 await self._registry.cancel_all()
             return await self._run(lambda reply: Sleep(reply, level))

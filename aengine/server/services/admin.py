@@ -73,11 +73,11 @@ class AdminServicer(AdminServiceServicer):
 
     async def Sleep(self, request: messages.SleepRequest, context: ServicerContext) -> messages.SleepResponse:
         level = request.level if request.HasField("level") else 1
-        memory = await self._engine.sleep(level, _read_mode(_SLEEPS, request.mode, default="park"))  # type: ignore[attr-defined]
+        memory = await self._engine.sleep(level, _read_mode(_SLEEPS, request.mode, default="park"))
         return messages.SleepResponse(memory=_memory(memory))
 
     async def Wake(self, request: messages.WakeRequest, context: ServicerContext) -> messages.WakeResponse:
-        return messages.WakeResponse(memory=_memory(await self._engine.wake()))  # type: ignore[attr-defined]
+        return messages.WakeResponse(memory=_memory(await self._engine.wake()))
 
     async def UpdateWeights(self, request: messages.UpdateWeightsRequest, context: ServicerContext) -> messages.UpdateWeightsResponse:
         mode = _read_mode(_UPDATES, request.mode, default="keep")

@@ -1,0 +1,134 @@
+"""An engine that sleeps gives memory back, and goes on afterwards as if nothing had been."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
+from speculating import also_with_drafts
+
+from aengine import AsyncEngine, EngineStateError, FinishReason, InsufficientMemoryError, InvalidRequestError, SamplingParams
+from aengine.outputs import MemoryUse
+
+pytestmark = pytest.mark.anyio
+
+
+def some(seed: int, count: int) -> SamplingParams:
+    return SamplingParams(seed=seed, max_tokens=count, ignore_eos=True)
+
+
+@also_with_drafts
+@pytest.mark.parametrize("ahead", list(Ahead))
+async def test_requests_go_on_exactly(ahead: Ahead) -> None:
+    """Of the oracle's pages only those that were to be kept have their content afterwards. Several sequences of a request share some."""
+    async with OracleEngine(ahead=ahead, num_pages=120, max_num_seqs=8) as engine:
+        outputs: dict[int, tuple[int, ...]] = {}
+
+        async def run(seed: int) -> None:
+            prompt = [1, 2, 3, 4] * (seed % 5) + [seed % 40]
+            completion = await engine.generate(prompt, SamplingParams(seed=seed, max_tokens=20 + seed, n=1 + seed % 3, ignore_eos=True))
+            outputs[seed] = completion.token_ids
+
+        async with anyio.create_task_group() as group:
+            for seed in range(1, 25):
+                group.start_soon(run, seed)
+            for number in range(6):
+                await until(lambda before=engine.stats().steps: engine.stats().steps > before + 3 or len(outputs) == 24)  # type: ignore[misc]
+                level = 1 + number % 2
+                assert await engine.sleep(level) == MemoryUse(100, 100 - level)
+                assert engine.stats().sleep_level == level
+                assert await engine.wake() == MemoryUse(100 - level, 100)
+        assert outputs == {seed: tuple(engine.solo(seed)[0]) for seed in range(1, 25)}
+        assert idle(engine)
+
+
+@pytest.mark.parametrize("ahead", [Ahead.NEVER, Ahead.HOST])
+async def test_while_it_sleeps(ahead: Ahead) -> None:
+    """No step runs; requests wait, are cancelled, and end at their deadlines."""
+    async with OracleEngine(ahead=ahead) as engine:
+        gate = StepGate(engine, at=3)
+        running = engine.stream([1], some(1, 30))
+        cancelled, late = engine.stream([2], some(2, 300), request_id="cancelled"), engine.stream([3], some(3, 300), timeout=0.2)
+        await until(gate.held.is_set)
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.sleep)
+            await anyio.wait_all_tasks_blocked()
+            gate.open()
+        num_steps = engine.stats().steps
+        assert engine.healthy
+        waiting = engine.stream([4], some(4, 9))
+        assert await engine.cancel("cancelled")
+        reasons = [[token.finish_reason async for token in stream][-1] for stream in (cancelled, late)]
+        assert reasons == [FinishReason.CANCELLED, FinishReason.DEADLINE]
+        assert (engine.stats().steps, engine.stats().waiting, engine.stats().running) == (num_steps, 1, 1)
+        await engine.wake()
+        assert [token.token_id async for token in waiting] == engine.solo(4)[0]
+        assert [token.token_id async for token in running] == engine.solo(1)[0]
+        assert engine.stats().sleep_level == 0
+        assert idle(engine)
+
+
+async def test_requests_can_be_cancelled_first_or_forbid_it() -> None:
+    async with OracleEngine() as engine:
+        gate = StepGate(engine, at=2)
+        stream = engine.stream([1], some(1, 300))
+        with pytest.raises(EngineStateError, match="forbid the sleep: 1"):
+            await engine.sleep(running="refuse")
+        gate.open()
+        await engine.sleep(running="cancel")
+        assert [token.finish_reason async for token in stream][-1] is FinishReason.CANCELLED
+        assert (engine.stats().sleep_level, engine.runner.asleep) == (1, 1)
+        await engine.sleep(2, running="refuse")
+        await engine.wake()
+        assert (await engine.generate([2], some(2, 5))).token_ids == tuple(engine.solo(2)[0])
+
+
+async def test_levels_pauses_and_what_is_repeated() -> None:
+    async with OracleEngine() as engine:
+        assert await engine.wake() == MemoryUse(100, 100)
+        assert [(await engine.sleep(level)).after for level in (1, 1, 2, 1)] == [99, 99, 98, 98]
+        await engine.pause()
+        await engine.wake()
+        assert (engine.stats().paused, engine.stats().sleep_level) == (True, 0)
+        await engine.sleep()
+        engine.unpause()
+        stream = engine.stream([1], some(1, 5))
+        await engine.flush_cache()
+        assert (engine.stats().paused, engine.stats().sleep_level, engine.stats().steps) == (False, 1, 0)
+        await engine.wake()
+        assert [token.token_id async for token in stream] == engine.solo(1)[0]
+        for level, running in ((0, "park"), (1, "stop")):
+            with pytest.raises(InvalidRequestError, match="is not"):
+                await engine.sleep(level, running)
+
+
+async def test_too_little_memory_to_wake() -> None:
+    async with OracleEngine() as engine:
+        stream = engine.stream([1], some(1, 9))
+        first = await stream.__anext__()
+        await engine.sleep()
+        engine.runner.too_little_memory = True
+        for _ in range(2):
+            with pytest.raises(InsufficientMemoryError, match="to wake"):
+                await engine.wake()
+            assert engine.stats().sleep_level == 1
+        engine.runner.too_little_memory = False
+        await engine.wake()
+        assert [first.token_id, *[token.token_id async for token in stream]] == engine.solo(1)[0]
+
+
+@pytest.mark.parametrize("change", [lambda engine: engine.sleep(), lambda engine: engine.wake()], ids=["sleep", "wake"])
+async def test_closing_an_engine_that_sleeps_or_is_about_to(change: Callable[[AsyncEngine], Awaitable[MemoryUse]]) -> None:
+    async with OracleEngine() as engine:
+        stream = engine.stream([1], some(1, 300))
+        await stream.__anext__()
+        await engine.sleep()
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.aclose)
+            await anyio.lowlevel.checkpoint()
+            with pytest.raises(EngineStateError, match="closed"):
+                await change(engine)
+        assert [token.finish_reason async for token in stream][-1] is FinishReason.CANCELLED
+        assert engine.runner.closed.is_set()
