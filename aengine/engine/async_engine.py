@@ -91,7 +91,7 @@ class AsyncEngine(EngineProtocol):
         self._workers = Workers("aengine-tokenizer", quick=QUICK_CHARACTERS)
         self._reports: ReportQueue[Report] = ReportQueue(self._edge, self._receive)
         self._steps = StepLoop(self._load, self.config, self._reports.put)
-        self._changing = anyio.Lock()  # one change of the model at a time, from its preparation to its end
+        self._changing = anyio.Semaphore(1)  # one change of the model at a time, from its preparation to its end
         self._replies: set[Future[Any]] = set()  # of the step thread, that tasks wait for
         self._steps.start()
         self._phase, self._stopped = _Phase.STARTING, anyio.Event()  # not before: else `aclose()` would wait for a thread that there is not
