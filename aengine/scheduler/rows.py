@@ -146,7 +146,9 @@ class RowTable:
 
     def adapters_of(self, rows: IntArray) -> IntArray:
         """As `StepPlan.adapters`."""
-        keys: IntArray = self._adapters[rows] if self.adapters else NO_INTS
+        if not self.adapters:
+            return NO_INTS
+        keys: IntArray = self._adapters[rows]
         return keys if np.count_nonzero(keys) else NO_INTS
 
     def pages(self, row: int) -> IntArray:

@@ -1,4 +1,5 @@
-"""A model in stages: every step's logits are those of one process, bit by bit, with as many steps in flight as there are stages."""
+"""A model in stages: every step's logits are those of one process, bit by bit, with as many steps in flight as there are stages, and with
+adapters of some rows."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ import torch
 from driver import GREEDY, record_logits
 from reference import FAMILIES, save_tiny
 from slow_cases import slow_but
+from tiny_adapters import write_adapter
 
 from aengine.cache import PageNeeds
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.runner.base import InFlightStep
+from aengine.runner.changes import LoadAdapter
 from aengine.runner.model_runner import ModelRunner
 from aengine.scheduler.plan import StepPlan
 from aengine.scheduler.request import Request, SchedulerConfig
@@ -33,13 +36,14 @@ def logits_of(path: pathlib.Path, num_stages: int, **options: object) -> tuple[l
     """Of each step, then the tokens of each request, and how many preemptions there were."""
     runner_config = EngineConfig(model=str(path), **{**OPTIONS, **options})  # type: ignore[arg-type]
     runner = ModelRunner(runner_config, path)
+    runner.apply(runner.prepare(LoadAdapter(1, "one", str(path / "adapter"))))
     seen = record_logits(runner)
     limits = {name: getattr(runner, name) for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "page_size", "windows")}
     num_pages = 1 + PageNeeds(runner.windows, runner.page_size, runner.max_num_batched_tokens).pages(40) * 5 // 4  # of 160 tokens
     scheduler = Scheduler(SchedulerConfig(num_pages=num_pages, max_in_flight=num_stages, **limits))
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 199, length).astype(np.int32) for length in (90, 3, 40, 17, 60, 8)]
-    waiting = deque(Request(key, prompt, dataclasses.replace(GREEDY, seed=key), 30) for key, prompt in enumerate(prompts))
+    waiting = deque(Request(key, prompt, dataclasses.replace(GREEDY, seed=key), 30, adapter=key % 2) for key, prompt in enumerate(prompts))
     waiting.append(Request(6, np.append(prompts[0][:70], np.int32(1)), dataclasses.replace(GREEDY, temperature=1.0, seed=7), 30))
     tokens: dict[int, list[int]] = {request.key: [] for request in waiting}
     flights: deque[tuple[StepPlan, InFlightStep]] = deque()
@@ -68,6 +72,7 @@ def logits_of(path: pathlib.Path, num_stages: int, **options: object) -> tuple[l
 @pytest.mark.parametrize(("family", "size", "num_stages"), slow_but(QUICK, [*QUICK, *SLOW]))
 def test_logits_of_stages(family: str, size: int, num_stages: int, tmp_path: pathlib.Path) -> None:
     save_tiny(family, tmp_path)
+    write_adapter(tmp_path / "adapter", tmp_path, embedding=True, head=True)
     ranks = {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages, "threads": 1}
     expected, tokens, preemptions = logits_of(tmp_path, num_stages)
     found, found_tokens, _ = logits_of(tmp_path, num_stages, **ranks)
