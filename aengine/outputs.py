@@ -179,6 +179,7 @@ class AdapterInfo:
     rank: int  # the largest of its matrices
     target_modules: tuple[str, ...]  # names of the modules that it changes, such as q_proj
     num_bytes: int  # of its matrices
+    num_requests: int = 0  # that use it now
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from aengine.config import EngineConfig
+from aengine.engine.adapters import Adapters
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Command, FlushCache, Pause, Sleep, Unpause, Wake
+from aengine.engine.model_changes import ModelChanges
 from aengine.engine.prompts import QUICK_CHARACTERS, check_request
 from aengine.engine.registry import Registry
 from aengine.engine.report_queue import ReportQueue
@@ -36,7 +38,7 @@ from aengine.errors import (
     RequestIdInUseError,
     refusal,
 )
-from aengine.outputs import EngineStats, MemoryUse, ModelInfo, RequestInfo
+from aengine.outputs import AdapterInfo, EngineStats, MemoryUse, ModelInfo, RequestInfo
 from aengine.params import SamplingParams
 from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
@@ -70,6 +72,8 @@ class AsyncEngine(EngineProtocol):
 
     _loaded: LoadedModel  # from the moment that the model is loaded
     _registry: Registry
+    _changes: ModelChanges
+    _adapters: Adapters
 
     def __init__(self, model_or_config: str | EngineConfig, **overrides: Any) -> None:
         """Raises `ConfigError` naming every field that is unknown or out of range. Loads nothing yet."""
@@ -91,7 +95,6 @@ class AsyncEngine(EngineProtocol):
         self._workers = Workers("aengine-tokenizer", quick=QUICK_CHARACTERS)
         self._reports: ReportQueue[Report] = ReportQueue(self._edge, self._receive)
         self._steps = StepLoop(self._load, self.config, self._reports.put)
-        self._changing = anyio.Semaphore(1)  # one change of the model at a time, from its preparation to its end
         self._replies: set[Future[Any]] = set()  # of the step thread, that tasks wait for
         self._steps.start()
         self._phase, self._stopped = _Phase.STARTING, anyio.Event()  # not before: else `aclose()` would wait for a thread that there is not
@@ -151,7 +154,7 @@ class AsyncEngine(EngineProtocol):
         """Submit a request at once; iterate the result for its tokens.
 
         `prompt`: text, token ids, or chat messages (rendered with the model's chat template). `options`, or `fields` of it as keyword
-        arguments: `request_id`, `priority`, `tenant`, `timeout`, `cache_salt`; for chats `tools`, `add_generation_prompt`,
+        arguments: `request_id`, `priority`, `tenant`, `timeout`, `cache_salt`, `adapter`; for chats `tools`, `add_generation_prompt`,
         `continue_final_message`, `template_kwargs` (see `RequestOptions`).
 
         Raises `InvalidRequestError`, `RequestIdInUseError`, `QueueFullError`, `EngineStateError` or `EngineDeadError`. Long texts
@@ -167,6 +170,7 @@ class AsyncEngine(EngineProtocol):
         request = check_request(prompt, check_params(params), options, self._registry.limits, violations)
         if violations or options is None:
             raise refusal(violations)
+        self._adapters.check(options.adapter)
         request_id = options.request_id or uuid.uuid4().hex
         if self._registry.find(request_id) is not None:
             raise RequestIdInUseError.of("request_id", f"{request_id!r} is in use by a request in flight")
@@ -240,7 +244,7 @@ class AsyncEngine(EngineProtocol):
             violations.append(FieldViolation("running", f"{running!r} is not one of {', '.join(_RUNNING)}"))
         if violations:
             raise refusal(violations)
-        async with self._changing:
+        async with self._changes:
             self._check_serving()
             if running == "refuse" and (count := self._registry.num_requests):
                 raise EngineStateError(f"requests in flight forbid the sleep: {count}")
@@ -251,21 +255,47 @@ class AsyncEngine(EngineProtocol):
     async def wake(self) -> MemoryUse:
         """End a sleep. Raises `InsufficientMemoryError` if there is too little memory, and sleeps on then."""
         self._check_serving()
-        async with self._changing:
+        async with self._changes:
             self._check_serving()
             return await self._run(Wake)
+
+    @property
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """Those that are loaded, which requests can name. Raises `EngineStateError` before `start()`."""
+        self._model()
+        return self._adapters.infos
+
+    async def load_adapter(self, name: str, path: str) -> AdapterInfo:
+        """Load an adapter that PEFT wrote, from a directory, a Hugging Face id, or "demo-lora", while requests go on. Those that name it
+        wait until it is loaded, and fail if that fails. Loading goes on if the caller is cancelled.
+
+        Raises `InvalidRequestError` for a name (1..128 of `A-Za-z0-9._:/-`) that is in use, `AdapterError` or `InsufficientMemoryError`.
+        """
+        self._check_serving()
+        return await self._adapters.load(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter, when the requests that use it have ended. New ones are refused from now on; if the caller is cancelled
+        meanwhile, the adapter stays. Raises `AdapterNotFoundError`."""
+        self._check_serving()
+        await self._adapters.unload(name)
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
     async def _run(self, command: Callable[[Future[T]], Command]) -> T:
         """Have the step thread carry out a command; returns or raises what it replies."""
-        reply: Future[T] = Future()
-        self._replies.add(reply)
-        self._steps.post(command(reply))
+        reply = self._send(command)
         try:
             return await self._edge.wait(reply)
         finally:
             self._replies.discard(reply)
+
+    def _send(self, command: Callable[[Future[T]], Command]) -> Future[T]:
+        """As `_run`, without waiting."""
+        reply: Future[T] = Future()
+        self._replies.add(reply)
+        self._steps.post(command(reply))
+        return reply
 
     def _model(self) -> LoadedModel:
         if not hasattr(self, "_loaded"):
@@ -286,6 +316,10 @@ class AsyncEngine(EngineProtocol):
             case _Phase.DEAD:
                 raise self._death()
 
+    def _check_awake(self) -> None:
+        if self._steps.stats.published[0].sleep_level:
+            raise EngineStateError("the engine sleeps; wake it first")
+
     def _stop(self) -> None:
         """Have the step thread end, if there is one that runs."""
         if self._phase in (_Phase.STARTING, _Phase.RUNNING):
@@ -303,7 +337,9 @@ class AsyncEngine(EngineProtocol):
             case LoadedModel(runner):
                 self._loaded = report
                 self.config = replace(self.config, max_num_seqs=runner.max_num_seqs, max_num_batched_tokens=runner.max_num_batched_tokens)
-                self._registry = Registry(self.config, report, self._edge, self._steps.post, self._workers)
+                self._changes = ModelChanges(runner, self._edge, self._send, self._steps.fail, self._check_awake)
+                self._adapters = Adapters(report.adapters, self._changes, self._edge)
+                self._registry = Registry(self.config, report, self._adapters, self._edge, self._steps.post, self._workers)
                 if self._phase is _Phase.STARTING:
                     self._phase = _Phase.RUNNING
                 self._settled.set()
@@ -331,6 +367,7 @@ class AsyncEngine(EngineProtocol):
         while self._replies:
             self._replies.pop().set_exception(reason)
         if hasattr(self, "_registry"):
+            self._changes.end(reason)
             self._registry.end_all(reason)
         self._settled.set()
         self._stopped.set()

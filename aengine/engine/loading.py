@@ -12,13 +12,14 @@ from pathlib import Path
 
 from aengine.config import EngineConfig
 from aengine.engine.tokenizer import Tokenizer
-from aengine.errors import ConfigError
+from aengine.errors import AdapterError, ConfigError
 from aengine.garbage import paused_collection
-from aengine.models.hub import resolve_model
-from aengine.outputs import LayerGroup, ModelInfo
+from aengine.models.hub import resolve_adapter, resolve_model
+from aengine.outputs import AdapterInfo, LayerGroup, ModelInfo
 from aengine.parallel.driver import start_ranks
 from aengine.params import SamplingParams
 from aengine.runner.base import Runner
+from aengine.runner.changes import LoadAdapter
 from aengine.runner.warm_weights import warm_weights
 from aengine.scheduler.drafter import Drafter
 
@@ -32,6 +33,7 @@ class LoadedModel:
     runner: Runner
     tokenizer: Tokenizer | None
     info: ModelInfo
+    adapters: tuple[AdapterInfo, ...] = ()  # their keys are 1, 2, ..
     drafter: Drafter | None = None  # in place of what `EngineConfig.speculative` stands for
 
 
@@ -71,6 +73,7 @@ def load_model(
             if not compared and runner.draft_vocab_size not in (None, runner.spec.vocab_size):
                 sizes = f"its vocabulary has {runner.draft_vocab_size} ids, and the model's {runner.spec.vocab_size}"
                 raise ConfigError.of("speculative_model", f"{config.speculative_model!r} is not possible: {sizes}")
+            adapters = _load_adapters(config, runner, check)
         except BaseException:
             runner.close()
             raise
@@ -96,7 +99,22 @@ def load_model(
         layer_groups=tuple(LayerGroup(count, window) for window, count in Counter(runner.spec.windows).items()),
     )
     _log.info("%s", info.describe())
-    return LoadedModel(runner, tokenizer, info)
+    return LoadedModel(runner, tokenizer, info, adapters)
+
+
+def _load_adapters(config: EngineConfig, runner: Runner, check: Callable[[], object]) -> tuple[AdapterInfo, ...]:
+    """Those of the configuration. Raises AdapterError."""
+    infos = []
+    for key, (name, path) in enumerate(config.adapters.items(), 1):
+        check()
+        try:
+            prepared = runner.prepare(LoadAdapter(key, name, str(resolve_adapter(path))))
+        except AdapterError as error:
+            raise AdapterError(f"adapter {name!r}: {error}") from error
+        runner.apply(prepared)
+        assert prepared.adapter is not None
+        infos.append(prepared.adapter)
+    return tuple(infos)
 
 
 def _read_tokenizers(config: EngineConfig, model_dir: Path) -> tuple[Tokenizer | None, bool]:

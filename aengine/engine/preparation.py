@@ -41,10 +41,11 @@ def prepare(
     options: RequestOptions,
     deadline: float | None,
     grammar: object | None = None,
+    adapter: int = 0,
 ) -> Steps[list[Request]]:
     """One request for each sequence, as the scheduler takes them; all but the first are forks of it.
 
-    `deadline` is on time.monotonic. Raises `InvalidRequestError`, as soon as it shows that the prompt cannot fit.
+    `adapter` is its key. `deadline` is on time.monotonic. Raises `InvalidRequestError`, as soon as it shows that the prompt cannot fit.
     """
     params, prompt = request.params, request.prompt
     bad_words: dict[tuple[int, ...], None] = {}
@@ -93,6 +94,7 @@ def prepare(
             arrival=now,
             deadline=deadline,
             cache_salt=options.cache_salt or "",
+            adapter=adapter,
             max_drafts=params.max_drafts,
             num_forks=0 if index else len(keys) - 1,
             fork_of=keys[0] if index else None,

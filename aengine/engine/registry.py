@@ -18,6 +18,7 @@ import anyio
 
 from aengine.cache import PageNeeds
 from aengine.config import EngineConfig
+from aengine.engine.adapters import Adapters
 from aengine.engine.limits import Limits
 from aengine.engine.loading import LoadedModel
 from aengine.engine.loop_edge import LoopEdge
@@ -45,10 +46,17 @@ class Registry:
     """`post` hands a command to the step thread; `workers` tokenize long prompts."""
 
     def __init__(
-        self, config: EngineConfig, loaded: LoadedModel, edge: LoopEdge, post: Callable[[Command], None], workers: Workers
+        self,
+        config: EngineConfig,
+        loaded: LoadedModel,
+        adapters: Adapters,
+        edge: LoopEdge,
+        post: Callable[[Command], None],
+        workers: Workers,
     ) -> None:
         self._config = config
         self._loaded = loaded
+        self._adapters = adapters
         self._edge = edge
         self._post = post
         self._workers = workers
@@ -103,18 +111,17 @@ class Registry:
         state = StreamState(keys, request_id, params, options, self._loaded.tokenizer, self._config.max_unread_tokens, self._post, drop)
         self._by_id[request_id] = state
         self._streams.update(dict.fromkeys(keys, state))
-        if request.size or params.structured_output is not None:
+        waits = None if options.adapter is None else self._adapters.enter(options.adapter, state.key)
+        if waits is not None or request.size or params.structured_output is not None:
             preparation = self._preparations[state.key] = ExitStack()
             if state.deadline is not None:  # of which the step thread does not know yet
                 seconds = state.deadline - time.monotonic()
                 preparation.callback(self._edge.call_later(seconds, self._drop, state, None, FinishReason.DEADLINE))
-        if params.structured_output is not None:
-            assert self._grammars is not None, "else it was refused"
-            compiling = self._grammars.compile(params.structured_output)
-            self._go_on(state, compiling, functools.partial(self._prepare, state, request))
-            return state
         try:
-            self._prepare(state, request, None)
+            if waits is not None:
+                self._go_on(state, waits, lambda _: self._begin(state, request))
+            else:
+                self._begin(state, request)
         except BaseException:
             self._forget(state)
             raise
@@ -182,6 +189,7 @@ class Registry:
     def _forget(self, state: StreamState) -> None:
         self._end_preparation(state)
         self._bound.leave(state.keys)
+        self._adapters.leave(state.key)
         self._by_id.pop(state.request_id, None)
         for key in state.keys:
             self._streams.pop(key, None)
@@ -194,8 +202,18 @@ class Registry:
         self.num_submitted += len(requests)
         self._post(Submit(requests))
 
+    def _begin(self, state: StreamState, request: CheckedRequest) -> None:
+        """What it asks for is there."""
+        if request.params.structured_output is None:
+            self._prepare(state, request, None)
+            return
+        assert self._grammars is not None, "else it was refused"
+        compiling = self._grammars.compile(request.params.structured_output)
+        self._go_on(state, compiling, functools.partial(self._prepare, state, request))
+
     def _prepare(self, state: StreamState, request: CheckedRequest, grammar: CompiledGrammar | None) -> None:
-        steps = prepare(request, self._loaded.tokenizer, self.limits, state.keys, state.options, state.deadline, grammar)
+        adapter = self._adapters.key_of(state.key)
+        steps = prepare(request, self._loaded.tokenizer, self.limits, state.keys, state.options, state.deadline, grammar, adapter)
         if request.size:
             self._go_on(state, self._workers.submit(steps, request.size), functools.partial(self._submit, state))
         else:

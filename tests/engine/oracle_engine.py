@@ -27,9 +27,9 @@ from aengine.engine.preparation import derive_seed
 from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Steps
 from aengine.errors import InsufficientMemoryError
-from aengine.outputs import FinishReason, ModelInfo
+from aengine.outputs import AdapterInfo, FinishReason, ModelInfo
 from aengine.requests import RequestOptions
-from aengine.runner.changes import Change, Prepared
+from aengine.runner.changes import Change, LoadAdapter, Prepared
 from aengine.runner.host_queue import HostQueue, HostStep
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
 from aengine.scheduler.request import Request
@@ -104,6 +104,7 @@ class HookedRunner(OracleRunner):
         self.queue = HostQueue()
         self.before_launch: Callable[[StepPlan], None] = lambda plan: None
         self.before_step: Callable[[StepPlan], None] = lambda plan: None
+        self.before_prepare: Callable[[Change], object] = lambda change: None
         self.applied: list[Change] = []
         self.discarded: list[Change] = []
         self.asleep = 0  # level
@@ -124,7 +125,9 @@ class HookedRunner(OracleRunner):
         return HookedFlight(super().launch(plan), lambda: self.before_step(plan), overlaps=False)
 
     def prepare(self, change: Change) -> Prepared:
-        return Prepared(change, None)
+        self.before_prepare(change)
+        info = AdapterInfo(change.name, 8, ("q_proj",), 1000) if isinstance(change, LoadAdapter) else None
+        return Prepared(change, None, adapter=info)
 
     def apply(self, prepared: Prepared) -> None:
         self.applied.append(prepared.change)

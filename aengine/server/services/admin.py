@@ -62,13 +62,13 @@ class AdminServicer(AdminServiceServicer):
         return response
 
     async def LoadAdapter(self, request: messages.LoadAdapterRequest, context: ServicerContext) -> messages.LoadAdapterResponse:
-        info = await self._engine.load_adapter(request.name, self._read_path(request.path))  # type: ignore[attr-defined]
+        info = await self._engine.load_adapter(request.name, self._read_path(request.path))
         response = messages.LoadAdapterResponse()
         write_adapter(info, response.adapter)
         return response
 
     async def UnloadAdapter(self, request: messages.UnloadAdapterRequest, context: ServicerContext) -> messages.UnloadAdapterResponse:
-        await self._engine.unload_adapter(request.name)  # type: ignore[attr-defined]
+        await self._engine.unload_adapter(request.name)
         return messages.UnloadAdapterResponse()
 
     async def Sleep(self, request: messages.SleepRequest, context: ServicerContext) -> messages.SleepResponse:
