@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from aengine.attention import StepLayout
     from aengine.kernels.quantized import Rows
     from aengine.models.adapters import Adapter
-    from aengine.parallel.shard import Shard
 
 IntArray = NDArray[np.int32]
 ReadWeights: TypeAlias = "Callable[[Shard], Iterable[tuple[str, Sequence[Rows]]]]"
