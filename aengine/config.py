@@ -132,8 +132,8 @@ class EngineConfig:
     """Adapters that are loaded with the model, by the names that requests use: directories that PEFT wrote, Hugging Face ids, or
     "demo-lora"."""
     max_adapters: Annotated[int | None, integer(0, MOST_ADAPTERS)] = None
-    """Most adapters that the sequences of one step use; more can be loaded. 0: none can be loaded. Default: on a CPU max_num_seqs; on CUDA
-    as many as `adapters` names, at most 8."""
+    """Most adapters that the sequences of one step use; more can be loaded. 0: none can be loaded. Default: with the CPU kernels
+    max_num_seqs; else, where each takes memory, as many as `adapters` names, at most 8."""
     max_adapter_rank: Annotated[int, integer(1, 256)] = 64
     """Largest low rank of an adapter."""
     max_unread_tokens: Annotated[int, integer(1)] = 256

@@ -42,7 +42,8 @@ class State:
     @classmethod
     def of(cls, runner: ModelRunner) -> State:
         executor: Any = runner._executor
-        return cls(runner._page_table.copy(), executor._model.last_tokens.copy())
+        last = executor._last_tokens.numpy() if hasattr(executor, "_last_tokens") else executor._model.last_tokens
+        return cls(runner._page_table.copy(), last.copy())
 
 
 class ThreadRanks(FollowerRanks):
