@@ -9,6 +9,7 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import peft
@@ -19,6 +20,7 @@ from every_draft import EveryDraft
 from reference import save_tiny
 from runner_ranks import runner_on_ranks
 from slow_cases import slow_but
+from test_drafts import OfAModel
 from test_ranks_fuzz import KnowingDrafter, config_of, kinds_of, requests_of
 from tiny_adapters import write_adapter
 
@@ -27,6 +29,7 @@ from aengine.outputs import FinishReason
 from aengine.runner.base import InFlightStep
 from aengine.runner.changes import LoadAdapter
 from aengine.runner.model_runner import ModelRunner
+from aengine.scheduler.drafter import Drafter
 from aengine.scheduler.plan import RowParams, StepPlan
 from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
@@ -66,13 +69,17 @@ class Run:
     """A scheduler over a runner, with a step ahead where the runner can have one."""
 
     def __init__(self, runner: ModelRunner, requests: list[Request], truths: dict[int, Output] | None = None) -> None:
-        """With `truths` there are drafts."""
+        """With `truths` there are drafts, of the runner's draft model or of what comes."""
         sizes = runner.max_num_seqs, runner.max_num_batched_tokens, runner.max_model_len, runner.num_pages, runner.page_size
-        rng, drafter = random.Random(0), None
-        if truths is not None:
+        rng = random.Random(0)
+        drafter: Drafter | None = None
+        has_model = runner.draft_source is not None
+        if has_model:
+            drafter = OfAModel()
+        elif truths is not None:
             wholes = {one.key: one.prompt.tolist() + truths[one.key].tokens for one in requests}
             drafter = KnowingDrafter(lambda row: wholes[self.key(row)], rng)
-        config = SchedulerConfig(*sizes, runner.windows, max_drafts=0 if truths is None else 5, max_adapters=2)
+        config = SchedulerConfig(*sizes, runner.windows, max_drafts=0 if drafter is None else 5, has_draft_model=has_model, max_adapters=2)
         self.scheduler = Scheduler(config, lambda: 0.0, drafter)
         if self.scheduler._drafts is not None:
             self.scheduler._drafts._lengths = EveryDraft(config.max_num_seqs, rng)
@@ -155,11 +162,11 @@ def running(models: Models, config: EngineConfig) -> Iterator[ModelRunner]:
         yield runner
 
 
-def run_workload(models: Models, seed: int, size: int = 1) -> set[str]:
+def run_workload(models: Models, seed: int, size: int = 1, **options: Any) -> set[str]:
     rng = random.Random(seed)
     requests = with_adapters(requests_of(rng), rng, plain=seed % 2 == 0)
     truths, bytes_per_token = alone(models, requests)
-    config = dataclasses.replace(config_of(rng, models.base, bytes_per_token, size), threads=size * (1 + seed % 4 // 2))
+    config = dataclasses.replace(config_of(rng, models.base, bytes_per_token, size), threads=size * (1 + seed % 4 // 2), **options)
     with running(models, config) as runner:
         run = Run(runner, requests, truths if rng.random() < 0.5 else None)
         drive(run, requests, rng)
@@ -212,6 +219,10 @@ def test_random_plans(models: Models, size: int, seeds: range) -> None:
     assert kinds >= {"decodes and chunks", "nothing sampled", "pages of several groups", "pages behind a window"}
     if seeds == range(4):
         assert kinds >= {"ahead", "copies", "drafts", "scored prompts", "preemptions"}
+
+
+def test_a_draft_model_without_adapters(models: Models) -> None:
+    assert "drafts" in run_workload(models, 2, speculative="draft", speculative_model=str(models.base), kv_cache_memory=1 << 20)
 
 
 def test_a_wrong_adapter_is_seen(models: Models) -> None:
