@@ -203,16 +203,16 @@ def check(run: Run, requests: list[Request], truths: dict[int, Output]) -> None:
             assert abs(found.prompt_logprobs[position] - logprob) < 1e-4
 
 
-QUICK = [(1, range(4)), (2, range(1, 3))]
-CASES = [*((1, range(first, first + 4)) for first in range(4, 48, 4)), (2, range(3, 9))]
+QUICK = [(1, range(4), "cpu"), (2, range(1, 3), "cpu")]
+CASES = [*((1, range(first, first + 4), "cpu") for first in range(4, 48, 4)), (2, range(3, 9), "cpu"), (1, range(8), "torch_native")]
 
 
-@pytest.mark.parametrize(("size", "seeds"), slow_but(QUICK, [*QUICK, *CASES]))
-def test_random_plans(models: Models, size: int, seeds: range) -> None:
+@pytest.mark.parametrize(("size", "seeds", "backend"), slow_but(QUICK, [*QUICK, *CASES]))
+def test_random_plans(models: Models, size: int, seeds: range, backend: str) -> None:
     kinds: set[str] = set()
     for seed in seeds:
         try:
-            kinds |= run_workload(models, seed, size)
+            kinds |= run_workload(models, seed, size, attention_backend=backend, max_adapters=2)
         except BaseException as error:
             error.add_note(f"workload {seed}")
             raise
