@@ -18,12 +18,14 @@ DIGEST_BYTES = 16
 class PageChain:
     """The hashes of one sequence's full pages, each computed once, extended as tokens become known."""
 
-    __slots__ = ("_page_bytes", "_root", "digests")
+    __slots__ = ("_page_bytes", "_root", "digests", "version")
 
-    def __init__(self, page_size: int, salt: str = "", adapter: int = 0) -> None:
-        """`adapter`: its key; 0: none."""
+    def __init__(self, page_size: int, salt: str = "", adapter: int = 0, version: int = 0) -> None:
+        """`adapter`: its key; 0: none. `version`: of the weights that all of it is computed with."""
         self._page_bytes = page_size * np.dtype(np.int32).itemsize
-        self._root = blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=adapter.to_bytes(8, "little")).digest()
+        person = adapter.to_bytes(8, "little") + version.to_bytes(8, "little")
+        self._root = blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=person).digest()
+        self.version = version
         self.digests: list[bytes] = []
 
     def extend(self, tokens: NDArray[np.int32]) -> None:

@@ -68,16 +68,28 @@ class Sequence:
     """One sequence of a request. While it holds a row, its counters and tokens live in the `RowTable`."""
 
     request: Request
-    chain: PageChain  # of its own tokens
-    prompt_chain: PageChain  # of the prompt alone, shared with the forks
     primary: Sequence | None  # the sequence that this one is a fork of
     tokens: IntArray  # every known token; kept up to date only while WAITING
+    chain: PageChain = field(init=False)  # of its own tokens
+    prompt_chain: PageChain = field(init=False)  # of the prompt alone, shared with the forks
     state: SequenceState = SequenceState.WAITING
     row: int = -1
     parked: bool = False
     preemptions: int = 0
     started: bool = False  # it held a row before
     awaits: bytes | None = None  # digest of the page that another sequence is computing for it
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has begun, or shares the prompt of one that has."""
+        return self.started or (self.primary is not None and self.primary.started)
+
+    def name_pages(self, page_size: int, version: int) -> None:
+        """What it computes, from its first token on, is of weights of this version. `chain` and `prompt_chain` have no hashes yet."""
+        names = page_size, self.request.cache_salt, self.request.adapter, version
+        self.chain, primary = PageChain(*names), self.primary
+        shares = primary is not None and primary.prompt_chain.version == version
+        self.prompt_chain = primary.prompt_chain if primary is not None and shares else PageChain(*names)
 
     def hash_pages(self) -> None:
         """Hash the full pages of its tokens that have no hash yet; those of a prompt once for all its forks."""

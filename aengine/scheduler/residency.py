@@ -12,6 +12,7 @@ import numpy as np
 
 from aengine.cache import PageCache, PageNeeds
 from aengine.scheduler.adapter_room import AdapterRoom
+from aengine.scheduler.draining import Draining
 from aengine.scheduler.plan import NO_INTS, Features, IntArray, NewRow
 from aengine.scheduler.prefixes import PrefixesInFlight
 from aengine.scheduler.request import Sequence, SequenceState
@@ -64,6 +65,8 @@ class Residency:
         self.needs = needs
         self.prefixes = PrefixesInFlight()
         self.adapters = AdapterRoom(rows, max_adapters)
+        self.draining = Draining()
+        self.version = 0  # of the weights
         self._enable_prefix_cache = enable_prefix_cache
         self._watermark = max(1, cache.usable // 100)
         self._num_protected = 0  # running sequences that were preempted MAX_PREEMPTIONS times
@@ -79,6 +82,8 @@ class Residency:
             sequence.hash_pages()
         rows, primary, num_tokens = self.rows, sequence.primary, len(sequence.tokens)
         forks = primary is not None and not sequence.started and primary.state is SequenceState.RUNNING
+        if primary is None or primary.chain.version != sequence.chain.version:
+            forks = False  # the primary goes on with KV of other weights
         if primary is not None and forks and rows.num_committed[primary.row] >= num_tokens:
             hits = self._prompt_pages(primary.row, num_tokens)
             if hits is not None:
@@ -113,12 +118,13 @@ class Residency:
     @property
     def num_awaiting(self) -> int:
         """How many sequences wait for others, and not in the queue."""
-        return self.prefixes.num_awaiting + self.adapters.num_waiting
+        return self.prefixes.num_awaiting + self.adapters.num_waiting + self.draining.num_waiting
 
     def stop_waiting(self, sequence: Sequence) -> None:
         """The sequence no longer waits for others, if it did."""
         self.prefixes.stop_waiting(sequence)
         self.adapters.stop_waiting(sequence)
+        self.draining.stop_waiting(sequence)
 
     def has_room(self, sequence: Sequence, hits: IntArray) -> bool:
         """Whether the sequence can be admitted now: with its known tokens, and enough to grow that it is not soon preempted."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from aengine.cache import PageCache, PageChain, PageNeeds
+from aengine.cache import PageCache, PageNeeds
 from aengine.outputs import EngineStats, FinishReason
 from aengine.scheduler.deadlines import Deadlines
 from aengine.scheduler.draft_progress import DraftProgress
@@ -64,10 +64,9 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Take a request that fits the context and the page pool; it waits."""
-        names = self._config.page_size, request.cache_salt, request.adapter
         primary = self._sequences.get(request.fork_of) if request.fork_of is not None else None
-        prompt_chain = primary.prompt_chain if primary is not None else PageChain(*names)
-        sequence = Sequence(request, PageChain(*names), prompt_chain, primary, request.prompt)
+        sequence = Sequence(request, primary, request.prompt)
+        sequence.name_pages(self._config.page_size, self._residency.version)
         self._sequences[request.key] = sequence
         if request.deadline is not None:
             self._deadlines.add(request.deadline, request.key, self._sequences)
@@ -99,6 +98,35 @@ class Scheduler:
     def held_pages(self) -> IntArray:
         """The pages whose content steps will read: of all sequences that hold some, ascending."""
         return self._residency.held_pages()
+
+    # ---- weights -----------------------------------------------------------------------------------------------------
+
+    def use_weights(self, version: int, *, recompute: bool = False) -> None:
+        """What is computed from now on is of weights of another version; no step is in flight. Cached prefixes are dropped. Sequences that
+        run keep their KV, and share none with others any more; or with `recompute` all of it is computed again."""
+        residency = self._residency
+        residency.version = version
+        for sequence in self._sequences.values():
+            if sequence.state is SequenceState.RUNNING:
+                self._queue.push(*residency.prefixes.abandon(sequence))
+                if not recompute:
+                    continue
+                self._give_up_row(sequence)
+            sequence.name_pages(self._config.page_size, version)
+        self._cache.flush()
+
+    def drain(self) -> bool:
+        """Whether sequences that have begun are left. No other one begins until `end_draining`."""
+        self._residency.draining.on = True
+        return bool(self._rows.active.any()) or any(sequence.begun for sequence in self._sequences.values())
+
+    def end_draining(self) -> None:
+        self._queue.push(*self._residency.draining.end())
+
+    def cancel_begun(self) -> None:
+        """End the requests that have begun."""
+        for sequence in [sequence for sequence in self._sequences.values() if sequence.begun]:
+            self._finish(sequence, FinishReason.CANCELLED)
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
@@ -189,7 +217,7 @@ class Scheduler:
                 budget -= self._add_chunk(prefilling, budget, chunks)
         self._preempt_parked_adapter()
         while budget > 0 and not residency.short and (sequence := self._queue.pop(now)) is not None:
-            if residency.awaits_prompt(sequence):
+            if residency.draining.wait(sequence) or residency.awaits_prompt(sequence):
                 continue
             if residency.adapters.wait(sequence):
                 self._preempt_parked_adapter()
@@ -361,12 +389,18 @@ class Scheduler:
                 self._finish(sequence, FinishReason.ERROR, error=error)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take row and pages from a running sequence that no step in flight computes; its tokens are computed again when it comes back."""
+        """Take row and pages from a running sequence that no step in flight computes, for others."""
+        self._give_up_row(sequence)
+        self._num_preemptions += 1
+        sequence.preemptions += not sequence.parked  # a parked one loses nothing but its place
+
+    def _give_up_row(self, sequence: Sequence) -> None:
+        """A running sequence that no step in flight computes loses row and pages; its tokens are computed again when it comes back."""
         sequence.tokens = self._rows.tokens[sequence.row, : self._rows.num_known[sequence.row]].copy()
         self._stop_running(sequence)
         self._queue.push(*self._residency.release(sequence))
-        self._num_preemptions += 1
-        sequence.preemptions += not sequence.parked  # a parked one loses nothing but its place
+        if sequence.chain.version != self._residency.version:
+            sequence.name_pages(self._config.page_size, self._residency.version)
         sequence.state = SequenceState.WAITING
         if not sequence.parked:
             self._queue.push(sequence)

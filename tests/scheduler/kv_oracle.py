@@ -1,8 +1,9 @@
 """The KV-content oracle: a runner without a model that knows what every page slot must hold.
 
-A slot's content is the hash of the salt, of the adapter, of the layer group and of every token up to its own position, so a read of a
-wrong, stale or foreign slot is seen at once. The next token is a function of that hash, so the right output of a request is known in
-advance: its solo run. Requests are told apart by their seed, which is their key.
+A slot's content is the hash of the salt, of the adapter, of the layer group and of every token up to its own position, and of the versions
+of the weights that computed these. So a read of a wrong, stale or foreign slot is seen at once. The next token is a function of the hash
+without the versions, so the right output of a request is known in advance: its solo run. Requests are told apart by their seed, which is
+their key.
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ class OracleRunner:
         self.num_computed = 0  # tokens computed in all steps
         self._key: dict[int, int] = {}  # row -> key
         self._pages: dict[int, list[list[int]]] = {}  # row -> by group
+        self.version = 0  # of the weights
+        self._versions: dict[int, list[int]] = {}  # row -> by position, what stands for the versions up to there
         self.last_tokens: dict[int, int] = {}
         self._next_step = 0
         self._max_num_seqs = max_num_seqs
@@ -138,7 +141,26 @@ class OracleRunner:
         return pages * self.page_size + positions % self.page_size
 
     def contents_of(self, row: int, group: int, first: int, end: int) -> np.ndarray:
+        """What the row computed there, or has to find there: of shared pages all is of the weights in use when it got its row."""
+        versions = self._versions[row]
+        versions += [self._pure] * (end - len(versions))
+        return self.draft_contents_of(row, group, first, end) ^ np.array(versions[first:end], np.int64)
+
+    def draft_contents_of(self, row: int, group: int, first: int, end: int) -> np.ndarray:
         return self.truth_of(row).hashes[first:end] ^ (group << 48)
+
+    @property
+    def _pure(self) -> int:
+        return self.version << 32
+
+    def _compute(self, row: int, start: int, end: int) -> None:
+        """Positions that the row computes with the weights in use."""
+        versions = self._versions[row]
+        versions += [self._pure] * (start - len(versions))
+        del versions[start:]
+        for _ in range(start, end):
+            before = versions[-1] if versions else self._pure
+            versions.append(before if before == self._pure else _mix(before, self._pure))
 
     def launch(self, plan: StepPlan) -> OracleFlight:
         assert plan.step == self._next_step
@@ -154,6 +176,7 @@ class OracleRunner:
                 slots[target * size : (target + 1) * size] = slots[source * size : (source + 1) * size]
         for new in plan.new_rows:
             self._key[new.row], self._pages[new.row] = new.params.seed, [[] for _ in self.windows]
+            self._versions[new.row] = []
             self.last_tokens.pop(new.row, None)
         writes = (plan.page_groups, plan.page_rows, plan.page_cols, plan.page_ids)
         for group, row, column, page in zip(*(array.tolist() for array in writes), strict=True):
@@ -188,6 +211,7 @@ class OracleRunner:
             right = 0  # drafts
             while right < num_drafts and following[right : right + 1] == [ids[certain + right]]:
                 right += 1
+            self._compute(row, start, start + certain + right)
             for group in range(len(self.windows)):
                 contents = np.full(length, -2)  # at wrong drafts, and behind them
                 contents[: certain + right] = self.contents_of(row, group, start, start + certain + right)
@@ -227,7 +251,7 @@ class OracleRunner:
             if drafted.token_ids[given : given + length].tolist() != truth[start:end].tolist():
                 raise OracleError(f"the draft model computes other tokens than the sequence has at {start}")
             given += length
-            if not np.array_equal(self.draft_slots[self.slots_of(row, 0, 0, start)], self.contents_of(row, 0, 0, start)):
+            if not np.array_equal(self.draft_slots[self.slots_of(row, 0, 0, start)], self.draft_contents_of(row, 0, 0, start)):
                 raise OracleError("the draft model reads wrong KV")
             read = max(0, start - 1), end - 1  # positions of the model's hidden states
             if self.draft_is_head and not np.array_equal(self.slots[self.slots_of(row, 0, *read)], self.contents_of(row, 0, *read)):
@@ -240,7 +264,7 @@ class OracleRunner:
             written = max(end, end + num_drafts - 1)  # it does not compute its last draft
             contents = np.full(written - start, -2)
             # What a head computes of its own hidden states does not count.
-            known = self.contents_of(row, 0, start, end if self.draft_is_head else min(end + right, written))
+            known = self.draft_contents_of(row, 0, start, end if self.draft_is_head else min(end + right, written))
             contents[: len(known)] = known
             self.draft_slots[self.slots_of(row, 0, start, written)] = contents
             if num_drafts:

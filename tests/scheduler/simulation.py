@@ -59,6 +59,7 @@ class Simulation:
         self.plans: list[StepPlan] = []
         self.at_once: list[tuple[StepPlan, StepPlan]] = []  # pairs that were in flight together
         self.forced: set[int] = set()  # ended from outside
+        self.changing: str | None = None  # to other weights, once no step is in flight: keep, recompute, finish or abort
 
     def submit(self, request: Request) -> Truth:
         truth = solo_run(request, self.vocab_size)
@@ -72,9 +73,22 @@ class Simulation:
             self.forced.add(key)
         self.scheduler.cancel(key)
 
+    def _use_weights(self) -> None:
+        if self.changing == "abort":
+            self.forced.update(key for key, sequence in self.scheduler._sequences.items() if sequence.begun)
+            self.scheduler.cancel_begun()
+        self.runner.version += 1
+        self.scheduler.use_weights(self.runner.version, recompute=self.changing == "recompute")
+        self.scheduler.end_draining()
+        self.changing = None
+
     def step(self) -> bool:
         """One turn of the step loop; False when there was nothing to run and nothing in flight."""
-        plan = self.scheduler.schedule()
+        waits = self.changing is not None and not (self.changing == "finish" and self.scheduler.drain())
+        if waits and not self.flights:
+            self._use_weights()
+            waits = False
+        plan = None if waits else self.scheduler.schedule()
         if plan is not None and self.rng is not None and self.rng.random() < 0.05:
             row = self.rng.choice(plan.rows.tolist())
             sequence = self.scheduler._rows.sequences[row]
@@ -94,7 +108,7 @@ class Simulation:
             self.scheduler.commit(returned, self._postponed(returned, flight.result()))
             worked = True
         else:
-            worked = plan is not None
+            worked = plan is not None or (self.changing is not None and not self.scheduler.drain())
         self._receive()
         self._check()
         return worked

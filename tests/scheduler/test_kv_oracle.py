@@ -12,6 +12,7 @@ from kv_oracle import OracleError, make_request
 from simulation import Simulation
 from slow_cases import slow_but
 
+import aengine.scheduler.request as request_module
 import aengine.scheduler.scheduler as scheduler_module
 from aengine.cache import PageCache, PageChain, PageNeeds, Windows
 from aengine.outputs import FinishReason
@@ -84,6 +85,8 @@ def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
     prefixes = [[rng.randrange(50) for _ in range(config.max_model_len)] for _ in range(rng.randint(1, 3))]
     p_submit, p_cancel, p_park = rng.choice([0.3, 1.0]), rng.choice([0.0, 0.0, 0.1]), rng.choice([0.0, 0.1, 0.3])
     p_flush = rng.choice([0.0, 0.0, 0.1])
+    updates = random.Random(seed)  # of weights
+    p_weights = updates.choice([0.0, 0.0, 0.1])
     num_requests = rng.randint(1, 14)
     parked: set[int] = set()
     key = 0
@@ -110,6 +113,8 @@ def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
             simulation.scheduler.set_parked(parked.pop(), False)
         if rng.random() < p_flush:
             simulation.scheduler.flush_cache()
+        if updates.random() < p_weights and simulation.changing is None:
+            simulation.changing = updates.choice(["keep", "keep", "recompute", "finish", "abort"])
         simulation.clock.now += 1.0
         worked = simulation.step()
         idle = 0 if worked else idle + 1
@@ -188,12 +193,16 @@ class TestTheOracleCanFail:
         assert fails(range(200))
 
     def test_salt_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(scheduler_module, "PageChain", lambda page_size, salt, adapter: PageChain(page_size, adapter=adapter))
+        monkeypatch.setattr(request_module, "PageChain", lambda size, salt, adapter, version: PageChain(size, "", adapter, version))
         assert fails(range(400))
 
     def test_adapter_not_in_the_hash(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(scheduler_module, "PageChain", lambda page_size, salt, adapter: PageChain(page_size, salt))
+        monkeypatch.setattr(request_module, "PageChain", lambda size, salt, adapter, version: PageChain(size, salt, 0, version))
         assert fails(range(400))
+
+    def test_cached_prefixes_survive_new_weights(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Scheduler, "use_weights", lambda self, version, *, recompute: None)
+        assert fails(range(200))
 
     def test_pages_given_back_one_token_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real = Residency.leave_behind
