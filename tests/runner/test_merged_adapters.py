@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 import pathlib
@@ -18,6 +19,7 @@ import pytest
 import torch
 import transformers
 from driver import Driver, record_logits, sampled
+from every_draft import use_every_draft
 from quantized_layouts import LAYOUTS
 from quantized_models import plain, random_model, rewrite
 from runner_ranks import runner_on_ranks
@@ -25,6 +27,7 @@ from slow_cases import slow_but
 from tiny_adapters import write_adapter
 from torch import Tensor
 
+from aengine import AsyncEngine, Completion, EngineStats, SamplingParams
 from aengine.config import EngineConfig
 from aengine.models.model_config import load_spec
 from aengine.models.spec import Experts
@@ -33,12 +36,7 @@ from aengine.runner.model_runner import ModelRunner
 
 LEFT_OUT = ("gemma3-with-images", "phi3-long")  # has other names in transformers, has another rope for short prompts there
 CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES) if case.name not in LEFT_OUT}
-RANKED = [
-    (name, mode, backend)
-    for name in ("qwen3", "gpt-neox", "phi3", "cohere2", "deepseek-v3")
-    for mode in ("exact", "fast")
-    for backend in ("auto", "torch_native")
-]
+RANKED = [(name, mode) for name in ("qwen3", "gpt-neox", "phi3", "cohere2", "deepseek-v3") for mode in ("exact", "fast")]
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")
 QUICK = (("qwen3", "auto"), ("gpt-neox", "auto"), ("phi3", "torch_native"))
 RANKS = (4, 64, 16, 8, 32, 5, 24, 48)
@@ -175,10 +173,37 @@ def test_quantised_weights(tmp_path: pathlib.Path, layout: str, backend: str) ->
     )
 
 
-@pytest.mark.parametrize(("name", "mode", "backend"), slow_but([("qwen3", "exact", "auto")], RANKED))
-def test_ranks(made, name: str, mode: str, backend: str) -> None:
+@pytest.mark.parametrize(("name", "mode"), slow_but([("qwen3", "exact")], RANKED))
+def test_ranks(made, name: str, mode: str) -> None:
     """Each rank has its part of the low-rank matrices."""
     model = made(name)
-    config = config_of(model.path, backend, tensor_parallel_size=2, tensor_parallel_mode=mode)
+    config = config_of(model.path, tensor_parallel_size=2, tensor_parallel_mode=mode)
     with runner_on_ranks(config, model.path) as ranks:
         check_rows(ranks.runner, model)
+
+
+@pytest.mark.parametrize("drafter", slow_but(["draft"], ["ngram", "draft"]))
+def test_an_engine_that_speculates(made, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same prompts for all adapters, twice: pages of one are never read by another, and drafts are checked with the row's own. The
+    draft model has none."""
+    model = made("qwen3")
+    use_every_draft(monkeypatch)
+    options = {"speculative": drafter, "page_size": 4, "max_num_batched_tokens": 48, "max_num_seqs": 12}
+    if drafter == "draft":
+        options["speculative_model"] = str(model.path)
+    names = [None, *(path.name for path in model.adapters)]
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
+    prompts = [prompt * 3 for prompt in prompts_of(199, 2)]
+    asked = [(key, prompt) for _ in range(2) for key in range(len(names)) for prompt in prompts]
+
+    async def run() -> tuple[list[Completion], EngineStats]:
+        adapters = {path.name: str(path) for path in model.adapters}
+        async with AsyncEngine(config_of(model.path, adapters=adapters, max_adapters=3, **options)) as engine:
+            found = await asyncio.gather(*(engine.generate(prompt, params, adapter=names[key]) for key, prompt in asked))
+            return found, engine.stats()
+
+    completions, stats = asyncio.run(run())
+    for (key, prompt), completion in zip(asked, completions, strict=True):
+        model.check(key, prompt, list(completion.token_ids))
+    assert stats.draft_tokens > stats.accepted_draft_tokens > 0
+    assert stats.cached_prompt_tokens > 0
