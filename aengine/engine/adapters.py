@@ -131,6 +131,8 @@ class Adapters:
         def on_end(prepared: Prepared | None, error: BaseException | None) -> None:
             if error is None:
                 del self._by_name[name]
+            else:
+                adapter.unloading = False
             _settle(done, error)
 
         self._changes.start(lambda: UnloadAdapter(adapter.key), on_end)

@@ -29,7 +29,7 @@ from aengine.engine.workers import Steps
 from aengine.errors import InsufficientMemoryError
 from aengine.outputs import AdapterInfo, FinishReason, ModelInfo
 from aengine.requests import RequestOptions
-from aengine.runner.changes import Change, LoadAdapter, Prepared
+from aengine.runner.changes import Change, LoadAdapter, Prepared, UnloadAdapter
 from aengine.runner.host_queue import HostQueue, HostStep
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
 from aengine.scheduler.request import Request
@@ -92,19 +92,29 @@ class HookedRunner(OracleRunner):
     """Hooks run in the step thread: `before_launch(plan)` first of all, `before_step(plan)` before a step is computed, which is in
     `launch` on a device, and else when it is waited for."""
 
-    def __init__(self, *, num_pages: int, page_size: int, max_num_seqs: int, max_num_batched_tokens: int, ahead: Ahead) -> None:
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        ahead: Ahead,
+        max_adapters: int | None = None,
+    ) -> None:
         in_flight = 3 if ahead is Ahead.STAGES else 1
         super().__init__(num_pages, page_size, max_num_seqs, max_num_batched_tokens, max_in_flight=in_flight)
         self.num_pages = num_pages
         self.max_model_len = 400
         self.draft_source = None
-        self.max_adapters = max_num_seqs
+        self.max_adapters = max_num_seqs if max_adapters is None else max_adapters
         self.max_num_seqs = max_num_seqs
         self._ahead = ahead
         self.queue = HostQueue()
         self.before_launch: Callable[[StepPlan], None] = lambda plan: None
         self.before_step: Callable[[StepPlan], None] = lambda plan: None
         self.before_prepare: Callable[[Change], object] = lambda change: None
+        self.adapters = {0}  # keys
         self.applied: list[Change] = []
         self.discarded: list[Change] = []
         self.asleep = 0  # level
@@ -114,6 +124,7 @@ class HookedRunner(OracleRunner):
     def launch(self, plan: StepPlan) -> HookedFlight | HostStep:  # type: ignore[override]
         assert not self.asleep
         self.before_launch(plan)
+        assert self.adapters.issuperset(plan.adapters.tolist()), "rows have adapters that are not loaded"
         if self._ahead is Ahead.HOST:
             if plan.new_rows or len(plan.copy_from):
                 self.queue.compute_through()
@@ -131,6 +142,10 @@ class HookedRunner(OracleRunner):
 
     def apply(self, prepared: Prepared) -> None:
         self.applied.append(prepared.change)
+        if isinstance(prepared.change, LoadAdapter):
+            self.adapters.add(prepared.change.key)
+        elif isinstance(prepared.change, UnloadAdapter):
+            self.adapters.remove(prepared.change.key)
 
     def discard(self, prepared: Prepared) -> None:
         self.discarded.append(prepared.change)
@@ -192,6 +207,7 @@ class OracleEngine(AsyncEngine):
             max_num_seqs=config.num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             ahead=ahead,
+            max_adapters=config.max_adapters,
         )
 
     def _load(self) -> LoadedModel:
@@ -205,9 +221,9 @@ class OracleEngine(AsyncEngine):
         known = isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
         if known and isinstance(params, SamplingParams) and params.seed is not None:
             for seed in seeds_of(params):
-                self.runner.truths[seed] = solo_run(
-                    self.request(prompt, replace(params, seed=seed), fields.get("cache_salt", options and options.cache_salt)), VOCAB_SIZE
-                )
+                request = self.request(prompt, replace(params, seed=seed), fields.get("cache_salt", options and options.cache_salt))
+                adapter = self._adapters._by_name.get(fields.get("adapter", options and options.adapter))
+                self.runner.truths[seed] = solo_run(replace(request, adapter=adapter.key if adapter else 0), VOCAB_SIZE)
         return super().stream(prompt, params, options, **fields)
 
     def request(self, prompt: list[int], params: SamplingParams, cache_salt: str | None = None) -> Request:
