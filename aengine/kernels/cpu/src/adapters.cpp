@@ -7,10 +7,12 @@ namespace aengine {
 
 namespace {
 
-constexpr i64 SPAN = 48;                                // rows of a task
-constexpr i64 A_TASK = 8;                               // rows of A of a task
-constexpr int A_ROWS = 4;                               // rows of A that are multiplied together
-constexpr int X_ROWS = ACCUMULATORS / A_ROWS;           // with so many of x
+constexpr i64 SPAN = 48;                       // rows of x of a task
+constexpr i64 A_TASK = 8;                      // rows of A of a task
+constexpr int A_ROWS = 4;                      // rows of A that are multiplied together
+constexpr int X_ROWS = ACCUMULATORS / A_ROWS;  // with so many of x
+constexpr i64 B_TASKS = 4;                     // of a thread, at least
+constexpr i64 B_AHEAD = 2;                     // panels that are prefetched ahead
 static_assert(X_ROWS <= TILE_ROWS);
 
 // How rows of A and x are multiplied, STEP elements at a time.
@@ -95,23 +97,25 @@ void project(const Member& member, const E* x, i64 stride, i64 width, i32 matrix
   });
 }
 
-// out = values and what a panel of B makes of u, for ROWS rows.
+// The rows of B of a panel.
+template <class E>
+const E* b_of(const LowRank& low, i64 panel) {
+  return static_cast<const E*>(low.b) + (i64)low.blocks[panel * (PANEL / 16)].row * 16;
+}
+
+// What a panel of B makes of u, for ROWS rows; prefetches as much from `ahead` on meanwhile.
 template <class E, int ROWS>
-AE_NOINLINE void add_panel(const LowRank& low, i64 panel, const float* const* u, const float (*values)[PANEL], float (*out)[PANEL]) {
+AE_NOINLINE void multiply_b(const LowRank& low, i64 panel, const float* const* u, const E* ahead, float* const* out) {
   for (int column = 0; column < PANEL; column += 16) {
     const LowRankBlock& block = low.blocks[panel * (PANEL / 16) + column / 16];
     const E* b = static_cast<const E*>(low.b) + (i64)block.row * 16;
-    VecF sums[ROWS][16 / LANES];
-    const float* of[ROWS];
-    for (int i = 0; i < ROWS; i++) {
-      of[i] = u[i] + block.first;
-      for (int l = 0; l < 16 / LANES; l++) sums[i][l] = load(values[i] + column + l * LANES);
-    }
-    for (i64 k = 0; k < block.count; k++, b += 16) {
+    VecF sums[ROWS][16 / LANES] = {};
+    for (i64 k = 0; k < block.count; k++, b += 16, ahead += 16) {
+      __builtin_prefetch(ahead, 0, 2);
       VecF w[16 / LANES];
       for (int l = 0; l < 16 / LANES; l++) w[l] = load(b + l * LANES);
       for (int i = 0; i < ROWS; i++) {
-        const VecF a = splat(of[i][k]);
+        const VecF a = splat(u[i][block.first + k]);
         for (int l = 0; l < 16 / LANES; l++) sums[i][l] = sums[i][l] + a * w[l];
       }
     }
@@ -121,44 +125,76 @@ AE_NOINLINE void add_panel(const LowRank& low, i64 panel, const float* const* u,
   }
 }
 
+// deltas = B u for all rows.
+template <class E>
+void multiply_all(const Member& member, i64 panels, i32 matrix, const AdaptedRows& adapted, const Rows<float>& u, const Rows<float>& deltas) {
+  const i64 run = larger(1, smaller(panels, adapted.num_spans * panels / (B_TASKS * member.size()))), runs = ceil_div(panels, run);
+  const auto low_of = [&](i64 task) -> const LowRank& { return adapted.of(adapted.spans[task / runs].adapter, matrix); };
+  member.each_ahead(adapted.num_spans * runs, [&](i64 task, i64 next_task) {
+    const AdapterSpan& span = adapted.spans[task / runs];
+    const LowRank& low = low_of(task);
+    const i64 end = smaller(panels, (task % runs + 1) * run);
+    for (i64 panel = task % runs * run; low.size && panel < end; panel++) {
+      const E* ahead = b_of<E>(low, smaller(panel + B_AHEAD, end - 1));
+      if (panel + B_AHEAD >= end && next_task >= 0 && low_of(next_task).size) {
+        ahead = b_of<E>(low_of(next_task), smaller(next_task % runs * run + panel + B_AHEAD - end, panels - 1));
+      }
+      for (i64 i = 0; i < span.count; i += TILE_ROWS) {
+        const i64 count = smaller(TILE_ROWS, span.count - i);
+        const float* of[TILE_ROWS];
+        float* to[TILE_ROWS];
+        for (i64 n = 0; n < count; n++) {
+          const i32 row = adapted.order[span.first + i + n];
+          of[n] = u.row(row), to[n] = deltas.row(row) + panel * PANEL;
+        }
+        with_rows(count, [&](auto n) { multiply_b<E, n>(low, panel, of, ahead, to); });
+      }
+    }
+  });
+}
+
 // Another output's, of values with what the adapters of the rows add.
 template <class E>
 struct AddLowRank final : Output {
-  AddLowRank(const AdaptedRows& rows, i32 of, i64 count, const Rows<float>& projected, const Output& then)
-      : adapted(rows), matrix(of), panels(count), u(projected), next(then) {}
+  AddLowRank(const AdaptedRows& rows, i32 of, i64 count, const Rows<float>& projected, const Rows<float>& ready, const Output& then)
+      : adapted(rows), matrix(of), panels(count), u(projected), deltas(ready), next(then) {}
 
   void put(const Group& group, i64 row, i64 count, i64 panel, const float (*values)[PANEL]) const override {
+    float sums[TILE_ROWS][PANEL];
     for (i64 i = 0, end; i < count; i = end) {
       const i32 adapter = adapted.of_rows[row + i];
       for (end = i + 1; end < count && adapted.of_rows[row + end] == adapter;) end++;
       if (adapter < 0 || !adapted.of(adapter, matrix).size) {
-        next.put(group, row + i, end - i, panel, values + i);
+        memcpy(sums + i, values + i, (size_t)(end - i) * sizeof *sums);
         continue;
       }
-      const LowRank& low = adapted.of(adapter, matrix);
-      prefetch(low, panel + 1);
       float more[TILE_ROWS][PANEL];
+      float* to[TILE_ROWS];
       const float* of[TILE_ROWS];
-      for (i64 n = i; n < end; n++) of[n - i] = u.row(row + n);
-      with_rows(end - i, [&](auto n) { add_panel<E, n>(low, panel, of, values + i, more); });
-      next.put(group, row + i, end - i, panel, more);
+      for (i64 n = 0; n < end - i; n++) {
+        to[n] = deltas.data ? deltas.row(row + i + n) + panel * PANEL : more[n];
+        of[n] = u.row(row + i + n);
+      }
+      if (!deltas.data) {
+        const LowRank& low = adapted.of(adapter, matrix);
+        const E* ahead = b_of<E>(low, smaller(panel + 1, panels - 1));
+        with_rows(end - i, [&](auto n) { multiply_b<E, n>(low, panel, of, ahead, to); });
+      }
+      for (i64 n = 0; n < end - i; n++) {
+        for (int j = 0; j < PANEL; j += LANES) {
+          if (deltas.data) __builtin_prefetch(to[n] + PANEL + j, 0, 2);
+          store(sums[i + n] + j, load(values[i + n] + j) + load(to[n] + j));
+        }
+      }
     }
+    next.put(group, row, count, panel, sums);
   }
 
  private:
-  // The panel that this thread most likely takes next.
-  void prefetch(const LowRank& low, i64 panel) const {
-    if (panel == panels) return;
-    const LowRankBlock *first = low.blocks + panel * (PANEL / 16), *last = first + PANEL / 16 - 1;
-    const E* b = static_cast<const E*>(low.b);
-    const E *begin = b + (i64)first->row * 16, *end = b + ((i64)last->row + last->count) * 16;
-    for (; begin < end; begin += 64 / sizeof(E)) __builtin_prefetch(begin, 0, 2);
-  }
-
   const AdaptedRows& adapted;
   i32 matrix;
   i64 panels;
-  Rows<float> u;
+  Rows<float> u, deltas;  // deltas without data: computed here
   const Output& next;
 };
 
@@ -194,13 +230,18 @@ void multiply_adapted(const Member& member, const E* x, i64 stride, i64 rows, co
   if (!most) return multiply(member, x, stride, rows, w, output, space);
   const Rows<float> u = {space.low_rank.as<float>(), most};
   project(member, x, stride, round_up(w.in_features, 16), matrix, most, adapted, u);
-  multiply(member, x, stride, rows, w, AddLowRank<E>(adapted, matrix, num_panels(w), u, output), space);
+  // Few rows are bound by memory, which is faster when B is read in one piece than between the panels of W.
+  const i64 panels = num_panels(w);
+  const Rows<float> deltas = {rows * panels * PANEL < MOST_DELTAS ? space.deltas.as<float>() : nullptr, panels * PANEL};
+  if (deltas.data) multiply_all<E>(member, panels, matrix, adapted, u, deltas);
+  multiply(member, x, stride, rows, w, AddLowRank<E>(adapted, matrix, panels, u, deltas, output), space);
 }
 
 template <class E>
 void add_low_rank(const LowRank& matrix, i64 panel, const float* u, float* more) {
-  const auto values = reinterpret_cast<float (*)[PANEL]>(more);
-  add_panel<E, 1>(matrix, panel, &u, values, values);
+  float deltas[PANEL], *to = deltas;
+  multiply_b<E, 1>(matrix, panel, &u, b_of<E>(matrix, panel), &to);
+  for (int j = 0; j < PANEL; j++) more[j] += deltas[j];
 }
 
 template void multiply_adapted(const Member&, const Bf16*, i64, i64, const PackedLinear&, i32, const AdaptedRows&, const Output&, const Buffers&);

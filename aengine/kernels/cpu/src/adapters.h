@@ -1,7 +1,7 @@
 // Low-rank adapters (Hu et al., 2021): rows of a product y = W x get B (A x) more, of the adapter that each has.
 //
-// First u = A x is computed for all rows, those of an adapter together; then the product runs as without adapters, and B u is added to the
-// values of a panel before its output takes them. A row's result depends on nothing but itself and its adapter.
+// First u = A x is computed for all rows, those of an adapter together; then B u where there are few rows. The product runs as without
+// adapters, and B u is added to the values of a panel before its output takes them. A row's result depends on nothing but itself and its adapter.
 #pragma once
 #include "gemm.h"
 
@@ -32,8 +32,12 @@ struct AdaptedRows {
 // Fills `out`, whose arrays are in `memory`, for rows that are tokens `indices` of a step (null: all). False when there is no memory.
 bool plan_adapters(const StepAdapters& given, const i32* indices, i64 rows, Buffer& memory, AdaptedRows& out);
 
-// Room for A x of so many rows.
-inline bool reserve_low_rank(Buffers& space, const StepAdapters& given, i64 rows) { return space.low_rank.reserve<float>(rows * given.most); }
+constexpr i64 MOST_DELTAS = 1 << 19;  // elements of B u that are kept before they are added
+
+// Room for A x of so many rows, and for B u.
+inline bool reserve_low_rank(Buffers& space, const StepAdapters& given, i64 rows) {
+  return space.low_rank.reserve<float>(rows * given.most) && space.deltas.reserve<float>(MOST_DELTAS);
+}
 
 // As `multiply`, with what the adapters of the rows add to the matrix of this number. Needs `reserve_low_rank`.
 template <class E>

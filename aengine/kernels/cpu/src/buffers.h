@@ -41,7 +41,7 @@ struct Buffers {
   Buffer tiles, tasks, partials, gathered;        // attention
   Buffer routing, choices, groups, expert_ordered, expert_gated, expert_outputs;  // of experts
   Buffer expert_own_gated;                        // of experts whose columns are on several ranks
-  Buffer adapted_tokens, adapted_logits, low_rank; // which rows have which adapters, and their low-rank products
+  Buffer adapted_tokens, adapted_logits, low_rank, deltas;  // which rows have which adapters, and their low-rank products
   Buffer rank_partials;                           // of a product that is summed over the ranks
   Buffer logits, chunk_best, block_best, block_mass, listed;  // of random sampling
 };
