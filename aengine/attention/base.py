@@ -43,6 +43,7 @@ class AttentionSpec:
     value_dim: int = 0  # of a head's values and results; 0: head_dim, which it becomes
     places: tuple[tuple[int, int], ...] = ()
     """By layer its group and which of the layers of a page it is, as in `LayerGroups`. None given: all layers are in one group."""
+    num_groups: int = 0  # of the whole model, where a rank has no layers of some; 0: those of `places`, which it becomes
     latent: bool = False  # a value is the last value_dim numbers of its key; a backend may store it there alone
 
     def __post_init__(self) -> None:
@@ -50,10 +51,8 @@ class AttentionSpec:
             object.__setattr__(self, "value_dim", self.head_dim)
         if not self.places:
             object.__setattr__(self, "places", tuple((0, layer) for layer in range(len(self.scoring))))
-
-    @property
-    def num_groups(self) -> int:
-        return 1 + max(group for group, _ in self.places)
+        if not self.num_groups:
+            object.__setattr__(self, "num_groups", 1 + max(group for group, _ in self.places))
 
     @property
     def layers_per_page(self) -> int:

@@ -1,4 +1,4 @@
-"""Copies of small host arrays to a device, from pinned memory, so that the host does not wait. Does not know what they mean."""
+"""Copies of small host arrays to a device, from pinned memory, so that the host does not wait; and back. Does not know what they mean."""
 
 from __future__ import annotations
 
@@ -19,6 +19,18 @@ def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
     if device.type == "cpu" or array.size == 0:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """The tensor in host memory, when the current stream has made it. A thread that waits here sleeps, and others may run."""
+    if tensor.device.type == "cpu":
+        return tensor
+    memory = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    memory.copy_(tensor, non_blocking=True)
+    copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    copied.record(torch.cuda.current_stream(tensor.device))
+    copied.synchronize()
+    return memory
 
 
 def staged(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> Tensor:

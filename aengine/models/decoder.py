@@ -26,7 +26,7 @@ from aengine.models.head_inputs import HeadInputs, Kept
 from aengine.models.latent_attention import LatentAttentionBlock
 from aengine.models.sharding import attended_bounds, hidden_bounds, sharded_spec, sharded_weights, vocab_bounds, width_bounds
 from aengine.models.spec import Experts, HeadKind, LatentAttention, Layer, ModelSpec, Norm
-from aengine.parallel.shard import WHOLE
+from aengine.parallel.shard import WHOLE, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,12 @@ class ForwardBatch:
     attention: AttentionStep
     slots: Tensor | None = None  # [T] int32, where KV is written in the first layer group, -1: nowhere; for a draft head and its target
     next_slots: Tensor | None = None  # [T] int32, where a draft head keeps what it carries to the next position; -1: nowhere
+    inputs: Tensor | None = None  # [T, hidden_size], the hidden states of the stage before, which are kept; of the first stage None
 
 
 class Decoder:
-    """The whole model. `model(batch)` is the hidden states, `model.logits` the output head on the tokens whose logits are asked for."""
+    """The whole model, or a rank's part. `model(batch)` is the hidden states, `model.logits` the output head on the tokens whose logits are
+    asked for, which the first stage has."""
 
     def __init__(
         self,
@@ -52,17 +54,18 @@ class Decoder:
         ops: LayerOps | None = None,
         collectives: Collectives | None = None,
         adapters: AdapterTable | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
         """Uses `weights` (those of `named_weights(spec)`, all on one device) without copying them. There may be a `head.weight` even if the
         head is tied to the embedding: the same matrix in another form. A draft head that has no embedding or no output head is given those
         of its target.
 
-        It can be called with positions below `num_positions`. `ops`: those of the device; None: plain torch. `collectives`: of several
-        ranks that have a part of the model each, whose weights are those of `sharded_weights`. `adapters`: of `adapter_shapes`; None: there
-        are none.
+        It can be called with positions below `num_positions`. `ops`: those of the device; None: plain torch. `shard`: of a rank that has a
+        part of the model, whose weights are those of `sharded_weights`; with several ranks in its stage that of their `collectives`.
+        `adapters`: of `adapter_shapes`; None: there are none.
         Raises ValueError for other weights than these.
         """
-        shard = WHOLE if collectives is None else collectives.shard
+        shard = shard if collectives is None else collectives.shard
         shared = {"embedding.weight", "head.weight"} if spec.draft_head is not None else {"head.weight"} if spec.tied_head else set()
         different = (sharded_weights(spec, shard).keys() ^ weights.keys()) - shared
         if different:
@@ -72,18 +75,18 @@ class Decoder:
         self._vocab_bounds = vocab_bounds(spec, shard)
         weights = dict(weights)
         self._weights, self.adapters = Weights(weights), adapters
-        self._embedding = self._weights["embedding.weight"]
-        head = weights.get("head.weight", self._embedding)
-        self._head = head if isinstance(head, Tensor) else self._weights.linear("head")
-        self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=self._embedding.dtype).item()
+        head = weights.get("head.weight", weights.get("embedding.weight"))
+        self._head = head if head is None or isinstance(head, Tensor) else self._weights.linear("head")
         ops = ops or TorchOps()
-        tables = {rope: cos_sin_cache(rope, num_positions, self._embedding.device) for rope in spec.ropes}
+        device = next(weight.device for weight in weights.values() if isinstance(weight, Tensor))
+        tables = {rope: cos_sin_cache(rope, num_positions, device) for rope in spec.ropes}
         self._layers = []
-        for index, (whole, layer) in enumerate(zip(spec.layers, sharded_spec(spec, shard).layers, strict=True)):
+        held, wholes = sharded_spec(spec, shard), (spec.layers[index] for index in shard.layers(spec.num_layers))
+        for index, (whole, layer) in enumerate(zip(wholes, held.layers, strict=True)):
             row_parallel = _row_parallels(spec, whole, collectives)
             of_layer = Weights(weights, f"layers.{index}.", adapters)
             self._layers.append(_Layer(layer, index, of_layer, tables, ops, row_parallel))
-        self._norm = _Join(spec.norm, self._weights, "norm", ops)
+        self._norm = _Join(held.norm, self._weights, "norm", ops)
         draft_head = spec.draft_head
         self._head_inputs = None if draft_head is None else HeadInputs(draft_head, self._weights, ops)
         self.kept: Kept | None = None  # of a draft head and of its target
@@ -113,10 +116,10 @@ class Decoder:
                 derived.copy_(weight).add_(1.0)
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size], normed, ready for the head."""
+        """[T, hidden_size], normed, ready for the head; of a stage but the last for the next one."""
         if self.adapters is not None:
             self.adapters.begin(len(batch.input_ids))
-        pending, residual, inputs = None, self._embed(batch), None
+        pending, residual, inputs = None, self._embed(batch) if batch.inputs is None else batch.inputs.clone(), None
         if self._head_inputs is not None:
             assert self.kept is not None
             assert batch.slots is not None
@@ -139,9 +142,9 @@ class Decoder:
             self.kept.of_target(batch.slots, tapped, hidden)
         return hidden
 
-    def logits(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `batch.logits_indices`."""
-        return self.scaled_logits(self._head_product(hidden.index_select(0, batch.logits_indices), None, batch.logits_indices))
+    def logits(self, hidden: Tensor, indices: Tensor) -> Tensor:
+        """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `indices` [m] int32."""
+        return self.scaled_logits(self._head_product(hidden.index_select(0, indices), None, indices))
 
     def head_product(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Of all tokens of the latest forward pass: [T, hidden_size] -> [T, vocab_size] in the dtype of the weights, in `out` if it is
@@ -160,6 +163,7 @@ class Decoder:
 
     def _gathered_head_product(self, hidden: Tensor, indices: Tensor | None) -> Tensor:
         head = self._head
+        assert head is not None, "the first stage has it"
         product = F.linear(hidden, head, self._weights.get("head.bias")) if isinstance(head, Tensor) else head(hidden)
         product = self._adapted_head(product, hidden, indices)
         return product if self._collectives is None else self._collectives.gathered(product, self._vocab_bounds)
@@ -181,7 +185,7 @@ class Decoder:
     @property
     def shared_weights(self) -> dict[str, Weight]:
         """Those that a draft head has of its target: embedding and output head."""
-        embedding: Weight = self._embedding
+        embedding = self._weights.all["embedding.weight"]
         return {"embedding.weight": embedding, "head.weight": self._weights.all.get("head.weight", embedding)}
 
     @property
@@ -194,7 +198,7 @@ class Decoder:
     def _embed(self, batch: ForwardBatch) -> Tensor:
         embedded = self._embedded(batch.input_ids)
         if self._spec.embedding_scale != 1.0:
-            embedded *= self._embedding_scale
+            embedded *= torch.tensor(self._spec.embedding_scale, dtype=embedded.dtype).item()
         if self._spec.learned_positions is not None:
             embedded += F.embedding(batch.positions + self._spec.learned_positions.offset, self._weights["positions.weight"])
         return embedded
@@ -203,13 +207,14 @@ class Decoder:
         """Of several ranks each has the embeddings of some tokens."""
         if self._collectives is None:
             return self._looked_up(ids)
+        table = self._weights["embedding.weight"]
         others = ids - self._vocab_bounds[self._collectives.shard.index]
-        inside = (others >= 0) & (others < len(self._embedding))
-        embedded = self._looked_up(others.clamp(0, len(self._embedding) - 1))
+        inside = (others >= 0) & (others < len(table))
+        embedded = self._looked_up(others.clamp(0, len(table) - 1))
         return self._collectives.summed(embedded.masked_fill_(~inside.unsqueeze(-1), 0.0))
 
     def _looked_up(self, ids: Tensor) -> Tensor:
-        embedded = F.embedding(ids, self._embedding)
+        embedded = F.embedding(ids, self._weights["embedding.weight"])
         return embedded if self.adapters is None else self.adapters.add_embedded(embedded, ids)
 
 

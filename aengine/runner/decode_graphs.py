@@ -1,4 +1,5 @@
-"""`DecodeGraphs`: decode steps of a fixed number of rows, recorded from reading last tokens to storing their argmax.
+"""`DecodeGraphs`: decode steps of a fixed number of rows, recorded from reading last tokens to storing their argmax; of a stage from the
+hidden states of the one before to its own.
 
 Owns the buffers that the graphs read and write. A step is padded to the smallest graph that holds it: padding rows read the spare row's
 last token, attend to page 0, write no KV, and store their tokens at the spare row. Knows nothing of sampling but argmax.
@@ -20,6 +21,7 @@ from torch import Tensor
 from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep, GraphStep, StepLayout, as_decodes, build_layout
 from aengine.kernels.upload import upload
 from aengine.models.decoder import ForwardBatch
+from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.base import IntArray, Step
 from aengine.runner.buckets import DecodeArrays, DecodeFrame, aligned, fitting
 from aengine.runner.capture import Capture, Pieces
@@ -37,6 +39,8 @@ class Forward:
     next_positions: Tensor  # [m] int32, of the tokens to be sampled
     greedy_tokens: Tensor | None = None
     """[m] int64, the argmax of the logits, if it is computed. Of a step of decodes alone it is stored as the rows' last tokens, too."""
+    hidden: Tensor | None = None
+    """[T, hidden_size], what a stage sends on. Then there are no logits."""
 
 
 class StagingBuffer:
@@ -84,9 +88,11 @@ class DecodeGraphs:
         pages_per_row: int,
         capture: Capture,
         num_rows: int,
+        shard: Shard = WHOLE,
     ) -> None:
         """`sizes`: numbers of rows, ascending. `last_tokens`: int32 on the device: by row, then room for the given ids of a step, then that
-        of the spare row, which belongs to no sequence. `pages_per_row`: the most that a row may have. `num_rows`: those of sequences."""
+        of the spare row, which belongs to no sequence. `pages_per_row`: the most that a row may have. `num_rows`: those of sequences.
+        `shard`: what the model is of the whole one."""
         self._model = model
         self._backend = backend
         self._sizes = sizes
@@ -103,7 +109,11 @@ class DecodeGraphs:
         self._inputs = torch.zeros(self._frame.length(self._num_pages), dtype=torch.int32, device=device)
         self._next_slots = torch.full((largest,), -1, dtype=torch.int32, device=device)
         self._arange = torch.arange(largest + 1, dtype=torch.int32, device=device)
-        self._logits = torch.zeros(largest, model.head_shape[0], dtype=dtype, device=device)
+        vocab_size, hidden_size = model.head_shape
+        one_stage = shard.num_stages == 1
+        self._given = torch.zeros(largest, hidden_size, dtype=dtype, device=device) if shard.stage else None
+        self._hidden = None if one_stage else torch.zeros(largest, hidden_size, dtype=dtype, device=device)
+        self._logits = torch.zeros(largest if one_stage else 0, vocab_size, dtype=dtype, device=device)
         self._tokens = torch.zeros(largest, dtype=torch.int64, device=device)
         self._graphs: dict[int, _Graph] = {}
 
@@ -132,8 +142,9 @@ class DecodeGraphs:
         self._graphs[size] = graph
         return True
 
-    def run(self, step: Step, token_ids: Tensor, next_slots: Tensor | None = None) -> Forward | None:
-        """`token_ids` int32 are those of the step, on the device; `next_slots` as of `ForwardBatch`. None: no graph holds it."""
+    def run(self, step: Step, token_ids: Tensor, next_slots: Tensor | None = None, inputs: Tensor | None = None) -> Forward | None:
+        """`token_ids` int32 are those of the step, on the device; `next_slots` and `inputs` as of `ForwardBatch`. None: no graph holds
+        it."""
         layout, places, count = step.layout, step.rows, step.layout.num_tokens
         size = fitting(self._sizes, count)
         if size is None:
@@ -147,16 +158,21 @@ class DecodeGraphs:
         if next_slots is not None:
             self._next_slots[:count].copy_(next_slots)
             self._next_slots[count:size].fill_(-1)
+        if inputs is not None:
+            assert self._given is not None
+            self._given[:count].copy_(inputs)
         self._prepare(graph, layout, places, size)
         graph.pieces.replay()
 
         def logits(indices: Tensor) -> Tensor:
             return self._model.scaled_logits(self._logits[:count] if len(indices) == count else self._logits.index_select(0, indices))
 
-        if only_decodes and next_slots is None:  # a draft head's samples are one position later
-            inputs = graph.inputs
-            return Forward(logits, self._arange[:count], inputs.rows[:count], inputs.seq_lens[:count], greedy_tokens=self._tokens[:count])
+        if only_decodes and next_slots is None and self._hidden is None:  # a draft head's samples are one position later
+            arrays = graph.inputs
+            return Forward(logits, self._arange[:count], arrays.rows[:count], arrays.seq_lens[:count], greedy_tokens=self._tokens[:count])
         indices, rows, positions = upload((step.logits_indices, step.sampled_rows, step.next_positions), self._tokens.device)
+        if self._hidden is not None:
+            return Forward(logits, indices, rows, positions, hidden=self._hidden[:count])
         return Forward(logits, indices, rows, positions, greedy_tokens=self._tokens.index_select(0, indices))
 
     def _prepare(self, graph: _Graph, layout: StepLayout, rows: IntArray, size: int) -> None:
@@ -179,7 +195,11 @@ class DecodeGraphs:
             attention=attention,
             slots=inputs.slot_mapping[0],
             next_slots=self._next_slots[:size],
+            inputs=None if self._given is None else self._given[:size],
         )
+        if self._hidden is not None:
+            self._hidden[:size].copy_(self._model(batch))
+            return
         logits, tokens = self._logits[:size], self._tokens[:size]
         self._model.head_product(self._model(batch), out=logits)
         torch.argmax(logits, -1, out=tokens)

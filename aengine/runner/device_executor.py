@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.kernels.upload import upload
+from aengine.kernels.upload import to_host, upload
 from aengine.layers.adapters import PackedAdapter
 from aengine.models.adapter_shapes import packed_adapter
 from aengine.models.adapters import Adapter
 from aengine.models.blocks import Weight
 from aengine.models.decoder import Decoder
 from aengine.runner.asleep import Asleep
-from aengine.runner.base import IntArray, ReadWeights, Step
+from aengine.runner.base import InFlightStep, IntArray, ReadWeights, Step
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.decode_graphs import Forward
 from aengine.runner.device import DeviceStream, cuda_kv_budget
@@ -39,6 +39,7 @@ from aengine.runner.memory import cpu_budget, show_bytes
 from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
 from aengine.runner.results import ResultBuffer, step_result
 from aengine.runner.setup import ExecutorSetup
+from aengine.runner.stages import Stages
 from aengine.sampling.acceptance import num_accepted
 from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.draft_progress import MOST_BEHIND
@@ -105,6 +106,7 @@ class DeviceExecutor:
             self._models = [self._model] if self._draft is None else [self._model, self._draft.model]
             self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device)
             self._scorer = PromptScorer(setup.spec.vocab_size, setup.device)
+        self._stages = Stages.of(setup, self._stage)
         self._free_buffers: list[ResultBuffer] = []
         self._unstarted: DeviceStep | None = None  # the latest step, on a CPU
         self._asleep: Asleep | None = None
@@ -188,8 +190,11 @@ class DeviceExecutor:
             self._draft.run(step, self._sampler)
         return np.full(len(step.sampled_rows), BY_MODEL, np.int32)
 
-    def launch(self, step: Step) -> DeviceStep:
-        """On a CPU the step is computed when its result is asked for, so that the results of the step before are reported first."""
+    def launch(self, step: Step) -> InFlightStep:
+        """On a CPU the step is computed when its result is asked for, so that the results of the step before are reported first; of a step
+        of several stages the first one is computed at once."""
+        if self._stages is not None:
+            return self._stages.launch(step, functools.partial(self._end, step))
         self._start_latest()
         on_cpu = self._setup.device.type == "cpu"
         launched = DeviceStep(self, step, overlaps=not on_cpu)
@@ -199,11 +204,11 @@ class DeviceExecutor:
             launched.start()
         return launched
 
-    def start(self, step: Step) -> Output:
-        """Puts a step and the copies of its results on the stream, without waiting for the device."""
+    def start(self, step: Step, hidden: Tensor | None = None) -> Output:
+        """Puts a step and the copies of its results on the stream, without waiting for the device. `hidden`: as of `_run`."""
         with self._stream.enter():
             self._begin(step)
-            output = self._run(step)
+            output = self._run(step, hidden)
             buffer = (
                 self._free_buffers.pop() if self._free_buffers else ResultBuffer(self._setup.max_num_batched_tokens, self._setup.device)
             )
@@ -223,6 +228,9 @@ class DeviceExecutor:
 
     def close(self) -> None:
         self._stream.finish()
+        if self._stages is not None:
+            self._stages.close()
+            self._stages = None  # which refers to this
         self._unstarted = None
         self._drop_graphs()
         if self._collectives is not None:
@@ -264,9 +272,28 @@ class DeviceExecutor:
         if self._adapters is not None:
             self._adapters.begin(step)
 
-    def _run(self, step: Step) -> Results:
-        """Runs the model and what follows from its logits, on all ranks in the same order. To be called on the stream."""
-        results = self._results(step, self._model.forward(step, self._token_ids(step)))
+    def _stage(self, step: Step, inputs: Tensor | None) -> Tensor:
+        """As `Compute` of `Stages`."""
+        with self._stream.enter():
+            self._begin(step)
+            given = None if inputs is None else inputs.to(self._setup.device)
+            forward = self._model.forward(step, self._token_ids(step), given)
+            hidden = forward.hidden
+            assert hidden is not None
+            at_indices = self._setup.shard.is_last_stage and not step.scores_prompts
+            return to_host(hidden.index_select(0, forward.logits_indices) if at_indices else hidden)
+
+    def _end(self, step: Step, hidden: Tensor) -> StepResult:
+        """Of a step of several stages, on the first one."""
+        output = self.start(step, hidden.to(self._setup.device))
+        output[0].wait()
+        return self.finish(step, *output)
+
+    def _run(self, step: Step, hidden: Tensor | None = None) -> Results:
+        """Runs the model and what follows from its logits, on all ranks in the same order; what follows alone if `hidden` are what the last
+        stage returns. To be called on the stream."""
+        forward = self._model.forward(step, self._token_ids(step)) if hidden is None else self._model.of_stages(step, hidden)
+        results = self._results(step, forward)
         if self._collectives is not None and len(step.sampled_rows):
             self._collectives.broadcast(self._last_tokens[: self._setup.max_num_seqs])
         return results
@@ -294,7 +321,7 @@ class DeviceExecutor:
 
     def _scores(self, step: Step, forward: Forward) -> PromptScores | None:
         ranks = self._setup.followers
-        if ranks is None or not step.scores_prompts:
+        if ranks is None or not (step.scores_prompts or self._setup.shard.num_stages > 1):
             return self._scorer.score(step.rows, step.layout, forward.logits)
 
         def logits(indices: Tensor) -> Tensor:
@@ -302,7 +329,7 @@ class DeviceExecutor:
             return forward.logits(indices)
 
         scores = self._scorer.score(step.rows, step.layout, logits)
-        ranks.send_last_tokens(NO_INTS)  # there are no more to be scored
+        ranks.send_last_tokens(NO_INTS)  # there are no more to be scored; of several stages, the others of the first one end the step
         return scores
 
     def _sample(self, step: Step, forward: Forward, *, greedy: bool) -> SampledTokens:
@@ -346,7 +373,7 @@ class DeviceExecutor:
         sizes = setup.max_model_len, setup.config.page_size, num_groups
         widest = widest_step(setup.max_num_seqs, setup.max_num_batched_tokens, *sizes)
         self.assign_rows(widest.new_rows)
-        self._run(widest.step)
+        self._run_alone(widest.step)
         if self._draft is not None:
             tokens = setup.max_num_batched_tokens + MOST_BEHIND * setup.max_num_seqs
             self._draft.run(widest_step(setup.max_num_seqs, tokens, *sizes).step, self._sampler)
@@ -359,7 +386,19 @@ class DeviceExecutor:
             if step.drafts is not None and self._collectives is None:  # other ranks do not know of the draft model
                 by_model = np.full_like(step.drafts, BY_MODEL)  # each token is sampled
                 step = replace(step, token_ids=by_model, drafts=by_model)
-        self._run(step)
+        self._run_alone(step)
+
+    def _run_alone(self, step: Step) -> None:
+        """A dummy step, without other stages."""
+        shard = self._setup.shard
+        if shard.num_stages == 1:
+            self._run(step)
+            return
+        zeros = torch.zeros(step.layout.num_tokens, self._setup.native_spec.hidden_size, dtype=self._setup.dtype)
+        self._stage(step, zeros if shard.stage else None)
+        if shard.stage == 0:
+            count = len(zeros) if step.scores_prompts else len(step.logits_indices)
+            self._run(step, zeros[:count].to(self._setup.device))
 
     def _allocate_pages(self, num_pages: int) -> None:
         for model in self._models:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
 from aengine.kernels.upload import to_device
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import Logits
@@ -31,16 +33,17 @@ class DeviceFollower(DeviceExecutor):
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
         """Nothing here depends on them."""
 
-    def start(self, step: Step) -> Output:
+    def start(self, step: Step, hidden: Tensor | None = None) -> Output:
         with self._stream.enter():
             self._begin(step)
-            return self._nothing, *self._run(step)
+            return self._nothing, *self._run(step, hidden)
 
     def finish(self, step: Step, buffer: ResultBuffer, sampled: SampledTokens | None, scores: PromptScores | None) -> StepResult:
         return StepResult(step.number, NO_INTS)
 
     def _results(self, step: Step, forward: Forward) -> Results:
-        while step.scores_prompts and isinstance(message := self._ranks.receive(), Logits):
+        told = step.scores_prompts or self._setup.shard.num_stages > 1
+        while told and isinstance(message := self._ranks.receive(), Logits):
             forward.logits(to_device(message.indices, self._setup.device))
         if len(step.sampled_rows) and forward.greedy_tokens is None:  # else a graph has computed them
             forward.logits(forward.logits_indices)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -61,18 +61,19 @@ class DeviceModel:
         """Records graphs of steps over the pages that there are. None: the backend does not support them."""
         setup = self._setup
         pages_per_row = -(-max_model_len // setup.config.page_size)
-        recorded = record_graphs(self.model, self.backend, sizes, self._last_tokens, pages_per_row, capture, setup.max_num_seqs)
+        rows = setup.max_num_seqs
+        recorded = record_graphs(self.model, self.backend, sizes, self._last_tokens, pages_per_row, capture, rows, setup.shard)
         if recorded is None:
             return None
         self.graphs, taken = recorded
         return taken
 
-    def forward(self, step: Step, token_ids: Tensor) -> Forward:
+    def forward(self, step: Step, token_ids: Tensor, inputs: Tensor | None = None) -> Forward:
         """Replays a graph if one holds the step, else runs the model over uploaded arrays. `token_ids` int32 are the step's, on the
-        device."""
+        device; `inputs` as of `ForwardBatch`."""
         layout, graphs, next_slots = step.layout, self.graphs, self._next_slots(step)
         if graphs is not None and self._is_short(step):
-            replayed = graphs.decodes.run(step, token_ids, next_slots)
+            replayed = graphs.decodes.run(step, token_ids, next_slots, inputs)
             if replayed is not None:
                 return replayed
         arrays = (
@@ -91,14 +92,22 @@ class DeviceModel:
         input_ids = torch.cat((self._last_tokens.index_select(0, decode_rows), token_ids)) if layout.num_decodes else token_ids
         slots = metadata[-1][0] if isinstance(self.model, Decoder) and self.model.kept is not None else None
         attention = self.backend.plan(AttentionMetadata(layout, *metadata))
-        batch = ForwardBatch(input_ids, positions, logits_indices, attention, slots, next_slots)
+        batch = ForwardBatch(input_ids, positions, logits_indices, attention, slots, next_slots, inputs)
         in_pieces = None if graphs is None or graphs.pieces is None else graphs.pieces.forward(batch)
         hidden = self.model(batch) if in_pieces is None else in_pieces
 
-        def logits(indices: Tensor) -> Tensor:
-            return self.model.logits(hidden, replace(batch, logits_indices=indices))
+        return Forward(functools.partial(self.model.logits, hidden), logits_indices, rows, next_positions, hidden=hidden)
 
-        return Forward(logits, logits_indices, rows, next_positions)
+    def of_stages(self, step: Step, hidden: Tensor) -> Forward:
+        """A step, on the first stage, from the hidden states on the device that the last one returns."""
+        arrays = step.logits_indices, step.sampled_rows, step.next_positions
+        logits_indices, rows, next_positions = upload(arrays, self._setup.device)
+        num_tokens = step.layout.num_tokens
+        if not step.scores_prompts:
+            hidden = hidden.new_zeros(num_tokens, hidden.shape[1]).index_copy_(0, logits_indices.long(), hidden)
+        if isinstance(self.model, Decoder) and self.model.adapters is not None:
+            self.model.adapters.begin(num_tokens)  # other steps have begun since
+        return Forward(functools.partial(self.model.logits, hidden), logits_indices, rows, next_positions)
 
     def _next_slots(self, step: Step) -> Tensor | None:
         """Of a draft head: where it keeps what it carries, which it does at the logits indices."""

@@ -35,10 +35,14 @@ def exchange_of(setup: ExecutorSetup, kernels: CpuKernels) -> Exchange | GroupEx
     assert ranks is not None
     if ranks.exchange_fd is None:
         return GroupExchange(_group(setup))
-    waited = WAITED if shard.num_stages == 1 else WAITED_IN_STAGE
-    exchange = Exchange(kernels, ranks.exchange_fd, shard.index, shard.size, waited * setup.config.step_timeout)
+    exchange = Exchange(kernels, ranks.exchange_fd, shard.index, shard.size, _waited(setup))
     ranks.on_failure(exchange.abort)
     return exchange
+
+
+def _waited(setup: ExecutorSetup) -> float:
+    """Seconds after which a rank counts as hung."""
+    return (WAITED if setup.shard.num_stages == 1 else WAITED_IN_STAGE) * setup.config.step_timeout
 
 
 def _group(setup: ExecutorSetup) -> ProcessGroup:
@@ -57,4 +61,4 @@ def _group(setup: ExecutorSetup) -> ProcessGroup:
         ranks.on_failure(lambda: threading.Thread(target=group.abort, name="aengine-abort", daemon=True).start())
         return group
     # It ends by itself what waits for a rank that is gone.
-    return gloo_group(store, shard.index, shard.size, timedelta(seconds=WAITED * setup.config.step_timeout), host)
+    return gloo_group(store, shard.index, shard.size, timedelta(seconds=_waited(setup)), host)

@@ -47,8 +47,6 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
             if config.attention_backend == "cpu":
                 raise ConfigError.of("attention_backend", f"'cpu' is not possible here: {reason}") from None
             _log.warning("running in plain torch, which is several times slower than the CPU kernels: %s", reason)
-    if setup.shard.num_stages > 1:
-        raise ConfigError.of("pipeline_parallel_size", f"{setup.shard.num_stages} needs the CPU kernels")
     if config.quantization != "none" and (on_cpu or fallback):
         needs = " and ".join(["the CPU kernels"] * on_cpu + ["a native model"] * fallback)
         raise ConfigError.of("quantization", f"{config.quantization!r} needs {needs}")

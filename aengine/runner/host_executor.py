@@ -20,10 +20,10 @@ from aengine.models.cpu_stack import PreparedStep
 from aengine.runner.base import InFlightStep, IntArray, ReadWeights, Step
 from aengine.runner.host_model import HostModel
 from aengine.runner.host_queue import HostQueue
-from aengine.runner.host_stages import HostStages, StagedStep
 from aengine.runner.prompt_logprobs import PromptScorer
 from aengine.runner.results import step_result
 from aengine.runner.setup import ExecutorSetup
+from aengine.runner.stages import Stages
 from aengine.sampling.acceptance import num_accepted_on_host
 from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.plan import NewRow, StepResult
@@ -45,7 +45,7 @@ class HostExecutor:
                 draw=lambda logits, params, _: ops.draw(model.workspace, logits, params),
             )
         self._ranks, self.shard, self.max_adapters = setup.followers, setup.shard, setup.max_adapters
-        self._stages = HostStages.of(setup, model)
+        self._stages = Stages.of(setup, model.stage)
         self._scorer = PromptScorer(setup.native_spec.vocab_size, setup.device)
         self._queue = HostQueue()
 
@@ -97,7 +97,7 @@ class HostExecutor:
 
     def launch(self, step: Step) -> InFlightStep:
         if self._stages is not None:
-            return StagedStep(self._stages, step, functools.partial(self._torch_result, step))
+            return self._stages.launch(step, functools.partial(self._torch_result, step))
         rows = step.sampled_rows
         needs_logits = step.scores_prompts or self._ranks is not None  # of several ranks each has a part of the vocabulary
         greedy = not needs_logits and self._sampler.is_greedy(rows)

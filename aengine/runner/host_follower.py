@@ -18,8 +18,8 @@ from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import Logits
 from aengine.runner.base import InFlightStep, IntArray, ReadWeights, Step
 from aengine.runner.host_model import HostModel
-from aengine.runner.host_stages import HostStages, StagedStep
 from aengine.runner.setup import ExecutorSetup
+from aengine.runner.stages import Stages
 from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
 
 
@@ -31,7 +31,7 @@ class HostFollower:
     def __init__(self, setup: ExecutorSetup, ranks: FollowerRanks, warm: WarmMemory | None, check: Callable[[], object]) -> None:
         """As `build_executor`."""
         self._model = HostModel(setup, warm, check)
-        self._stages = HostStages.of(setup, self._model)
+        self._stages = Stages.of(setup, self._model.stage)
         self._ranks, self.shard, self.max_adapters = ranks, setup.shard, setup.max_adapters
 
     @property
@@ -75,12 +75,9 @@ class HostFollower:
         raise AssertionError("drafts are in the plans of a follower")
 
     def launch(self, step: Step) -> InFlightStep:
-        if self._stages is None:
-            return FollowedStep(functools.partial(self._compute, step, self._model.prepare(step)))
-        if self._stages.stage == 0:
-            return StagedStep(self._stages, step, functools.partial(self._follow, step))
-        self._stages.compute(step)
-        return FollowedStep(functools.partial(StepResult, step.number, NO_INTS))
+        if self._stages is not None:
+            return self._stages.launch(step, functools.partial(self._follow, step))
+        return FollowedStep(functools.partial(self._compute, step, self._model.prepare(step)))
 
     def hold(self, held: bool) -> None:
         """Changes nothing: a follower's step is never withdrawn."""

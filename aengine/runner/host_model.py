@@ -45,7 +45,6 @@ class HostModel:
         self._shard = shard
         kernels = load_kernels()
         self.workspace = Workspace(kernels, torch.get_num_threads(), None if shard.size == 1 else exchange_of(setup, kernels))
-        self.dtype, self.hidden_size = dtype, spec.hidden_size  # of hidden states
         attention = sharded_spec(spec, shard).layers[0].attention
         kv_dtype = setup.kv_dtype or dtype
         self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, kv_dtype)
@@ -173,6 +172,13 @@ class HostModel:
             inputs=inputs,
             adapters=self._adapters_of(step),
         )
+
+    def stage(self, step: Step, inputs: Tensor | None) -> Tensor:
+        """As `Compute` of `Stages`."""
+        call = self.prepare(step, inputs=inputs)
+        call.run()
+        assert call.hidden is not None
+        return call.hidden
 
     @property
     def exchange_seconds(self) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aengine.attention import AttentionSpec, AttentionStep
 from aengine.models.decoder import ForwardBatch
+from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.buckets import fitting
 from aengine.runner.capture import Capture, Pieces
 from aengine.runner.torch_models import TorchModel
@@ -53,8 +54,8 @@ class PiecewiseGraphs:
     Queries, keys and values of every layer and size keep their memory, since attention reads them between the pieces.
     """
 
-    def __init__(self, model: TorchModel, spec: AttentionSpec, sizes: tuple[int, ...], capture: Capture) -> None:
-        """`sizes`: numbers of tokens, ascending."""
+    def __init__(self, model: TorchModel, spec: AttentionSpec, sizes: tuple[int, ...], capture: Capture, shard: Shard = WHOLE) -> None:
+        """`sizes`: numbers of tokens, ascending. `shard`: what the model is of the whole one."""
         self._model = model
         self._capture = capture
         self._sizes = sizes
@@ -65,14 +66,16 @@ class PiecewiseGraphs:
         self._slots = torch.full((2, largest), -1, dtype=torch.int32, device=device)  # `slots` and `next_slots` of a batch
         self._attended = torch.zeros(largest, spec.num_heads, spec.value_dim, dtype=dtype, device=device)
         self._hidden = torch.zeros(largest, model.head_shape[1], dtype=dtype, device=device)
+        self._given = torch.zeros_like(self._hidden) if shard.stage else None  # `inputs` of a batch
         self._attention = _Attention(self._attended)
         self._pieces: dict[int, Pieces] = {}
 
     def record(self, size: int) -> bool:
         """For steps of up to `size` tokens, one of the sizes."""
         pieces = self._attention.pieces = Pieces(self._capture)
-        positions = self._positions[:size]
-        batch = ForwardBatch(self._input_ids[:size], positions, positions[:0], self._attention, *self._slots[:, :size])
+        positions, slots, next_slots = self._positions[:size], self._slots[0, :size], self._slots[1, :size]
+        given = None if self._given is None else self._given[:size]
+        batch = ForwardBatch(self._input_ids[:size], positions, positions[:0], self._attention, slots, next_slots, given)
         pieces.record(lambda: self._write_hidden(batch))
         pieces.replay()  # the first replay takes time and device memory
         self._pieces[size] = pieces
@@ -91,6 +94,9 @@ class PiecewiseGraphs:
             if given is not None:
                 slots[:count].copy_(given)
                 slots[count:size].fill_(-1)
+        if batch.inputs is not None:
+            assert self._given is not None
+            self._given[:count].copy_(batch.inputs)
         self._attention.step, self._attention.num_tokens = batch.attention, count
         self._pieces[size].replay()
         return self._hidden[:count]

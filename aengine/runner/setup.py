@@ -147,6 +147,7 @@ class ExecutorSetup:
             attention, scoring = kinds[0], tuple(Scoring(each.scale, each.window, each.soft_cap, each.sinks) for each in kinds)
             if fp8 and self.config.load_format != "dummy":
                 scales = stored_kv_scales(spec, self.model_dir, self.config.load_format)
+                scales = scales and tuple(scales[index] for index in self.shard.layers(spec.num_layers))
         if fp8:
             _log.info("fp8 KV cache: %s", "its scales are 1" if scales is None else "scaled as the checkpoint says")
         return AttentionSpec(
@@ -161,6 +162,7 @@ class ExecutorSetup:
             kv_scales=scales,
             value_dim=attention.value_dim,
             places=self.groups.places,
+            num_groups=len(self.groups.windows),
             latent=isinstance(attention, LatentAttention),
         )
 

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from aengine.attention import AttentionBackend
+from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.capture import Capture
 from aengine.runner.decode_graphs import DecodeGraphs
@@ -34,18 +35,19 @@ def record_graphs(
     pages_per_row: int,
     capture: Capture,
     num_rows: int,
+    shard: Shard = WHOLE,
 ) -> tuple[StepGraphs, GraphBytes] | None:
     """Graphs of all sizes, the largest recorded first; at least one of decodes. None: the attention backend does not support graphs.
 
-    `last_tokens`, `pages_per_row`, `num_rows`: as of `DecodeGraphs`. An error says which graph could not be recorded; none may be used
-    then.
+    `last_tokens`, `pages_per_row`, `num_rows`, `shard`: as of `DecodeGraphs`. An error says which graph could not be recorded; none may be
+    used then.
     """
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     begin = time.perf_counter()
     used = [capture.memory()]
-    decodes = DecodeGraphs(model, backend, sizes.rows, last_tokens, pages_per_row, capture, num_rows)
-    pieces = PiecewiseGraphs(model, backend.spec, sizes.tokens, capture) if sizes.tokens else None
+    decodes = DecodeGraphs(model, backend, sizes.rows, last_tokens, pages_per_row, capture, num_rows, shard)
+    pieces = PiecewiseGraphs(model, backend.spec, sizes.tokens, capture, shard) if sizes.tokens else None
     used.append(capture.memory())
     graphs = [(decodes.record, size, "sequences") for size in reversed(sizes.rows)]
     if pieces is not None:

@@ -45,10 +45,10 @@ class TorchModel(Protocol):
         """What holds its weights: tensors, and objects with attributes that are tensors, or hold some."""
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size], normed, ready for the head."""
+        """[T, hidden_size], normed, ready for the head; of a stage but the last for the next one."""
 
-    def logits(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `batch.logits_indices`."""
+    def logits(self, hidden: Tensor, indices: Tensor) -> Tensor:
+        """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `indices` [m] int32."""
 
     def head_product(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[m, hidden_size] -> [m, vocab_size] in the dtype of the weights, in `out` if it is given. `scaled_logits` makes logits of it; the
@@ -82,7 +82,7 @@ def load_torch_model(
     if kept:
         _log.info("%d quantised matrices take %s", len(kept), show_bytes(sum(kept)))
     if spec.draft_head is None:
-        return Decoder(spec, weights, setup.max_model_len, ops, collectives, _adapter_table(setup, ops)), backend, linears
+        return Decoder(spec, weights, setup.max_model_len, ops, collectives, _adapter_table(setup, ops), setup.shard), backend, linears
     assert isinstance(target, Decoder), "models of transformers have no draft heads"
     head = Decoder(spec, {**target.shared_weights, **weights}, setup.max_model_len, ops)
     target.serve(head)
@@ -122,7 +122,7 @@ def _weight_bytes(setup: ExecutorSetup, quantized: bool) -> int:
     if not quantized:
         return sum(math.prod(part.shape) for part in sharded_weights(spec, setup.shard).values()) * itemsize
     stored = quantized_bytes(config, spec, setup.model_dir)
-    beside_table = spec.tied_head and ("embedding.weight" in stored or config.quantization != "none")
+    beside_table = setup.shard.stage == 0 and spec.tied_head and ("embedding.weight" in stored or config.quantization != "none")
     table = len(own(vocab_bounds(spec, setup.shard), setup.shard)) * spec.hidden_size * itemsize if beside_table else 0
     return sum(weight_bytes(config, spec, itemsize, stored, setup.shard).values()) + table
 

@@ -11,8 +11,11 @@ from speculation_cases import CONTEXT, assert_same, outcomes, random_cases, uncu
 from aengine import AsyncEngine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
-QUICK = (4, {"tensor_parallel_size": 2, "speculative": "ngram"})
+QUICK = [(4, {"tensor_parallel_size": 2, "speculative": "ngram"}), (4, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2})]
 SLOW = [
+    (16, {"pipeline_parallel_size": 2, "speculative": "ngram"}),
+    (16, {"pipeline_parallel_size": 3, "speculative": "draft", "speculative_model": "demo", "max_drafts": 3}),
+    (16, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "speculative": "draft", "speculative_model": "demo"}),
     (16, {"tensor_parallel_size": 2, "tensor_parallel_mode": "fast"}),
     (16, {"tensor_parallel_size": 4}),
     (16, {"tensor_parallel_size": 4, "tensor_parallel_mode": "fast", "speculative": "ngram"}),
@@ -24,7 +27,7 @@ def engine_of(**options: Any) -> AsyncEngine:
     return AsyncEngine("demo", max_num_seqs=8, max_num_batched_tokens=64, page_size=4, **settings)
 
 
-@pytest.mark.parametrize(("count", "options"), slow_but([QUICK], [QUICK, *SLOW]))
+@pytest.mark.parametrize(("count", "options"), slow_but(QUICK, [*QUICK, *SLOW]))
 async def test_requests_get_the_same(count: int, options: dict[str, Any]) -> None:
     """Prompts that are scored, too, and tokens that are sampled by processors of the first rank alone."""
     cases = random_cases(21, count)

@@ -34,14 +34,21 @@ def test_two_ranks_generate_what_transformers_would(case: Case, mode: str, tmp_p
     assert_generates(model, case.runner(tmp_path, tensor_parallel_size=2, tensor_parallel_mode=mode), case)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_two_stages_generate_what_transformers_would(case: Case, tmp_path: pathlib.Path) -> None:
+    model = save_small("mistral-windowed", tmp_path, case.dtype)
+    assert_generates(model, case.runner(tmp_path, pipeline_parallel_size=2), case)
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("division", ["tensor_parallel_size", "pipeline_parallel_size"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_rank_that_fails_is_named(device: str, how: signal.Signals) -> None:
+def test_a_rank_that_fails_is_named(device: str, division: str, how: signal.Signals) -> None:
     """Also while a kernel of this rank waits for it; another engine can use the devices afterwards."""
-    options = {"device": device, "attention_backend": BACKENDS[device], "dtype": "float32", "max_model_len": 1024}
+    options = {"device": device, "attention_backend": BACKENDS[device], "dtype": "float32", "max_model_len": 1024, division: 2}
 
     async def fail() -> None:
-        async with AsyncEngine("demo", tensor_parallel_size=2, step_timeout=5.0, **options) as engine:
+        async with AsyncEngine("demo", step_timeout=5.0, **options) as engine:
             stream = engine.stream("When", SamplingParams(max_tokens=1000, ignore_eos=True))
             await anext(stream)
             pid = await asyncio.to_thread(_follower)
@@ -54,7 +61,7 @@ def test_a_rank_that_fails_is_named(device: str, how: signal.Signals) -> None:
                 assert caught.value.__cause__.rank == 1
 
     async def again() -> None:
-        async with AsyncEngine("demo", tensor_parallel_size=2, **options) as engine:
+        async with AsyncEngine("demo", **options) as engine:
             assert len((await engine.generate("When", SamplingParams(max_tokens=3, ignore_eos=True))).token_ids) == 3
 
     asyncio.run(fail())

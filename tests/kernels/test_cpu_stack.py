@@ -118,7 +118,7 @@ def torch_logits(spec: ModelSpec, weights: dict[str, Tensor], dtype: torch.dtype
         metadata = AttentionMetadata(layout, *(torch.from_numpy(getattr(layout, name)) for name in names))
         ids, positions, indices = map(torch.from_numpy, (token_ids(layout, number), layout.positions, everything(layout)))
         batch = ForwardBatch(ids, positions, indices, backend.plan(metadata))
-        out.append(decoder.logits(decoder(batch), batch))
+        out.append(decoder.logits(decoder(batch), batch.logits_indices))
     return out
 
 

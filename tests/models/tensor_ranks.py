@@ -106,7 +106,7 @@ def all_logits(
         ids = np.random.default_rng(number).integers(0, decoder.head_shape[0], layout.num_tokens).astype(np.int32)
         indices = np.arange(layout.num_tokens, dtype=np.int32)
         batch = ForwardBatch(*map(torch.from_numpy, (ids, layout.positions, indices)), backend.plan(metadata))
-        out.append(decoder.logits(decoder(batch), batch))
+        out.append(decoder.logits(decoder(batch), batch.logits_indices))
     return out
 
 

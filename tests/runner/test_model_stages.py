@@ -82,18 +82,7 @@ def test_logits_of_stages(family: str, size: int, num_stages: int, tmp_path: pat
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"pipeline_parallel_size": 4}, "pipeline_parallel_size: 4 is more than the model's num_layers 3"),
-        pytest.param(
-            {"pipeline_parallel_size": 2, "attention_backend": "torch_native"},
-            "pipeline_parallel_size: .*2 needs the CPU kernels",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_stages_that_are_not_possible(options: dict[str, object], reason: str, tmp_path: pathlib.Path) -> None:
+def test_more_stages_than_layers(tmp_path: pathlib.Path) -> None:
     save_tiny("qwen3", tmp_path)
-    with pytest.raises(ConfigError, match=reason):
-        ModelRunner(EngineConfig(model=str(tmp_path), **{**OPTIONS, **options}), tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="pipeline_parallel_size: 4 is more than the model's num_layers 3"):
+        ModelRunner(EngineConfig(model=str(tmp_path), pipeline_parallel_size=4, **OPTIONS), tmp_path)  # type: ignore[arg-type]

@@ -70,9 +70,9 @@ class TransformersModel:
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
-    def logits(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `batch.logits_indices`."""
-        return self.scaled_logits(self.head_product(hidden.index_select(0, batch.logits_indices)))
+    def logits(self, hidden: Tensor, indices: Tensor) -> Tensor:
+        """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `indices` [m] int32."""
+        return self.scaled_logits(self.head_product(hidden.index_select(0, indices)))
 
     def scaled_logits(self, product: Tensor) -> Tensor:
         """The float32 logits of a `head_product`: a new tensor."""
