@@ -35,6 +35,7 @@ from aengine.params import SamplingParams, StructuredOutput
 from aengine.protocols import EngineProtocol
 from aengine.requests import RequestOptions
 from aengine.stream_base import StreamProtocol
+from aengine.weight_sources import GroupWeights, SharedWeights, send_weights
 
 if TYPE_CHECKING:
     from aengine.engine.async_engine import AsyncEngine
@@ -57,6 +58,7 @@ __all__ = [
     "EngineStateError",
     "EngineStats",
     "FinishReason",
+    "GroupWeights",
     "InsufficientMemoryError",
     "InvalidRequestError",
     "KVCapacityError",
@@ -71,6 +73,7 @@ __all__ = [
     "RequestOptions",
     "SamplingParams",
     "ServerError",
+    "SharedWeights",
     "StepHangError",
     "StreamGroup",
     "StreamProtocol",
@@ -79,6 +82,7 @@ __all__ = [
     "TokenLogprob",
     "TokenStream",
     "Usage",
+    "send_weights",
 ]
 
 _LAZY = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -84,6 +85,10 @@ class GroupWeights:
 
     def _receive(self, tensor: Tensor) -> None:
         _broadcast(tensor, self.group, self.source_rank, self.timeout)
+
+
+WeightSource: TypeAlias = "str | os.PathLike[str] | NamedTensors | SharedWeights | GroupWeights"
+"""What `AsyncEngine.update_weights` takes."""
 
 
 def send_weights(tensors: NamedTensors, group: ProcessGroup | None = None, timeout: float = 60.0) -> None:

@@ -19,12 +19,12 @@ from aengine.config import EngineConfig
 from aengine.engine.adapters import Adapters
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
-from aengine.engine.mailbox import Command, FlushCache, Pause, Sleep, Unpause, Wake
+from aengine.engine.mailbox import Command, FlushCache, Pause, RunningRequests, Sleep, Unpause, Wake
 from aengine.engine.model_changes import ModelChanges
 from aengine.engine.prompts import QUICK_CHARACTERS, check_request
 from aengine.engine.registry import Registry
 from aengine.engine.report_queue import ReportQueue
-from aengine.engine.step_driver import Done
+from aengine.engine.step_driver import Done, WeightsChanged
 from aengine.engine.step_loop import Report, StepLoop, Stopped
 from aengine.engine.stream import TokenStream
 from aengine.engine.tokenizer import Tokenizer
@@ -42,7 +42,9 @@ from aengine.outputs import AdapterInfo, EngineStats, MemoryUse, ModelInfo, Requ
 from aengine.params import SamplingParams
 from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
+from aengine.runner.changes import NewWeights, Prepared
 from aengine.scheduler.request import Updates
+from aengine.weight_sources import WeightSource
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -259,6 +261,36 @@ class AsyncEngine(EngineProtocol):
             self._check_serving()
             return await self._run(Wake)
 
+    async def update_weights(self, source: WeightSource, running: str = "keep") -> int:
+        """Replace the weights of the model, while requests go on; returns how often that was done. Tokens say which weights made them
+        (`Token.weights_version`); cached prefixes are forgotten.
+
+        `source`: a directory or file with a checkpoint of the same model, tensors in process under the names that the checkpoint has
+        (a mapping, or an iterable of pairs), which are copied one by one in another thread; `SharedWeights`, or `GroupWeights`. The host
+        has memory for a second set of weights.
+
+        Requests that have begun go on with the KV that they have (`running` "keep"), go on after their KV is computed again
+        ("recompute"), end before the change while no other begins ("finish"), or are cancelled ("abort"). The change goes on if the
+        caller is cancelled. Nothing changes if it fails: `ModelLoadError` for weights that cannot be read or do not fit,
+        `InsufficientMemoryError`, or what an iterable raises. Raises `EngineStateError` while the engine sleeps.
+        """
+        self._check_serving()
+        modes = [mode.value for mode in RunningRequests]
+        if running not in modes:
+            raise refusal([FieldViolation("running", f"{running!r} is not one of {', '.join(modes)}")])
+        done: Future[int] = Future()
+
+        def on_end(prepared: Prepared | None, error: BaseException | None) -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(self._registry.weights_version)
+
+        self._changes.start(lambda: NewWeights(source), on_end, RunningRequests(running))
+        return await self._edge.wait(done)
+
     @property
     def adapters(self) -> tuple[AdapterInfo, ...]:
         """Those that are loaded, which requests can name. Raises `EngineStateError` before `start()`."""
@@ -334,6 +366,8 @@ class AsyncEngine(EngineProtocol):
         match report:
             case Updates():
                 self._registry.update(report)
+            case WeightsChanged(version):
+                self._registry.weights_version = version
             case LoadedModel(runner):
                 self._loaded = report
                 self.config = replace(self.config, max_num_seqs=runner.max_num_seqs, max_num_batched_tokens=runner.max_num_batched_tokens)

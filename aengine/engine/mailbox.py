@@ -61,7 +61,7 @@ class RunningRequests(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Apply a change, one of weights when no step is in flight; then `Done(reply, version of the weights)` is reported."""
+    """Apply a change, one of weights when no step is in flight; then `Done(reply, 0)` is reported."""
 
     reply: Future[int]  # as in `Pause`
     prepared: Prepared

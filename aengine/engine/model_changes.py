@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from aengine.engine.loop_edge import LoopEdge
-from aengine.engine.mailbox import Apply, Command
+from aengine.engine.mailbox import Apply, Command, RunningRequests
 from aengine.engine.step_loop import LoadingCancelled
 from aengine.errors import RankError
 from aengine.runner.base import Runner
@@ -45,14 +45,14 @@ class ModelChanges:
         self._underway: set[OnEnd] = set()
         self._ended: BaseException | None = None
 
-    def start(self, make: Callable[[], Change], on_end: OnEnd) -> None:
+    def start(self, make: Callable[[], Change], on_end: OnEnd, running: RunningRequests = RunningRequests.KEEP) -> None:
         """Make a change in the thread, prepare and apply it."""
         if self._ended is not None:
             on_end(None, self._ended)
             return
         self._underway.add(on_end)
         turn: Future[None] = Future()
-        turn.add_done_callback(partial(self._prepare, make, on_end))
+        turn.add_done_callback(partial(self._prepare, make, on_end, running))
         self._wait_for(turn)
 
     def end(self, error: BaseException) -> None:
@@ -93,7 +93,7 @@ class ModelChanges:
         else:
             self._turns[0].set_exception(self._ended)
 
-    def _prepare(self, make: Callable[[], Change], on_end: OnEnd, turn: Future[None]) -> None:
+    def _prepare(self, make: Callable[[], Change], on_end: OnEnd, running: RunningRequests, turn: Future[None]) -> None:
         if self._ended is not None:
             return
         try:
@@ -102,9 +102,9 @@ class ModelChanges:
             self._finish(on_end, turn, None, error)
             return
         work = self._thread.submit(lambda: self._runner.prepare(make()))
-        work.add_done_callback(partial(self._edge.call_soon, self._apply, on_end, turn))
+        work.add_done_callback(partial(self._edge.call_soon, self._apply, on_end, running, turn))
 
-    def _apply(self, on_end: OnEnd, turn: Future[None], work: Future[Prepared]) -> None:
+    def _apply(self, on_end: OnEnd, running: RunningRequests, turn: Future[None], work: Future[Prepared]) -> None:
         if self._ended is not None:
             return
         error = work.exception()
@@ -116,7 +116,7 @@ class ModelChanges:
             self._finish(on_end, turn, None, error)
         else:
             prepared = work.result()
-            reply = self._send(lambda reply: Apply(reply, prepared))
+            reply = self._send(lambda reply: Apply(reply, prepared, running))
             reply.add_done_callback(lambda _: self._finish(on_end, turn, prepared, None))
 
     def _finish(self, on_end: OnEnd, turn: Future[None], prepared: Prepared | None, error: BaseException | None) -> None:

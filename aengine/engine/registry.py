@@ -73,6 +73,7 @@ class Registry:
         self._preparations: dict[int, ExitStack] = {}  # by the key of a request's first sequence: what is to be cancelled when it ends
         self._next_key = 0
         self._bound = QueueBound(config.max_queued_requests, config.max_queued_tokens)
+        self.weights_version = 0  # of the tokens that `update` brings
         self.num_submitted = 0  # sequences handed to the step thread so far
 
     def find(self, request_id: str) -> StreamState | None:
@@ -150,15 +151,16 @@ class Registry:
                 logprob = None
                 if state.params.logprobs is not None and updates.logprobs is not None:
                     logprob = token_logprob(token_id, updates.logprobs, i, state.params.logprobs)
-                if not state.push(key, token_id, logprob, ends.get(key) if last.get(key) == i else None):
+                finished = ends.get(key) if last.get(key) == i else None
+                if not state.push(key, token_id, logprob, finished, self.weights_version):
                     dropped[key] += 1
             except BaseException as error:  # with stop strings its text is decoded here
                 state.fail(error)
         for key, source, num_drafts, num_accepted in updates.drafts:
             if dropped[key] <= num_accepted:  # else it had ended before the step
                 streams[key].add_drafts(source.value, num_drafts, num_accepted - dropped[key])
-        for finished in updates.finished:
-            streams[finished.key].finish(finished)
+        for end in updates.finished:
+            streams[end.key].finish(end)
         self._bound.leave(updates.released)
         for key in updates.released:
             state = streams[key]

@@ -14,12 +14,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from aengine.engine.mailbox import Apply, Cancel, Command, Fail, FlushCache, Mailbox, Park, Pause, Sleep, Stop, Submit, Unpause, Wake
+from aengine.engine.mailbox import (
+    Apply,
+    Cancel,
+    Command,
+    Fail,
+    FlushCache,
+    Mailbox,
+    Park,
+    Pause,
+    RunningRequests,
+    Sleep,
+    Stop,
+    Submit,
+    Unpause,
+    Wake,
+)
 from aengine.engine.step_stats import StepStats
 from aengine.errors import InsufficientMemoryError
 from aengine.outputs import MemoryUse
 from aengine.runner.base import InFlightStep, Runner
-from aengine.runner.changes import NewWeights
+from aengine.runner.changes import NewWeights, Prepared
 from aengine.scheduler.plan import RowsFailed, StepPlan
 from aengine.scheduler.request import Updates
 from aengine.scheduler.scheduler import Scheduler
@@ -33,6 +48,16 @@ class Done:
     value: object
 
 
+@dataclass(frozen=True, slots=True)
+class WeightsChanged:
+    """Tokens that are reported from here on are of weights of this version."""
+
+    version: int
+
+
+StepReport = Updates | Done | WeightsChanged
+
+
 class _Flight(NamedTuple):
     plan: StepPlan
     step: InFlightStep
@@ -43,7 +68,7 @@ class StepDriver:
     """To be used from the step thread alone; `busy_since` may be read from any thread."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, mailbox: Mailbox, stats: StepStats, report: Callable[[Updates | Done], None]
+        self, scheduler: Scheduler, runner: Runner, mailbox: Mailbox, stats: StepStats, report: Callable[[StepReport], None]
     ) -> None:
         """`report` must not block or raise."""
         self.busy_since: float | None = None  # when the turn began, on time.monotonic; None while the thread waits for commands
@@ -52,7 +77,7 @@ class StepDriver:
         self._mailbox = mailbox
         self._stats = stats
         self._report = report
-        self._pending: list[Updates | Done] = []  # that are not reported yet
+        self._pending: list[StepReport] = []  # that are not reported yet
         self._flights: deque[_Flight] = deque()  # oldest first
         self._keys: set[int] = set()  # of every request that is not released yet
         self._paused = False
@@ -81,7 +106,8 @@ class StepDriver:
             return True
         if self._stopping:
             return False
-        self._wait()
+        if not self._can_change():
+            self._wait()
         return True
 
     def notify(self) -> None:
@@ -137,9 +163,11 @@ class StepDriver:
         """Launches the next step, unless the newest one in flight must return first. False: there is none."""
         if self._must_commit():
             return False
-        if self._changes and not self._flights:
+        changing = self._can_change()
+        if changing and not self._flights:
             self._change_model()
-        if self._paused or self._sleep_level or self._changes:
+            changing = False
+        if self._paused or self._sleep_level or changing:
             self._scheduler.pause()
             if not self._flights:
                 self._end_pauses()
@@ -179,18 +207,34 @@ class StepDriver:
                 self._publish()
             self._pending.append(updates)
 
+    def _can_change(self) -> bool:
+        """Whether a change of the model waits for the steps in flight alone, and not for requests that have begun."""
+        if not self._changes:
+            return False
+        change = self._changes[0]
+        return not (isinstance(change, Apply) and change.running is RunningRequests.FINISH and self._scheduler.drain())
+
     def _change_model(self) -> None:
         """Carries out what waited for the steps in flight."""
-        while self._changes:
+        while self._can_change():
             command = self._changes.popleft()
             value: object = 0
             match command:
                 case Sleep() | Wake():
                     value = self._sleep_or_wake(command)
-                case Apply(_, prepared):
-                    self._runner.apply(prepared)
+                case Apply(_, prepared, running):
+                    self._use_weights(prepared, running)
             self._publish()  # the caller sees it in the stats
             self._pending.append(Done(command.reply, value))
+
+    def _use_weights(self, prepared: Prepared, running: RunningRequests) -> None:
+        scheduler = self._scheduler
+        if running is RunningRequests.ABORT:
+            scheduler.cancel_begun()
+        self._runner.apply(prepared)
+        scheduler.use_weights(recompute=running is RunningRequests.RECOMPUTE)
+        scheduler.end_draining()
+        self._pending.append(WeightsChanged(scheduler.weights_version))
 
     def _sleep_or_wake(self, command: Sleep | Wake) -> MemoryUse | InsufficientMemoryError:
         """An error changes nothing."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from aengine.config import EngineConfig
 from aengine.engine.loading import LoadedModel
 from aengine.engine.mailbox import Fail, Mailbox, Stop
-from aengine.engine.step_driver import Done, StepDriver
+from aengine.engine.step_driver import StepDriver, StepReport
 from aengine.engine.step_stats import StepStats
 from aengine.engine.watchdog import watchdog
 from aengine.errors import StepHangError
 from aengine.runner.base import Runner
 from aengine.scheduler.drafter import Drafter, DraftSource
-from aengine.scheduler.request import SchedulerConfig, Updates
+from aengine.scheduler.request import SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
 from aengine.speculation.best_of import BestOfBoth
 from aengine.speculation.by_model import ModelDrafter
@@ -35,7 +35,7 @@ class Stopped:
     error: BaseException | None
 
 
-Report = LoadedModel | Updates | Done | Stopped
+Report = LoadedModel | StepReport | Stopped
 """The model comes when it is loaded, and commands are being served."""
 
 

@@ -60,6 +60,7 @@ class StreamState(StreamSource):
         self._ended = [False] * params.n  # whether the end of the sequence is among the items, or was
         self._num_released = 0
         self._num_tokens = 0
+        self._weights_version = 0  # of its latest token
         self._arrival_time = time.time()
         self._arrival = time.monotonic()  # these four in seconds
         self._started: float | None = None
@@ -129,7 +130,7 @@ class StreamState(StreamSource):
         """Of drafts for one of its sequences so many were accepted."""
         self.drafts[drafter] = self.drafts.get(drafter, DraftUsage(drafter)).plus(num_drafts, num_accepted)
 
-    def push(self, key: int, token_id: int, logprob: TokenLogprob | None, finished: Finished | None) -> bool:
+    def push(self, key: int, token_id: int, logprob: TokenLogprob | None, finished: Finished | None, weights_version: int = 0) -> bool:
         """A new token; `finished` if the sequence ends with it. False: it is behind a stop string, and dropped."""
         index = key - self.key
         if self._ended[index]:
@@ -145,14 +146,16 @@ class StreamState(StreamSource):
                 if reason is None:
                     self._post(Cancel(key))
                 reason, stop_reason = FinishReason.STOP_STRING, stopped
+        self._weights_version = weights_version
         self._num_tokens += 1
         self._last_token = time.monotonic()
         if self._first_token is None:
             self._first_token = self._last_token
         if logprob is None:
-            self._append(Token(index, token_id, text, finish_reason=reason, stop_reason=stop_reason))
+            self._append(Token(index, token_id, text, None, None, None, reason, stop_reason, weights_version))
         else:
-            self._append(Token(index, token_id, text, logprob.logprob, logprob.rank, logprob.top_logprobs, reason, stop_reason))
+            of_logprobs = logprob.logprob, logprob.rank, logprob.top_logprobs
+            self._append(Token(index, token_id, text, *of_logprobs, reason, stop_reason, weights_version))
         if len(self.items) > self._lag_limit and not self._parked:
             self._park(True)
         return True
@@ -165,7 +168,7 @@ class StreamState(StreamSource):
         if finished.error is not None:
             self.fail(finished.error)
         else:
-            self._append(Token(index, NO_TOKEN, "", finish_reason=finished.reason))
+            self._append(Token(index, NO_TOKEN, "", finish_reason=finished.reason, weights_version=self._weights_version))
 
     def fail(self, error: BaseException) -> None:
         """The request fails, and no other; its reader gets `error` after the unread tokens. KeyboardInterrupt and SystemExit are raised

@@ -101,18 +101,23 @@ class Scheduler:
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 
-    def use_weights(self, version: int, *, recompute: bool = False) -> None:
-        """What is computed from now on is of weights of another version; no step is in flight. Cached prefixes are dropped. Sequences that
+    @property
+    def weights_version(self) -> int:
+        """How often `use_weights` was called."""
+        return self._residency.version
+
+    def use_weights(self, *, recompute: bool = False) -> None:
+        """What is computed from now on is of other weights; no step is in flight. Cached prefixes are dropped. Sequences that
         run keep their KV, and share none with others any more; or with `recompute` all of it is computed again."""
         residency = self._residency
-        residency.version = version
+        residency.version += 1
         for sequence in self._sequences.values():
             if sequence.state is SequenceState.RUNNING:
                 self._queue.push(*residency.prefixes.abandon(sequence))
                 if not recompute:
                     continue
                 self._give_up_row(sequence)
-            sequence.name_pages(self._config.page_size, version)
+            sequence.name_pages(self._config.page_size, residency.version)
         self._cache.flush()
 
     def drain(self) -> bool:
@@ -151,6 +156,7 @@ class Scheduler:
             preemptions=self._num_preemptions,
             prompt_tokens=self._num_prompt_tokens,
             cached_prompt_tokens=self._num_cached_prompt_tokens,
+            weights_version=self._residency.version,
             drafts=() if self._drafts is None else tuple(self._drafts.usage.values()),
         )
 

@@ -78,7 +78,7 @@ class Simulation:
             self.forced.update(key for key, sequence in self.scheduler._sequences.items() if sequence.begun)
             self.scheduler.cancel_begun()
         self.runner.version += 1
-        self.scheduler.use_weights(self.runner.version, recompute=self.changing == "recompute")
+        self.scheduler.use_weights(recompute=self.changing == "recompute")
         self.scheduler.end_draining()
         self.changing = None
 

@@ -201,7 +201,7 @@ class TestTheOracleCanFail:
         assert fails(range(400))
 
     def test_cached_prefixes_survive_new_weights(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Scheduler, "use_weights", lambda self, version, *, recompute: None)
+        monkeypatch.setattr(Scheduler, "use_weights", lambda self, *, recompute: None)
         assert fails(range(200))
 
     def test_pages_given_back_one_token_early(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ class AdminServicer(AdminServiceServicer):
 
     async def UpdateWeights(self, request: messages.UpdateWeightsRequest, context: ServicerContext) -> messages.UpdateWeightsResponse:
         mode = _read_mode(_UPDATES, request.mode, default="keep")
-        version = await self._engine.update_weights(self._read_path(request.path), mode)  # type: ignore[attr-defined]
+        version = await self._engine.update_weights(self._read_path(request.path), mode)
         return messages.UpdateWeightsResponse(weights_version=version)
 
     def _read_path(self, path: str) -> str:
