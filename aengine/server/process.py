@@ -1,7 +1,7 @@
 """The server as a process: the order of starting and stopping, and what signals do.
 
 Owns signals, the event loop and the exit code; knows nothing of flags. The first SIGTERM or SIGINT drains, the second stops at once;
-a drain that a client asked for is joined by the first signal. While the model loads, the first one leaves the loading between two
+a drain that a client asked for is joined by the first signal. SIGUSR1 puts the engine to sleep, SIGUSR2 wakes it. While the model loads, the first one leaves the loading between two
 weights and exits with 0; what cannot be left there, a download or a compilation, is waited for. Once nothing but the engine is waited
 for, a further signal ends the process as if it were not handled.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from aengine.config import EngineConfig
 from aengine.engine.async_engine import AsyncEngine
-from aengine.errors import ConfigError, EngineDeadError
+from aengine.errors import AEngineError, ConfigError, EngineDeadError
 from aengine.server.app import Server
 from aengine.server.config.options import ServerConfig
 from aengine.switching import switch_often
@@ -26,6 +26,36 @@ from aengine.switching import switch_often
 logger = logging.getLogger("aengine.server")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SLEEP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""The first puts the engine to sleep, the second wakes it."""
+
+
+class Sleeper:
+    """Puts an engine to sleep and wakes it, in the order of the signals."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._changes: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        self._task = asyncio.create_task(self._run())
+
+    def on_signal(self, number: int) -> None:
+        self._changes.put_nowait(signal.Signals(number))
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            number = await self._changes.get()
+            sleeps = number is SLEEP_SIGNALS[0]
+            try:
+                memory = await (self._engine.sleep() if sleeps else self._engine.wake())
+            except AEngineError as error:
+                logger.warning("%s: %s", number.name, error)
+            else:
+                change = f"{memory.before >> 20} to {memory.after >> 20} MiB in use"
+                logger.info("%s: the engine %s, %s", number.name, "sleeps" if sleeps else "is awake", change)
 
 
 async def run(config: ServerConfig, engine_config: EngineConfig) -> int:
@@ -43,6 +73,9 @@ async def run(config: ServerConfig, engine_config: EngineConfig) -> int:
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal, number)
+    sleeper = Sleeper(engine)
+    for number in SLEEP_SIGNALS:
+        loop.add_signal_handler(number, sleeper.on_signal, number)
     await server.start()
     dead: EngineDeadError | None = None
     try:
@@ -70,7 +103,8 @@ async def run(config: ServerConfig, engine_config: EngineConfig) -> int:
         return 0 if engine.healthy else 1
     finally:
         await server.stop(dead)
-        for number in _SIGNALS:
+        await sleeper.close()
+        for number in (*_SIGNALS, *SLEEP_SIGNALS):
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
         await engine.aclose()

@@ -31,6 +31,12 @@ def test_stream(capfd: pytest.CaptureFixture[str]) -> None:
     assert errors == ""
 
 
+def test_adapters(capfd: pytest.CaptureFixture[str]) -> None:
+    run_here("adapters.py")
+    plain, adapted = capfd.readouterr().out.split("with:   ")
+    assert plain == "without: A lawyer is not lawful to be of the law."
+
+
 def test_logits_processor(capfd: pytest.CaptureFixture[str]) -> None:
     run_here("logits_processor.py", "e")
     text = capfd.readouterr().out

@@ -15,6 +15,8 @@ from server_process import server_process
 
 from aengine.v1.admin_service_pb2 import DrainRequest
 from aengine.v1.admin_service_pb2_grpc import AdminServiceStub
+from aengine.v1.engine_service_pb2 import GetLoadRequest
+from aengine.v1.engine_service_pb2_grpc import EngineServiceStub
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub
 
 pytestmark = pytest.mark.anyio
@@ -65,4 +67,21 @@ async def test_a_signal_joins_a_drain_that_was_asked_for(tmp_path_factory: pytes
             responses = [response async for response in call]
             assert await call.code() is grpc.StatusCode.OK
             assert responses[-1].event.finished.usage.completion_tokens == 300
+        assert await asyncio.to_thread(server.end) == 0
+
+
+async def test_signals_put_the_engine_to_sleep_and_wake_it() -> None:
+    with server_process() as server:
+        async with aio.insecure_channel(server.address) as channel:
+            server.process.send_signal(signal.SIGUSR1)
+            await asyncio.to_thread(server.wait_for, "SIGUSR1: the engine sleeps")
+            assert (await EngineServiceStub(channel).GetLoad(GetLoadRequest())).load.sleep_level == 1
+            request = stream_request()
+            request.spec.stopping.max_tokens = 3
+            call = GenerationServiceStub(channel).StreamGenerate(request)  # waits
+            server.process.send_signal(signal.SIGUSR2)
+            server.process.send_signal(signal.SIGUSR2)
+            assert (await events_of(call))[-1].HasField("finished")
+            await asyncio.to_thread(server.wait_for, "SIGUSR2: the engine is awake")
+            await asyncio.to_thread(server.wait_for, "SIGUSR2: ")  # the second one has nothing to wake
         assert await asyncio.to_thread(server.end) == 0
