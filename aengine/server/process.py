@@ -1,9 +1,9 @@
 """The server as a process: the order of starting and stopping, and what signals do.
 
 Owns signals, the event loop and the exit code; knows nothing of flags. The first SIGTERM or SIGINT drains, the second stops at once;
-a drain that a client asked for is joined by the first signal. SIGUSR1 puts the engine to sleep, SIGUSR2 wakes it. While the model loads, the first one leaves the loading between two
+a drain that a client asked for is joined by the first signal. While the model loads, the first one leaves the loading between two
 weights and exits with 0; what cannot be left there, a download or a compilation, is waited for. Once nothing but the engine is waited
-for, a further signal ends the process as if it were not handled.
+for, a further signal ends the process as if it were not handled. SIGUSR1 puts the engine to sleep, SIGUSR2 wakes it.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class _SleepModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SleepMode.V
     SLEEP_MODE_CANCEL: _SleepMode.ValueType  # 2
     """They end with FINISH_REASON_CANCELLED."""
     SLEEP_MODE_REFUSE: _SleepMode.ValueType  # 3
-    """If there are any, the call ends with FAILED_PRECONDITION."""
+    """If there are any, the call ends with FAILED_PRECONDITION (REQUESTS_IN_FLIGHT)."""
 
 class SleepMode(_SleepMode, metaclass=_SleepModeEnumTypeWrapper):
     """What a sleep does to requests in flight."""
@@ -68,7 +68,7 @@ SLEEP_MODE_PARK: SleepMode.ValueType  # 1
 SLEEP_MODE_CANCEL: SleepMode.ValueType  # 2
 """They end with FINISH_REASON_CANCELLED."""
 SLEEP_MODE_REFUSE: SleepMode.ValueType  # 3
-"""If there are any, the call ends with FAILED_PRECONDITION."""
+"""If there are any, the call ends with FAILED_PRECONDITION (REQUESTS_IN_FLIGHT)."""
 Global___SleepMode: _TypeAlias = SleepMode  # noqa: Y015
 
 class _UpdateMode:

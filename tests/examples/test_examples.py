@@ -33,8 +33,9 @@ def test_stream(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_adapters(capfd: pytest.CaptureFixture[str]) -> None:
     run_here("adapters.py")
-    plain, adapted = capfd.readouterr().out.split("with:   ")
-    assert plain == "without: A lawyer is not lawful to be of the law."
+    text = capfd.readouterr().out
+    assert text.startswith("without: A lawyer is not lawful")
+    assert "with:    A lawyer is a philosopher." in text
 
 
 def test_logits_processor(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,10 +22,14 @@ from aengine.server.services.generation import GenerationServicer
 from aengine.v1.admin_service_pb2 import (
     PAUSE_MODE_CANCEL,
     PAUSE_MODE_KEEP,
+    SLEEP_MODE_CANCEL,
+    SLEEP_MODE_PARK,
     ContinueGenerationRequest,
     DrainRequest,
     FlushCacheRequest,
     PauseGenerationRequest,
+    SleepRequest,
+    WakeRequest,
 )
 from aengine.v1.admin_service_pb2_grpc import AdminServiceStub, add_AdminServiceServicer_to_server
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_MAX_TOKENS
@@ -52,10 +56,10 @@ class Administered:
 
 
 @asynccontextmanager
-async def administered(engine: AsyncEngine) -> AsyncIterator[Administered]:
+async def administered(engine: AsyncEngine, weights_roots: Sequence[str] = ()) -> AsyncIterator[Administered]:
     admission, graces = Admission(), []
     server = aio.server()
-    add_AdminServiceServicer_to_server(AdminServicer(engine, admission, graces.append), server)
+    add_AdminServiceServicer_to_server(AdminServicer(engine, admission, graces.append, weights_roots), server)
     backend = Backend(engine, admission)
     add_GenerationServiceServicer_to_server(Streaming(backend, ResumableStreams(backend)), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -150,3 +154,24 @@ async def test_an_unknown_mode_is_refused(engine: AsyncEngine) -> None:
     with pytest.raises(InvalidRequestError, match=r"mode: 7 is none of 1 \(PAUSE_MODE_KEEP\)"):
         await AdminServicer(engine, Admission(), lambda grace: None).PauseGeneration(request, None)  # type: ignore[arg-type]
     assert not engine.stats().paused
+
+
+@pytest.mark.parametrize("mode", [SLEEP_MODE_PARK, SLEEP_MODE_CANCEL])
+async def test_the_engine_sleeps_and_wakes(engine: AsyncEngine, mode: Any) -> None:
+    async with administered(engine) as serve:
+        call = serve.generation.StreamGenerate(unending(f"sleeper {mode}".replace(" ", "-")))
+        await anext(aiter(call))
+        slept = await serve.admin.Sleep(SleepRequest(mode=mode))
+        assert 0 < slept.memory.bytes_after <= slept.memory.bytes_before
+        assert engine.stats().sleep_level == 1
+        await serve.admin.Wake(WakeRequest())
+        finish = [response async for response in call][-2].event.sequence_finished.finish.reason
+        assert finish == (FINISH_REASON_CANCELLED if mode == SLEEP_MODE_CANCEL else FINISH_REASON_MAX_TOKENS)
+        assert engine.stats().sleep_level == 0
+
+
+@pytest.mark.parametrize(("request_", "field"), [(SleepRequest(level=3), "level"), (SleepRequest(mode=9), "mode")])  # type: ignore[arg-type]
+async def test_a_sleep_that_there_is_not(engine: AsyncEngine, request_: SleepRequest, field: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        await AdminServicer(engine, Admission(), lambda grace: None).Sleep(request_, None)  # type: ignore[arg-type]
+    assert [violation.field for violation in refused.value.violations] == [field]

@@ -80,8 +80,9 @@ async def test_signals_put_the_engine_to_sleep_and_wake_it() -> None:
             request.spec.stopping.max_tokens = 3
             call = GenerationServiceStub(channel).StreamGenerate(request)  # waits
             server.process.send_signal(signal.SIGUSR2)
-            server.process.send_signal(signal.SIGUSR2)
             assert (await events_of(call))[-1].HasField("finished")
             await asyncio.to_thread(server.wait_for, "SIGUSR2: the engine is awake")
-            await asyncio.to_thread(server.wait_for, "SIGUSR2: ")  # the second one has nothing to wake
+            server.process.send_signal(signal.SIGUSR2)
+            await asyncio.to_thread(server.wait_for, "SIGUSR2: the engine")  # which has nothing to wake from
+        server.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(server.end) == 0

@@ -15,7 +15,7 @@ from aengine.checks import FieldChecks
 from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import InvalidRequestError
 from aengine.outputs import MemoryUse
-from aengine.server.calls.errors import clip
+from aengine.server.calls.errors import StatusError, clip
 from aengine.server.calls.in_flight import Admission
 from aengine.server.generation.convert import read_seconds
 from aengine.server.generation.responses import write_adapter
@@ -73,7 +73,10 @@ class AdminServicer(AdminServiceServicer):
 
     async def Sleep(self, request: messages.SleepRequest, context: ServicerContext) -> messages.SleepResponse:
         level = request.level if request.HasField("level") else 1
-        memory = await self._engine.sleep(level, _read_mode(_SLEEPS, request.mode, default="park"))
+        mode = _read_mode(_SLEEPS, request.mode, default="park")
+        if mode == "refuse" and self._admission.in_flight:
+            raise StatusError("REQUESTS_IN_FLIGHT", f"{self._admission.in_flight} requests are in flight")
+        memory = await self._engine.sleep(level, mode)
         return messages.SleepResponse(memory=_memory(memory))
 
     async def Wake(self, request: messages.WakeRequest, context: ServicerContext) -> messages.WakeResponse:
