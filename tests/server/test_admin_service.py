@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,10 +56,10 @@ class Administered:
 
 
 @asynccontextmanager
-async def administered(engine: AsyncEngine, weights_roots: Sequence[str] = ()) -> AsyncIterator[Administered]:
+async def administered(engine: AsyncEngine) -> AsyncIterator[Administered]:
     admission, graces = Admission(), []
     server = aio.server()
-    add_AdminServiceServicer_to_server(AdminServicer(engine, admission, graces.append, weights_roots), server)
+    add_AdminServiceServicer_to_server(AdminServicer(engine, admission, graces.append), server)
     backend = Backend(engine, admission)
     add_GenerationServiceServicer_to_server(Streaming(backend, ResumableStreams(backend)), server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -35,14 +35,14 @@ class ModelServicer(ModelServiceServicer):
 
     async def GetModel(self, request: model_service_pb2.GetModelRequest, context: ServicerContext) -> model_service_pb2.GetModelResponse:
         response = model_service_pb2.GetModelResponse()
-        write_model(require_model(self._engine, request.model), (), response.model)
+        write_model(require_model(self._engine, request.model), self._engine.adapters, response.model)
         return response
 
     async def ListModels(
         self, request: model_service_pb2.ListModelsRequest, context: ServicerContext
     ) -> model_service_pb2.ListModelsResponse:
         response = model_service_pb2.ListModelsResponse()
-        write_model(require_model(self._engine, ""), (), response.models.add())
+        write_model(require_model(self._engine, ""), self._engine.adapters, response.models.add())
         return response
 
 

@@ -1,0 +1,69 @@
+"""What an administrator changes through the client: adapters, sleep and weights of a real engine behind a real server."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from grpc_harness import serving
+
+from aengine import AsyncEngine, InvalidRequestError, SamplingParams
+from aengine.client import AsyncClient
+from aengine.errors import AdapterError, AdapterNotFoundError
+from aengine.models.hub import resolve_adapter
+
+pytestmark = pytest.mark.anyio
+
+PROMPT, GREEDY = "A lawyer is", SamplingParams(max_tokens=6, temperature=0.0, logprobs=0)
+
+
+@asynccontextmanager
+async def administrator(folder: Path, **options: object) -> AsyncIterator[AsyncClient]:
+    """Of a server that loads from `folder`."""
+    tokens = folder / "admins"
+    tokens.write_text("root let-me-in\n")
+    async with (
+        AsyncEngine("demo", kv_cache_memory=64 * 1024 * 1024, **options) as engine,
+        serving(engine, admin_token_file=str(tokens), weights_roots=(str(folder),)) as serve,
+        AsyncClient(serve.server.address, token="let-me-in") as client,
+    ):
+        yield client
+
+
+async def test_adapters(tmp_path: Path) -> None:
+    copy = shutil.copytree(resolve_adapter("demo-lora"), tmp_path / "copy")
+    (tmp_path / "link").symlink_to(resolve_adapter("demo-lora"))
+    (tmp_path / "empty").mkdir()
+    async with administrator(tmp_path, adapters={"first": "demo-lora"}) as client:
+        plain = await client.generate(PROMPT, GREEDY)
+        with pytest.raises(AdapterNotFoundError, match="'dictionary'") as unknown:
+            await client.generate(PROMPT, GREEDY, adapter="dictionary")
+        assert [violation.field for violation in unknown.value.violations] == ["adapter"]
+        for path in ("", "/", str(tmp_path / "link"), f"{copy}/../../elsewhere"):
+            with pytest.raises(InvalidRequestError, match="weights_roots"):
+                await client.load_adapter("dictionary", path)
+        with pytest.raises(AdapterError, match=r"adapter_config\.json"):
+            await client.load_adapter("dictionary", str(tmp_path / "empty"))
+        info = await client.load_adapter("dictionary", str(copy))
+        assert (info.name, info.rank, "q_proj" in info.target_modules) == ("dictionary", 8, True)
+        assert [adapter.name for adapter in await client.adapters()] == ["first", "dictionary"]
+        adapted = await client.generate(PROMPT, GREEDY, adapter="dictionary")
+        assert adapted.text.startswith(" a philosopher")
+        assert adapted.text == (await client.generate(PROMPT, GREEDY, adapter="first")).text != plain.text
+        await client.unload_adapter("dictionary")
+        with pytest.raises(AdapterNotFoundError):
+            await client.generate(PROMPT, GREEDY, adapter="dictionary")
+        assert (await client.generate(PROMPT, GREEDY)).token_ids == plain.token_ids
+
+
+async def test_sleep(tmp_path: Path) -> None:
+    async with administrator(tmp_path) as client:
+        before = await client.generate(PROMPT, GREEDY)
+        memory = await client.sleep(running="cancel")
+        assert 0 < memory.after <= memory.before
+        assert (await client.load()).sleep_level == 1
+        assert (await client.wake()).after > 0
+        assert (await client.generate(PROMPT, GREEDY)).token_ids == before.token_ids
