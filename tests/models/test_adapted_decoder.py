@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ from triton_mode import DEVICES  # before triton is imported
 
 from aengine.attention import StepLayout
 from aengine.kernels.triton.adapters import TritonAdapterOps
-from aengine.layers.adapters import AdapterOps, AdapterTable, TorchAdapterOps
+from aengine.layers.adapters import AdapterOps, AdapterShape, AdapterTable, TorchAdapterOps
 from aengine.layers.collectives import Collectives
 from aengine.models.adapter_shapes import adapter_bytes, adapter_shapes, packed_adapter
 from aengine.models.adapters import Adapter, load_adapter
+from aengine.models.blocks import Weights
 from aengine.models.sharding import sharded_spec
 from aengine.models.spec import ModelSpec
 from aengine.parallel.shard import WHOLE, Shard
@@ -118,3 +120,14 @@ def test_logits_of_ranks(name: str, exact: bool, tmp_path: pathlib.Path) -> None
         expected = expected_logits(spec, weights, adapters, steps)
     for each in found:
         assert_equal(each, expected)
+
+
+def test_adapters_get_activations_that_are_not_rounded() -> None:
+    class Float8:
+        takes_float8 = True
+        nbytes = 0
+
+    weights = Weights({"up.weight": Float8()})
+    assert weights.takes_float8("up")
+    table = AdapterTable({"up": AdapterShape(8, (0, 8))}, 1, 8, 8, torch.float32, CPU, TorchAdapterOps())
+    assert not replace(weights, adapters=table).takes_float8("up")

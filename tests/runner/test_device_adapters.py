@@ -60,19 +60,36 @@ def test_recorded_steps(tiny: pathlib.Path) -> None:
     assert expected != plain
 
 
-def test_fewer_slots_than_adapters(tiny: pathlib.Path) -> None:
-    """The adapter that was used longest ago makes room; one that is unloaded makes room first."""
+def test_fewer_slots_than_adapters(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adapter that was used longest ago makes room, unless the step needs it; that of one that is unloaded is free."""
     whole = add_adapters(torch_runner(tiny, 3), tiny, (1, 2, 3))
     expected = {key: Driver(whole).generate(PROMPTS, 6, adapters=[key, key]) for key in range(4)}
     assert len({str(output) for output in expected.values()}) == 4
     runner = add_adapters(torch_runner(tiny, 2), tiny, (1, 2, 3))
-    slots = runner._executor._adapters._slots
-    for keys, left in (((1, 2), {1, 2}), ((3, 1), {3, 1}), ((2, 0), {3, 2}), ((0, 0), {3, 2}), ((1, 1), {1, 2}), ((3, 3), {1, 3})):
+    adapters = runner._executor._adapters
+    slots, put, copied = adapters._slots, adapters.table.put, list[int]()
+    monkeypatch.setattr(adapters.table, "put", lambda slot, packed: (copied.append(slot), put(slot, packed)))
+    for keys, left, num_copied in (
+        ((1, 2), {1, 2}, 2),
+        ((3, 1), {3, 1}, 1),
+        ((2, 0), {3, 2}, 1),
+        ((0, 0), {3, 2}, 0),
+        ((3, 3), {3, 2}, 0),
+        ((1, 2), {1, 2}, 1),
+        ((2, 2), {1, 2}, 0),
+        ((1, 1), {1, 2}, 0),
+        ((3, 2), {2, 3}, 1),
+        ((1, 3), {1, 3}, 1),
+        ((3, 3), {1, 3}, 0),
+        ((1, 1), {1, 3}, 0),
+        ((2, 3), {2, 3}, 1),
+    ):
+        copied.clear()
         outputs = Driver(runner).generate(PROMPTS, 6, adapters=list(keys))
         assert outputs == [expected[key][at] for at, key in enumerate(keys)]
-        assert slots.keys() == left
+        assert (slots.keys(), len(copied)) == (left, num_copied), keys
     runner.apply(runner.prepare(UnloadAdapter(3)))
-    assert slots.keys() == {1}
+    assert slots.keys() == {2}
     assert Driver(runner).generate(PROMPTS, 6, adapters=[1, 2]) == [expected[1][0], expected[2][1]]
     assert slots.keys() == {1, 2}
 
