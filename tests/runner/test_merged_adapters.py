@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import itertools
+import os
 import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +38,9 @@ from aengine.runner.model_runner import ModelRunner
 
 LEFT_OUT = ("gemma3-with-images", "phi3-long")  # has other names in transformers, has another rope for short prompts there
 CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES) if case.name not in LEFT_OUT}
-RANKED = [(name, mode) for name in ("qwen3", "gpt-neox", "phi3", "cohere2", "deepseek-v3") for mode in ("exact", "fast")]
+RANKED = list(itertools.product(("qwen3", "gpt-neox", "phi3", "cohere2", "deepseek-v3"), ("exact", "fast"), ("auto", "torch_native")))
+BFLOAT16 = {"dtype": "bfloat16"}
+QUANTIZED = [("auto", {"quantization": "int8"}), ("auto", {"quantization": "int4"})]
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")
 QUICK = (("qwen3", "auto"), ("phi3", "torch_native"))
 RANKS = (4, 64, 16, 8, 32, 5, 24, 48)
@@ -173,11 +177,31 @@ def test_quantised_weights(tmp_path: pathlib.Path, layout: str, backend: str) ->
     )
 
 
-@pytest.mark.parametrize(("name", "mode"), slow_but([("qwen3", "exact")], RANKED))
-def test_ranks(made, name: str, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "options"), slow_but([("auto", BFLOAT16)], [("auto", BFLOAT16), ("torch_native", BFLOAT16), *QUANTIZED])
+)
+@pytest.mark.skipif(os.environ.get("AENGINE_CPU_LEVEL") == "torch", reason="AENGINE_CPU_LEVEL turns the CPU kernels off")
+def test_other_numbers(made, backend: str, options: dict[str, str]) -> None:
+    """Logits are near those of the row's own merged model, and nearer to them than to those of any other."""
+    model = made("qwen3")
+    runner = ModelRunner(config_of(model.path, backend, **options), model.path)
+    model.load(runner)
+    seen = record_logits(runner)
+    prompts = prompts_of(199, len(model.models))
+    Driver(runner).generate(prompts, 1, adapters=range(len(prompts)))
+    for key, prompt in enumerate(prompts):
+        with torch.no_grad():
+            expected = torch.stack([each(torch.tensor([prompt])).logits[0, -1] for each in model.models])
+        errors = (expected - seen[0][key]).norm(dim=1) / expected.norm(dim=1)
+        assert int(errors.argmin()) == key
+        assert 1e-4 < errors[key] < 0.4, errors[key]
+
+
+@pytest.mark.parametrize(("name", "mode", "backend"), slow_but([("qwen3", "exact", "auto")], RANKED))
+def test_ranks(made, name: str, mode: str, backend: str) -> None:
     """Each rank has its part of the low-rank matrices."""
     model = made(name)
-    config = config_of(model.path, tensor_parallel_size=2, tensor_parallel_mode=mode)
+    config = config_of(model.path, backend, tensor_parallel_size=2, tensor_parallel_mode=mode)
     with runner_on_ranks(config, model.path) as ranks:
         check_rows(ranks.runner, model)
 
