@@ -162,11 +162,12 @@ async def test_loading_goes_on_without_its_caller(folder: str) -> None:
             group.start_soon(engine.load_adapter, "a", folder)
             group.start_soon(engine.load_adapter, "b", folder)  # has not begun when it is cancelled
             await until(gate.held.is_set)
+            await anyio.wait_all_tasks_blocked()
             group.cancel_scope.cancel()
         stream = engine.stream([1, 2], SHORT, adapter="b")
         gate.open()
         assert len([token async for token in stream]) == 5
-        assert [info.name for info in engine.adapters] == ["a", "b"]
+        assert {info.name for info in engine.adapters} == {"a", "b"}
 
 
 async def test_unloading_waits_for_users(folder: str) -> None:
