@@ -70,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     request.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same output")
     request.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     request.add_argument("--timeout", type=float, metavar="SECONDS", help="end with what there is after this time")
+    request.add_argument("--adapter", metavar="NAME", help="one of the server's adapters")
     server = parser.add_argument_group("server")
     server.add_argument("--address", default=DEFAULT_ADDRESS, help="host:port (default: %(default)s)")
     server.add_argument("--token-file", metavar="FILE", help="file with the token that the server requires")
@@ -145,7 +146,7 @@ def _read_prompt(options: argparse.Namespace) -> Prompt:
 def _read_options(options: argparse.Namespace) -> RequestOptions:
     tools = None if options.tools is None else _read_json("tools", _read_file("tools", options.tools))
     template_kwargs = None if options.template_kwargs is None else _read_json("template_kwargs", options.template_kwargs)
-    return RequestOptions(timeout=options.timeout, tools=tools, template_kwargs=template_kwargs)
+    return RequestOptions(timeout=options.timeout, tools=tools, template_kwargs=template_kwargs, adapter=options.adapter)
 
 
 def _read_json(field: str, text: str) -> Any:

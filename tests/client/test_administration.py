@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from grpc_harness import serving
 
-from aengine import AsyncEngine, InvalidRequestError, SamplingParams
+from aengine import AsyncEngine, InvalidRequestError, ModelLoadError, SamplingParams
 from aengine.client import AsyncClient
 from aengine.errors import AdapterError, AdapterNotFoundError
-from aengine.models.hub import resolve_adapter
+from aengine.models.hub import resolve_adapter, resolve_model
 
 pytestmark = pytest.mark.anyio
 
@@ -57,6 +57,23 @@ async def test_adapters(tmp_path: Path) -> None:
         with pytest.raises(AdapterNotFoundError):
             await client.generate(PROMPT, GREEDY, adapter="dictionary")
         assert (await client.generate(PROMPT, GREEDY)).token_ids == plain.token_ids
+
+
+async def test_new_weights(tmp_path: Path) -> None:
+    copy = shutil.copytree(resolve_model("demo"), tmp_path / "copy")
+    broken = shutil.copytree(copy, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"no safetensors")
+    async with administrator(tmp_path) as client:
+        plain = await client.generate(PROMPT, GREEDY)
+        with pytest.raises(ModelLoadError, match="safetensors"):
+            await client.update_weights(str(broken))
+        with pytest.raises(InvalidRequestError, match="running"):
+            await client.update_weights(str(copy), running="sometimes")
+        assert await client.update_weights(str(copy), running="recompute") == 1
+        assert (await client.load()).weights_version == 1
+        again = await client.generate(PROMPT, GREEDY)
+        assert (again.token_ids, again.weights_versions) == (plain.token_ids, (1,) * 6)
+        assert [token.weights_version async for token in client.stream(PROMPT, GREEDY)] == [1] * 6
 
 
 async def test_sleep(tmp_path: Path) -> None:

@@ -131,7 +131,9 @@ async def test_info() -> None:
 async def test_flags_become_the_request(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
-    flags = "--max-tokens 7 --temperature 0.5 --top-p 0.9 --top-k 3 --seed 4 --stop a --stop b --timeout 9 --resume --chat --quiet"
+    flags = (
+        "--max-tokens 7 --temperature 0.5 --top-p 0.9 --top-k 3 --seed 4 --stop a --stop b --timeout 9 --adapter a1 --resume --chat --quiet"
+    )
     async with scripted(says(spoken())) as script:
         where = ("--address", script.address, "--token-file", str(token))
         done = await run("-", "--system", "Be brief.", *flags.split(), *where, stdin="Grüße 👋".encode())
@@ -142,7 +144,7 @@ async def test_flags_become_the_request(tmp_path: Path) -> None:
     assert (stopping.max_tokens, list(stopping.stop_strings), stopping.time_limit.ToSeconds()) == (7, ["a", "b"], 9)
     assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.5, 3, 4)
     assert sampling.top_p == pytest.approx(0.9)
-    assert spec.stream.resumable
+    assert (spec.stream.resumable, spec.adapter) == (True, "a1")
     assert script.metadata[-1]["authorization"] == "Bearer secret"
 
 
