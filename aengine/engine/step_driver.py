@@ -31,7 +31,7 @@ from aengine.engine.mailbox import (
     Wake,
 )
 from aengine.engine.step_stats import StepStats
-from aengine.errors import InsufficientMemoryError
+from aengine.errors import AEngineError, InsufficientMemoryError, InvalidRequestError
 from aengine.outputs import MemoryUse
 from aengine.runner.base import InFlightStep, Runner
 from aengine.runner.changes import NewWeights, Prepared
@@ -236,7 +236,7 @@ class StepDriver:
         scheduler.end_draining()
         self._pending.append(WeightsChanged(scheduler.weights_version))
 
-    def _sleep_or_wake(self, command: Sleep | Wake) -> MemoryUse | InsufficientMemoryError:
+    def _sleep_or_wake(self, command: Sleep | Wake) -> MemoryUse | AEngineError:
         """An error changes nothing."""
         before = self._runner.memory_used()
         try:
@@ -248,7 +248,7 @@ class StepDriver:
                 self._scheduler.flush_cache()
                 self._runner.sleep(command.level, self._scheduler.held_pages())
                 self._sleep_level = command.level
-        except InsufficientMemoryError as error:
+        except (InsufficientMemoryError, InvalidRequestError) as error:
             return error
         return MemoryUse(before, self._runner.memory_used())
 

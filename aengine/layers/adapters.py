@@ -135,6 +135,11 @@ class AdapterTable:
         self._slots = to_device(self._written.copy(), device)
         self._tokens: TokenSlots | None = None  # of the forward pass
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The matrices of all slots."""
+        return [tensor for matrices in self._matrices.values() for tensor in (matrices.a, matrices.b)]
+
     def pack(self, parts: Mapping[str, Mapping[range, tuple[Tensor, Tensor]]]) -> PackedAdapter:
         """An adapter that changes rows of parameters: by name, the rows of a part and their matrices [r, in_features] and [rows, r]. May be
         called from any thread."""

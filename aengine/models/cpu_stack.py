@@ -249,6 +249,15 @@ class DecoderStack:
             stack._program = stack._make_program()
         self._program = self._make_program()
 
+    def drop(self) -> None:
+        """Gives the weights up, and those of them that a draft head shares. Before either is called again the stack is to `use` others."""
+        _, stack = self._served
+        if stack is not None:
+            stack._weights.unshare()
+            del stack._program
+        self._weights = PackedWeights(self._weights.whole_spec, self.dtype, self._weights.shard)
+        del self._program
+
     def _make_program(self) -> Program:
         head, stack = self._served
         return Program(self._weights, self._num_positions, self._groups, head, None if stack is None else stack._weights)

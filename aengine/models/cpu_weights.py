@@ -59,6 +59,13 @@ class PackedWeights:
             self.linears["head"] = target.linears["head"]
             self._shared.add("head")
 
+    def unshare(self) -> None:
+        """Until `share` is called again."""
+        if "embedding" in self._shared:
+            del self.tables["embedding"]
+        if "head" in self._shared:
+            del self.linears["head"]
+
     def take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]], quantization: str, allocate: Allocate) -> None:
         """Packs each of `weights` as it comes, in the order of `sharded_weights`.
 

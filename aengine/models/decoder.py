@@ -179,8 +179,8 @@ class Decoder:
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     @property
-    def weights(self) -> list[Weight]:
-        return list(self._weights.all.values())
+    def weights(self) -> list[Tensor]:
+        return [tensor for weight in self._weights.all.values() for tensor in tensors_of(weight)]
 
     @property
     def shared_weights(self) -> dict[str, Weight]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aengine.errors import InsufficientMemoryError
 from aengine.runner.base import IntArray
+from aengine.runner.device_adapters import DeviceAdapters
 from aengine.runner.device_draft import DeviceDraft
 from aengine.runner.device_model import DeviceModel
 from aengine.runner.memory import trim_heap
@@ -19,37 +20,62 @@ from aengine.runner.memory import trim_heap
 class Asleep:
     """Models without pages and graphs; on CUDA their weights are in host memory. To be called on the stream of the steps."""
 
-    def __init__(self, models: Sequence[DeviceModel], draft: DeviceDraft | None, pages: IntArray) -> None:
-        """Keeps the content of `pages` in host memory. Raises InsufficientMemoryError if there is too little, and changes nothing then."""
+    def __init__(self, models: Sequence[DeviceModel], draft: DeviceDraft | None, adapters: DeviceAdapters | None, pages: IntArray) -> None:
+        """The model, and that of the `draft` if there is one. Keeps the content of `pages` in host memory. Raises InsufficientMemoryError
+        if there is too little, and changes nothing then."""
         self._models = models
         self._draft = draft
         self._pages = pages
         self._device = models[0].backend.spec.device
-        with _needing_memory("in host memory, for what the device is to give back"):
+        self._parts: list[Offloaded] = []
+        weights = [model.model.weights for model in models]
+        with _needing_memory("in host memory for what the device is to give back"):
             self._content = [model.backend.read_pages(pages) for model in models]
             self._hidden = None if draft is None else draft.read_pages(pages)
-            self._weights = None if self._device.type == "cpu" else Offloaded([model.model.weights for model in models])
+            if self._device.type != "cpu":
+                self._parts += Offloaded(weights[0]), Offloaded([each for others in weights[1:] for each in others], besides=weights[0])
+        if adapters is not None:
+            adapters.forget_slots()
+            self._parts.append(Offloaded(adapters.table.tensors, copied=False))
         self._free()
+
+    def drop_weights(self) -> None:
+        """Of the model; a draft model keeps its own in host memory."""
+        if self._device.type == "cpu":
+            self._parts.insert(0, Offloaded(self._models[0].model.weights, copied=False))
+            self._free()
+        else:
+            self._parts[0].drop_copies()
+
+    def give_weights(self) -> None:
+        """Memory for the weights of the model, which were dropped."""
+        with self._or_asleep():
+            self._parts[0].restore()
 
     def wake(self, num_pages: int) -> None:
         """Without graphs. Raises InsufficientMemoryError, and sleeps on then."""
+        with self._or_asleep():
+            for part in self._parts:
+                part.restore()
+            for model, content in zip(self._models, self._content, strict=True):
+                model.backend.allocate(num_pages)
+                model.backend.write_pages(self._pages, content)
+            if self._draft is not None:
+                self._draft.allocate(num_pages)
+                self._draft.write_pages(self._pages, self._hidden)
+
+    @contextmanager
+    def _or_asleep(self) -> Iterator[None]:
         try:
             with _needing_memory("to wake"):
-                if self._weights is not None:
-                    self._weights.restore()
-                for model, content in zip(self._models, self._content, strict=True):
-                    model.backend.allocate(num_pages)
-                    model.backend.write_pages(self._pages, content)
-                if self._draft is not None:
-                    self._draft.allocate(num_pages)
-                    self._draft.write_pages(self._pages, self._hidden)
+                yield
         except InsufficientMemoryError:
             self._free()
             raise
 
     def _free(self) -> None:
-        if self._weights is not None:
-            self._weights.free()
+        for part in self._parts:
+            part.free()
         for model in self._models:
             model.graphs = None
             model.backend.free()
@@ -64,38 +90,39 @@ class Asleep:
 
 
 class Offloaded:
-    """A copy in host memory of tensors. Once freed, the tensors and views of them are what they were, but have no memory until they are
-    restored."""
+    """Tensors that have no memory once they are freed, until they are restored, and are what they were otherwise, as are views of them.
+    Those in mapped files stay there."""
 
-    def __init__(self, holders: object) -> None:
-        """Of all tensors that `holders` are or hold, as of `tensors_of`."""
-        storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors_of(holders) if tensor.untyped_storage().nbytes()}
-        self._bytes = [tensor.new_empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()) for tensor in storages.values()]
-        self._copies = [torch.empty(len(each), dtype=torch.uint8, pin_memory=each.is_cuda).copy_(each) for each in self._bytes]
+    def __init__(self, tensors: Sequence[Tensor], *, copied: bool = True, besides: Sequence[Tensor] = ()) -> None:
+        """`copied`: what they hold is kept in host memory; else they are zeros afterwards. Leaves out what is memory of `besides`, too."""
+        others = {tensor.untyped_storage().data_ptr() for tensor in besides}
+        storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors if tensor.untyped_storage().resizable()}
+        own = [tensor for at, tensor in storages.items() if at not in others]
+        self._bytes = [tensor.new_empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()) for tensor in own]
+        self._sizes = [len(each) for each in self._bytes]
+        self._copies = [torch.empty(len(each), dtype=torch.uint8, pin_memory=each.is_cuda).copy_(each) for each in self._bytes if copied]
+        self._is_free = False
 
     def free(self) -> None:
+        self._is_free = True
         for each in self._bytes:
             each.untyped_storage().resize_(0)
 
+    def drop_copies(self) -> None:
+        self._copies = []
+
     def restore(self) -> None:
-        for copy, each in zip(self._copies, self._bytes, strict=True):
-            each.untyped_storage().resize_(len(copy))
-            each.copy_(copy, non_blocking=True)
-
-
-def tensors_of(value: object) -> Iterator[Tensor]:
-    """The tensors that an object is or holds, in sequences, mappings, and attributes of our own classes."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_of(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from tensors_of(each)
-    elif type(value).__module__.startswith("aengine."):
-        for name in getattr(value, "__slots__", ()) or vars(value):
-            yield from tensors_of(getattr(value, name))
+        """Does nothing if they have their memory."""
+        if not self._is_free:
+            return
+        for size, each in zip(self._sizes, self._bytes, strict=True):
+            each.untyped_storage().resize_(size)
+        for index, each in enumerate(self._bytes):
+            if self._copies:
+                each.copy_(self._copies[index], non_blocking=True)
+            else:
+                each.zero_()
+        self._is_free = False
 
 
 @contextmanager

@@ -10,8 +10,9 @@ from functools import partial
 
 import torch
 
-from aengine.errors import AdapterError, AEngineError, InsufficientMemoryError, ModelLoadError
+from aengine.errors import AdapterError, AEngineError, InsufficientMemoryError, InvalidRequestError, ModelLoadError
 from aengine.models.adapters import load_adapter
+from aengine.models.fallback.spec import FallbackSpec
 from aengine.models.spec import ModelSpec
 from aengine.outputs import AdapterInfo
 from aengine.parallel.driver import DriverRanks
@@ -51,6 +52,8 @@ class Changing:
                 self._setup.followers.discard_change(prepared.number)
 
     def sleep(self, level: int, pages: IntArray) -> None:
+        if level == 2 and isinstance(self._setup.spec, FallbackSpec):
+            raise InvalidRequestError.of("level", "2 is not possible with a model in the code of transformers, which cannot be read again")
         with self._on_all_ranks() as ranks:
             if ranks is not None:
                 ranks.send_sleep(level, pages)

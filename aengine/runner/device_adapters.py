@@ -32,6 +32,11 @@ class DeviceAdapters:
         if key in self._slots:
             self._free.append(self._slots.pop(key))
 
+    def forget_slots(self) -> None:
+        """Those of the device may hold anything finite afterwards."""
+        self._slots.clear()
+        self._free = list(range(self.table.num_slots))
+
     def begin(self, step: Step) -> None:
         """Before the forward pass of a step: its adapters are in slots, of which there are enough."""
         self.table.on = len(step.adapters) > 0

@@ -138,7 +138,9 @@ class DeviceExecutor:
 
     def sleep(self, level: int, pages: IntArray) -> None:
         with self._stream.enter():
-            self._asleep = self._asleep or Asleep(self._models, self._draft, pages)
+            self._asleep = self._asleep or Asleep(self._models, self._draft, self._adapters, pages)
+            if level == 2:
+                self._asleep.drop_weights()
 
     def wake(self) -> None:
         assert self._asleep is not None
@@ -179,6 +181,8 @@ class DeviceExecutor:
     def use_weights(self, prepared: object) -> None:
         self._start_latest()
         with self._stream.enter():
+            if self._asleep is not None:
+                self._asleep.give_weights()
             self._model.use_weights(cast("dict[str, Weight]", prepared))
         self._stream.finish()  # the copies read memory of the host
 

@@ -120,6 +120,8 @@ class HostModel:
         self._pool.keep(pages)
         if self.draft is not None:
             self.draft.sleep(level, pages)
+        if level == 2:
+            self._stack.drop()
         self.workspace.trim()
         trim_heap()
 

@@ -41,8 +41,8 @@ class TorchModel(Protocol):
         """How many logits a token has, and hidden_size."""
 
     @property
-    def weights(self) -> Sequence[object]:
-        """What holds its weights: tensors, and objects with attributes that are tensors, or hold some."""
+    def weights(self) -> Sequence[Tensor]:
+        """In any order; some may be of the same memory."""
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size], normed, ready for the head; of a stage but the last for the next one."""
