@@ -233,8 +233,9 @@ class AsyncEngine(EngineProtocol):
         return await self._run(FlushCache)
 
     async def sleep(self, level: int = 1, running: str = "park") -> MemoryUse:
-        """Give memory back until `wake()`. Level 1: KV pages, graphs and scratch memory; on a GPU weights move to host memory. Returns when
-        no step runs and the memory is free.
+        """Give memory back until `wake()`. Level 1: KV pages, graphs and scratch memory; on a GPU weights move to host memory. Level 2: the
+        weights, too, which `wake()` reads again; those of a draft model stay in host memory. Returns when no step runs and the memory is
+        free. An engine that sleeps at level 2 already goes on doing so.
 
         Requests in flight keep their KV in host memory and go on after `wake()` (`running` "park"), are cancelled first, or forbid the
         sleep: `EngineStateError`. Cached prefixes are forgotten. New requests are accepted and wait; cancellations and deadlines hold.
@@ -259,7 +260,9 @@ class AsyncEngine(EngineProtocol):
         self._check_serving()
         async with self._changes:
             self._check_serving()
-            return await self._run(Wake)
+            reload = self._steps.stats.published[0].sleep_level == 2
+            prepared = await self._changes.prepare(NewWeights(None)) if reload else None
+            return await self._run(lambda reply: Wake(reply, prepared))
 
     async def update_weights(self, source: WeightSource, running: str = "keep") -> int:
         """Replace the weights of the model, while requests go on; returns how often that was done. Tokens say which weights made them

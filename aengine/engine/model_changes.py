@@ -55,6 +55,28 @@ class ModelChanges:
         turn.add_done_callback(partial(self._prepare, make, on_end, running))
         self._wait_for(turn)
 
+    async def prepare(self, change: Change) -> Prepared:
+        """In a turn of the caller's, who applies it. Raises what preparing raises, or why the engine has ended."""
+        found: Future[Prepared] = Future()
+
+        def on_end(prepared: Prepared | None, error: BaseException | None) -> None:
+            if not found.set_running_or_notify_cancel():
+                if prepared is not None:
+                    self._runner.discard(prepared)
+            elif prepared is not None:
+                found.set_result(prepared)
+            else:
+                found.set_exception(error)
+
+        def on_done(work: Future[Prepared]) -> None:
+            if self._ended is None and not isinstance(error := work.exception(), LoadingCancelled):
+                self._underway.remove(on_end)
+                on_end(work.result() if error is None else None, error)
+
+        self._underway.add(on_end)
+        self._thread.submit(self._runner.prepare, change).add_done_callback(partial(self._edge.call_soon, on_done))
+        return await self._edge.wait(found)
+
     def end(self, error: BaseException) -> None:
         """The step thread has ended: so does all that is under way, with `error`."""
         self._ended = error

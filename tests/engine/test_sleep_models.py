@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
@@ -10,7 +11,7 @@ from every_draft import use_every_draft
 from oracle_engine import until
 from slow_cases import slow_but
 
-from aengine import AsyncEngine, SamplingParams
+from aengine import AsyncEngine, InvalidRequestError, SamplingParams
 
 pytestmark = pytest.mark.anyio
 SIZES = {"page_size": 4, "max_num_seqs": 24, "max_num_batched_tokens": 64, "dtype": "float32"}
@@ -25,10 +26,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "torch-ranks": {"tensor_parallel_size": 2, "attention_backend": "torch_native"},
     "stages": {"pipeline_parallel_size": 2},
 }
-CASES = [
-    *slow_but([("kernels", 40, 3), ("torch", 16, 3)], [(kind, 40, 3) if kind != "torch" else (kind, 16, 3) for kind in KINDS]),
-    *slow_but([], [("kernels", 200, 10), ("torch", 200, 10)]),
-]
+QUICK = [("kernels", 1, 40, 3), ("kernels", 2, 40, 3), ("torch", 1, 16, 3)]
+LONG = [("kernels", 1, 200, 10), ("torch", 1, 200, 10), ("kernels", 2, 200, 10)]
+CASES = slow_but(QUICK, [*QUICK, *LONG, *((kind, level, 16, 3) for kind in KINDS for level in (1, 2) if (kind, level) != ("fallback", 2))])
 
 
 def params_of(seed: int) -> SamplingParams:
@@ -36,7 +36,7 @@ def params_of(seed: int) -> SamplingParams:
     return SamplingParams(seed=seed, temperature=(0.0, 0.9)[seed % 2], max_tokens=8 + seed % 17, ignore_eos=True, **processed)
 
 
-async def outputs(engine: AsyncEngine, count: int, sleeps: int = 0) -> list[tuple[int, ...]]:
+async def outputs(engine: AsyncEngine, count: int, levels: Sequence[int] = ()) -> list[tuple[int, ...]]:
     """Of so many streams, during which the engine sleeps now and then."""
     found: list[tuple[int, ...]] = [()] * count
 
@@ -46,21 +46,33 @@ async def outputs(engine: AsyncEngine, count: int, sleeps: int = 0) -> list[tupl
     async with anyio.create_task_group() as group:
         for seed in range(count):
             group.start_soon(run, seed)
-        for _ in range(sleeps):
-            enough = engine.stats().completion_tokens + 12 * count // sleeps
+        for level in levels:
+            enough = engine.stats().completion_tokens + 12 * count // len(levels)
             await until(lambda enough=enough: engine.stats().completion_tokens >= enough or all(found))  # type: ignore[misc]
-            await engine.sleep()
-            assert engine.stats().sleep_level == 1
+            await engine.sleep(level)
+            assert engine.stats().sleep_level == level
             await engine.wake()
     return found
 
 
-@pytest.mark.parametrize(("kind", "count", "sleeps"), CASES)
-async def test_tokens_are_the_same(kind: str, count: int, sleeps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "level", "count", "sleeps"), CASES)
+async def test_tokens_are_the_same(kind: str, level: int, count: int, sleeps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**SIZES, **KINDS[kind]}
     if "draft" in kind:
         use_every_draft(monkeypatch)
     async with AsyncEngine("demo", **options) as engine:
         expected = await outputs(engine, count)
         await engine.flush_cache()
-        assert await outputs(engine, count, sleeps) == expected
+        assert await outputs(engine, count, [level] * sleeps) == expected
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_what_transformers_computes_cannot_be_read_again() -> None:
+    async with AsyncEngine("demo", **SIZES, model_impl="transformers") as engine:
+        with pytest.raises(InvalidRequestError, match="level: 2 is not possible"):
+            await engine.sleep(2)
+        await engine.sleep(1)
+        with pytest.raises(InvalidRequestError, match="level: 2 is not possible"):
+            await engine.sleep(2)
+        await engine.wake()
+        assert (await engine.generate([5], params_of(0))).token_ids
