@@ -66,6 +66,7 @@ async def test_tokens_are_the_same(kind: str, level: int, count: int, sleeps: in
         assert await outputs(engine, count, [level] * sleeps) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_what_transformers_computes_cannot_be_read_again() -> None:
     async with AsyncEngine("demo", **SIZES, model_impl="transformers") as engine:
