@@ -82,9 +82,12 @@ class Operations:
         """`weights`: None: the model's."""
         weight = (weights or self._weights).linears[name]
         into = self._buffer(out, weight.out_features // (2 if weight.interleaved else 1))
-        matrix = library.NO_MATRIX if weights is not None else self.matrices.setdefault(name, len(self.matrices))
+        matrix = library.NO_MATRIX if weights is not None else self._number(name)
         op = CLinearOp(ctypes.pointer(weight.c), matrix, self._buffers[source], into, epilogue, activation, multiplier)
         self._add(library.LINEAR, op)
+
+    def _number(self, name: str) -> int:
+        return self.matrices.setdefault(name, len(self.matrices))
 
     def _head_norm(self, name: str, qk_norm: QkNorm, dim: int) -> CNorm:
         return self._c_norm(name, qk_norm.norm, dim, rows=-1 if qk_norm.head_weights else 1)

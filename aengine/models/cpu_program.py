@@ -304,8 +304,11 @@ class Program(Operations):
         correction = weights.vectors[f"{name}router_correction"].data_ptr() if experts.correction else None
         matrices = [weights.grouped[f"{name}experts.{which}"] for which in ("gate_up", "down")]
         addresses = [ctypes.addressof(each.c) for each in matrices]
+        shared = [library.NO_MATRIX] * 2
         if experts.shared is not None:
-            addresses += [ctypes.addressof(weights.linears[f"{name}shared.{which}"].c) for which in ("gate_up", "down")]
+            names = [f"{name}shared.{which}" for which in ("gate_up", "down")]
+            addresses += [ctypes.addressof(weights.linears[each].c) for each in names]
+            shared = [self._number(each) for each in names]
         firsts: list[int | None] = [None, None]
         if shard.size > 1 and shard.exact:
             mlps = (whole.expert, whole.shared)
@@ -313,7 +316,7 @@ class Program(Operations):
         op = CExpertsOp(
             *(ctypes.addressof(weights.linears[f"{name}router"].c), correction, *addresses, *([None] * (4 - len(addresses)))),
             *(experts.num_experts, experts.top_k, experts.num_groups, experts.top_groups, experts.group_top, experts.scaling),
-            *(_SCORINGS[experts.scoring], experts.normalize, experts.shared_gate),
+            *(_SCORINGS[experts.scoring], experts.normalize, experts.shared_gate, *shared),
             *(self._buffers[source], self._buffer(out, matrices[1].linears[0].out_features)),
             *(epilogue, _ACTIVATIONS[experts.expert.activation], multiplier),
             *(None if each.orders is None else each.orders.data_ptr() for each in matrices),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import torch
 from cpu_ops import NO_LAST_TOKENS
 from slow_cases import slow_but
+from test_cpu_blocks import MODELS, spec_of, weights_of
+from test_cpu_blocks import family as family
 from test_cpu_stack import CHUNKS, POSITIONS, everything, layouts, pool_of, random_weights, stack_of, tiny_spec, token_ids, torch_logits
 from torch import Tensor
 
@@ -22,22 +25,24 @@ from aengine.models.cpu_stack import DecoderStack
 from aengine.models.spec import ModelSpec
 
 RANKS = (1, 7, 16, 64)
+NEVER = re.compile(r"positions|router|shared_gate$|\.experts|key_up|value_up")
 OF_SEQUENCES = np.array([2, -1, 0, 3], np.int32)  # the adapter of each sequence of `layouts`
 
 
 def random_adapter(spec: ModelSpec, weights: dict[str, Tensor], rank: int) -> Adapter:
-    """Of every matrix. Fused ones have a part for each that they are made of, but keys have none."""
+    """Of every matrix that can have one. Fused ones have a part for each that they are made of, but keys have none."""
     torch.manual_seed(rank)
-    attention, parts = spec.layers[0].attention, {}
-    queries, keys = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+    parts = {}
     for name, weight in {**weights, "head.weight": weights.get("head.weight", weights["embedding.weight"])}.items():
         stem, _, kind = name.rpartition(".")
-        if kind != "weight" or weight.dim() != 2:
+        if kind != "weight" or weight.dim() != 2 or NEVER.search(stem):
             continue
         rows, columns = weight.shape if stem != "embedding" else weight.shape[::-1]
         ranges = [range(rows)]
         if stem.endswith("qkv"):
-            ranges = [range(queries), range(queries + keys, rows)]
+            attention = spec.layers[int(stem.split(".")[1])].attention
+            keys = rows - attention.num_kv_heads * attention.head_dim
+            ranges = [range(attention.num_heads * attention.head_dim), range(keys, rows)]
         elif stem.endswith("gate_up"):
             ranges = [range(*pair) for pair in pairwise([0, rows // 2, rows])]
         parts[stem] = tuple(
@@ -85,10 +90,10 @@ def run_steps(
     return results
 
 
-@pytest.mark.parametrize("family", slow_but(["qwen3-tied-biased-odd"], ["qwen3-tied-biased-odd", "llama-all-biases", "llama-mha"]))
-def test_rows_with_adapters_get_the_logits_of_merged_weights(kernels: CpuKernels, family: str) -> None:
-    spec = tiny_spec(family)
-    weights, steps, workspace = random_weights(spec), layouts(16), Workspace(kernels, 2)
+@pytest.mark.parametrize("name", slow_but(["qwen3-tied-biased-odd", "gemma", "deepseek"], ["qwen3-tied-biased-odd", *MODELS]))
+def test_rows_with_adapters_get_the_logits_of_merged_weights(kernels: CpuKernels, name: str) -> None:
+    spec = spec_of(name) if name in MODELS else tiny_spec(name)
+    weights, steps, workspace = weights_of(spec), layouts(16), Workspace(kernels, 2)
     adapters = [random_adapter(spec, weights, rank) for rank in RANKS]
     stack = stack_of(workspace, spec, weights, torch.float32)
     found = run_steps(workspace, stack, [stack.pack_adapter(adapter) for adapter in adapters], OF_SEQUENCES)
@@ -141,8 +146,8 @@ def test_bits_depend_on_nothing_but_a_tokens_own_sequence(some_kernels: CpuKerne
 def test_an_adapter_of_another_shape_is_refused(some_kernels: CpuKernels) -> None:
     spec = tiny_spec("qwen3")
     stack = stack_of(Workspace(some_kernels, 1), spec, random_weights(spec), torch.float32)
-    with pytest.raises(AdapterError, match=r"adapters cannot be added to layers\.0\.shared"):
-        stack.pack_adapter(Adapter({"layers.0.shared.down": ()}))
+    with pytest.raises(AdapterError, match=r"adapters cannot be added to layers\.0\.experts"):
+        stack.pack_adapter(Adapter({"layers.0.experts.down": ()}))
     part = LowRankPart(range(64), torch.zeros(4, 64), torch.zeros(64, 4))
     with pytest.raises(
         AdapterError, match=r"layers\.0\.down of shape \[64, 96\] does not fit an adapter of shapes \[4, 64\] and \[64, 4\]"

@@ -101,7 +101,7 @@ class CExpertsOp(Structure):
         (c_void_p, "router correction gate_up down shared_gate_up shared_down"),
         (c_int64, "num_experts top_k num_groups top_groups group_top"),
         (c_float, "scaling"),
-        (c_int32, "scoring normalize shared_gate in out epilogue activation"),
+        (c_int32, "scoring normalize shared_gate shared_gate_up_matrix shared_down_matrix in out epilogue activation"),
         (c_float, "multiplier"),
         (c_void_p, "gate_up_orders down_orders gated_firsts shared_firsts"),
     )

@@ -201,6 +201,7 @@ struct ExpertsOp {
   i32 scoring;
   i32 normalize;    // the chosen's scores are divided by their sum
   i32 shared_gate;  // the last output of the router is a logit, the sigmoid of which is the weight of the shared MLP, otherwise 1
+  i32 shared_gate_up_matrix, shared_down_matrix;  // as in LinearOp
   i32 in, out, epilogue, activation;
   float multiplier;
   const i32* gate_up_orders;  // [num_experts, in_features], as `order` of a PackedLinear, where experts have orders of their own; null: they

@@ -184,7 +184,8 @@ bool reserve_experts(Buffers& space, const ExpertsOp& e, i64 rows) {
 }
 
 template <class E>
-void run_experts(const Member& member, const ExpertsOp& e, const StepRows<E>& buffers, i64 rows, const Workspace& space) {
+void run_experts(const Member& member, const ExpertsOp& e, const StepRows<E>& buffers, i64 rows, const AdaptedRows& adapted,
+                 const Workspace& space) {
   const Rows<E>&in = buffers[e.in], &out = buffers[e.out];
   const ExpertBuffers<E> b(space, e, rows);
   const Groups gate_up = {b.groups, b.num_groups, rows}, down = {b.groups + b.num_groups, b.num_groups, rows};
@@ -201,7 +202,9 @@ void run_experts(const Member& member, const ExpertsOp& e, const StepRows<E>& bu
   with_activation(e.activation, [&](auto kind) {
     multiply_groups(member, x.data, x.stride, orders ? b.choices : rows, e.gate_up->in_features, gate_up, *e.gate_up,
                     StoreGated<E, kind>(b.own_gated), space);
-    if (e.shared_down) multiply(member, in.data, in.stride, rows, *e.shared_gate_up, StoreGated<E, kind>(b.own_shared), space);
+    if (!e.shared_down) return;
+    const StoreGated<E, kind> to(b.own_shared);
+    multiply_adapted(member, in.data, in.stride, rows, *e.shared_gate_up, e.shared_gate_up_matrix, adapted, to, space);
   });
   const auto gather = [&](const i64* firsts, const Rows<E>& own, i64 count, const Rows<E>& all) {
     if (firsts) gather_ranks(member, *space.exchange, own.data, own.stride, count, firsts, all.data, all.stride, all.stride);
@@ -212,7 +215,8 @@ void run_experts(const Member& member, const ExpertsOp& e, const StepRows<E>& bu
   multiply_groups(member, gated.data, gated.stride, b.choices, e.down->in_features, down, *e.down,
                   StoreRows<float, false>(b.outputs, 1.f), space);
   if (e.shared_down) {
-    multiply(member, b.shared.data, b.shared_stride, rows, *e.shared_down, StoreRows<float, false>(shared_outputs, 1.f), space);
+    const StoreRows<float, false> to(shared_outputs, 1.f);
+    multiply_adapted(member, b.shared.data, b.shared_stride, rows, *e.shared_down, e.shared_down_matrix, adapted, to, space);
   }
   constexpr i64 COLUMNS = 8 * PANEL;  // of a task
   const i64 parts = ceil_div(b.out_stride, COLUMNS);
@@ -226,7 +230,7 @@ void run_experts(const Member& member, const ExpertsOp& e, const StepRows<E>& bu
 
 template bool reserve_experts<Bf16>(Buffers&, const ExpertsOp&, i64);
 template bool reserve_experts<float>(Buffers&, const ExpertsOp&, i64);
-template void run_experts(const Member&, const ExpertsOp&, const StepRows<Bf16>&, i64, const Workspace&);
-template void run_experts(const Member&, const ExpertsOp&, const StepRows<float>&, i64, const Workspace&);
+template void run_experts(const Member&, const ExpertsOp&, const StepRows<Bf16>&, i64, const AdaptedRows&, const Workspace&);
+template void run_experts(const Member&, const ExpertsOp&, const StepRows<float>&, i64, const AdaptedRows&, const Workspace&);
 
 }  // namespace aengine

@@ -1,6 +1,6 @@
 // Mixtures of experts (Shazeer et al., 2017): a router chooses some MLPs for each token, whose outputs are added with its weights.
 #pragma once
-#include "gemm.h"
+#include "adapters.h"
 #include "workspace.h"
 
 namespace aengine {
@@ -14,6 +14,7 @@ bool reserve_experts(Buffers& space, const ExpertsOp& op, i64 rows);
 // Sums are taken in float32, in the order of a token's choices, the best first and the shared MLP last, so that a row depends on nothing but
 // itself. Needs `reserve_experts`.
 template <class E>
-void run_experts(const Member& member, const ExpertsOp& op, const StepRows<E>& buffers, i64 rows, const Workspace& space);
+void run_experts(const Member& member, const ExpertsOp& op, const StepRows<E>& buffers, i64 rows, const AdaptedRows& adapted,
+                 const Workspace& space);
 
 }  // namespace aengine

@@ -104,7 +104,7 @@ class Stack {
         case ROTATE: rotate_and_write(member, op->as<AttentionOp>(), pool_, step_, rows_); break;
         case ATTEND: attend(member, op->as<AttentionOp>(), pool_, step_, rows_, plan_, space_); break;
         case GATHER: gather(member, op->as<GatherOp>()), rows = step_.num_logits, adapted = &adapted_.logits; break;
-        case EXPERTS: run_experts(member, op->as<ExpertsOp>(), rows_, rows, space_); break;
+        case EXPERTS: run_experts(member, op->as<ExpertsOp>(), rows_, rows, *adapted, space_); break;
         case HEADS: multiply_heads(member, op->as<HeadsOp>(), rows_, rows, space_); break;
         case COPY: copy(member, op->as<CopyOp>(), rows); break;
         case READ_KEPT: read_kept(member, op->as<KeptOp>()); break;
