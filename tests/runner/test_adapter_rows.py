@@ -16,6 +16,7 @@ import peft
 import pytest
 import torch
 import transformers
+from eager_capture import EagerCapture
 from every_draft import EveryDraft
 from reference import save_tiny
 from runner_ranks import runner_on_ranks
@@ -155,7 +156,7 @@ def running(models: Models, config: EngineConfig) -> Iterator[ModelRunner]:
         if config.num_ranks > 1:
             runner = stack.enter_context(runner_on_ranks(config, models.base)).runner
         else:
-            runner = ModelRunner(config, models.base)
+            runner = ModelRunner(config, models.base, None if config.eager else EagerCapture)
             stack.callback(runner.close)
         for key, path in models.adapters.items():
             runner.apply(runner.prepare(LoadAdapter(key, str(key), str(path))))
@@ -203,8 +204,18 @@ def check(run: Run, requests: list[Request], truths: dict[int, Output]) -> None:
             assert abs(found.prompt_logprobs[position] - logprob) < 1e-4
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "cpu": {"attention_backend": "cpu"},
+    "torch_native": {"attention_backend": "torch_native", "eager": True},
+    "graphs": {"attention_backend": "torch_native", "graph_tokens": 60, "graph_sizes": (1, 2), "speculative": "ngram", "max_drafts": 5},
+}
 QUICK = [(1, range(4), "cpu"), (2, range(1, 3), "cpu")]
-CASES = [*((1, range(first, first + 4), "cpu") for first in range(4, 48, 4)), (2, range(3, 9), "cpu"), (1, range(8), "torch_native")]
+CASES = [
+    *((1, range(first, first + 4), "cpu") for first in range(4, 48, 4)),
+    (2, range(3, 9), "cpu"),
+    (1, range(8), "torch_native"),
+    (1, range(1, 3), "graphs"),
+]
 
 
 @pytest.mark.parametrize(("size", "seeds", "backend"), slow_but(QUICK, [*QUICK, *CASES]))
@@ -212,7 +223,7 @@ def test_random_plans(models: Models, size: int, seeds: range, backend: str) -> 
     kinds: set[str] = set()
     for seed in seeds:
         try:
-            kinds |= run_workload(models, seed, size, attention_backend=backend, max_adapters=2)
+            kinds |= run_workload(models, seed, size, max_adapters=2, **OPTIONS[backend])
         except BaseException as error:
             error.add_note(f"workload {seed}")
             raise
