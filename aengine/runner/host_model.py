@@ -146,10 +146,12 @@ class HostModel:
         """Of the tokens of a step, all or the given ones; None: no row of the step has one."""
         if not len(step.adapters):
             return None
-        keys, numbers = np.unique(step.adapters, return_inverse=True)
-        num_none = int(keys[0] == 0)
-        of_tokens = np.repeat((numbers - num_none).astype(np.int32), np.diff(step.layout.qo_indptr))
-        return StepAdapters([self._adapters[key] for key in keys[num_none:].tolist()], of_tokens if tokens is None else of_tokens[tokens])
+        keys = step.adapters.tolist()
+        numbers = {key: number for number, key in enumerate(sorted({*keys} - {0}))}
+        of_tokens = np.array([numbers.get(key, -1) for key in keys], np.int32)
+        if step.layout.num_tokens > len(keys):
+            of_tokens = np.repeat(of_tokens, np.diff(step.layout.qo_indptr))
+        return StepAdapters([self._adapters[key] for key in numbers], of_tokens if tokens is None else of_tokens[tokens])
 
     def prepare(
         self, step: Step, *, greedy: bool = False, draw_params: NDArray[np.void] | None = None, inputs: Tensor | None = None
