@@ -20,6 +20,7 @@ from aengine.runner.base import Executor, IntArray
 from aengine.runner.changes import Change, LoadAdapter, NewWeights, Prepared, UnloadAdapter, change_to_json
 from aengine.runner.device import set_thread_count
 from aengine.runner.driven_step import naming_ranks
+from aengine.runner.memory import check_addition, free_host_memory
 from aengine.runner.new_weights import as_path, new_weights
 from aengine.runner.setup import ExecutorSetup
 
@@ -114,6 +115,8 @@ class Changing:
             raise AdapterError("no adapter can be loaded: max_adapters is 0")
         with torch.inference_mode():
             adapter = load_adapter(pathlib.Path(path), setup.spec, setup.dtype, self._executor.shard, setup.config.max_adapter_rank)
+            num_local = 1 if setup.ranks is None else setup.ranks.num_local  # they load it at the same time
+            check_addition(f"adapter {name!r} needs", adapter.nbytes, free_host_memory() // num_local)
             packed = self._executor.pack_adapter(adapter)
         return Prepared(change, packed, number, AdapterInfo(name, adapter.low_rank, adapter.modules, adapter.nbytes))
 

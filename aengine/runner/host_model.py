@@ -27,7 +27,7 @@ from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.runner.base import IntArray, ReadWeights, Step
 from aengine.runner.device_ranks import exchange_of
 from aengine.runner.draft_model import DraftModel
-from aengine.runner.memory import check_memory, check_new_weights, cpu_budget, free_host_memory, show_bytes, trim_heap
+from aengine.runner.memory import check_addition, check_memory, cpu_budget, free_host_memory, show_bytes, trim_heap
 from aengine.runner.setup import ExecutorSetup
 from aengine.scheduler.plan import NO_INTS
 
@@ -106,7 +106,7 @@ class HostModel:
 
     def prepare_weights(self, read: ReadWeights) -> PackedWeights:
         """As of `Executor`."""
-        check_new_weights(self._weight_bytes, free_host_memory() // self._num_local)
+        check_addition("new weights need", self._weight_bytes, free_host_memory() // self._num_local)
         with torch.inference_mode():
             return self._stack.pack(Workspace(self.workspace.kernels, 1), read(self._shard))
 

@@ -61,11 +61,11 @@ def check_memory(weights: int, bytes_per_page: int, needs: PageNeeds, config: En
         )
 
 
-def check_new_weights(needed: int, available: int) -> None:
-    """Raises InsufficientMemoryError if `available` bytes do not hold `needed` bytes of weights beside those in use."""
+def check_addition(what: str, needed: int, available: int) -> None:
+    """Raises InsufficientMemoryError if `available` bytes do not hold `needed` bytes, which `what` needs, beside those in use."""
     if needed > available:
         raise InsufficientMemoryError(
-            f"new weights need {show_bytes(needed)} of host memory beside those in use, but {show_bytes(max(available, 0))} are available"
+            f"{what} {show_bytes(needed)} of host memory beside what is in use, but {show_bytes(max(available, 0))} are available"
         )
 
 

@@ -26,7 +26,7 @@ from aengine.models.sharding import own, sharded_weights, vocab_bounds
 from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.weights import fused
 from aengine.runner.device import free_cuda_memory
-from aengine.runner.memory import check_memory, check_new_weights, free_host_memory, show_bytes
+from aengine.runner.memory import check_addition, check_memory, free_host_memory, show_bytes
 from aengine.runner.setup import ExecutorSetup
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def weights_on_host(
     """The weights of a native model as `load_torch_model` makes them, in host memory; pinned if the device is another. Raises
     InsufficientMemoryError before it takes the first."""
     num_local = 1 if setup.ranks is None else setup.ranks.num_local
-    check_new_weights(_weight_bytes(setup, linears is not None), free_host_memory() // num_local)
+    check_addition("new weights need", _weight_bytes(setup, linears is not None), free_host_memory() // num_local)
     host = torch.device("cpu")
     on_host = None if linears is None else linears.on_host()
     made = fused(setup.native_spec, weights, setup.dtype, host, on_host, setup.config.quantization, setup.shard)

@@ -26,7 +26,9 @@ from test_ranks_fuzz import KnowingDrafter, config_of, kinds_of, requests_of
 from tiny_adapters import write_adapter
 
 from aengine.config import EngineConfig
+from aengine.errors import InsufficientMemoryError
 from aengine.outputs import FinishReason
+from aengine.runner import changing
 from aengine.runner.base import InFlightStep
 from aengine.runner.changes import LoadAdapter
 from aengine.runner.model_runner import ModelRunner
@@ -240,3 +242,10 @@ def test_a_wrong_adapter_is_seen(models: Models) -> None:
     swapped = dataclasses.replace(models, adapters=dict(zip(models.adapters, [*models.adapters.values()][::-1], strict=True)))
     with pytest.raises(AssertionError):
         run_workload(swapped, 0)
+
+
+def test_an_adapter_that_does_not_fit_in_memory(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(models, EngineConfig(model=str(models.base), dtype="float32", device="cpu", kv_cache_memory=1 << 20)) as runner:
+        monkeypatch.setattr(changing, "free_host_memory", lambda: 1 << 10)
+        with pytest.raises(InsufficientMemoryError, match=r"^adapter 'a' needs .* of host memory .* but 1\.00 KiB are available$"):
+            runner.prepare(LoadAdapter(9, "a", str(models.adapters[1])))
