@@ -7,6 +7,7 @@ tokenizer's worker thread. Requests in flight are the `Registry`'s. Must not kno
 from __future__ import annotations
 
 import enum
+import os
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -97,6 +98,7 @@ class AsyncEngine(EngineProtocol):
         self._workers = Workers("aengine-tokenizer", quick=QUICK_CHARACTERS)
         self._reports: ReportQueue[Report] = ReportQueue(self._edge, self._receive)
         self._steps = StepLoop(self._load, self.config, self._reports.put)
+        self._weights_from: str | None = ""  # a path; "": where the model came from; None: from memory
         self._replies: set[Future[Any]] = set()  # of the step thread, that tasks wait for
         self._steps.start()
         self._phase, self._stopped = _Phase.STARTING, anyio.Event()  # not before: else `aclose()` would wait for a thread that there is not
@@ -255,14 +257,29 @@ class AsyncEngine(EngineProtocol):
                 await self._registry.cancel_all()
             return await self._run(lambda reply: Sleep(reply, level))
 
-    async def wake(self) -> MemoryUse:
-        """End a sleep. Raises `InsufficientMemoryError` if there is too little memory, and sleeps on then."""
+    async def wake(self, source: WeightSource | None = None) -> MemoryUse:
+        """End a sleep. After one of level 2 the weights are read again from where they came from, or with a `source` others, as by
+        `update_weights(source)`; requests that have begun keep their KV. Does nothing if the engine is awake and there is no source.
+
+        Sleeps on after an error: `InsufficientMemoryError`, `ModelLoadError`, or `EngineStateError` if the weights came from memory and
+        there is no source.
+        """
         self._check_serving()
         async with self._changes:
             self._check_serving()
-            reload = self._steps.stats.published[0].sleep_level == 2
-            prepared = await self._changes.prepare(NewWeights(None)) if reload else None
-            return await self._run(lambda reply: Wake(reply, prepared))
+            level = self._steps.stats.published[0].sleep_level
+            if source is not None and level == 0:
+                raise EngineStateError("the engine is awake; use update_weights")
+            prepared = None
+            if source is not None or level == 2:
+                if source is None and self._weights_from is None:
+                    raise EngineStateError("the weights came from memory, and cannot be read again; give wake() a source")
+                prepared = await self._changes.prepare(NewWeights((self._weights_from or None) if source is None else source))
+                await self._run(lambda reply: Sleep(reply, 2))
+            memory: MemoryUse = await self._run(lambda reply: Wake(reply, prepared, replaces=source is not None))
+            if source is not None:
+                self._weights_from = _path_of(source)
+            return memory
 
     async def update_weights(self, source: WeightSource, running: str = "keep") -> int:
         """Replace the weights of the model, while requests go on; returns how often that was done. Tokens say which weights made them
@@ -284,6 +301,8 @@ class AsyncEngine(EngineProtocol):
         done: Future[int] = Future()
 
         def on_end(prepared: Prepared | None, error: BaseException | None) -> None:
+            if error is None:
+                self._weights_from = _path_of(source)
             if not done.set_running_or_notify_cancel():
                 return
             if error is not None:
@@ -413,3 +432,8 @@ class AsyncEngine(EngineProtocol):
         dead = EngineDeadError(f"the step thread died: {type(self._error).__name__}: {self._error}")
         dead.__cause__ = self._error
         return dead
+
+
+def _path_of(source: WeightSource) -> str | None:
+    """None: it cannot be read again."""
+    return os.fspath(source) if isinstance(source, str | os.PathLike) else None

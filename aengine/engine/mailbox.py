@@ -83,7 +83,8 @@ class Wake:
     too little memory."""
 
     reply: Future[MemoryUse]  # as in `Pause`
-    prepared: Prepared | None = None
+    prepared: Prepared | None
+    replaces: bool  # the weights are others than before
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,9 +232,12 @@ class StepDriver:
         if running is RunningRequests.ABORT:
             scheduler.cancel_begun()
         self._runner.apply(prepared)
-        scheduler.use_weights(recompute=running is RunningRequests.RECOMPUTE)
+        self._version_changed(recompute=running is RunningRequests.RECOMPUTE)
         scheduler.end_draining()
-        self._pending.append(WeightsChanged(scheduler.weights_version))
+
+    def _version_changed(self, *, recompute: bool = False) -> None:
+        self._scheduler.use_weights(recompute=recompute)
+        self._pending.append(WeightsChanged(self._scheduler.weights_version))
 
     def _sleep_or_wake(self, command: Sleep | Wake) -> MemoryUse | AEngineError:
         """An error changes nothing."""
@@ -244,6 +247,8 @@ class StepDriver:
                 if self._sleep_level:
                     self._runner.wake(command.prepared)
                 self._sleep_level = 0
+                if command.replaces:
+                    self._version_changed()
             elif command.level > self._sleep_level:
                 self._scheduler.flush_cache()
                 self._runner.sleep(command.level, self._scheduler.held_pages())

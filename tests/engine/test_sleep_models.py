@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +10,11 @@ import anyio
 import pytest
 from every_draft import use_every_draft
 from oracle_engine import until
+from safetensors.torch import load_file, save_file
 from slow_cases import slow_but
 
-from aengine import AsyncEngine, InvalidRequestError, SamplingParams
+from aengine import AsyncEngine, EngineStateError, InvalidRequestError, ModelLoadError, SamplingParams
+from aengine.models.hub import resolve_model
 
 pytestmark = pytest.mark.anyio
 SIZES = {"page_size": 4, "max_num_seqs": 24, "max_num_batched_tokens": 64, "dtype": "float32"}
@@ -77,3 +80,43 @@ async def test_what_transformers_computes_cannot_be_read_again() -> None:
             await engine.sleep(2)
         await engine.wake()
         assert (await engine.generate([5], params_of(0))).token_ids
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("backend", slow_but(["auto"], ["auto", "torch_native"]))
+async def test_weights_that_it_wakes_with(backend: str, tmp_path: pathlib.Path) -> None:
+    """Those that it slept with are read from where they came from last; others have a version of their own."""
+    demo = resolve_model("demo")
+    tensors = {name: 1.1 * tensor for name, tensor in load_file(demo / "model.safetensors").items()}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    async with AsyncEngine("demo", **SIZES, attention_backend=backend) as engine:
+
+        async def found() -> tuple[int, tuple[int, ...]]:
+            completion = await engine.generate([5, 6, 7], params_of(0))
+            return engine.stats().weights_version, completion.token_ids
+
+        _, first = await found()
+        await engine.update_weights(tmp_path)
+        _, second = await found()
+        assert first != second
+        await engine.sleep(2)
+        for refused in (engine.update_weights(demo), engine.load_adapter("a", "demo-lora")):
+            with pytest.raises(EngineStateError, match="sleeps"):
+                await refused
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(ModelLoadError):
+            await engine.wake(tmp_path / "empty")
+        assert engine.stats().sleep_level == 2
+        await engine.wake()
+        assert await found() == (1, second)
+        await engine.sleep(1)
+        await engine.wake(demo)
+        assert await found() == (2, first)
+        await engine.update_weights(tensors)
+        await engine.sleep(2)
+        with pytest.raises(EngineStateError, match="from memory"):
+            await engine.wake()
+        await engine.wake(tensors)
+        assert await found() == (4, second)
+        with pytest.raises(EngineStateError, match="awake"):
+            await engine.wake(demo)
