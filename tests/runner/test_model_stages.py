@@ -82,6 +82,19 @@ def test_logits_of_stages(family: str, size: int, num_stages: int, tmp_path: pat
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.slow
+def test_stages_of_the_torch_decoder(tmp_path: pathlib.Path) -> None:
+    """Where adapters have fixed memory, which another step may have written before the logits of a step are computed."""
+    save_tiny("qwen2-tied-windowed", tmp_path)
+    write_adapter(tmp_path / "adapter", tmp_path, embedding=True, head=True, size=0.5)
+    options = {"attention_backend": "torch_native", "max_adapters": 2}
+    expected, tokens, _ = logits_of(tmp_path, 2, **options)
+    found, found_tokens, _ = logits_of(tmp_path, 2, tensor_parallel_size=2, pipeline_parallel_size=2, threads=1, **options)
+    assert found_tokens == tokens
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
 def test_more_stages_than_layers(tmp_path: pathlib.Path) -> None:
     save_tiny("qwen3", tmp_path)
     with pytest.raises(ConfigError, match="pipeline_parallel_size: 4 is more than the model's num_layers 3"):
