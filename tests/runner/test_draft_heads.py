@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -17,11 +18,13 @@ from safetensors.torch import load_file, save_file
 from slow_cases import slow_but
 from test_graphs import graph_runner
 from test_greedy import make_runner
+from tiny_adapters import write_adapter
 
 from aengine.attention import build_layout
 from aengine.errors import ConfigError, ModelLoadError
 from aengine.models.cpu_stack import LastTokens
 from aengine.runner.base import InFlightStep
+from aengine.runner.changes import LoadAdapter
 from aengine.runner.host_executor import HostExecutor
 from aengine.runner.model_runner import ModelRunner
 from aengine.scheduler.drafter import DraftSource
@@ -162,6 +165,24 @@ def test_a_head_proposes_what_plain_torch_does(drafting: Drafting, backend: str,
     for tokens, drafts in alone[::4]:
         assert drafts == drafting.drafts(tokens, len(drafts)), len(tokens)
     assert np.mean([drafts == drafting.drafts(tokens, len(drafts)) for tokens, drafts in shared[::4]]) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("drafting", "backend"), slow_but([("eagle", "cpu")], itertools.product(MADE, ("cpu", "torch_native"))), indirect=["drafting"]
+)
+def test_rows_with_adapters_get_what_they_get_without_a_head(
+    drafting: Drafting, make: Callable[..., ModelRunner], tmp_path: pathlib.Path
+) -> None:
+    write_adapter(tmp_path, drafting.model_dir, embedding=True, head=True)
+    requests = [dataclasses.replace(request, adapter=request.key // 2 % 2) for request in requests_of(8)]
+    outputs = []
+    for options in ({}, drafting.options):
+        runner = make(max_adapters=1, **options)
+        runner.apply(runner.prepare(LoadAdapter(1, "one", str(tmp_path))))
+        run = Run(runner, num_pages=60)
+        outputs.append(run(requests, waves=2))
+    assert outputs[0] == outputs[1]
+    assert {key // 2 % 2 for key, _, _ in run.drafted} == {0, 1}
 
 
 ON_RANKS = [*itertools.product(("eagle", "eagle-own-embedding", "deepseek-v3", "mimo"), ("cpu",)), ("deepseek-v3", "torch_native")]
