@@ -217,7 +217,7 @@ class ModelInfo:
     implementation: str = "native"  # native: of aengine itself; transformers: the code of that package
     executor: str = ""  # what computes its layers: cpu (our kernels) or torch
     num_active_parameters: int = 0  # that one token uses; fewer than num_parameters if there are experts
-    kv_bytes_per_token: int = 0  # of all layers, K and V
+    kv_bytes_per_token: int = 0  # of all layers on all ranks, K and V
     layer_groups: tuple[LayerGroup, ...] = ()  # all layers, by window
     quantization: str = (
         ""  # of its weights: quant_method of the checkpoint, what `EngineConfig.quantization` made of the others, or both; empty: none

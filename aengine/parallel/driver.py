@@ -192,13 +192,17 @@ class DriverRanks:
         self.on_failure(ring.close)
         return ring
 
-    def agree(self, num_pages: int, max_model_len: int) -> tuple[int, int]:
-        """The least of all ranks. Waits until all have loaded. Raises what happened to a rank."""
-        sizes = [self._next(follower, Sizes) for follower in self._followers]
-        least = Sizes(min(num_pages, *(each.num_pages for each in sizes)), min(max_model_len, *(each.max_model_len for each in sizes)))
-        self._send(least)
+    def agree(self, num_pages: int, max_model_len: int, bytes_per_page: int) -> tuple[int, int, int]:
+        """The least of all ranks; of the bytes the sum. Waits until all have loaded. Raises what happened to a rank."""
+        sizes = [Sizes(num_pages, max_model_len, bytes_per_page), *(self._next(follower, Sizes) for follower in self._followers)]
+        agreed = (
+            min(each.num_pages for each in sizes),
+            min(each.max_model_len for each in sizes),
+            sum(each.bytes_per_page for each in sizes),
+        )
+        self._send(Sizes(*agreed))
         self._serving = True
-        return least.num_pages, least.max_model_len
+        return agreed
 
     def send_plan(self, plan: StepPlan) -> None:
         """What is sent is never taken back. This and what follows raise what happened to a rank, and `RankHungError` for one that does not

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aengine.config import EngineConfig
-from aengine.errors import AEngineError, FieldError, ModelLoadError, RankHungError
+from aengine.errors import AEngineError, ConfigError, FieldError, ModelLoadError, RankHungError
 from aengine.parallel.channel import Channel, ChannelClosedError
 from aengine.parallel.launch import take_cores
 from aengine.parallel.messages import (
@@ -46,6 +46,8 @@ _log = logging.getLogger("aengine")
 WELCOME_SECONDS = 60.0
 PROGRESS_SECONDS = 0.5
 """Between two messages about progress."""
+SAME_ERROR_SECONDS = 10.0
+"""After which a rank that refuses the configuration says so. If the driver refuses it too, it has ended the rank by then."""
 ABORT_SECONDS = 5.0
 """After the driver is gone, the process ends within this time."""
 
@@ -119,13 +121,13 @@ class FollowerRanks:
         self.on_failure(ring.close)
         return ring
 
-    def agree(self, num_pages: int, max_model_len: int) -> tuple[int, int]:
-        """The least of all ranks."""
-        self._channel.send(Sizes(num_pages, max_model_len))
+    def agree(self, num_pages: int, max_model_len: int, bytes_per_page: int) -> tuple[int, int, int]:
+        """The least of all ranks; of the bytes the sum."""
+        self._channel.send(Sizes(num_pages, max_model_len, bytes_per_page))
         sizes = self._receive()
         if not isinstance(sizes, Sizes):
             raise DriverGoneError(f"it sent {sizes} instead of the sizes")
-        return sizes.num_pages, sizes.max_model_len
+        return sizes.num_pages, sizes.max_model_len, sizes.bytes_per_page
 
     def next_task(self) -> StepPlan | ApplyChange | Sleep | Wake | None:
         """Waits for the next step, or what comes between two; None: there is none any more. Raises DriverGoneError."""
@@ -204,6 +206,8 @@ def follow(ranks: FollowerRanks, run: Callable[[FollowerRanks], object]) -> int:
     except BaseException as error:
         if not isinstance(error, AEngineError):
             logger.error("%s", "".join(traceback.format_exception(error)).rstrip())
+        if isinstance(error, ConfigError):
+            time.sleep(SAME_ERROR_SECONDS)
         field, text = "", str(error)
         if isinstance(error, FieldError):
             field, text = error.field, error.violations[0].description

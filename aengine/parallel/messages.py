@@ -60,10 +60,11 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """From a rank: how much it can hold. From the driver: the least of all ranks."""
+    """From a rank: how much it can hold. From the driver: the least of all ranks, and what their pages take together."""
 
     num_pages: int
     max_model_len: int
+    bytes_per_page: int
 
 
 @dataclass(frozen=True, slots=True)

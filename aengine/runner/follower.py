@@ -9,6 +9,7 @@ from queue import SimpleQueue
 
 from aengine.errors import RankHungError
 from aengine.kernels.cpu.library import ExchangeError
+from aengine.layers.collectives import CollectiveError
 from aengine.parallel.driver import VERDICT_SECONDS
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import ApplyChange, ChangePrepared, DiscardChange, PrepareChange, Sleep, Wake
@@ -28,9 +29,16 @@ def run_follower(ranks: FollowerRanks) -> None:
             raise
         rank = ranks.shard.stage * ranks.shard.size + error.lagging[0]
         raise RankHungError(f"rank {rank}: {error}", rank) from error
+    except CollectiveError as error:
+        if not error.timed_out:
+            time.sleep(VERDICT_SECONDS)  # the driver knows why it is gone, and ends all ranks
+        if not error.timed_out or ranks.shard.size > 2:
+            raise
+        rank = ranks.shard.stage * 2 + 1 - ranks.shard.index  # the other one of the stage
+        raise RankHungError(f"rank {rank}: {error}", rank) from error
     except StageError as error:
         if not error.hung:
-            time.sleep(VERDICT_SECONDS)  # the driver knows why it is gone, and ends all ranks
+            time.sleep(VERDICT_SECONDS)  # as above
             raise
         raise RankHungError(str(error), error.rank) from error
 

@@ -138,12 +138,13 @@ class ModelRunner:
         budget = self._executor.kv_budget() if config.kv_cache_memory is None else config.kv_cache_memory
         bytes_per_page = self._executor.bytes_per_page()
         self.windows = setup.groups.windows
-        self.executor_name, self.kv_bytes_per_token = self._executor.name, len(self.windows) * bytes_per_page // self.page_size
+        self.executor_name, of_all_ranks = self._executor.name, bytes_per_page
         self.num_pages, self.max_model_len = size_pool(
             budget, bytes_per_page, setup.needs, self.max_num_seqs, requested_len, may_shorten=config.max_model_len is None
         )
         if ranks is not None:
-            self.num_pages, self.max_model_len = ranks.agree(self.num_pages, self.max_model_len)
+            self.num_pages, self.max_model_len, of_all_ranks = ranks.agree(self.num_pages, self.max_model_len, bytes_per_page)
+        self.kv_bytes_per_token = len(self.windows) * of_all_ranks // self.page_size
         if self.max_model_len < requested_len:
             _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", requested_len, self.max_model_len)
         self._executor.allocate(self.num_pages, self.max_model_len)

@@ -65,6 +65,8 @@ def load_torch_model(
     called on the stream of the steps."""
     spec = setup.spec
     backend = select_backend(setup.config.attention_backend, setup.attention())
+    if setup.ranks is not None:
+        setup.ranks.same({"attention backend": backend.name})
     on_cpu = setup.device.type == "cpu"
     available = free_host_memory() if on_cpu else free_cuda_memory(setup.device, setup.config.gpu_memory_utilization)
     if isinstance(spec, FallbackSpec):

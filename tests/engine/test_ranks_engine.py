@@ -46,8 +46,9 @@ async def test_requests_get_the_same(size: int, stages: int, numbers: str, count
     options = {"kv_cache_memory": 80 * PAGE_BYTES[numbers] * most_layers // 5 // size, **CROWD}
     async with engine_of(numbers, tensor_parallel_size=size, pipeline_parallel_size=stages, **options) as engine:
         found = await outcomes(engine, cases, 32)
-        stats = engine.stats()
+        stats, info = engine.stats(), engine.model_info
     assert_same(cases, found, expected)
+    assert info.kv_bytes_per_token == PAGE_BYTES[numbers] // 4 * max(1, size // 2)  # there are 2 KV heads, which ranks share
     if count >= 200:
         assert stats.preemptions
 

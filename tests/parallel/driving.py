@@ -39,7 +39,7 @@ class Driver:
 
     def load(self) -> None:
         self.ranks.same({"dtype": "float32"})
-        self.ranks.agree(1000, 128)
+        self.ranks.agree(1000, 128, 5)
         if self.ranks.exchange_fd is not None:
             self._memory = np.frombuffer(mmap.mmap(self.ranks.exchange_fd, 0), np.int32)
 

@@ -46,7 +46,7 @@ def run(ranks: FollowerRanks, what: str) -> None:
     ranks.on_failure(lambda: print("told to give up", file=sys.stderr, flush=True))
     ranks.progress(1, 2)
     ranks.same({"dtype": "float16" if what == "other" else "float32"})
-    ranks.agree(100 - ranks.shard.rank, 64)
+    ranks.agree(100 - ranks.shard.rank, 64, ranks.shard.rank)
     # A rank of another host shares no memory with anyone.
     memory = mmap.mmap(-1, 4096) if ranks.exchange_fd is None else mmap.mmap(ranks.exchange_fd, 0)
     slot = np.frombuffer(memory, np.int32)[ranks.shard.index * SLOT :][:SLOT]

@@ -47,7 +47,7 @@ def test_steps_reach_all_ranks(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "aengine")
     with driving(num_ranks=3, load=False) as driver:
         driver.ranks.same({"dtype": "float32"})
-        assert driver.ranks.agree(1000, 128) == (98, 64)
+        assert driver.ranks.agree(1000, 128, 5) == (98, 64, 8)
     assert "rank 2: did 0 steps" in caplog.messages
     with driving(num_ranks=3) as driver:
         for step in range(3):
@@ -158,7 +158,7 @@ def test_loading_can_be_given_up() -> None:
     with driving(load=False) as driver:
         driver.ranks._check = give_up
         with pytest.raises(GivenUp):
-            driver.ranks.agree(1, 1)
+            driver.ranks.agree(1, 1, 1)
 
 
 def test_a_rank_that_is_stopped_is_named() -> None:

@@ -64,8 +64,8 @@ class _Ranks:
         self.shard = shard
         self.messages = messages
 
-    def agree(self, num_pages: int, max_model_len: int) -> tuple[int, int]:
-        return num_pages, max_model_len
+    def agree(self, num_pages: int, max_model_len: int, bytes_per_page: int) -> tuple[int, int, int]:
+        return num_pages, max_model_len, bytes_per_page
 
 
 class DriverStandIn(_Ranks, DriverRanks):
