@@ -105,7 +105,6 @@ def read_from_disk(tensor: Rows) -> None:
 
 def read_safetensors(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
     """The tensors of a file, mapped. Raises ModelLoadError."""
-    """The tensors of a file. Raises ModelLoadError."""
     try:
         file: Any = safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:

@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "page_size"
 PROMPTS = [list(range(1, 4 + 5 * i)) for i in range(3)]
 NAMES = ("a", "b", "c", "d")
 Expected = dict[tuple[str | None, int], tuple[int, ...]]
-_expected: Expected = {}
+_expected: dict[str, Expected] = {}  # by attention_backend
 
 
 @pytest.fixture(scope="module")
@@ -43,20 +43,19 @@ def params(seed: int) -> SamplingParams:
     return SamplingParams(max_tokens=12, ignore_eos=True, seed=seed, temperature=0.0 if seed % 2 else 0.8)
 
 
-async def expected_of(paths: Sequence[str]) -> Expected:
+async def expected_of(paths: Sequence[str], backend: str = "auto") -> Expected:
     """By adapter and prompt, alone in an engine."""
-    if _expected:
-        return _expected
-    async with AsyncEngine("demo", adapters={str(i): path for i, path in enumerate(paths[:-1])}, **OPTIONS) as engine:
-        _expected.update(
-            {
-                (path, i): (await engine.generate(prompt, params(i), adapter=name)).token_ids
-                for name, path in ((None, None), *((str(j), path) for j, path in enumerate(paths[:-1])))
-                for i, prompt in enumerate(PROMPTS)
-            }
-        )
-    assert len(set(_expected.values())) == len(_expected)
-    return _expected
+    expected = _expected.setdefault(backend, {})
+    if expected:
+        return expected
+    adapters = {str(i): path for i, path in enumerate(paths[:-1])}
+    async with AsyncEngine("demo", adapters=adapters, attention_backend=backend, **OPTIONS) as engine:
+        for name in (None, *adapters):
+            for i, prompt in enumerate(PROMPTS):
+                completion = await engine.generate(prompt, params(i), adapter=name)
+                expected[name and adapters[name], i] = completion.token_ids
+    assert len(set(expected.values())) == len(expected)
+    return expected
 
 
 async def operate(engine: AsyncEngine, choose: random.Random, paths: Sequence[str], expected: Expected, count: int, users: int) -> int:
@@ -123,11 +122,17 @@ def num_packed() -> int:
     return sum(isinstance(each, PackedAdapter) for each in gc.get_objects())
 
 
-@pytest.mark.parametrize("count", slow_but([60], [60, 500]))
-async def test_random_operations(paths: list[str], count: int) -> None:
-    expected = await expected_of(paths)
+RANKS: dict[str, Any] = {"one rank": {}, "two ranks": {"tensor_parallel_size": 2}, "two stages": {"pipeline_parallel_size": 2}}
+CASES = [("auto", "one rank", 60), ("auto", "one rank", 500), ("torch_native", "one rank", 120)]
+CASES += [("torch_native", "two ranks", 120), ("auto", "two stages", 120)]
+
+
+@pytest.mark.parametrize(("backend", "ranks", "count"), slow_but(CASES[:1], CASES))
+async def test_random_operations(paths: list[str], backend: str, ranks: str, count: int) -> None:
+    expected = await expected_of(paths, backend)
     assert num_packed() == 0
-    async with AsyncEngine("demo", max_num_seqs=8, max_adapters=3, kv_cache_memory=60 * 20480, **OPTIONS) as engine:
+    options = {"max_num_seqs": 8, "max_adapters": 3, "kv_cache_memory": 60 * 20480, "attention_backend": backend, **RANKS[ranks]}
+    async with AsyncEngine("demo", **options, **OPTIONS) as engine:
         assert await operate(engine, random.Random(count), paths, expected, count, 16) > count // 5
         assert engine.adapters == ()
         assert idle(engine)
