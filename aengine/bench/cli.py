@@ -92,6 +92,10 @@ def build_parser() -> argparse.ArgumentParser:
         step.add_argument(f"--{name}", type=_counts, metavar="N,N", help=f"{what} (default: {on_cpu}; on CUDA {on_cuda})")
     step.add_argument("--context", type=int, default=1024, metavar="N", help="computed tokens of each row of a decode step (default: 1024)")
     step.add_argument("--seconds", type=float, default=2.0, help="how long each step is repeated (default: 2)")
+    step.add_argument(
+        "--random-adapters", type=int, default=0, metavar="N", help="so many different ones, at most one for each row, beside none"
+    )
+    step.add_argument("--adapter-rank", type=int, default=16, metavar="R", help="the low rank of random adapters (default: 16)")
     step.set_defaults(run=_step)
     add_engine_options(step, several_shapes=True)
 
@@ -217,7 +221,8 @@ def _step(options: argparse.Namespace, command: list[str]) -> int:
                 decodes = DECODES[device] if options.decode is None else options.decode
                 prefills = PREFILLS[device] if options.prefill is None else options.prefill
                 cases = [*(steps.Case(rows, 1, options.context) for rows in decodes), *(steps.Case(1, length, 0) for length in prefills)]
-                measured = steps.measure_model(name, config, cases, options.seconds)
+                cases = [replace(case, adapters=min(options.random_adapters, case.rows)) for case in cases]
+                measured = steps.measure_model(name, config, cases, options.seconds, options.adapter_rank)
             except (AEngineError, RuntimeError) as error:
                 if len(shapes) == 1:
                     raise

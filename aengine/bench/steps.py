@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import gc
 import itertools
+import pathlib
 import statistics
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from aengine.bench.floor import Machine, MachineProbe, step_work
 from aengine.bench.probes import start_up_log
+from aengine.bench.random_adapters import write_adapter
 from aengine.bench.report import table
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
@@ -26,6 +29,7 @@ from aengine.models.hub import resolve_model
 from aengine.models.spec import ModelSpec
 from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.runner.base import InFlightStep
+from aengine.runner.changes import LoadAdapter
 from aengine.runner.dummy_steps import GREEDY
 from aengine.runner.model_runner import ModelRunner
 from aengine.scheduler.plan import NewRow, StepPlan
@@ -42,10 +46,12 @@ class Case:
     rows: int
     length: int
     context: int
+    adapters: int = 0  # that the rows have, in turns
 
     @property
     def name(self) -> str:
-        return f"decode {self.rows} x {self.context}" if self.length == 1 else f"prefill {self.rows} x {self.length} @ {self.context}"
+        name = f"decode {self.rows} x {self.context}" if self.length == 1 else f"prefill {self.rows} x {self.length} @ {self.context}"
+        return f"{name}, {self.adapters} adapters" if self.adapters else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,9 @@ class StepFigures:
     kv_bytes: int
     flops: int
     floor_milliseconds: float
+    with_adapters: (
+        float | None
+    )  # the time over that of the same step without adapters, which each round measures before; the median of rounds
     exchange: float  # the share of the time that rank 0 spent in the exchange with other ranks
     fraction: float  # the floor of the machine right before and after a round, over that round's median; the median of rounds
 
@@ -100,14 +109,17 @@ class ModelSteps:
         if self.steps:
             lines.append(table(HEADER, [step.cells for step in self.steps]))
         figures = [step.figures for step in self.steps]
+        if ratios := [f"{one.with_adapters:.3f} in {one.case.name}" for one in figures if one.with_adapters is not None]:
+            lines.append(f"time with adapters over time without: {', '.join(ratios)}")
         if shares := [f"{100 * one.exchange:.1f} % of {one.case.name}" for one in figures if one.exchange]:
             lines.append(f"exchange between ranks: {', '.join(shares)}")
         lines += [f"not measured: {entry.case}: {entry.reason}" for entry in self.left_out]
         return "\n".join(lines)
 
 
-def measure_model(name: str, config: EngineConfig, cases: Sequence[Case], seconds: float) -> ModelSteps:
-    """Repeats each case for about `seconds`. Raises what building a runner raises, and what its steps do.
+def measure_model(name: str, config: EngineConfig, cases: Sequence[Case], seconds: float, adapter_rank: int = 16) -> ModelSteps:
+    """Repeats each case for about `seconds`; adapters are random ones of that low rank. Raises what building a runner raises, and what its
+    steps do.
 
     Where max_num_batched_tokens is left open, it is raised to the longest prompt, so that each prompt is one step.
     """
@@ -121,6 +133,7 @@ def measure_model(name: str, config: EngineConfig, cases: Sequence[Case], second
         if isinstance(runner.spec, ModelSpec) and (runner.executor_name == "cpu" or runner.device.type == "cuda"):
             weights = weight_bytes(config, runner.spec, runner.dtype.itemsize, quantized_bytes(config, runner.spec, model_dir))
         reasons = [(case, why_not(runner, case)) for case in cases]
+        adapter_bytes = _load_adapters(runner, max((case.adapters for case, reason in reasons if reason is None), default=0), adapter_rank)
         return ModelSteps(
             model=name,
             device=str(runner.device),
@@ -128,7 +141,14 @@ def measure_model(name: str, config: EngineConfig, cases: Sequence[Case], second
             config={**asdict(config), "model": name},
             start_up=log,
             steps=list(
-                measure_steps(runner, [case for case, reason in reasons if reason is None], seconds, config.kv_cache_dtype, weights)
+                measure_steps(
+                    runner,
+                    [case for case, reason in reasons if reason is None],
+                    seconds,
+                    config.kv_cache_dtype,
+                    weights,
+                    adapter_bytes,
+                )
             ),
             left_out=[LeftOut(case.name, reason) for case, reason in reasons if reason is not None],
         )
@@ -138,11 +158,28 @@ def measure_model(name: str, config: EngineConfig, cases: Sequence[Case], second
         gc.collect()  # the next model needs the memory
 
 
+def _load_adapters(runner: ModelRunner, count: int, low_rank: int) -> int:
+    """Random adapters of the keys 1 .. count; returns the bytes of one."""
+    size = 0
+    for key in range(1, count + 1):
+        if not isinstance(runner.spec, ModelSpec):
+            raise ConfigError.of("model_impl", "adapters are possible with native models only")
+        with tempfile.TemporaryDirectory() as folder:
+            path = write_adapter(pathlib.Path(folder, "adapter"), runner.spec, low_rank, runner.dtype, key)
+            prepared = runner.prepare(LoadAdapter(key, f"adapter-{key}", str(path)))
+        runner.apply(prepared)
+        assert prepared.adapter is not None
+        size = prepared.adapter.num_bytes
+    return size
+
+
 def why_not(runner: ModelRunner, case: Case) -> str | None:
     """Why a case cannot be measured with this runner, in a few words; None: it can."""
     pages = int(_pages(runner, case).max())
     if case.rows > runner.max_num_seqs:
         return f"max_num_seqs is {runner.max_num_seqs}"
+    if case.adapters and case.adapters > runner.max_adapters:
+        return f"max_adapters is {runner.max_adapters}"
     if case.rows * case.length > runner.max_num_batched_tokens:
         return f"max_num_batched_tokens is {runner.max_num_batched_tokens}"
     if case.context + case.length >= runner.max_model_len:
@@ -158,8 +195,9 @@ def measure_steps(
     seconds: float = 2.0,
     kv_cache_dtype: str = "auto",
     weights: Mapping[str, int] | None = None,
+    adapter_bytes: int = 0,
 ) -> Iterator[MeasuredStep]:
-    """Repeats each case for about `seconds`, in rounds. The last two are as in `step_work`."""
+    """Repeats each case for about `seconds`, in rounds. `kv_cache_dtype` and `weights` are as in `step_work`."""
     if not isinstance(runner.spec, ModelSpec):
         raise ConfigError.of("model_impl", "the least work of a step is known of native models only")
     probe = MachineProbe(runner.device, runner.dtype)
@@ -167,12 +205,17 @@ def measure_steps(
     for case in cases:
         lengths, contexts = [case.length] * case.rows, [case.context] * case.rows
         work = step_work(runner.spec, lengths, contexts, case.rows, runner.dtype.itemsize, kv_cache_dtype, weights)
+        work = replace(work, weight_bytes=work.weight_bytes + case.adapters * adapter_bytes)
         machines = [probe.measure()]
         rounds: list[Sequence[float]] = []
+        plain_medians = []
         exchanged, ran = 0.0, 0.0
         for number in range(ROUNDS):
+            if case.adapters:
+                without = replace(case, adapters=0)
+                plain_medians.append(statistics.median(_time_steps(runner, without, seconds / ROUNDS, numbers, new_rows=number == 0)))
             before, began = runner.exchange_seconds, time.perf_counter()
-            rounds.append(_time_steps(runner, case, seconds / ROUNDS, numbers, new_rows=number == 0))
+            rounds.append(_time_steps(runner, case, seconds / ROUNDS, numbers, new_rows=number == 0 and not case.adapters))
             exchanged, ran = exchanged + runner.exchange_seconds - before, ran + time.perf_counter() - began
             machines.append(probe.measure())
         machine = Machine(
@@ -188,6 +231,9 @@ def measure_steps(
             weight_bytes=work.weight_bytes,
             kv_bytes=work.kv_bytes,
             flops=work.flops,
+            with_adapters=statistics.median(statistics.median(one) / plain for one, plain in zip(rounds, plain_medians, strict=True))
+            if case.adapters
+            else None,
             exchange=exchanged / ran,
             floor_milliseconds=1e3 * work.seconds(machine),
             fraction=statistics.median(
@@ -256,4 +302,5 @@ def _plan(runner: ModelRunner, case: Case, step: int, *, given_tokens: bool, new
         page_rows=page_rows,
         page_cols=columns,
         page_ids=pages.reshape(-1),
+        adapters=1 + rows % case.adapters if case.adapters else empty,
     )

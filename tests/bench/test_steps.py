@@ -88,3 +88,22 @@ def test_pages_behind_windows_are_not_needed() -> None:
     assert steps.why_not(runner, case) is None
     runner.num_pages -= 1
     assert steps.why_not(runner, case) == "it needs 18 KV pages of 4 tokens, and there are 17"
+
+
+def test_rows_with_adapters_are_set_beside_rows_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[list[int]] = []
+    launch = ModelRunner.launch
+
+    def record(runner: ModelRunner, plan: StepPlan) -> InFlightStep:
+        keys.append(plan.adapters.tolist())
+        return launch(runner, plan)
+
+    monkeypatch.setattr(ModelRunner, "launch", record)
+    config = EngineConfig(model="demo", device="cpu", kv_cache_memory=8 << 20, max_num_seqs=4)
+    cases = [Case(rows=3, length=1, context=20, adapters=2), Case(rows=1, length=16, context=0, adapters=5)]
+    measured = steps.measure_model("demo", config, cases, seconds=0.01, adapter_rank=4)
+    (step,) = measured.steps
+    assert step.figures.with_adapters is not None
+    assert {tuple(each) for each in keys} == {(), (1, 2, 1)}
+    assert "time with adapters over time without" in measured.show()
+    assert measured.show().endswith("not measured: prefill 1 x 16 @ 0, 5 adapters: max_adapters is 4")
