@@ -209,7 +209,7 @@ class StepDriver:
 
     def _can_change(self) -> bool:
         """Whether a change of the model waits for the steps in flight alone, and not for requests that have begun."""
-        if not self._changes:
+        if not self._changes or self._stopping:
             return False
         change = self._changes[0]
         return not (isinstance(change, Apply) and change.running is RunningRequests.FINISH and self._scheduler.drain())

@@ -146,6 +146,9 @@ class HookedRunner(OracleRunner):
             self.adapters.add(prepared.change.key)
         elif isinstance(prepared.change, UnloadAdapter):
             self.adapters.remove(prepared.change.key)
+        else:
+            assert not self.queue._steps
+            self.version += 1
 
     def discard(self, prepared: Prepared) -> None:
         self.discarded.append(prepared.change)

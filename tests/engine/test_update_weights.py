@@ -11,14 +11,16 @@ import anyio
 import pytest
 import torch
 import transformers
-from oracle_engine import until
+from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
 from safetensors.torch import load_file, save_file
 from slow_cases import slow_but
+from speculating import also_with_drafts
 from torch import Tensor
 
 from aengine import AsyncEngine, EngineStateError, FinishReason, InvalidRequestError, ModelLoadError, SamplingParams, Token
 from aengine.models.hub import resolve_model
 from aengine.protocols import EngineProtocol
+from aengine.runner.changes import Change
 
 pytestmark = pytest.mark.anyio
 OPTIONS = {"dtype": "float32", "device": "cpu", "max_num_seqs": 6, "kv_cache_memory": 24 << 20, "threads": 1}
@@ -112,6 +114,77 @@ async def test_under_load(models: Models, mode: str, count: int) -> None:
         assert reason is FinishReason.MAX_TOKENS or (mode == "abort" and reason is FinishReason.CANCELLED)
 
 
+@also_with_drafts
+@pytest.mark.parametrize("anyio_backend", slow_but(["asyncio"], ["asyncio", "trio"]))
+@pytest.mark.parametrize("ahead", list(Ahead))
+async def test_kv_is_of_the_right_weights(ahead: Ahead) -> None:
+    """The oracle knows which weights computed each key and value. Several sequences of a request share some."""
+    async with OracleEngine(ahead=ahead, num_pages=120, max_num_seqs=8) as engine:
+        outputs: dict[int, tuple[int, ...]] = {}
+        reasons: set[FinishReason | None] = set()
+
+        async def run(seed: int) -> None:
+            prompt = [1, 2, 3, 4] * (seed % 5) + [seed % 40]
+            completion = await engine.generate(prompt, SamplingParams(seed=seed, max_tokens=20 + seed, n=1 + seed % 3, ignore_eos=True))
+            reasons.add(completion.finish_reason)
+            if completion.finish_reason is not FinishReason.CANCELLED:
+                outputs[seed] = completion.token_ids
+
+        async with anyio.create_task_group() as group:
+            for seed in range(1, 25):
+                group.start_soon(run, seed)
+            for number, mode in enumerate(["keep", "recompute", "keep", "finish", "abort", "keep"], 1):
+                steps = engine.stats().steps + 3
+                await until(lambda steps=steps: engine.stats().steps > steps or not engine.stats().running)  # type: ignore[misc]
+                assert await engine.update_weights("new", mode) == number
+        assert outputs == {seed: tuple(engine.solo(seed)[0]) for seed in outputs}
+        assert reasons == {FinishReason.MAX_TOKENS, FinishReason.CANCELLED}
+        assert idle(engine)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_while_paused() -> None:
+    """What need not finish first changes at once; what must waits until the engine computes again."""
+    async with OracleEngine() as engine:
+        gate = StepGate(engine, at=3)
+        stream = engine.stream([1], SamplingParams(seed=1, max_tokens=20, ignore_eos=True))
+        await until(gate.held.is_set)
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.pause)
+            await anyio.wait_all_tasks_blocked()
+            gate.open()
+        assert await engine.update_weights("new") == 1
+        prepared: list[Change] = []
+        engine.runner.before_prepare = prepared.append
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.update_weights, "newer", "finish")
+            await until(lambda: prepared)
+            engine.unpause()
+            tokens = [token async for token in stream]
+        assert [token.token_id for token in tokens] == engine.solo(1)[0]
+        assert [token.weights_version for token in tokens] == [0] * 4 + [1] * 16
+        assert engine.stats().weights_version == 2
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_closed_meanwhile() -> None:
+    """An update that waits for requests to finish, or is being prepared, ends with the engine."""
+    engine = OracleEngine()
+    await engine.start()
+    stream = engine.stream([1], SamplingParams(seed=1, max_tokens=300, ignore_eos=True))
+    async with anyio.create_task_group() as group:
+
+        async def update() -> None:
+            with pytest.raises(EngineStateError, match="the engine is closed"):
+                await engine.update_weights("new", "finish")
+
+        group.start_soon(update)
+        group.start_soon(update)
+        await anyio.wait_all_tasks_blocked()
+        await engine.aclose()
+    assert [token.weights_version async for token in stream] == [0] * engine.stats().completion_tokens + [0]
+
+
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_what_goes_wrong_changes_nothing(models: Models) -> None:
     params, prompt = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True), list(range(30))
@@ -147,13 +220,13 @@ async def test_what_goes_wrong_changes_nothing(models: Models) -> None:
 async def test_with_drafts_and_several_sequences(models: Models) -> None:
     """Drafts are checked with the weights in use, and forks of a request that goes on compute its prompt themselves."""
     rng, outputs = random.Random(0), list[Output]()
-    params = SamplingParams(top_k=1, max_tokens=40, n=3, ignore_eos=True)
+    params = SamplingParams(top_k=1, max_tokens=40, n=2, ignore_eos=True)
     async with AsyncEngine("demo", **OPTIONS, speculative="ngram") as engine:
-        for number in range(1, 5):
+        for number in range(1, 3):
             streams = []
-            for _ in range(3):
+            for _ in range(2):
                 prompt = [rng.randrange(500) for _ in range(10)] * 4
-                streams.append(([Output(prompt, []) for _ in range(3)], engine.stream(prompt, params)))
+                streams.append(([Output(prompt, []) for _ in range(2)], engine.stream(prompt, params)))
             assert await engine.update_weights(models.paths[number % 2], "recompute") == number
             for sequences, stream in streams:
                 async for token in stream:

@@ -12,6 +12,7 @@ from driver import Driver
 from reference import FAMILIES, TINY, save_random, save_tiny
 from safetensors.torch import load_file, save_file
 from slow_cases import slow_but
+from test_graphs import graph_runner
 from test_greedy import make_runner
 from torch import Tensor
 
@@ -66,6 +67,13 @@ def test_directory(name: str, backend: str, options: dict, tmp_path: pathlib.Pat
     assert tokens(runner) == expected
     update(runner, str(old))
     assert tokens(runner) == before
+
+
+def test_graphs_stay(models: tuple[pathlib.Path, pathlib.Path]) -> None:
+    old, new = models
+    runner = graph_runner(old)
+    update(runner, new)
+    assert tokens(runner) == tokens(make_runner(new, attention_backend="torch_native"))
 
 
 def test_files_may_change_afterwards(models: tuple[pathlib.Path, pathlib.Path], tmp_path: pathlib.Path) -> None:
