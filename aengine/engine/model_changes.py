@@ -91,7 +91,7 @@ class ModelChanges:
         turn: Future[None] = Future()
         self._wait_for(turn)
         try:
-            await self._edge.wait(turn)
+            await self._edge.wait(turn) if not turn.done() else turn.result()
         except BaseException:
             self._leave(turn)
             raise
@@ -139,7 +139,7 @@ class ModelChanges:
         else:
             prepared = work.result()
             reply = self._send(lambda reply: Apply(reply, prepared, running))
-            reply.add_done_callback(lambda _: self._finish(on_end, turn, prepared, None))
+            reply.add_done_callback(lambda reply: self._finish(on_end, turn, prepared, reply.exception()))
 
     def _finish(self, on_end: OnEnd, turn: Future[None], prepared: Prepared | None, error: BaseException | None) -> None:
         if self._ended is not None:

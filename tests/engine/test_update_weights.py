@@ -168,21 +168,25 @@ async def test_while_paused() -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_closed_meanwhile() -> None:
-    """An update that waits for requests to finish, or is being prepared, ends with the engine."""
+    """An update that waits for requests to finish, and one that waits for its turn, end with the engine."""
     engine = OracleEngine()
     await engine.start()
+    gate = StepGate(engine, at=3)
     stream = engine.stream([1], SamplingParams(seed=1, max_tokens=300, ignore_eos=True))
+    await until(gate.held.is_set)
+
+    async def update() -> None:
+        with pytest.raises(EngineStateError, match="the engine is closed"):
+            await engine.update_weights("new", "finish")
+
     async with anyio.create_task_group() as group:
-
-        async def update() -> None:
-            with pytest.raises(EngineStateError, match="the engine is closed"):
-                await engine.update_weights("new", "finish")
-
         group.start_soon(update)
         group.start_soon(update)
         await anyio.wait_all_tasks_blocked()
-        await engine.aclose()
-    assert [token.weights_version async for token in stream] == [0] * engine.stats().completion_tokens + [0]
+        group.start_soon(engine.aclose)
+        await anyio.wait_all_tasks_blocked()
+        gate.open()
+    assert {token.weights_version async for token in stream} == {0}
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
