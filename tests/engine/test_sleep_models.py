@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
 import pytest
 from every_draft import use_every_draft
+from head_models import Drafting, eagle, mtp
 from oracle_engine import until
 from safetensors.torch import load_file, save_file
 from slow_cases import slow_but
@@ -120,3 +121,40 @@ async def test_weights_that_it_wakes_with(backend: str, tmp_path: pathlib.Path) 
         assert await found() == (4, second)
         with pytest.raises(EngineStateError, match="awake"):
             await engine.wake(demo)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("level", slow_but([2], [1, 2]))
+@pytest.mark.parametrize("backend", slow_but(["auto"], ["auto", "torch_native"]))
+@pytest.mark.parametrize("make", [lambda path: eagle(path, own_ids=True), lambda path: mtp(path, "mimo")], ids=["eagle", "mtp"])
+async def test_draft_heads(
+    make: Callable[[pathlib.Path], Drafting], backend: str, level: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They read embedding and output head of their model, or have their own."""
+    use_every_draft(monkeypatch)
+    drafting = make(tmp_path)
+    async with AsyncEngine(str(drafting.model_dir), **SIZES, attention_backend=backend, **drafting.options) as engine:
+        expected = await outputs(engine, 8)
+        accepted = engine.stats().accepted_draft_tokens
+        await engine.flush_cache()
+        assert await outputs(engine, 8, [level] * 2) == expected
+        assert engine.stats().accepted_draft_tokens >= 1.5 * accepted
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("backend", slow_but(["auto"], ["auto", "torch_native"]))
+async def test_adapters(backend: str, level: int) -> None:
+    async with AsyncEngine("demo", **SIZES, attention_backend=backend, adapters={"a": "demo-lora"}) as engine:
+
+        async def of(adapter: str | None) -> tuple[int, ...]:
+            return (await engine.generate("LOVE, n.", params_of(0), adapter=adapter)).token_ids
+
+        expected = [await of(adapter) for adapter in (None, "a")]
+        assert expected[0] != expected[1]
+        stream = engine.stream("LOVE, n.", params_of(0), adapter="a")
+        found = [(await stream.__anext__()).token_id]
+        await engine.sleep(level)
+        await engine.wake()
+        assert tuple(found + [token.token_id async for token in stream]) == expected[1]
+        assert [await of(adapter) for adapter in (None, "a")] == expected

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
+from aengine.kernels.warm_memory import WarmMemory, keep_rows, lazy_bytes
 
 MIB = 1 << 20
 STATM = pathlib.Path("/proc/self/statm")
@@ -94,3 +94,18 @@ def test_lazy_bytes(size: int) -> None:
     if size:
         assert array.ctypes.data % (2 * MIB) == 0
         array[-1] = 1
+
+
+@pytest.mark.parametrize("size", [1, 100, 4096, 6000, MIB // 3])
+def test_rows_are_kept_and_what_is_between_them_is_given_back(size: int) -> None:
+    memory = lazy_bytes(20 * size).reshape(20, size)
+    memory[:] = np.arange(1, 21, dtype=np.uint8)[:, None]
+    for rows in ([], [0], [19], [0, 1, 5, 6, 7, 19], list(range(20))):
+        kept = np.array(rows, np.int32)
+        memory[:] = np.arange(1, 21, dtype=np.uint8)[:, None]
+        keep_rows(memory, kept)
+        assert (memory[kept] == kept[:, None] + 1).all()
+        others = np.setdiff1d(np.arange(20), kept)
+        zeros = (memory[others] == 0).sum()
+        assert ((memory[others] == 0) | (memory[others] == others[:, None] + 1)).all()
+        assert zeros >= memory[others].size - 2 * mmap.PAGESIZE * (len(rows) + 1)
