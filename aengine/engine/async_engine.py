@@ -267,7 +267,7 @@ class AsyncEngine(EngineProtocol):
         self._check_serving()
         async with self._changes:
             self._check_serving()
-            level = self._steps.stats.published[0].sleep_level
+            level, before = self._steps.stats.published[0].sleep_level, self._loaded.runner.memory_used()
             if source is not None and level == 0:
                 raise EngineStateError("the engine is awake; use update_weights")
             prepared = None
@@ -279,7 +279,7 @@ class AsyncEngine(EngineProtocol):
             memory: MemoryUse = await self._run(lambda reply: Wake(reply, prepared, replaces=source is not None))
             if source is not None:
                 self._weights_from = _path_of(source)
-            return memory
+            return replace(memory, before=before)
 
     async def update_weights(self, source: WeightSource, running: str = "keep") -> int:
         """Replace the weights of the model, while requests go on; returns how often that was done. Tokens say which weights made them

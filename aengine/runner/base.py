@@ -46,8 +46,8 @@ class InFlightStep(Protocol):
 
 
 class Runner(Protocol):
-    """Executes plans in the order of their step numbers. All methods but `hold`, `abandon`, `prepare` and `discard` are called from
-    the thread that created it."""
+    """Executes plans in the order of their step numbers. All methods but `hold`, `abandon`, `prepare`, `discard` and `memory_used` are called
+    from the thread that created it."""
 
     num_pages: int  # of the pool, the reserved page 0 included
     page_size: int  # tokens
@@ -84,7 +84,7 @@ class Runner(Protocol):
         """Ends a sleep, one of level 2 with weights that were prepared. Raises InsufficientMemoryError if that may be tried again."""
 
     def memory_used(self) -> int:
-        """As of `MemoryUse`."""
+        """As of `MemoryUse`. May be called from any thread."""
 
     def hold(self, held: bool) -> None:
         """While held, a launched step does not begin by itself when the step before it finishes; it begins when the result of that step

@@ -32,10 +32,12 @@ class Changing:
         self._setup = setup
         self._executor = executor
         self._numbers = itertools.count(1)
+        self._threads = torch.get_num_threads()  # of steps
+        self._asleep = False
 
     def prepare(self, change: Change) -> Prepared:
         threads = torch.get_num_threads()  # of this thread
-        set_thread_count(1)  # the cores are the steps'
+        set_thread_count(self._threads if self._asleep else 1)  # else the cores are the steps'
         try:
             return self._prepare(change) if self._setup.followers is None else self._prepare_on(self._setup.followers, change)
         finally:
@@ -59,6 +61,7 @@ class Changing:
             if ranks is not None:
                 ranks.send_sleep(level, pages)
             self._executor.sleep(level, pages)
+        self._asleep = True
 
     def wake(self, prepared: Prepared | None) -> None:
         if prepared is not None:
@@ -67,6 +70,7 @@ class Changing:
             if ranks is not None:
                 ranks.send_wake()
             self._executor.wake()
+        self._asleep = False
 
     @contextmanager
     def _on_all_ranks(self) -> Iterator[DriverRanks | None]:

@@ -108,7 +108,7 @@ class HostModel:
         """As of `Executor`."""
         check_addition("new weights need", self._weight_bytes, free_host_memory() // self._num_local)
         with torch.inference_mode():
-            return self._stack.pack(Workspace(self.workspace.kernels, 1), read(self._shard))
+            return self._stack.pack(Workspace(self.workspace.kernels, torch.get_num_threads()), read(self._shard))
 
     def use_weights(self, prepared: object) -> None:
         """As of `Executor`."""
