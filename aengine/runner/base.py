@@ -46,8 +46,8 @@ class InFlightStep(Protocol):
 
 
 class Runner(Protocol):
-    """Executes plans in the order of their step numbers. All methods but `hold`, `abandon`, `prepare`, `discard` and `memory_used` are called
-    from the thread that created it."""
+    """Executes plans in the order of their step numbers. All methods but `hold`, `abandon`, `prepare`, `discard` and `memory_used` are
+    called from the thread that created it."""
 
     num_pages: int  # of the pool, the reserved page 0 included
     page_size: int  # tokens
