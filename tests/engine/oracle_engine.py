@@ -165,6 +165,7 @@ class HookedRunner(OracleRunner):
     def wake(self, prepared: Prepared | None) -> None:
         if self.too_little_memory:
             raise InsufficientMemoryError("there is too little memory to wake")
+        assert (prepared is not None) == (self.asleep == 2)
         self.asleep = 0
 
     def memory_used(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -11,6 +12,7 @@ from speculating import also_with_drafts
 
 from aengine import AsyncEngine, EngineStateError, FinishReason, InsufficientMemoryError, InvalidRequestError, SamplingParams
 from aengine.outputs import MemoryUse
+from aengine.runner.changes import Change, NewWeights
 
 pytestmark = pytest.mark.anyio
 
@@ -123,9 +125,8 @@ async def test_too_little_memory_to_wake() -> None:
 @pytest.mark.parametrize("change", [lambda engine: engine.sleep(), lambda engine: engine.wake()], ids=["sleep", "wake"])
 async def test_closing_an_engine_that_sleeps_or_is_about_to(change: Callable[[AsyncEngine], Awaitable[MemoryUse]]) -> None:
     async with OracleEngine() as engine:
-        stream = engine.stream([1], some(1, 300))
-        await stream.__anext__()
         await engine.sleep()
+        stream = engine.stream([1], some(1, 300))
         async with anyio.create_task_group() as group:
             group.start_soon(engine.aclose)
             await anyio.lowlevel.checkpoint()
@@ -133,3 +134,40 @@ async def test_closing_an_engine_that_sleeps_or_is_about_to(change: Callable[[As
                 await change(engine)
         assert [token.finish_reason async for token in stream][-1] is FinishReason.CANCELLED
         assert engine.runner.closed.is_set()
+
+
+@pytest.mark.parametrize("ending", ["cancel", "close"])
+async def test_waking_that_is_cancelled_while_weights_are_read(ending: str) -> None:
+    """Or the engine is closed. Nothing waits for what is read."""
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def wait(change: Change) -> None:
+        begun.set()
+        assert may_go_on.wait(20)
+
+    async with OracleEngine() as engine:
+        await engine.sleep(2)
+        stream = engine.stream([1], some(1, 9))
+        engine.runner.before_prepare = wait
+        async with anyio.create_task_group() as group:
+
+            async def wake() -> None:
+                with pytest.raises(EngineStateError, match="closed"):
+                    await engine.wake()
+
+            group.start_soon(wake)
+            await until(begun.is_set)
+            assert engine.stats().sleep_level == 2
+            if ending == "close":
+                await engine.aclose()
+                may_go_on.set()
+            else:
+                group.cancel_scope.cancel()
+        may_go_on.set()
+        if ending == "close":
+            assert [token.finish_reason async for token in stream][-1] is FinishReason.CANCELLED
+            return
+        assert engine.stats().sleep_level == 2
+        await engine.wake()
+        assert engine.runner.discarded == [NewWeights(None)]
+        assert [token.token_id async for token in stream] == engine.solo(1)[0]

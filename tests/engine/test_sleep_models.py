@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "ranks": {"tensor_parallel_size": 2},
     "torch-ranks": {"tensor_parallel_size": 2, "attention_backend": "torch_native"},
     "stages": {"pipeline_parallel_size": 2},
+    "torch-stages": {"pipeline_parallel_size": 2, "attention_backend": "torch_native"},
 }
 QUICK = [("kernels", 1, 40, 3), ("kernels", 2, 40, 3), ("torch", 1, 16, 3)]
 LONG = [("kernels", 1, 200, 10), ("torch", 1, 200, 10), ("kernels", 2, 200, 10)]
