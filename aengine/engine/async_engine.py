@@ -420,11 +420,11 @@ class AsyncEngine(EngineProtocol):
         elif self._phase is _Phase.STARTING:
             self._phase = _Phase.CLOSED
         reason = self._death() if error is not None else EngineStateError("the engine is closed")
-        while self._replies:
-            self._replies.pop().set_exception(reason)
         if hasattr(self, "_registry"):
             self._changes.end(reason)
             self._registry.end_all(reason)
+        while self._replies:
+            self._replies.pop().set_exception(reason)
         self._settled.set()
         self._stopped.set()
 

@@ -52,7 +52,7 @@ class ModelChanges:
             return
         self._underway.add(on_end)
         turn: Future[None] = Future()
-        turn.add_done_callback(partial(self._prepare, make, on_end, running))
+        turn.add_done_callback(partial(self._begin, make, on_end, running))
         self._wait_for(turn)
 
     async def prepare(self, change: Change) -> Prepared:
@@ -68,13 +68,12 @@ class ModelChanges:
             else:
                 found.set_exception(error)
 
-        def on_done(work: Future[Prepared]) -> None:
-            if self._ended is None and not isinstance(error := work.exception(), LoadingCancelled):
-                self._underway.remove(on_end)
-                on_end(work.result() if error is None else None, error)
+        def on_prepared(prepared: Prepared | None, error: BaseException | None) -> None:
+            self._underway.remove(on_end)
+            on_end(prepared, error)
 
         self._underway.add(on_end)
-        self._thread.submit(self._runner.prepare, change).add_done_callback(partial(self._edge.call_soon, on_done))
+        self._prepare(lambda: change, on_prepared)
         return await self._edge.wait(found)
 
     def end(self, error: BaseException) -> None:
@@ -115,7 +114,7 @@ class ModelChanges:
         else:
             self._turns[0].set_exception(self._ended)
 
-    def _prepare(self, make: Callable[[], Change], on_end: OnEnd, running: RunningRequests, turn: Future[None]) -> None:
+    def _begin(self, make: Callable[[], Change], on_end: OnEnd, running: RunningRequests, turn: Future[None]) -> None:
         if self._ended is not None:
             return
         try:
@@ -123,23 +122,30 @@ class ModelChanges:
         except Exception as error:
             self._finish(on_end, turn, None, error)
             return
-        work = self._thread.submit(lambda: self._runner.prepare(make()))
-        work.add_done_callback(partial(self._edge.call_soon, self._apply, on_end, running, turn))
 
-    def _apply(self, on_end: OnEnd, running: RunningRequests, turn: Future[None], work: Future[Prepared]) -> None:
-        if self._ended is not None:
-            return
-        error = work.exception()
-        if isinstance(error, LoadingCancelled):
-            return  # the step thread is about to end
-        if isinstance(error, RankError):
-            self._fail(error)
-        elif error is not None:
-            self._finish(on_end, turn, None, error)
-        else:
-            prepared = work.result()
+        def on_prepared(prepared: Prepared | None, error: BaseException | None) -> None:
+            if prepared is None:
+                self._finish(on_end, turn, None, error)
+                return
             reply = self._send(lambda reply: Apply(reply, prepared, running))
             reply.add_done_callback(lambda reply: self._finish(on_end, turn, prepared, reply.exception()))
+
+        self._prepare(make, on_prepared)
+
+    def _prepare(self, make: Callable[[], Change], on_prepared: OnEnd) -> None:
+        """`on_prepared` is not called if the engine ends before."""
+
+        def on_done(work: Future[Prepared]) -> None:
+            if self._ended is not None:
+                return
+            error = work.exception()
+            if isinstance(error, RankError):
+                self._fail(error)
+            elif not isinstance(error, LoadingCancelled):  # else the step thread is about to end
+                on_prepared(None if error is not None else work.result(), error)
+
+        work = self._thread.submit(lambda: self._runner.prepare(make()))
+        work.add_done_callback(partial(self._edge.call_soon, on_done))
 
     def _finish(self, on_end: OnEnd, turn: Future[None], prepared: Prepared | None, error: BaseException | None) -> None:
         if self._ended is not None:

@@ -144,7 +144,5 @@ def test_gguf(tmp_path: pathlib.Path, name: str) -> None:
 
 @pytest.mark.parametrize("size", [3, 8])
 def test_heads_that_do_not_divide_are_refused(checkpoint: Callable[[str], pathlib.Path], size: int) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"^tensor_parallel_size: {size} does not divide num_heads 4 of layer 0; possible are 1, 2, 4$"
-    ):
+    with pytest.raises(ConfigError, match=rf"^tensor_parallel_size: {size} does not divide num_heads 4 of layer 0; possible are 1, 2, 4$"):
         on_ranks(checkpoint("cohere2"), size)
