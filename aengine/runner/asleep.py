@@ -45,7 +45,7 @@ class Asleep:
             self._parts.insert(0, Offloaded(self._models[0].model.weights, copied=False))
             self._free()
         else:
-            self._parts[0].drop_copies()
+            self._drop_copies(self._parts[:1])
 
     def give_weights(self) -> None:
         """Memory for the weights of the model, which were dropped."""
@@ -63,6 +63,15 @@ class Asleep:
             if self._draft is not None:
                 self._draft.allocate(num_pages)
                 self._draft.write_pages(self._pages, self._hidden)
+        if self._device.type != "cpu":
+            self._drop_copies(self._parts)
+
+    def _drop_copies(self, parts: Sequence[Offloaded]) -> None:
+        """Of CUDA, whose allocator keeps pinned memory that is freed."""
+        torch.cuda.synchronize(self._device)  # what is copied from them is there
+        for part in parts:
+            part.drop_copies()
+        torch._C._host_emptyCache()
 
     @contextmanager
     def _or_asleep(self) -> Iterator[None]:
