@@ -157,10 +157,7 @@ class HookedRunner(OracleRunner):
         """The content of all other pages is lost."""
         assert not self.queue._steps
         self.asleep = level
-        for slots in (self.slots, self.draft_slots):
-            others = np.ones(self.num_pages, bool)
-            others[pages] = False
-            slots.reshape(self.num_pages, -1)[others] = -1
+        self.keep(pages)
 
     def wake(self, prepared: Prepared | None) -> None:
         if self.too_little_memory:

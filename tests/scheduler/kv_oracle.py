@@ -162,6 +162,12 @@ class OracleRunner:
             before = versions[-1] if versions else self._pure
             versions.append(before if before == self._pure else _mix(before, self._pure))
 
+    def keep(self, pages: np.ndarray) -> None:
+        """The content of all other pages is lost."""
+        for slots in (self.slots, self.draft_slots):
+            by_page = slots.reshape(-1, self.page_size)
+            by_page[np.setdiff1d(np.arange(len(by_page)), pages)] = -1
+
     def launch(self, plan: StepPlan) -> OracleFlight:
         assert plan.step == self._next_step
         self._next_step += 1

@@ -88,6 +88,9 @@ class Simulation:
         if waits and not self.flights:
             self._use_weights()
             waits = False
+        if not self.flights and self.rng is not None and self.rng.random() < 0.02:
+            self.scheduler.flush_cache()  # sleep and wake
+            self.runner.keep(self.scheduler.held_pages())
         plan = None if waits else self.scheduler.schedule()
         if plan is not None and self.rng is not None and self.rng.random() < 0.05:
             row = self.rng.choice(plan.rows.tolist())

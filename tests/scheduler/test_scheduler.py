@@ -390,6 +390,24 @@ class TestSteps:
         assert simulation.scheduler.stats().pages_used == 0
         simulation.check_finished()
 
+    def test_what_is_still_to_be_copied_counts_as_held(self, overlap: bool) -> None:
+        """A fork was planned, the plan was taken back, and the sequence that it copies a page from has ended."""
+        simulation = Simulation(CONFIG, overlap=overlap)
+        simulation.submit(make_request(0, [1] * 20, 30, num_forks=1))
+        simulation.submit(make_request(1, [1] * 20, 30, fork_of=0))
+        while (plan := simulation.scheduler.schedule()) is not None and not len(plan.copy_from):
+            simulation.scheduler.commit(plan, simulation.runner.launch(plan).result())
+            simulation._receive()
+        assert plan is not None
+        simulation.scheduler.rollback(plan, {})
+        simulation.cancel(0)
+        simulation.scheduler.flush_cache()
+        held = simulation.scheduler.held_pages()
+        assert set(plan.copy_from.tolist()) <= set(held.tolist())
+        simulation.runner.keep(held)
+        simulation.run()
+        simulation.check_finished()
+
     def test_failed_rows_leave_the_others_untouched(self, overlap: bool) -> None:
         simulation = Simulation(CONFIG, overlap=overlap)
         for key in range(4):
