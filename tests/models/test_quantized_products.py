@@ -19,8 +19,10 @@ from triton_mode import DEVICES  # before triton is imported
 from aengine.config import EngineConfig
 from aengine.kernels.float8 import Float8Rows
 from aengine.kernels.quantize import quantize_rows
+from aengine.kernels.quantized import Rows
 from aengine.kernels.triton.layer_ops import TritonOps
 from aengine.layers.linear import QuantizedLinears
+from aengine.models.blocks import same_form, tensors_of
 from aengine.models.decoder import Decoder
 from aengine.models.model_config import load_spec
 from aengine.models.weights import fused, random_weights
@@ -192,3 +194,22 @@ def test_parts_in_several_formats_are_multiplied_one_by_one(device: str) -> None
     torch.testing.assert_close(method(x, bias), x @ weight.t() + bias, rtol=1e-5, atol=1e-5)
     assert linears.linear([matrix]) is None
     assert linears.experts(parts, 3) is None
+
+
+@pytest.mark.parametrize("how", slow_but(["int4"], ["int8", "int4", "fp8"]))
+def test_other_numbers_in_the_same_memory(device: str, how: str) -> None:
+    def parts() -> list[Rows]:
+        return [quantize_rows(torch.randn(count, 64), how) for count in (40, 24)]
+
+    linears, x = QuantizedLinears(torch.float32, CPU, None), torch.randn(3, 64)
+    method, other = linears.linear(parts()), linears.on_host().linear(parts())
+    assert method is not None
+    assert other is not None
+    assert not torch.equal(method(x, None), other(x, None))
+    assert same_form(method, other)
+    for target, source in zip(tensors_of(method), tensors_of(other), strict=True):
+        target.copy_(source)
+    assert torch.equal(method(x, None), other(x, None))
+    plain = linears.linear([quantize_rows(torch.randn(64, 64), "int8" if how == "int4" else "int4")])
+    assert plain is not None
+    assert not same_form(method, plain)

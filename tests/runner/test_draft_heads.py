@@ -24,7 +24,7 @@ from aengine.attention import build_layout
 from aengine.errors import ConfigError, ModelLoadError
 from aengine.models.cpu_stack import LastTokens
 from aengine.runner.base import InFlightStep
-from aengine.runner.changes import LoadAdapter
+from aengine.runner.changes import LoadAdapter, NewWeights
 from aengine.runner.host_executor import HostExecutor
 from aengine.runner.model_runner import ModelRunner
 from aengine.scheduler.drafter import DraftSource
@@ -183,6 +183,29 @@ def test_rows_with_adapters_get_what_they_get_without_a_head(
         outputs.append(run(requests, waves=2))
     assert outputs[0] == outputs[1]
     assert {key // 2 % 2 for key, _, _ in run.drafted} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("drafting", "backend"),
+    slow_but([("eagle", "cpu")], [("eagle", "cpu"), ("eagle-own-embedding", "cpu"), ("eagle", "torch_native")]),
+    indirect=["drafting"],
+)
+def test_drafts_are_of_the_new_weights_of_the_model(drafting: Drafting, make: Callable[..., ModelRunner]) -> None:
+    """Of what the head shares with it, too."""
+    old = {name: tensor.clone() for name, tensor in drafting.model.state_dict().items()}
+    runner, requests = make(**drafting.options), requests_of(4)
+    before = Run(runner, num_pages=60)(requests)
+    try:
+        with torch.no_grad():
+            for parameter in drafting.model.parameters():
+                parameter += 0.3 * parameter.abs().mean() * torch.randn_like(parameter)
+        runner.apply(runner.prepare(NewWeights(drafting.model.state_dict())))
+        run = Run(runner, num_pages=60)
+        assert run(requests) != before
+        for _, tokens, drafts in run.drafted[::4]:
+            assert drafts == drafting.drafts(tokens, len(drafts)), len(tokens)
+    finally:
+        drafting.model.load_state_dict(old)
 
 
 ON_RANKS = [*itertools.product(("eagle", "eagle-own-embedding", "deepseek-v3", "mimo"), ("cpu",)), ("deepseek-v3", "torch_native")]

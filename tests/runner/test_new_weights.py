@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from slow_cases import slow_but
 from test_graphs import graph_runner
 from test_greedy import make_runner
+from tiny_adapters import write_adapter
 from torch import Tensor
 
 from aengine.errors import InsufficientMemoryError, ModelLoadError
 from aengine.runner import host_model
-from aengine.runner.changes import NewWeights
+from aengine.runner.changes import LoadAdapter, NewWeights
 from aengine.runner.model_runner import ModelRunner
 from aengine.weight_sources import SharedWeights
 
@@ -74,6 +75,22 @@ def test_graphs_stay(models: tuple[pathlib.Path, pathlib.Path]) -> None:
     runner = graph_runner(old)
     update(runner, new)
     assert tokens(runner) == tokens(make_runner(new, attention_backend="torch_native"))
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch_native"])
+def test_adapters_stay(backend: str, models: tuple[pathlib.Path, pathlib.Path], tmp_path: pathlib.Path) -> None:
+    old, new = models
+    adapter = LoadAdapter(1, "a", str(write_adapter(tmp_path / "a", old, size=0.5)))
+
+    def with_adapter(runner: ModelRunner) -> list[list[int]]:
+        return Driver(runner).generate(PROMPTS, 8, adapters=[1, 0, 1])
+
+    runner, expected = (make_runner(path, attention_backend=backend, max_adapters=1) for path in (old, new))
+    for each in (runner, expected):
+        each.apply(each.prepare(adapter))
+    before = with_adapter(runner)
+    update(runner, new)
+    assert with_adapter(runner) == with_adapter(expected) != before
 
 
 def test_files_may_change_afterwards(models: tuple[pathlib.Path, pathlib.Path], tmp_path: pathlib.Path) -> None:
