@@ -103,25 +103,49 @@ const E* b_of(const LowRank& low, i64 panel) {
   return static_cast<const E*>(low.b) + (i64)low.blocks[panel * (PANEL / 16)].row * 16;
 }
 
+// What COUNT blocks of B, which are `apart` from each other and take the same elements of u, make of these for ROWS rows; prefetches as much
+// from `ahead` on meanwhile.
+template <class E, int ROWS, int COUNT>
+AE_INLINE void multiply_blocks(const LowRank& low, const LowRankBlock* block, int apart, const float* const* u, const E* ahead, i64 column,
+                               float* const* out) {
+  constexpr int VECTORS = 16 / LANES;
+  const E* b[COUNT];
+  for (int n = 0; n < COUNT; n++) b[n] = static_cast<const E*>(low.b) + (i64)block[n * apart].row * 16;
+  VecF sums[ROWS][COUNT * VECTORS] = {};
+  for (i64 k = 0; k < block->count; k++) {
+    VecF w[COUNT * VECTORS];
+    for (int n = 0; n < COUNT; n++) {
+      __builtin_prefetch(ahead + (k * COUNT + n) * 16, 0, 2);
+      for (int l = 0; l < VECTORS; l++) w[n * VECTORS + l] = load(b[n] + k * 16 + l * LANES);
+    }
+    for (int i = 0; i < ROWS; i++) {
+      const VecF a = splat(u[i][block->first + k]);
+      for (int l = 0; l < COUNT * VECTORS; l++) sums[i][l] = sums[i][l] + a * w[l];
+    }
+  }
+  for (int i = 0; i < ROWS; i++) {
+    for (int l = 0; l < COUNT * VECTORS; l++) store(out[i] + column + l / VECTORS * apart * 16 + l % VECTORS * LANES, sums[i][l]);
+  }
+}
+
 // What a panel of B makes of u, for ROWS rows; prefetches as much from `ahead` on meanwhile.
 template <class E, int ROWS>
 AE_NOINLINE void multiply_b(const LowRank& low, i64 panel, const float* const* u, const E* ahead, float* const* out) {
-  for (int column = 0; column < PANEL; column += 16) {
-    const LowRankBlock& block = low.blocks[panel * (PANEL / 16) + column / 16];
-    const E* b = static_cast<const E*>(low.b) + (i64)block.row * 16;
-    VecF sums[ROWS][16 / LANES] = {};
-    for (i64 k = 0; k < block.count; k++, b += 16, ahead += 16) {
-      __builtin_prefetch(ahead, 0, 2);
-      VecF w[16 / LANES];
-      for (int l = 0; l < 16 / LANES; l++) w[l] = load(b + l * LANES);
-      for (int i = 0; i < ROWS; i++) {
-        const VecF a = splat(u[i][block.first + k]);
-        for (int l = 0; l < 16 / LANES; l++) sums[i][l] = sums[i][l] + a * w[l];
-      }
+  const LowRankBlock* blocks = low.blocks + panel * (PANEL / 16);
+  const auto alike = [&](int i, int j) { return blocks[i].first == blocks[j].first && blocks[i].count == blocks[j].count; };
+  // Two blocks at once where vectors are wide: neighbours, or both of a gate and both of an up projection.
+  const int apart = alike(0, 1) && alike(2, 3) ? 1 : alike(0, 2) && alike(1, 3) ? 2 : 0;
+  if (LANES == 16 && apart) {
+    for (int pair = 0; pair < 2; pair++) {
+      const int first = pair * (3 - apart);
+      multiply_blocks<E, ROWS, 2>(low, blocks + first, apart, u, ahead, first * 16, out);
+      ahead += 2 * 16 * blocks[first].count;
     }
-    for (int i = 0; i < ROWS; i++) {
-      for (int l = 0; l < 16 / LANES; l++) store(out[i] + column + l * LANES, sums[i][l]);
-    }
+    return;
+  }
+  for (int i = 0; i < PANEL / 16; i++) {
+    multiply_blocks<E, ROWS, 1>(low, blocks + i, 1, u, ahead, i * 16, out);
+    ahead += 16 * blocks[i].count;
   }
 }
 
