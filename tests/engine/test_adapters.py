@@ -167,7 +167,7 @@ async def test_loading_goes_on_without_its_caller(folder: str) -> None:
         stream = engine.stream([1, 2], SHORT, adapter="b")
         gate.open()
         assert len([token async for token in stream]) == 5
-        assert {info.name for info in engine.adapters} == {"a", "b"}
+        await until(lambda: {info.name for info in engine.adapters} == {"a", "b"})
 
 
 async def test_unloading_waits_for_users(folder: str) -> None:
