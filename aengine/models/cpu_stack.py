@@ -225,29 +225,29 @@ class DecoderStack:
         self._quantization = quantization
         self._num_positions = num_positions
         self._served: tuple[DraftHead | None, DecoderStack | None] = None, None
-        self._program = self._make_program()
+        self._program = self._make_program(self._weights)
 
     def serve(self, head: DraftHead, stack: DecoderStack | None) -> None:
         """From now on steps keep the hidden states that a draft head reads. Before any step is prepared. `stack`: of the head; None on the
         ranks that do not run it, which compute what those steps need."""
         self._served = head, stack
-        self._program = self._make_program()
+        self._program = self._make_program(self._weights)
 
-    def pack(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]]) -> PackedWeights:
+    def pack(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]]) -> tuple[PackedWeights, Program | None]:
         """Other weights of the same model, for `use`; as the stack was built. May run beside steps, in a workspace of its own."""
         packed = PackedWeights(self._weights.whole_spec, self.dtype, self._weights.shard)
         packed.take(workspace, weights, self._quantization, lazy_bytes)
-        return packed
+        return packed, self._make_program(packed) if self._served[1] is None else None  # the head's weights may be others by then
 
-    def use(self, weights: PackedWeights) -> None:
+    def use(self, weights: PackedWeights, program: Program | None) -> None:
         """Computes with other weights from now on, and so does a draft head with those of them that it shares. Steps that were prepared
         before are void."""
         self._weights = weights
         _, stack = self._served
         if stack is not None:
             stack._weights.share(weights)
-            stack._program = stack._make_program()
-        self._program = self._make_program()
+            stack._program = stack._make_program(stack._weights)
+        self._program = program or self._make_program(weights)
 
     def drop(self) -> None:
         """Gives the weights up, and those of them that a draft head shares. Before either is called again the stack is to `use` others."""
@@ -258,9 +258,9 @@ class DecoderStack:
         self._weights = PackedWeights(self._weights.whole_spec, self.dtype, self._weights.shard)
         del self._program
 
-    def _make_program(self) -> Program:
+    def _make_program(self, weights: PackedWeights) -> Program:
         head, stack = self._served
-        return Program(self._weights, self._num_positions, self._groups, head, None if stack is None else stack._weights)
+        return Program(weights, self._num_positions, self._groups, head, None if stack is None else stack._weights)
 
     def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
         """What steps of this stack take. From any thread, while steps run. Raises AdapterError for one that does not fit the model."""

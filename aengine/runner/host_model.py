@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.cpu.pool import KvPool, page_bytes
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.models.adapters import Adapter
+from aengine.models.cpu_program import Program
 from aengine.models.cpu_stack import DecoderStack, LastTokens, PreparedStep, unsupported
 from aengine.models.cpu_weights import PackedWeights
 from aengine.models.sharding import sharded_spec
@@ -104,7 +106,7 @@ class HostModel:
         if self.draft is not None:
             self.draft.allocate(num_pages)
 
-    def prepare_weights(self, read: ReadWeights) -> PackedWeights:
+    def prepare_weights(self, read: ReadWeights) -> object:
         """As of `Executor`."""
         check_addition("new weights need", self._weight_bytes, free_host_memory() // self._num_local)
         with torch.inference_mode():
@@ -112,8 +114,7 @@ class HostModel:
 
     def use_weights(self, prepared: object) -> None:
         """As of `Executor`."""
-        assert isinstance(prepared, PackedWeights)
-        self._stack.use(prepared)
+        self._stack.use(*cast("tuple[PackedWeights, Program | None]", prepared))
 
     def sleep(self, level: int, pages: IntArray) -> None:
         """As of `Executor`."""
