@@ -113,7 +113,6 @@ class Scheduler:
         residency.version += 1
         for sequence in self._sequences.values():
             if sequence.state is SequenceState.RUNNING:
-                self._queue.push(*residency.prefixes.abandon(sequence))
                 if not recompute:
                     continue
                 self._give_up_row(sequence)

@@ -83,17 +83,23 @@ def test_recompute() -> None:
     assert simulation.runner.num_computed - before >= 3 * 8 + 13 + 3 * 17  # prompts share two pages
 
 
-@pytest.mark.parametrize("running", ["keep", "recompute"])
-def test_a_sequence_that_gives_way_later_is_of_the_new_weights(running: str) -> None:
-    simulation = Simulation(CONFIG)
-    simulation.submit(make_request(0, PROMPT, 8))
+def test_sequences_that_give_way_later_are_of_the_new_weights() -> None:
+    """The second has half a page of each. The first recomputes what is before that, which the second then finds; but not its own page."""
+    simulation = Simulation(dataclasses.replace(CONFIG, max_num_batched_tokens=3, max_model_len=90))
+    simulation.submit(make_request(0, list(range(17)), 60))
     while len(simulation.received[0]) < 2:
         simulation.step()
-    change(simulation, running)
-    sequence = simulation.scheduler._sequences[0]
-    if sequence.row >= 0:
-        simulation.scheduler._preempt(sequence)
-    simulation.submit(make_request(1, PROMPT, 8))
+    simulation.submit(make_request(1, list(range(30)), 60))
+    simulation.step()
+    first, second = (simulation.scheduler._sequences[key] for key in (0, 1))
+    assert simulation.scheduler._rows.num_computed[second.row] == 18
+    change(simulation, "keep")
+    while simulation.scheduler._rows.num_computed[second.row] < 21:
+        simulation.step()
+    simulation.scheduler._preempt(first)
+    while not simulation.scheduler._rows.decoding[first.row]:
+        simulation.step()
+    simulation.scheduler._preempt(second)
     simulation.run()
     simulation.check_finished()
 
