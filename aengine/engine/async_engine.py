@@ -7,7 +7,6 @@ tokenizer's worker thread. Requests in flight are the `Registry`'s. Must not kno
 from __future__ import annotations
 
 import enum
-import os
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -20,8 +19,9 @@ from aengine.config import EngineConfig
 from aengine.engine.adapters import Adapters
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
-from aengine.engine.mailbox import Command, FlushCache, Pause, RunningRequests, Sleep, Unpause, Wake
+from aengine.engine.mailbox import Command, FlushCache, Pause, Unpause
 from aengine.engine.model_changes import ModelChanges
+from aengine.engine.model_weights import ModelWeights
 from aengine.engine.prompts import QUICK_CHARACTERS, check_request
 from aengine.engine.registry import Registry
 from aengine.engine.report_queue import ReportQueue
@@ -43,7 +43,6 @@ from aengine.outputs import AdapterInfo, EngineStats, MemoryUse, ModelInfo, Requ
 from aengine.params import SamplingParams
 from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
-from aengine.runner.changes import NewWeights, Prepared
 from aengine.scheduler.request import Updates
 from aengine.weight_sources import WeightSource
 
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 T = TypeVar("T")
-_RUNNING = ("park", "cancel", "refuse")
 
 
 class _Phase(enum.Enum):
@@ -77,6 +75,7 @@ class AsyncEngine(EngineProtocol):
     _registry: Registry
     _changes: ModelChanges
     _adapters: Adapters
+    _weights: ModelWeights
 
     def __init__(self, model_or_config: str | EngineConfig, **overrides: Any) -> None:
         """Raises `ConfigError` naming every field that is unknown or out of range. Loads nothing yet."""
@@ -98,7 +97,6 @@ class AsyncEngine(EngineProtocol):
         self._workers = Workers("aengine-tokenizer", quick=QUICK_CHARACTERS)
         self._reports: ReportQueue[Report] = ReportQueue(self._edge, self._receive)
         self._steps = StepLoop(self._load, self.config, self._reports.put)
-        self._weights_from: str | None = ""  # a path; "": where the model came from; None: from memory
         self._replies: set[Future[Any]] = set()  # of the step thread, that tasks wait for
         self._steps.start()
         self._phase, self._stopped = _Phase.STARTING, anyio.Event()  # not before: else `aclose()` would wait for a thread that there is not
@@ -244,18 +242,7 @@ class AsyncEngine(EngineProtocol):
         Raises `InsufficientMemoryError`, and changes nothing, if the host has no memory for what is to be kept.
         """
         self._check_serving()
-        violations = [] if level in (1, 2) else [FieldViolation("level", f"{level} is not 1 or 2")]
-        if running not in _RUNNING:
-            violations.append(FieldViolation("running", f"{running!r} is not one of {', '.join(_RUNNING)}"))
-        if violations:
-            raise refusal(violations)
-        async with self._changes:
-            self._check_serving()
-            if running == "refuse" and (count := self._registry.num_requests):
-                raise EngineStateError(f"requests in flight forbid the sleep: {count}")
-            if running == "cancel":
-                await self._registry.cancel_all()
-            return await self._run(lambda reply: Sleep(reply, level))
+        return await self._weights.sleep(level, running)
 
     async def wake(self, source: WeightSource | None = None) -> MemoryUse:
         """End a sleep. After one of level 2 the weights are read again from where they came from, or with a `source` others, as by
@@ -265,21 +252,7 @@ class AsyncEngine(EngineProtocol):
         there is no source.
         """
         self._check_serving()
-        async with self._changes:
-            self._check_serving()
-            level, before = self._steps.stats.published[0].sleep_level, self._loaded.runner.memory_used()
-            if source is not None and level == 0:
-                raise EngineStateError("the engine is awake; use update_weights")
-            prepared = None
-            if source is not None or level == 2:
-                if source is None and self._weights_from is None:
-                    raise EngineStateError("the weights came from memory, and cannot be read again; give wake() a source")
-                prepared = await self._changes.prepare(NewWeights((self._weights_from or None) if source is None else source))
-                await self._run(lambda reply: Sleep(reply, 2))
-            memory: MemoryUse = await self._run(lambda reply: Wake(reply, prepared, replaces=source is not None))
-            if source is not None:
-                self._weights_from = _path_of(source)
-            return replace(memory, before=before)
+        return await self._weights.wake(source)
 
     async def update_weights(self, source: WeightSource, running: str = "keep") -> int:
         """Replace the weights of the model, while requests go on; returns how often that was done. Tokens say which weights made them
@@ -295,23 +268,7 @@ class AsyncEngine(EngineProtocol):
         `InsufficientMemoryError`, or what an iterable raises. Raises `EngineStateError` while the engine sleeps.
         """
         self._check_serving()
-        modes = [mode.value for mode in RunningRequests]
-        if running not in modes:
-            raise refusal([FieldViolation("running", f"{running!r} is not one of {', '.join(modes)}")])
-        done: Future[int] = Future()
-
-        def on_end(prepared: Prepared | None, error: BaseException | None) -> None:
-            if error is None:
-                self._weights_from = _path_of(source)
-            if not done.set_running_or_notify_cancel():
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(self._registry.weights_version)
-
-        self._changes.start(lambda: NewWeights(source), on_end, RunningRequests(running))
-        return await self._edge.wait(done)
+        return await self._weights.update(source, running)
 
     @property
     def adapters(self) -> tuple[AdapterInfo, ...]:
@@ -347,6 +304,9 @@ class AsyncEngine(EngineProtocol):
     def _send(self, command: Callable[[Future[T]], Command]) -> Future[T]:
         """As `_run`, without waiting."""
         reply: Future[T] = Future()
+        if self._stopped is not None and self._stopped.is_set():
+            reply.set_exception(self._end())
+            return reply
         self._replies.add(reply)
         self._steps.post(command(reply))
         return reply
@@ -370,8 +330,11 @@ class AsyncEngine(EngineProtocol):
             case _Phase.DEAD:
                 raise self._death()
 
+    def _sleep_level(self) -> int:
+        return self._steps.stats.published[0].sleep_level
+
     def _check_awake(self) -> None:
-        if self._steps.stats.published[0].sleep_level:
+        if self._sleep_level():
             raise EngineStateError("the engine sleeps; wake it first")
 
     def _stop(self) -> None:
@@ -396,6 +359,7 @@ class AsyncEngine(EngineProtocol):
                 self._changes = ModelChanges(runner, self._edge, self._send, self._steps.fail, self._check_awake)
                 self._adapters = Adapters(report.adapters, self._changes, self._edge)
                 self._registry = Registry(self.config, report, self._adapters, self._edge, self._steps.post, self._workers)
+                self._weights = ModelWeights(runner, self._changes, self._registry, self._edge, self._run, self._sleep_level)
                 if self._phase is _Phase.STARTING:
                     self._phase = _Phase.RUNNING
                 self._settled.set()
@@ -419,7 +383,7 @@ class AsyncEngine(EngineProtocol):
             self._phase = _Phase.DEAD
         elif self._phase is _Phase.STARTING:
             self._phase = _Phase.CLOSED
-        reason = self._death() if error is not None else EngineStateError("the engine is closed")
+        reason = self._end()
         if hasattr(self, "_registry"):
             self._changes.end(reason)
             self._registry.end_all(reason)
@@ -428,12 +392,11 @@ class AsyncEngine(EngineProtocol):
         self._settled.set()
         self._stopped.set()
 
+    def _end(self) -> EngineStateError | EngineDeadError:
+        """Why the step thread has ended."""
+        return self._death() if self._error is not None else EngineStateError("the engine is closed")
+
     def _death(self) -> EngineDeadError:
         dead = EngineDeadError(f"the step thread died: {type(self._error).__name__}: {self._error}")
         dead.__cause__ = self._error
         return dead
-
-
-def _path_of(source: WeightSource) -> str | None:
-    """None: it cannot be read again."""
-    return os.fspath(source) if isinstance(source, str | os.PathLike) else None

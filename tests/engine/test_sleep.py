@@ -10,9 +10,17 @@ import pytest
 from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
 from speculating import also_with_drafts
 
-from aengine import AsyncEngine, EngineStateError, FinishReason, InsufficientMemoryError, InvalidRequestError, SamplingParams
+from aengine import (
+    AsyncEngine,
+    EngineDeadError,
+    EngineStateError,
+    FinishReason,
+    InsufficientMemoryError,
+    InvalidRequestError,
+    SamplingParams,
+)
 from aengine.outputs import MemoryUse
-from aengine.runner.changes import Change, NewWeights
+from aengine.runner.changes import Change, NewWeights, Prepared
 
 pytestmark = pytest.mark.anyio
 
@@ -171,3 +179,47 @@ async def test_waking_that_is_cancelled_while_weights_are_read(ending: str) -> N
         await engine.wake()
         assert engine.runner.discarded == [NewWeights(None)]
         assert [token.token_id async for token in stream] == engine.solo(1)[0]
+
+
+async def test_waking_that_is_cancelled_when_weights_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are used, and it is known where they came from."""
+    begun, may_go_on, asked = threading.Event(), threading.Event(), list[Change]()
+    async with OracleEngine() as engine:
+        engine.runner.before_prepare = asked.append
+        usual = engine.runner.wake
+
+        def wake(prepared: Prepared | None) -> None:
+            begun.set()
+            assert may_go_on.wait(20)
+            usual(prepared)
+
+        monkeypatch.setattr(engine.runner, "wake", wake)
+        await engine.sleep(2)
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.wake, "new")
+            await until(begun.is_set)
+            group.cancel_scope.cancel()
+            may_go_on.set()
+        await until(lambda: engine.stats().weights_version == 1)
+        await engine.sleep(2)
+        await engine.wake()
+        assert asked == [NewWeights("new")] * 2
+
+
+async def test_an_engine_that_dies_when_it_is_about_to_sleep() -> None:
+    async with OracleEngine() as engine:
+        gate = StepGate(engine, at=2)
+        stream = engine.stream([1], some(1, 300))
+        await until(gate.held.is_set)
+
+        async def sleep() -> None:
+            with anyio.fail_after(20), pytest.raises(EngineDeadError, match="the device is gone"):
+                await engine.sleep(running="cancel")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(sleep)
+            await anyio.wait_all_tasks_blocked()
+            engine._steps.fail(RuntimeError("the device is gone"))
+            gate.open()
+        with pytest.raises(EngineDeadError):
+            _ = [token async for token in stream]
