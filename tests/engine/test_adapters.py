@@ -268,7 +268,7 @@ async def test_random_operations_of_many_users(folder: str, ahead: Ahead, seed: 
         async with anyio.create_task_group() as group:
             for _ in range(12):
                 group.start_soon(operate)
-        assert num_done > 100
+        assert num_done > 20
         for info in engine.adapters:
             await engine.unload_adapter(info.name)
         assert engine.runner.adapters == {0}
