@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from aengine.config import EngineConfig
 from aengine.errors import (
+    AdapterError,
+    AdapterNotFoundError,
     AEngineError,
     ConfigError,
     ConnectionLostError,
@@ -30,7 +32,7 @@ from aengine.errors import (
     ServerError,
     StepHangError,
 )
-from aengine.outputs import Completion, DraftUsage, EngineStats, FinishReason, Token, TokenLogprob, Usage
+from aengine.outputs import AdapterInfo, Completion, DraftUsage, EngineStats, FinishReason, MemoryUse, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams, StructuredOutput
 from aengine.protocols import EngineProtocol
 from aengine.requests import RequestOptions
@@ -46,6 +48,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AEngineError",
+    "AdapterError",
+    "AdapterInfo",
+    "AdapterNotFoundError",
     "AsyncEngine",
     "Completion",
     "ConfigError",
@@ -62,6 +67,7 @@ __all__ = [
     "InsufficientMemoryError",
     "InvalidRequestError",
     "KVCapacityError",
+    "MemoryUse",
     "ModelLoadError",
     "NoTokenizerError",
     "NothingToChooseError",
