@@ -59,6 +59,7 @@ def trainer(weights: pathlib.Path, kind: str, at: str) -> subprocess.Popen[bytes
     return subprocess.Popen([sys.executable, "-c", TRAINER, str(weights / "model.safetensors"), kind, at])
 
 
+@pytest.mark.slow
 def test_group(models: tuple[pathlib.Path, pathlib.Path], tmp_path: pathlib.Path) -> None:
     """The trainer sends weights, and half of others."""
     old, new = models
