@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
@@ -28,9 +28,11 @@ from aengine.runner.setup import ExecutorSetup
 class Changing:
     """The methods are those of `Runner`. With several ranks none applies a change before all have prepared it."""
 
-    def __init__(self, setup: ExecutorSetup, executor: Executor) -> None:
+    def __init__(self, setup: ExecutorSetup, executor: Executor, check: Callable[[], object]) -> None:
+        """`check` is called before each weight, and may raise to end the preparation."""
         self._setup = setup
         self._executor = executor
+        self._check = check
         self._numbers = itertools.count(1)
         self._threads = torch.get_num_threads()  # of steps
         self._asleep = False
@@ -87,7 +89,7 @@ class Changing:
 
     def _prepare_on(self, ranks: DriverRanks, change: Change) -> Prepared:
         if isinstance(change, NewWeights):
-            with as_path(change.source, self._setup) as path:
+            with as_path(change.source, self._setup, self._check) as path:
                 return self._prepare_with(ranks, NewWeights(path))
         return self._prepare_with(ranks, change)
 
@@ -111,7 +113,7 @@ class Changing:
             case UnloadAdapter():
                 return Prepared(change, None, number)
             case NewWeights(source):
-                return Prepared(change, self._executor.prepare_weights(partial(new_weights, self._setup, source)), number)
+                return Prepared(change, self._executor.prepare_weights(partial(new_weights, self._setup, source, self._check)), number)
 
     def _load_adapter(self, change: LoadAdapter, name: str, path: str, number: int) -> Prepared:
         setup = self._setup

@@ -133,7 +133,7 @@ class ModelRunner:
             digest, dtype = checkpoint_digest(model_dir, config.load_format), str(self.dtype).removeprefix("torch.")
             ranks.same({"model": digest, "dtype": dtype, "device": self.device.type, "level of the CPU kernels": level})
         self._executor = build_executor(setup, warm, check)
-        self._changing = Changing(setup, self._executor)
+        self._changing = Changing(setup, self._executor, check)
         self.max_adapters = self._executor.max_adapters
         budget = self._executor.kv_budget() if config.kv_cache_memory is None else config.kv_cache_memory
         bytes_per_page = self._executor.bytes_per_page()

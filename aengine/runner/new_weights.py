@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
@@ -37,24 +37,26 @@ _TABLES = ("embedding.weight", "positions.weight")  # executors may read them wh
 _SHARED = "/dev/shm"
 
 
-def new_weights(setup: ExecutorSetup, source: Any, shard: Shard) -> Iterator[tuple[str, tuple[Rows, ...]]]:
+def new_weights(setup: ExecutorSetup, source: Any, check: Callable[[], object], shard: Shard) -> Iterator[tuple[str, tuple[Rows, ...]]]:
     """As `ExecutorSetup.weights`, of a shard: from a directory or safetensors file, from named tensors, or None: from where the model came.
 
-    None of it is in memory that others can change. Raises ModelLoadError, and what the iterator of a source raises.
+    None of it is in memory that others can change. `check` is called before each weight. Raises what that raises, ModelLoadError, and
+    what the iterator of a source raises.
     """
     if source is None:
-        yield from setup.of(shard).weights(lambda: None)
+        yield from setup.of(shard).weights(check)
         return
     spec = setup.native_spec
-    checkpoint, quantization = _opened(source, setup, spec)
+    checkpoint, quantization = _opened(source, setup, spec, check)
     described = "the model"
     for name, parts in checkpoint_weights(spec, with_family_names(spec, checkpoint), described, quantization, shard, lambda *_: None):
+        check()
         copied = name in _TABLES and not _is_staged(source)
         yield name, tuple(part.clone() if copied and isinstance(part, Tensor) else part for part in parts)
 
 
 @contextmanager
-def as_path(source: Any, setup: ExecutorSetup) -> Iterator[str | None]:
+def as_path(source: Any, setup: ExecutorSetup, check: Callable[[], object]) -> Iterator[str | None]:
     """The source as other ranks can read it, while the context lasts. Raises ModelLoadError for one that ranks of other hosts cannot."""
     if source is None:
         yield None
@@ -70,7 +72,7 @@ def as_path(source: Any, setup: ExecutorSetup) -> Iterator[str | None]:
 
         with tempfile.TemporaryDirectory(prefix="aengine-weights-", dir=_SHARED if os.path.isdir(_SHARED) else None) as folder:
             path = os.path.join(folder, "model.safetensors")
-            staged = _staged(_named(source))
+            staged = _staged(_named(source), check)
             if staged.duplicates:
                 raise ModelLoadError(f"the new weights have more than one {staged.duplicates[0]}")
             save_file({name: stored.tensor() for name, stored in staged.tensors.items()}, path)
@@ -81,10 +83,10 @@ def _is_staged(source: Any) -> bool:
     return not isinstance(source, str | os.PathLike | SharedWeights)
 
 
-def _opened(source: Any, setup: ExecutorSetup, spec: ModelSpec) -> tuple[Checkpoint, Quantization | None]:
+def _opened(source: Any, setup: ExecutorSetup, spec: ModelSpec, check: Callable[[], object]) -> tuple[Checkpoint, Quantization | None]:
     own = None if setup.config.load_format == "dummy" else load_quantization(setup.model_dir)
     if _is_staged(source):
-        return _staged(_named(source)), own
+        return _staged(_named(source), check), own
     path = source.path if isinstance(source, SharedWeights) else pathlib.Path(os.path.expanduser(source))
     if isinstance(source, SharedWeights) and not path.exists():
         raise ModelLoadError(f"there is no shared memory {source.name!r} with weights")
@@ -121,11 +123,12 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _staged(tensors: Iterable[Any]) -> Checkpoint:
+def _staged(tensors: Iterable[Any], check: Callable[[], object]) -> Checkpoint:
     """Copies of the tensors, each made before the next is asked for."""
     found: dict[str, StoredTensor] = {}
     duplicates = []
     for entry in tensors:
+        check()
         name, tensor = entry if isinstance(entry, tuple) and len(entry) == 2 else (None, entry)
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise ModelLoadError(f"new weights are pairs of a name and a tensor, not {type(entry).__name__}")

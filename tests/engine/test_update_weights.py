@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import random
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -188,6 +189,32 @@ async def test_closed_meanwhile() -> None:
         await anyio.wait_all_tasks_blocked()
         gate.open()
     assert {token.weights_version async for token in stream} == {0}
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_nothing_more_is_read_once_the_engine_is_closed(models: Models) -> None:
+    begun, may_go_on, asked = threading.Event(), threading.Event(), list[str]()
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in models.tensors.items():
+            asked.append(name)
+            begun.set()
+            assert may_go_on.wait(20)
+            yield name, tensor
+
+    async def update() -> None:
+        with pytest.raises(EngineStateError, match="closed"):
+            await engine.update_weights(tensors())
+
+    engine = AsyncEngine("demo", **OPTIONS)
+    await engine.start()
+    async with anyio.create_task_group() as group:
+        group.start_soon(update)
+        await until(begun.is_set)
+        await engine.aclose()
+    may_go_on.set()
+    await until(lambda: not any(thread.name.startswith("aengine-changes") for thread in threading.enumerate()))
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
