@@ -112,11 +112,10 @@ class Scheduler:
         residency = self._residency
         residency.version += 1
         for sequence in self._sequences.values():
-            if sequence.state is SequenceState.RUNNING:
-                if not recompute:
-                    continue
+            if sequence.state is not SequenceState.RUNNING:
+                sequence.name_pages(self._config.page_size, residency.version)
+            elif recompute:
                 self._give_up_row(sequence)
-            sequence.name_pages(self._config.page_size, residency.version)
         self._cache.flush()
 
     def drain(self) -> bool:
