@@ -34,6 +34,7 @@ from aengine.runner.device_adapters import DeviceAdapters
 from aengine.runner.device_draft import DeviceDraft
 from aengine.runner.device_model import DeviceModel
 from aengine.runner.device_ranks import connect_ranks
+from aengine.runner.device_step import DeviceStep, Output
 from aengine.runner.dummy_steps import GREEDY, DummyStep, warm_up_steps, widest_step
 from aengine.runner.memory import cpu_budget, show_bytes
 from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
@@ -48,38 +49,6 @@ from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
 
 _log = logging.getLogger("aengine")
 Results = tuple[SampledTokens | None, PromptScores | None]
-Output = tuple[ResultBuffer, SampledTokens | None, PromptScores | None]
-"""Tensors are in host memory once the buffer's `wait` has returned."""
-
-
-class DeviceStep:
-    """Satisfies `InFlightStep`."""
-
-    def __init__(self, executor: DeviceExecutor, step: Step, *, overlaps: bool) -> None:
-        self.overlaps = overlaps
-        self._executor = executor
-        self._step = step
-        self._output: Output | None = None
-        self._result: StepResult | None = None
-
-    def start(self) -> Output:
-        """Puts the step on the device's stream, unless it is there already."""
-        if self._output is None:
-            self._output = self._executor.start(self._step)
-        return self._output
-
-    def wait(self) -> None:
-        if self._result is None:
-            self.start()[0].wait()
-
-    def result(self) -> StepResult:
-        if self._result is None:
-            self.wait()
-            self._result = self._executor.finish(self._step, *self.start())
-        return self._result
-
-    def withdraw(self) -> bool:
-        return False
 
 
 class DeviceExecutor:
@@ -201,7 +170,7 @@ class DeviceExecutor:
             return self._stages.launch(step, functools.partial(self._end, step))
         self._start_latest()
         on_cpu = self._setup.device.type == "cpu"
-        launched = DeviceStep(self, step, overlaps=not on_cpu)
+        launched = DeviceStep(functools.partial(self.start, step), functools.partial(self.finish, step), overlaps=not on_cpu)
         if on_cpu:
             self._unstarted = launched
         else:
