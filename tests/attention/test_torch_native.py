@@ -92,7 +92,7 @@ GROUPS = {"scoring": (Scoring(0.8), *[Scoring(0.5, 7)] * 3), "places": ((0, 0), 
 @pytest.mark.parametrize("device", DEVICES)
 def test_groups_of_layers(device: str) -> None:
     """Each has pages of its own, and gives back those behind its window."""
-    spec = dataclasses.replace(make_spec(device), **GROUPS)
+    spec = dataclasses.replace(make_spec(device), **GROUPS, num_groups=0)
     assert (spec.num_groups, spec.layers_per_page) == (3, 2)
     crowd = Crowd(spec, TorchNativeBackend(spec), seed=4)
     assert crowd.backend.bytes_per_page() == 2 * 2 * 2 * 4 * 10 * 4

@@ -99,7 +99,7 @@ def test_steps_of_several_shapes_are_measured_in_one_call(tmp_path: Path) -> Non
 
 
 def test_a_shape_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def measure(name: str, config: EngineConfig, cases: Sequence[Case], seconds: float) -> ModelSteps:
+    def measure(name: str, config: EngineConfig, cases: Sequence[Case], seconds: float, *others: object) -> ModelSteps:
         if name == "qwen3-8b":
             raise InsufficientMemoryError("too large")
         return ModelSteps(name, "cpu", "bfloat16", {}, [], [], [LeftOut("decode 1 x 2", "of no reason")])

@@ -109,7 +109,7 @@ class Scores:
 
 def run(spec: ModelSpec, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     """What the two blocks of the first layer make of [T, hidden_size]."""
-    of_layer = Weights(weights, "layers.0.")
+    of_layer = Weights(dict(weights), "layers.0.")  # they get what is made of them
     tables = {rope: cos_sin_cache(rope, len(x), torch.device("cpu")) for rope in spec.ropes}
     attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
     table = None if attention.rope is None else tables[attention.rope]
