@@ -18,7 +18,15 @@ from foreign_clients import BUF_CURL, CLIENTS, Caller, CallFailedError, require_
 from server_process import TIMEOUT, ServerProcess, server_process
 from slow_cases import slow_but
 
-from aengine.v1.admin_service_pb2 import ContinueGenerationRequest, PauseGenerationRequest
+from aengine.models.hub import resolve_adapter, resolve_model
+from aengine.v1.admin_service_pb2 import (
+    ContinueGenerationRequest,
+    LoadAdapterRequest,
+    PauseGenerationRequest,
+    SleepRequest,
+    UnloadAdapterRequest,
+    WakeRequest,
+)
 from aengine.v1.admin_service_pb2_grpc import AdminServiceStub
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub
@@ -55,14 +63,14 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def admin_flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+def admin_flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     path = tmp_path_factory.mktemp("tokens") / "admins"
     path.write_text(f"operator {TOKEN}\n")
-    return ("--admin-token-file", str(path))
+    return ("--admin-token-file", str(path), "--weights-roots", str(resolve_adapter("demo-lora").parent))
 
 
 @pytest.fixture(scope="module")
-def server(admin_flags: tuple[str, str]) -> Iterator[Server]:
+def server(admin_flags: tuple[str, ...]) -> Iterator[Server]:
     with server_process(*admin_flags) as process, grpc.insecure_channel(process.address) as channel:
         yield Server(process, channel)
 
@@ -243,6 +251,44 @@ def _continue_generation(method: str, caller: Caller, server: Server) -> None:
     check_answer(response)
 
 
+@drives(f"{PACKAGE}.AdminService/LoadAdapter")
+def _load_adapter(method: str, caller: Caller, server: Server) -> None:
+    (response,) = caller.call(method, {"name": "dictionary", "path": str(resolve_adapter("demo-lora"))})
+    try:
+        assert (response["adapter"]["name"], response["adapter"]["rank"]) == ("dictionary", 8)
+        (answer,) = caller.call(f"{PACKAGE}.GenerationService/Generate", {"spec": {**SPEC, "adapter": "dictionary"}})
+        check_answer(answer)
+    finally:
+        server.admin.UnloadAdapter(UnloadAdapterRequest(name="dictionary"), metadata=server.credentials)
+
+
+@drives(f"{PACKAGE}.AdminService/UnloadAdapter")
+def _unload_adapter(method: str, caller: Caller, server: Server) -> None:
+    request = LoadAdapterRequest(name="dictionary", path=str(resolve_adapter("demo-lora")))
+    server.admin.LoadAdapter(request, metadata=server.credentials)
+    assert caller.call(method, {"name": "dictionary"}) == [{}]
+
+
+@drives(f"{PACKAGE}.AdminService/Sleep")
+def _sleep(method: str, caller: Caller, server: Server) -> None:
+    (response,) = caller.call(method, {"mode": "SLEEP_MODE_CANCEL"})
+    assert int(response["memory"]["bytesAfter"]) > 0
+    server.admin.Wake(WakeRequest(), metadata=server.credentials)
+
+
+@drives(f"{PACKAGE}.AdminService/Wake")
+def _wake(method: str, caller: Caller, server: Server) -> None:
+    server.admin.Sleep(SleepRequest(), metadata=server.credentials)
+    (response,) = caller.call(method)
+    assert int(response["memory"]["bytesAfter"]) > 0
+
+
+@drives(f"{PACKAGE}.AdminService/UpdateWeights")
+def _update_weights(method: str, caller: Caller, server: Server) -> None:
+    (response,) = caller.call(method, {"path": str(resolve_model("demo")), "mode": "UPDATE_MODE_FINISH"})
+    assert int(response["weightsVersion"]) > 0
+
+
 @drives(f"{HEALTH}/Check")
 def _check(method: str, caller: Caller, server: Server) -> None:
     assert caller.call(method, {"service": f"{PACKAGE}.GenerationService"}) == [{"status": "SERVING"}]
@@ -271,7 +317,7 @@ def test_call(method: str, caller: Caller, server: Server) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS)
-def test_drain_ends_the_server(client: str, admin_flags: tuple[str, str]) -> None:
+def test_drain_ends_the_server(client: str, admin_flags: tuple[str, ...]) -> None:
     require_clients()
     with server_process(*admin_flags) as process:
         caller = Caller(CLIENTS[client], process.address, TOKEN)
